@@ -214,6 +214,9 @@ def test_locked_key_cannot_be_broken(refused, cli, fake_slurm, monkeypatch, tmp_
     )
     assert "env.TEAM is locked to 'a'" in refused("--set", "env.TEAM=b")
     assert f"--nodes 3 is more than the 2 that {file} allows" in refused("--nodes", "3")
+    # Less is free.
+    assert "--nodes 2 is more than" in refused("--nodes", "2", "--set", "slurm.max_nodes=1")
+    assert "slurm.max_nodes is locked to 2" in refused("--set", "slurm.max_nodes=3")
     assert cli(*TOY, "--set", "slurm.partition=compute").code == 0
     script = fake_slurm.calls("sbatch")[0].script
     assert b"#SBATCH --partition=compute" in script

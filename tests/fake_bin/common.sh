@@ -3,7 +3,7 @@
 # shellcheck shell=bash
 set -euo pipefail
 state=${TRNSLURM_FAKE_SLURM:?}
-name=${0##*/}
+name=${name:-${0##*/}}
 
 number=1
 until mkdir "$state/calls/$name-$number" 2> /dev/null; do number=$((number + 1)); done

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from trnslurm.slurm import detect
+from trnslurm.render.job import slurm_time
+from trnslurm.slurm import profile
 
 CONFIG = """\
 Configuration data as of 2026-01-01T00:00:00
@@ -70,16 +72,31 @@ def parallelcluster(site, fake_slurm):
     return fake_slurm
 
 
+@pytest.mark.parametrize("key", ["SlurmctldParameters", "SchedulerParameters"])
+def test_expedited_requeues_are_known(parallelcluster, cli, home: Path, key: str) -> None:
+    plain = CONFIG.format(accounting="(null)", name="parallelcluster")
+    assert not json.loads(cli("cluster", "detect", "--json").out)["expedites"]
+    parallelcluster.answer(
+        "show-config", f"{plain}{key} = idle_on_node_suspend,enable_expedited_requeue"
+    )
+    assert json.loads(cli("cluster", "detect", "--json").out)["expedites"]
+    assert cli("cluster", "detect", "--write").code == 0
+    file = home / ".config/trnslurm/cluster-config/parallelcluster.yaml"
+    assert yaml.safe_load(file.read_text())["slurm"]["expedite"] is True
+
+
 def test_powered_down_nodes_are_known(parallelcluster, cli) -> None:
     site = json.loads(cli("cluster", "detect", "--json").out)
     assert (site["cluster"], site["accounting"], site["chosen"]) == (
         "parallelcluster", False, "compute",
     )  # fmt: skip
     assert [p["name"] for p in site["partitions"]] == ["small", "compute"]
-    assert site["partitions"][1] == {
+    found = {
         "name": "compute", "default": False, "nodes": 3, "cpus": 128, "gpus": 0,
         "memory_mib": 498074, "max_time_min": 3600, "instance_type": "trn1.32xlarge",
+        "accelerators": 16, "constraint": None, "exclusive": True, "unusable": "",
     }  # fmt: skip
+    assert found.items() <= site["partitions"][1].items()
 
 
 def test_table(parallelcluster, cli, home: Path) -> None:
@@ -103,7 +120,8 @@ def test_written_profile_is_the_default_and_can_be_planned_with(
     )
     slurm = yaml.safe_load(file.read_text())["slurm"]
     assert slurm == {
-        "partition": "compute", "max_nodes": 3, "max_time_min": 3600, "cpus_per_task": 128,
+        "partition": "compute", "max_nodes": 3, "max_time_min": 3600, "default_time_min": 3600,
+        "cpus_per_task": 128,
         "data_partition": None, "bin_dir": None,
     }  # fmt: skip
     listed = cli("clusters").out
@@ -142,8 +160,8 @@ def host(home: Path, monkeypatch, tmp_path: Path):
         (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
         (tmp_path / "etab").write_text("".join(f"{p}\t10.0.0.0/16(rw,sync)\n" for p in exports))
 
-    monkeypatch.setattr(detect, "MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr(detect, "EXPORTS", tmp_path / "etab")
+    monkeypatch.setattr(profile, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(profile, "EXPORTS", tmp_path / "etab")
     return have
 
 
@@ -195,26 +213,195 @@ def test_nodes_of_an_unknown_type_get_a_type_of_their_own(parallelcluster, cli, 
     assert [p["workers"] for p in plan["plans"]] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    "gres", ["gpu:8", "gpu:a100:8", "gpu:a100:8(S:0-1)", "gpu:nvidia_a100-sxm4-40gb:8(S:0-1)"]
-)
-def test_gpus(site, fake_slurm, cli, gres: str) -> None:
-    fake_slurm.answer(
-        "show-config",
-        CONFIG.format(accounting="accounting_storage/slurmdbd", name="lab"),
-    )
-    fake_slurm.answer("show-node", *nodes("gpu", 2, "(null)", 96, gres=gres))
-    fake_slurm.answer(
-        "show-partition",
-        PARTITION.format(name="gpu", default="YES", max_time="1-00:00:00", nodes="gpu-[1-2]"),
-    )
-    found = json.loads(cli("cluster", "detect", "--json").out)
-    assert found["accounting"] is True
-    assert (found["partitions"][0]["gpus"], found["partitions"][0]["nodes"]) == (8, 2)
-    assert cli("cluster", "detect", "--write").code == 0
+def cluster(fake_slurm, config: str, node_lines: str, partition_lines: str) -> None:
+    """Answer with nodes `NAME*COUNT key=value …` and partitions `NAME key=value …`."""
+    fake_slurm.answer("show-config", CONFIG.format(accounting="(null)", name="lab"), config)
+    places: dict[str, list[str]] = {}
+    partitions = []
+    for line in partition_lines.strip().splitlines():
+        name, *words = line.split()
+        given = dict(word.split("=", 1) for word in words)
+        for node in given.pop("Nodes").split(","):
+            places.setdefault(node, []).append(name)
+        text = PARTITION.format(name=name, default="NO", max_time="UNLIMITED", nodes=name)
+        partitions.append(_with(text, given))
+    lines = []
+    for line in node_lines.strip().splitlines():
+        head, *words = line.split()
+        name, _, count = head.partition("*")
+        for n in range(int(count or 1)):
+            text = NODE.format(name=f"{name}{n}", features="(null)", gres="(null)", cpus=64,
+                               memory="256000", partition=",".join(places[name]))  # fmt: skip
+            lines.append(_with(text, dict(word.split("=", 1) for word in words)))
+    fake_slurm.answer("show-node", *lines)
+    fake_slurm.answer("show-partition", *partitions)
+
+
+def _with(text: str, fields: dict[str, str]) -> str:
+    for key, value in fields.items():
+        text = re.sub(rf"(?<= ){key}=\S*", "", text) + f" {key}={value}"
+    return text
+
+
+# As scontrol shows public clusters: what `slurm` in the profile must be, besides the usual.
+MEMORY = "SelectTypeParameters = CR_CORE_MEMORY\nDefMemPerCPU = 4000"
+SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
+    # The shorter partitions are the site's default and a test's; two of its cores are reserved.
+    "for-tests": (
+        MEMORY,
+        "gn*6 Gres=gpu:8 CPUTot=36 CPUEfctv=34 MemSpecLimit=8000",
+        """
+        gtest Nodes=gn MaxTime=00:30:00 MaxNodes=1 Default=YES
+        gp1d Nodes=gn MaxTime=1-00:00:00 MaxNodes=5 DefaultTime=08:00:00
+        old Nodes=gn State=DOWN
+        root Nodes=gn RootOnly=YES ReqResv=YES""",
+        {"partition": "gp1d", "max_nodes": 5, "max_time_min": 1440, "default_time_min": 480,
+         "cpus_per_task": 34, "mem_per_node_mib": 0},
+    ),
+    "before-CPUEfctv": (
+        "", "a*2 CPUTot=64 CPUEfctv= CoreSpecCount=2 ThreadsPerCore=2", "main Nodes=a",
+        {"partition": "main", "max_nodes": 2, "max_time_min": None, "cpus_per_task": 60},
+    ),
+    # A job gets a part of a node.
+    "shared-by-students": (
+        "", "c*3 \ng*2 Gres=gpu:rtx_6000:2 RealMemory=257566",
+        "students Nodes=c,g Default=YES MaxTime=1-00:00:00 DefMemPerNode=8192 MaxMemPerNode=32768"
+        " MaxCPUsPerNode=8 MaxNodes=1",
+        {"partition": "students", "max_nodes": 1, "max_time_min": 1440, "default_time_min": 1440,
+         "cpus_per_task": 8, "mem_per_node_mib": 32768, "exclusive": False},
+    ),
+    # Whole GPUs rather than more slices, by their type, and not the smaller nodes; some are down.
+    "slices-and-others": (
+        MEMORY,
+        """
+        mig*9 Gres=gpu:1g.10gb:14
+        few*3 AvailableFeatures=gpu Gres=gpu:a100:2(S:0),gpu:nvidia_a100_80gb_pcie_3g.40gb:4
+        big*2 Gres=gpu:a100:4(S:0-1),mps:800 AvailableFeatures=gpu,big
+        bad*5 Gres=gpu:a100:4 AvailableFeatures=gpu,big State=IDLE+DRAIN
+        off*1 Gres=gpu:a100:4 AvailableFeatures=gpu,big State=IDLE+CLOUD+POWERED_DOWN""",
+        "gpu Nodes=mig,few,big,bad,off",
+        {"partition": "gpu", "constraint": "big", "max_nodes": 3, "max_time_min": None,
+         "cpus_per_task": 64, "mem_per_node_mib": 0, "gpu_type": "a100"},
+    ),
+    # A group that root, who runs the tests, may use anyway; a limit per CPU.
+    "limit-per-cpu": (
+        "SelectTypeParameters = CR_CORE_MEMORY\nMaxMemPerCPU = 2048",
+        "a*4 CPUTot=24 CPUEfctv=24 RealMemory=131072", "main Nodes=a MaxTime=02:00:00",
+        {"partition": "main", "max_nodes": 4, "max_time_min": 120, "default_time_min": 120,
+         "cpus_per_task": 24, "mem_per_node_mib": 49152},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_sites(site, fake_slurm, cli, home: Path, name: str) -> None:
+    config, nodes, partitions, expected = SITES[name]
+    cluster(fake_slurm, config, nodes, partitions)
+    done = cli("cluster", "detect", "--write")
+    assert done.code == 0, done.err
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    slurm = yaml.safe_load(text)["slurm"]
+    assert slurm == expected | {"data_partition": None, "bin_dir": None}
+    for key in expected:  # each with its source
+        assert re.search(rf"(?m)^  {key}: .*# .+", text), text
+    site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
+    script = cli("render", "toy", "--cluster", "lab", "--nodes", "1")
+    if "default_time_min" in expected:
+        minutes = expected["default_time_min"]
+        assert f"#SBATCH --time={slurm_time(minutes)}" in script.out
+    else:
+        assert "# default_time_min: ?  the partition has no DefaultTime and no MaxTime" in text
+        assert "pass --time" in script.err
+    memory = expected.get("mem_per_node_mib")
+    assert (f"#SBATCH --mem={memory} " in script.out) == (memory is not None and script.code == 0)
+
+
+def test_each_kind_of_node_can_be_chosen(site, fake_slurm, cli, home: Path) -> None:
+    cluster(
+        fake_slurm, "",
+        "p*4 Gres=gpu:v100:8 CPUTot=96 CPUEfctv=96\nt*10 Gres=gpu:t4:1\nplain*3",
+        "q Nodes=p,t,plain\nno Nodes=p State=INACTIVE",
+    )  # fmt: skip
+    done = cli("cluster", "detect")
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "q/v100:8 * 4 ? 96 8 -" in lines
+    assert "no does not take your jobs: its State is INACTIVE" in lines
+    done = cli("cluster", "detect", "--write", "--partition", "q/t4:1", "--name", "small")
+    assert done.code == 0
+    text = (home / ".config/trnslurm/cluster-config/small.yaml").read_text()
+    assert "#   q/v100:8: 4 nodes, 96 CPUs, 8 GPUs" in text
+    assert yaml.safe_load(text)["slurm"]["gpu_type"] == "t4"
     site.recipe("steps: 3\nbatch: {global_batch: 64}\nslurm: {time_min: 5}\n")
-    script = cli("render", "toy", "--cluster", "lab", "--nodes", "2").out
-    assert "#SBATCH --gpus-per-node=8" in script
+    script = cli("render", "toy", "--cluster", "small", "--nodes", "2").out
+    assert "#SBATCH --gpus-per-node=t4:1 " in script
+    plain = cli("cluster", "detect", "--write", "--partition", "q/64-cpus", "--name", "plain")
+    assert plain.code == 0
+    text = (home / ".config/trnslurm/cluster-config/plain.yaml").read_text()
+    assert "# constraint: ?  no feature tells these nodes from 14 others" in text
+    warned = cli("cluster", "detect", "--write", "--partition", "no", "--name", "no").err
+    assert warned == "warning: partition no does not take your jobs: its State is INACTIVE\n"
+
+
+def test_nodes_that_are_hidden_while_powered_down(site, fake_slurm, cli) -> None:
+    """PrivateData lacks `cloud`: only the partition's sums are shown."""
+    cluster(fake_slurm, "", "a*1", "a Nodes=a")
+    line = PARTITION.format(name="a", default="YES", max_time="1:00:00", nodes="a[1-4]")
+    fake_slurm.answer("show-node", "No nodes in the system")
+    totals = {"TotalNodes": "4", "TotalCPUs": "256", "TRES": "cpu=256,mem=1000G,node=4,gres/gpu=32"}
+    fake_slurm.answer("show-partition", _with(line, totals))
+    (found,) = json.loads(cli("cluster", "detect", "--json").out)["partitions"]
+    assert (found["nodes"], found["cpus"], found["gpus"], found["memory_mib"]) == (4, 64, 8, 256000)
+
+
+# DefaultAccount|Cluster|Account|Partition|QOS|DefaultQOS|GrpTRES|MaxTRES|MaxWall
+MINE = ("me|Lab|me||normal,long||||", "me|Lab|grant||gpu,normal|gpu|||", "me|other|x||||||")
+QOS = ("normal||||", "long||cpu=32,gres/gpu=4||7-00:00:00", "gpu||node=2|gres/gpu=8|1-00:00:00")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ("", {}),
+        ("AllowAccounts=grant,boss", {"account": "grant", "max_nodes": 1, "max_time_min": 1440}),
+        ("DenyAccounts=me", {"account": "grant", "max_nodes": 1, "max_time_min": 1440}),
+        ("AllowQos=gpu", {"account": "grant", "max_nodes": 1, "max_time_min": 1440}),
+        # Only a part of a node fits.
+        ("AllowQos=long", {"qos": "long", "max_nodes": 1, "max_time_min": 10080,
+                           "cpus_per_task": 32, "exclusive": False}),
+        ("QoS=gpu", {"max_nodes": 1, "max_time_min": 1440}),
+        ("AllowAccounts=boss", {}),  # which may be above them
+        ("DenyAccounts=me,grant", "it takes none of your accounts: grant, me"),
+        ("AllowQos=vip", "its QOS are vip, yours: gpu, long, normal"),
+    ],
+)  # fmt: skip
+def test_accounts_and_qos(site, fake_slurm, cli, home: Path, limits, expected) -> None:
+    cluster(fake_slurm, "", "g*4 Gres=gpu:8", f"gpu Nodes=g {limits}")
+    known = CONFIG.format(accounting="accounting_storage/slurmdbd", name="lab")
+    fake_slurm.answer("show-config", known, "AccountingStorageEnforce = associations,limits,qos")
+    fake_slurm.answer("accounting-user", *MINE)
+    fake_slurm.answer("accounting-qos", *QOS)
+    done = cli("cluster", "detect", "--write")
+    if isinstance(expected, str):
+        assert done.error == f"no partition here takes your jobs: gpu: {expected}"
+        return
+    slurm = yaml.safe_load((home / ".config/trnslurm/cluster-config/lab.yaml").read_text())["slurm"]
+    usual = {"partition": "gpu", "max_nodes": 4, "max_time_min": None, "cpus_per_task": 64}
+    found = {key: slurm[key] for key in slurm if key not in ("data_partition", "bin_dir")}
+    found.pop("default_time_min", None), found.pop("mem_per_node_mib", None)
+    assert found == usual | expected
+
+
+def test_accounting_that_does_not_answer(site, fake_slurm, cli, home: Path) -> None:
+    cluster(fake_slurm, "", "g*4", "gpu Nodes=g AllowAccounts=a,b AllowQos=high")
+    known = CONFIG.format(accounting="accounting_storage/slurmdbd", name="lab")
+    fake_slurm.answer("show-config", known)
+    assert cli("cluster", "detect", "--write").code == 0
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    assert "  # account: ?  AllowAccounts=a,b\n" in text
+    assert "  # qos: ?  AllowQos=high\n" in text
+    fake_slurm.answer("show-config", CONFIG.format(accounting="(null)", name="lab"))
+    off = "no partition here takes your jobs: gpu: its accounts are a,b, but accounting is off"
+    assert cli("cluster", "detect").error == off
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,16 +11,19 @@ import click
 from click.shell_completion import CompletionItem
 
 from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.config.load import resolve
+from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.keys import keys_of
 from trnslurm.runs.find import group_of, list_runs
+from trnslurm.runs.foreign import this_user
+from trnslurm.slurm.commands import Slurm
 
 # The shell inserts a completed word unquoted, and others may write to a run root.
 _HARMLESS = re.compile(r"\w[\w.-]*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _HOST = re.compile(r"[\w@][\w.@-]*")
 _HOST_LINE = r"(?im)^\s*host\s+(.+)$"
 
@@ -84,6 +88,17 @@ def _known_hosts(workspace: Workspace) -> Iterator[str]:
         yield from line.split()
 
 
+def _jobs(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
+    """Return the jobs of this user that Slurm knows."""
+    cluster = ctx.params.get("cluster") or workspace.cluster
+    bin_dir = resolve_cluster(workspace, cluster).slurm.bin_dir if cluster else None
+    return Slurm(bin_dir).queue([this_user()])
+
+
+def _variables(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
+    return filter(_VARIABLE.fullmatch, sorted(os.environ))
+
+
 _NAMES: dict[str, Callable[[Workspace, click.Context, str], Iterable[str]]] = {
     "recipe": lambda workspace, ctx, word: sorted(workspace.recipes()),
     "cluster": lambda workspace, ctx, word: sorted(workspace.clusters()),
@@ -92,4 +107,6 @@ _NAMES: dict[str, Callable[[Workspace, click.Context, str], Iterable[str]]] = {
     "run": _runs,
     "sweep": _sweeps,
     "host": _hosts,
+    "variable": _variables,
+    "job": _jobs,
 }

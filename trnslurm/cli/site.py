@@ -21,7 +21,8 @@ from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
-from trnslurm.slurm.detect import DetectedCluster, Partition, detect, find_shared, profile_text
+from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
+from trnslurm.slurm.profile import find_shared, profile_text
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
@@ -58,7 +59,7 @@ def detect_command(
     slurm, site = _detect(bin_dir)
     chosen = _choose(site, partition)
     if console.as_json:
-        echo_json({**asdict(site), "chosen": chosen.name})
+        echo_json({**asdict(site), "chosen": chosen.label})
     elif not write:
         _print_site(site, chosen)
     if write:
@@ -85,9 +86,11 @@ def _detect(bin_dir: str | None) -> tuple[Slurm, DetectedCluster]:
 
 
 def _profile(
-    slurm: Slurm, site: DetectedCluster, chosen: Partition, name: str | None
+    slurm: Slurm, site: DetectedCluster, chosen: Nodes, name: str | None
 ) -> dict[str, str]:
-    _refuse_shadowing(name or site.cluster, given=name is not None)
+    # A ClusterName such as lab-2.5 is no profile's name.
+    own = re.sub(r"[^\w-]", "-", site.cluster)
+    _refuse_shadowing(name or own, given=name is not None)
     shared = find_shared()
     known = catalog().get(chosen.instance_type or "")
     warning = ""
@@ -97,9 +100,11 @@ def _profile(
             "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
             "and run_root and data_root, to directories that all nodes share"
         )
+    if chosen.unusable:
+        warning = f"warning: partition {chosen.name} does not take your jobs: {chosen.unusable}"
     return {
-        "name": _profile_name(name or site.cluster),
-        "text": profile_text(site, chosen, slurm.bin_dir, shared),
+        "name": _profile_name(name or own),
+        "text": profile_text(site, chosen, known, slurm.bin_dir, shared),
         "warning": warning,
     }
 
@@ -111,14 +116,12 @@ def _find_slurm(bin_dir: str | None) -> Slurm:
     return slurm
 
 
-def _choose(site: DetectedCluster, name: str | None) -> Partition:
-    if name is None:
-        return site.best()
-    for partition in site.partitions:
-        if partition.name == name:
-            return partition
-    known = ", ".join(p.name for p in site.partitions)
-    raise ConfigError(f"--partition {name}: {site.cluster} has {known}")
+def _choose(site: DetectedCluster, name: str | None) -> Nodes:
+    chosen = site.best(name)
+    if chosen is None:
+        known = ", ".join(n.label for n in site.partitions)
+        raise ConfigError(f"--partition {name}: {site.cluster} has {known}")
+    return chosen
 
 
 def _profile_name(name: str) -> str:
@@ -134,18 +137,20 @@ def _refuse_shadowing(name: str, *, given: bool) -> None:
         )
 
 
-def _print_site(site: DetectedCluster, chosen: Partition) -> None:
+def _print_site(site: DetectedCluster, chosen: Nodes) -> None:
     click.echo(f"{site.cluster}, accounting {'on' if site.accounting else 'off'}\n")
-    columns: dict[str, Callable[[Partition], str]] = {
-        "partition": lambda p: f"{p.name} *" if p is chosen else p.name,
-        "nodes": lambda p: str(p.nodes),
-        "instance type": lambda p: p.instance_type or "?",
-        "cpus": lambda p: str(p.cpus),
-        "gpus": lambda p: str(p.gpus),
-        "max minutes": lambda p: str(p.max_time_min or "-"),
+    columns: dict[str, Callable[[Nodes], str]] = {
+        "partition": lambda n: f"{n.label} *" if n is chosen else n.label,
+        "nodes": lambda n: str(n.nodes),
+        "instance type": lambda n: n.instance_type or "?",
+        "cpus": lambda n: str(n.cpus),
+        "gpus": lambda n: f"{n.gpus} (MIG)" if n.sliced else str(n.gpus),
+        "max minutes": lambda n: str(n.max_time_min or "-"),
     }
     echo_table(*cells_of(columns, site.partitions), right="nodes,cpus,gpus,max minutes")
     click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
+    for name, why in {n.name: n.unusable for n in site.partitions if n.unusable}.items():
+        click.echo(f"{name} does not take your jobs: {why}")
 
 
 def write_profile(name: str, text: str, warning: str) -> None:

@@ -44,10 +44,15 @@ from trnslurm.config.tree import (
     with_numbers,
 )
 from trnslurm.config.values import check_cluster_values, check_values
-from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.errors import ConfigError
 
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
 NEURON_DEVICES = Path("/dev")
+
+# How much a wrong key and a known one must have in common, in the same section and in another.
+_LIKE_HERE, _LIKE_ELSEWHERE, _HERE = 0.6, 0.75, 0.05
+_BEGINS, _SHORTEST_BEGIN = 0.85, 3
+_MOST_NEAREST = 3
 
 _CLUSTER = fields_of(Cluster)
 _RECIPE = fields_of(Recipe)
@@ -81,7 +86,7 @@ def resolve(
     layers += _machine_layer(_merged(layers))
     asked: list[Layer] = []
     for word in settings:
-        asked.append(_set_layer(word, _merged([*layers, *asked])))
+        asked.append(set_layer(word, _merged([*layers, *asked])))
     for dotted, (option, value) in (options or {}).items():
         asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
     # The command line may name the model, and change single values of it.
@@ -182,7 +187,8 @@ def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
     return [Layer(name="this machine", source=f"{devices} /dev/neuron*", tree=own)]
 
 
-def _set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
+def set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
+    """Return the layer of a --set; `tree` has the keys that there are."""
     dotted, equals, raw = word.partition("=")
     if not equals or not dotted:
         raise ConfigError(f"--set {word}: expected key=value, as in --set batch.micro_batch=2")
@@ -240,33 +246,52 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
         known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
         if key not in known:
             names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]
-            if tree["project"] and dotted.isidentifier() and not did_you_mean(dotted, names):
-                raise ConfigError(
-                    f"{source}: unknown key {dotted}; as {{{dotted}}} in the script's arguments it "
-                    f"is places.{dotted}"
-                )
-            ends = [k for k, _ in flatten(tree) if k.endswith(f".{dotted}")]
-            if ends and not did_you_mean(dotted, names):  # lr means train.lr
-                raise ConfigError(
-                    f"{source}: unknown key {dotted} (did you mean {' or '.join(ends)}?)"
-                )
-            raise ConfigError(f"{source}: {_unknown(dotted, names)}")
+            raise ConfigError(f"{source}: {_unknown(dotted, names, tree)}")
         passed.append(key)
         hint = known[key]
     return hint
 
 
-def _unknown(dotted: str, known: Iterable[str]) -> str:
-    names = list(known)
-    hint = did_you_mean(dotted, names) or f"; known: {', '.join(names)}"
-    return f"unknown key {dotted}{hint}"
+def _unknown(dotted: str, names: Iterable[str], tree: Mapping[str, Any]) -> str:
+    """Return the message for a key that does not exist; `names` are those that may stand there."""
+    names = list(names)
+    keys = dict.fromkeys([*names, *(key for key, _ in flatten(tree))])
+    if nearest := _nearest(dotted, keys) or _nearest(dotted.partition(".")[0], names):
+        meant = '" or "'.join(nearest)
+        return f'unknown key {dotted} (did you mean "{meant}"?)'
+    if tree["project"] and dotted.isidentifier():
+        return (
+            f"unknown key {dotted}; as {{{dotted}}} in the script's arguments it is places.{dotted}"
+        )
+    if not names:
+        return f"unknown key {dotted}: a custom script takes its settings as arguments, after --"
+    return f"unknown key {dotted}; known: {', '.join(names)}"
+
+
+def _nearest(dotted: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys that a wrong key may mean: often its section is wrong or missing."""
+    import difflib  # needed for errors only
+
+    section, _, wrong = dotted.rpartition(".")
+    scores: dict[str, float] = {}
+    for key in keys:
+        there, _, name = key.rpartition(".")
+        begins = min(len(wrong), len(name)) >= _SHORTEST_BEGIN
+        begins = begins and (name.startswith(wrong) or wrong.startswith(name))
+        likeness = difflib.SequenceMatcher(None, wrong, name).ratio()
+        if name != wrong and begins:
+            likeness = max(likeness, _BEGINS)
+        if likeness >= (_LIKE_HERE if there == section else _LIKE_ELSEWHERE):
+            scores[key] = likeness + (_HERE if there == section else 0)
+    best = max(scores.values(), default=0)
+    return [key for key, score in scores.items() if score == best][:_MOST_NEAREST]
 
 
 def _declared_hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
     first = dotted.split(".", 1)[0]
     leaves = {f"{first}.{k}": v for k, v in flatten(tree[first])}
     if dotted not in leaves:
-        raise ConfigError(f"{source}: {_unknown(dotted, leaves)}")
+        raise ConfigError(f"{source}: {_unknown(dotted, leaves, tree)}")
     value = leaves[dotted]
     return Any if value is None or isinstance(value, list | Mapping) else type(value)
 
@@ -288,11 +313,19 @@ def refuse_locked(values: Iterable[tuple[str, Any]], where: str) -> None:
     """Refuse the values of a reviewed bundle that differ from the site's locks."""
     asked = dict(values)
     for dotted, locked in _site_locks():
-        if dotted in asked and asked[dotted] != locked:
+        if dotted in asked and not _keeps_lock(dotted, asked[dotted], locked):
             raise ConfigError(
                 f"{where}: {dotted} is {asked[dotted]!r}, and {SITE_FILE} locks it to {locked!r}: "
                 "render it again"
             )
+
+
+def _keeps_lock(dotted: str, asked: Any, locked: Any) -> bool:
+    """Check whether a value is as the site's lock says; of a key max_… it may be less."""
+    if asked == locked:
+        return True
+    caps = dotted.rpartition(".")[2].startswith("max_")
+    return caps and all(isinstance(v, int | float) for v in (asked, locked)) and asked < locked
 
 
 def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
@@ -300,6 +333,8 @@ def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
     for dotted, value in _site_locks():
         hint = _hint(dotted, str(SITE_FILE), _merged(layers))
         locked = convert(value, hint, str(SITE_FILE), dotted)
+        if _keeps_lock(dotted, lookup(_merged(layers), dotted), locked):
+            continue
         for layer in layers:
             asked = lookup(layer.tree, dotted)
             chosen = layer.name in ("command line", "preset", "recipe")

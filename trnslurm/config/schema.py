@@ -19,6 +19,7 @@ Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
 Value = TypeVar("Value")
 NotNegative = Annotated[Value, "at least 0"]
 Positive = Annotated[Value, "at least 1"]
+MoreThanZero = Annotated[Value, "more than 0"]
 NotEmpty = Annotated[Value, "not empty"]
 Share = Annotated[Value, "at least 0", "less than 1"]
 
@@ -35,21 +36,41 @@ class Slurm(Frozen):
     """Time limit in minutes; None: the plan's estimate plus a quarter."""
     max_time_min: Positive[int | None] = None
     """The partition's own limit; longer requests are refused before submission."""
+    default_time_min: Positive[int | None] = None
+    """Time limit of a training without time_min whose hours are not known; None: --time."""
     max_nodes: Positive[int | None] = None
     cpus_per_task: Positive[int | None] = None
     """CPUs for the one task per node; None: all vCPUs of the instance type."""
+    mem_per_node_mib: NotNegative[int | None] = None
+    """Memory of a node in MiB; 0: all; None: Slurm's default, which `exclusive` does not raise."""
     gpus_per_node: NotNegative[int | None] = None
     """None: all GPUs of a GPU type. Neuron devices are no GRES: use `exclusive`."""
+    gpu_type: NotEmpty[str | None] = None
+    """The type of the GPUs, as in a node's Gres; None: any."""
     exclusive: bool = True
     requeue: bool = True
     """Let Slurm restart the job after a node failure; training also requeues itself."""
+    expedite: bool = False
+    """Restart a job first after a node failure, on the nodes that Slurm keeps for it: Slurm 25.11
+    and newer, where the site has enable_expedited_requeue."""
     stop_before_s: NotNegative[int] = 300
     """Seconds before the time limit at which training saves, ends and is requeued: more than a
     save takes, at most a fifth of the limit. Slurm may signal up to a minute early. 0: never."""
     max_crashes: Positive[int] = 3
     """Crashes in a row without a new checkpoint after which training gives up."""
+    max_attempts: Positive[int | None] = None
+    """Attempts of a training over all its jobs and resumes, after which it ends; None: any."""
+    max_node_hours: MoreThanZero[float | None] = None
+    """Node-hours of a run, or of all runs of its sweep, over all attempts; None: any. Before it has
+    used them, a training saves and ends, as before a time limit."""
+    max_cost: MoreThanZero[float | None] = None
+    """The same in US dollars, by the instance type's price."""
     exclude_hours: NotNegative[float] = 24.0
     """Hours for which requeued training avoids a node that was found bad; 0: never."""
+    min_nodes: Positive[int | None] = None
+    """A training may have as few nodes, at its start and after it has lost some; None: all."""
+    spares: NotNegative[int] = 0
+    """Nodes beside those of a training, which wait to take the place of one that fails."""
     srun_wait_s: NotNegative[int] = 60
     """How long srun waits for the other nodes after the first one succeeds."""
     sbatch: tuple[str, ...] = ()
@@ -154,6 +175,11 @@ class Cluster(Frozen):
         except KeyError:  # in a container, a user without a name
             home = "~"
         return os.path.expanduser(path.replace("~", home, 1) if known else path)  # noqa: PTH111
+
+    @property
+    def spare_nodes(self) -> int:
+        """Return how many nodes of a training wait to take the place of one that fails."""
+        return self.slurm.spares if self.scheduler == "slurm" and self.slurm.requeue else 0
 
 
 class Batch(Frozen):
@@ -316,6 +342,9 @@ class Recipe(Frozen):
     hang_minutes: NotNegative[float] = 30.0
     """Minutes without output and without use of processors after which a training is ended as hung;
     0: never."""
+    standby: bool = True
+    """Whether the workers of the next attempt are started ahead, and wait, on a node with enough
+    memory."""
     default_cluster: str = "trn1"
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None

@@ -70,7 +70,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
         if mark != "not empty" and value is not None and not keeps(mark, value):
             raise ConfigError(f"{dotted} is {value}; it must be {mark}")
-    for dotted in ("slurm.time_min", "slurm.data_time_min"):
+    for dotted in ("slurm.time_min", "slurm.default_time_min", "slurm.data_time_min"):
         if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
             raise ConfigError(
                 f"{dotted} is {value}: more than a year; it must be at most {LONGEST_MIN}"
@@ -133,6 +133,8 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
         value = lookup(tree, key)
         if value is not None and (value.startswith("-") or "\n" in value):
             raise ConfigError(f"{key} is {value!r}: it must be a path")
+    if (kind := tree["slurm"]["gpu_type"]) and not re.fullmatch(r"[\w.+-]+", kind):
+        raise ConfigError(f"slurm.gpu_type is {kind!r}: scontrol show node shows it in Gres")
     if (bin_dir := tree["slurm"]["bin_dir"]) and not bin_dir.startswith("/"):
         raise ConfigError(f"slurm.bin_dir is {bin_dir!r}: it must be absolute")
     # They must not depend on the working directory, and variables are not expanded.

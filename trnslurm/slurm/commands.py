@@ -6,8 +6,10 @@ subprocess is imported late: a plan, or a list of local runs, calls no command.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,8 @@ class QueueEntry(Frozen, kw_only=False):
     nodes: str = ""
     directory: str = ""
     """The directory of the submission; empty if not shown."""
+    ended_by: str = ""
+    """The user who cancelled the job; empty: nobody, or not known."""
 
     @property
     def why(self) -> str:
@@ -121,7 +125,7 @@ class Slurm(Frozen, kw_only=False):
         return f"{option}=" in self._run("srun", "--help", timeout_s=TIMEOUT_S).stdout
 
     def _run(
-        self, command: str, *arguments: str, timeout_s: float
+        self, command: str, *arguments: str, timeout_s: float, given: str = ""
     ) -> subprocess.CompletedProcess[str]:
         import subprocess
 
@@ -130,11 +134,11 @@ class Slurm(Frozen, kw_only=False):
             return subprocess.run(
                 argv,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 timeout=timeout_s,
                 env=without_overrides(os.environ),
-                stdin=subprocess.DEVNULL,
+                input=given,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -157,13 +161,19 @@ class Slurm(Frozen, kw_only=False):
             raise SlurmError(f"scontrol: shows no {what} {' '.join(names)}")
         return found
 
-    def try_out(self, script: Path) -> tuple[bool, str]:
+    def try_out(self, script: bytes) -> tuple[bool, str]:
         """Return whether Slurm would accept a script now, with the expected start or the error."""
-        done = self._run("sbatch", "--test-only", str(script), timeout_s=TIMEOUT_S)
+        text = script.decode("utf-8", "replace")
+        done = self._run("sbatch", "--test-only", timeout_s=TIMEOUT_S, given=text)
         return done.returncode == 0, own_words("sbatch", done.stderr).removeprefix("sbatch: ")
 
-    def queue(self, users: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> dict[str, QueueEntry]:
-        """Return every job of these users that the controller knows, by id."""
+    def queue(
+        self, users: Sequence[str], *, known: Iterable[str] = (), timeout_s: float = TIMEOUT_S
+    ) -> dict[str, QueueEntry]:
+        """Return every job of these users that the controller knows, by id.
+
+        Of the `known` ids, those of steps (JOB.STEP) are included while the step runs.
+        """
         text = self.call(
             "squeue",
             "--noheader",
@@ -177,7 +187,26 @@ class Slurm(Frozen, kw_only=False):
             parts = line.strip().split("|", 5)
             if len(parts) >= 5:
                 found[parts[0]] = QueueEntry(*parts)
+        for holder in sorted({job.partition(".")[0] for job in known if "." in job} & found.keys()):
+            entry = found[holder]
+            found |= {
+                step: replace(entry, job_id=step, reason="", directory="")
+                for step, _ in self.steps(holder)
+            }
         return found
+
+    def steps(self, job_id: str) -> list[tuple[str, str]]:
+        """Return the id and the name of each step of a job that runs; of an ended job, none."""
+        try:
+            text = self.call(
+                "squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j"
+            )
+        except SlurmError as error:
+            if _HAS_ENDED[0] in str(error):
+                return []
+            raise
+        rows = (line.strip().partition("|") for line in text.splitlines())
+        return [(step, name) for step, _, name in rows]
 
     def jobs_in(self, directory: str, user: str) -> list[str]:
         """Return the jobs that were submitted from a directory."""
@@ -206,21 +235,34 @@ class Slurm(Frozen, kw_only=False):
         found = {}
         for line in text.splitlines():
             job_id, state, exit_code, nodes = (line.split("|") + [""] * 4)[:4]
-            word = state.split()[0] if state else ""  # "CANCELLED by 1000"
+            word, _, user = state.partition(" by ")  # "CANCELLED by 1000"
             code, _, number = exit_code.partition(":")
             reason = f"exit code {code}" if code.strip("0") else ""
             if number.strip("0"):
                 reason = f"killed by signal {number}"  # the batch script itself
-            found[job_id] = QueueEntry(job_id, word, reason, nodes=nodes)
+            found[job_id] = QueueEntry(job_id, word, reason, nodes=nodes, ended_by=_user(user))
         return found
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; a job that has ended, or is ending, is no error."""
-        self._scancel(*job_ids)
+        """Cancel jobs and steps; one that has ended, or is ending, is no error."""
+        if jobs := [job for job in job_ids if "." not in job]:
+            self._scancel(*jobs)
+        # KILL, as without --signal, would leave behind what a step has started by srun.
+        for step in (job for job in job_ids if "." in job):
+            self._scancel("--signal=TERM", step)
 
-    def ask_to_stop(self, job_id: str) -> None:
-        """Signal a job's batch script to save and end; it may have ended."""
-        self._scancel("--batch", "--signal=USR1", job_id)
+    def ask_to_stop(self, job_id: str, host: str, pid: int) -> None:
+        """Signal a job's batch script to save and end; it may have ended.
+
+        In a step, scancel would signal srun and the workers as well: kill signals the process
+        `pid` on the node `host` alone.
+        """
+        job, dot, _ = job_id.partition(".")
+        if not dot:
+            self._scancel("--batch", "--signal=USR1", job)
+            return
+        step = (f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}")
+        self.call("srun", *step, "--chdir=/", "--quiet", "kill", "-USR1", str(pid))
 
     def _scancel(self, *arguments: str) -> None:
         try:
@@ -232,6 +274,14 @@ class Slurm(Frozen, kw_only=False):
     def release(self, job_id: str) -> None:
         """Release a held job."""
         self.call("scontrol", "release", job_id)
+
+
+def _user(uid: str) -> str:
+    """Return the name of a user, or the number if this host does not know it."""
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (ValueError, KeyError):
+        return f"uid {uid}" if uid else ""
 
 
 def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:

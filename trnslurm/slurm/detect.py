@@ -1,41 +1,78 @@
-"""Makes a cluster profile from the description that Slurm's controller gives."""
+"""Reads from Slurm's controller which nodes this user's jobs can have, and under which limits."""
 
 from __future__ import annotations
 
 import getpass
-import json
+import grp
 import os
 import re
-import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
+from trnslurm.slurm.access import Access, Grant, Limits, grant, mebibytes, minutes, read_access
 from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.reasons import UNUSABLE, node_state
 
-MOUNTS = Path("/proc/self/mounts")
-EXPORTS = Path("/var/lib/nfs/etab")  # the current exports, from /etc/exports and other sources
+# Names that NVML and sites give to slices of a GPU (MIG): 1g.10gb, nvidia_a100_80gb_pcie_3g.40gb.
+_SLICE = re.compile(r"(?i)(^|[^a-z0-9])(\d+g[._-]?\d+gb|mig)")
+_FEATURE = re.compile(r"[\w.:-]+")
+_SHORT_MIN = 120
+"""A partition with a shorter limit is for tests."""
 
-# Types in /proc/self/mounts. Built for many nodes that write at once, so preferred.
-_PARALLEL = {"lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "panfs", "orangefs"}
-_NFS = {"nfs", "nfs4"}  # EFS and FSx for OpenZFS too
+
+class Gpus(Frozen):
+    """The GPUs of one node that a job can have together."""
+
+    number: int = 0
+    kind: str = ""
+    """The GRES' type; empty: it has none."""
+    sliced: bool = False
+    """Whether they are slices (MIG): a process can use only one."""
 
 
-class Partition(Frozen):
-    """One partition; the controller describes its nodes even while they are powered down."""
+class Nodes(Frozen):
+    """Nodes of one partition that are alike, as this user's jobs can have them."""
 
     name: str
+    """The partition."""
+    label: str
+    """The partition, and what tells these nodes from its others."""
     default: bool
     nodes: int
+    """The most nodes of a job."""
+    up: int
+    total: int
     cpus: int
+    accelerators: int
+    """The GPUs or Neuron devices of a node."""
     gpus: int
+    gpu_type: str | None
+    """The GPUs' type, if the partition has others too."""
+    sliced: bool
     memory_mib: int
+    """The memory of a node that a job can have; 0: not known."""
+    mem_per_node_mib: int | None
+    """The memory to ask for; 0: all; None: Slurm's default is right."""
+    exclusive: bool
+    """Whether a job can have all of a node."""
     max_time_min: int | None
+    default_time_min: int | None
     instance_type: str | None
     """From ParallelCluster's node features; None if they name no known type."""
+    constraint: str | None
+    mixed: int
+    """The number of other nodes that Slurm may give to a job as well."""
+    account: str | None
+    qos: str | None
+    sources: Mapping[str, str]
+    """Key -> where its value is from."""
+    questions: tuple[str, ...]
+    """Keys that Slurm does not decide: `key|what Slurm says`."""
+    unusable: str
+    """Why this user's jobs cannot have them; empty: they can."""
 
 
 class DetectedCluster(Frozen):
@@ -43,165 +80,374 @@ class DetectedCluster(Frozen):
 
     cluster: str
     accounting: bool
-    partitions: tuple[Partition, ...]
+    expedites: bool
+    """Whether it restarts jobs with --requeue=expedite first after a node failure."""
+    partitions: tuple[Nodes, ...]
 
-    def best(self) -> Partition:
-        """Return the likely partition for training: known accelerators first, then the largest."""
-        order = [(p.instance_type is not None, p.gpus, p.default, p.nodes) for p in self.partitions]
-        return self.partitions[order.index(max(order))]
+    def best(self, partition: str | None = None) -> Nodes | None:
+        """Return the likely nodes for training, in a partition or in all; None: there are none.
+
+        Accelerators first, then time for more than a test, then the site's default partition.
+        """
+        return _best([n for n in self.partitions if partition in (None, n.name, n.label)])
+
+
+def _best(among: Sequence[Nodes]) -> Nodes | None:
+    order = [
+        (
+            not n.unusable,
+            not any(question.startswith("account|") for question in n.questions),
+            n.up > 0,
+            0.5 if n.sliced else n.accelerators,
+            n.max_time_min is None or n.max_time_min >= _SHORT_MIN,
+            n.default,
+            n.nodes * (1 if n.accelerators else n.cpus),
+        )
+        for n in among
+    ]
+    return among[order.index(max(order))] if order else None
 
 
 def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> DetectedCluster:
-    """Return the partitions and nodes that the controller knows."""
+    """Return the partitions and nodes that the controller shows to this user."""
     config = slurm.configuration()
     nodes = slurm.show("node")
-    found = [_partition(p, nodes, types) for p in slurm.show("partition")]
-    usable = tuple(p for p in found if p.nodes)
-    if not usable:
-        raise SlurmError("scontrol shows no partition with nodes, so there is nothing to describe")
+    partitions = slurm.show("partition")
+    access = read_access(slurm, config, getpass.getuser())
+    groups = _groups()
+    found = [
+        kind
+        for fields in partitions
+        for kind in _Partition(fields, nodes, config, types).kinds(access, groups)
+    ]
+    if not found:
+        raise SlurmError("scontrol shows you no partition with nodes")
+    if all(n.unusable for n in found):
+        why = "; ".join(dict.fromkeys(f"{n.name}: {n.unusable}" for n in found))
+        raise SlurmError(f"no partition here takes your jobs: {why}")
     return DetectedCluster(
         cluster=config.get("ClusterName", "cluster"),
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
-        partitions=usable,
+        # SchedMD's own tests set the first, AWS PCS the second.
+        expedites=any(
+            "enable_expedited_requeue" in config.get(key, "")
+            for key in ("SlurmctldParameters", "SchedulerParameters")
+        ),
+        partitions=tuple(found),
     )
 
 
-def profile_text(
-    site: DetectedCluster, partition: Partition, bin_dir: str | None, shared: Path | None = None
-) -> str:
-    """Return a commented cluster profile for a partition; all nodes mount the path `shared`."""
-    accounting = "on" if site.accounting else "off: status works without it"
-    limit = "null" if partition.max_time_min is None else str(partition.max_time_min)
-    found = shared or Path("~")
-    cache = "null" if shared is None else _scalar(str(shared / "trnslurm-compile-cache"))
-    known = "It seems that all nodes share this one" if shared else "No shared one was found"
-    lines = [
-        f"description: {_scalar(f'{site.cluster}, partition {partition.name}')}",
-        "",
-        "# Made by `trnslurm cluster detect --write`. Check run_root and python, then test them",
-        "# with `trnslurm env check`.",
-        f"# Found: {partition.nodes} nodes, {partition.cpus} CPUs, "
-        f"{partition.memory_mib // 1024} GiB each; accounting {accounting}.",
-        "scheduler: slurm",
-        f"instance_type: {_scalar(partition.instance_type or partition.name)}",
-        "",
-        f"# Directories on a file system that all nodes share. {known}.",
-        f"run_root: {_scalar(str(found / 'trnslurm-runs'))}",
-        f"data_root: {_scalar(str(found / 'trnslurm-data'))}",
-        "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
-        "activate: []",
-        f"python: {_scalar(sys.executable)}",
-        "",
-        "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
-        "# which goes with the node.",
-        f"compile_cache: {cache}",
-        "# submit asks (or needs --yes) above this many node-hours; null: never.",
-        "ask_above_node_hours: null",
-        "",
-        "slurm:",
-        f"  partition: {_scalar(partition.name)}",
-        f"  max_nodes: {partition.nodes}",
-        f"  max_time_min: {limit}",
-        f"  cpus_per_task: {partition.cpus}",
-        "  data_partition: null  # for `data prepare --submit`, which needs only CPUs",
-        f"  bin_dir: {'null' if bin_dir is None else _scalar(bin_dir)}",
-    ]
-    return "\n".join(lines + ([] if partition.instance_type else _own_type(partition))) + "\n"
+def find_partition(slurm: Slurm, name: str, types: Mapping[str, InstanceType]) -> Nodes:
+    """Return the likely nodes for training of one partition, whoever may use it."""
+    fields = slurm.show("partition", name)[0]
+    kinds = _Partition(fields, slurm.show("node"), {}, types).kinds(Access(), _groups())
+    if found := _best(kinds):
+        return found
+    raise SlurmError(f"scontrol shows you no nodes of partition {name}")
 
 
-def _own_type(partition: Partition) -> list[str]:
-    """Return the lines that define an instance type that the catalog lacks."""
-    device, count = ("cuda", partition.gpus) if partition.gpus else ("cpu", partition.cpus)
-    workers = [n for n in (1, 2, 4, 8, 16, count) if n <= count]
-    listed = sorted(set(workers))
+def gpus_of(gres: str) -> list[Gpus]:
+    """Return a node's GPUs by type, from scontrol's `Gres=gpu:a100:8(S:0-1),mps:800`."""
+    found: dict[str, int] = {}
+    for word in re.split(r",(?![^(]*\))", gres):
+        name, *words = re.sub(r"\(.*", "", word).split(":")
+        if name != "gpu":
+            continue
+        number = int(words.pop()) if words and words[-1].isdecimal() else 1
+        kind = ":".join(word for word in words if word != "no_consume")
+        found[kind] = found.get(kind, 0) + number
     return [
-        "",
-        "# Not in the catalog. Add efa, bf16_tflops and price_per_hour where they are known.",
-        "instance_types:",
-        f"  {_scalar(partition.name)}:",
-        f"    device: {device}",
-        f"    accelerators: {max(partition.gpus, 1)}",
-        f"    workers: {listed}",
-        f"    multi_node_workers: {listed}",
-        f"    vcpus: {partition.cpus}",
-        f"    host_gib: {partition.memory_mib // 1024}",
+        Gpus(number=n, kind=kind, sliced=bool(_SLICE.search(kind))) for kind, n in found.items()
     ]
 
 
-def _partition(
-    fields: Mapping[str, str],
-    nodes: Sequence[Mapping[str, str]],
-    types: Mapping[str, InstanceType],
-) -> Partition:
-    name = fields["PartitionName"]
-    ours = [n for n in nodes if name in n.get("Partitions", "").split(",")]
-    features = Counter(f for n in ours for f in n.get("AvailableFeatures", "").split(","))
-    known = [f for f, _ in features.most_common() if f in types]
-    gpus = [
-        int(m[1]) for n in ours if (m := re.search(r"gpu:(?:[^:,()]+:)?(\d+)", n.get("Gres", "")))
-    ]
-    return Partition(
-        name=name,
-        default=fields.get("Default") == "YES",
-        nodes=len(ours),
-        cpus=min((int(n.get("CPUTot", 0)) for n in ours), default=0),
-        gpus=min(gpus, default=0),
-        memory_mib=min((int(n.get("RealMemory", 0)) for n in ours), default=0),
-        max_time_min=_minutes(fields.get("MaxTime", "UNLIMITED")),
-        instance_type=known[0] if known else None,
-    )
+def _usable_gpus(gres: str) -> Gpus:
+    """Return the GPUs that one job can use together: whole ones, of the most frequent type."""
+    every = gpus_of(gres)
+    whole = [gpus for gpus in every if not gpus.sliced]
+    if whole:
+        return max(whole, key=lambda gpus: gpus.number)
+    return replace(every[0], number=1) if every else Gpus()
 
 
-def _minutes(text: str) -> int | None:
-    """Return the minutes of a time limit as Slurm prints it; None for no limit."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if not match:
-        return None
-    days, hours, minutes, _ = (int(g or 0) for g in match.groups())
-    return (days * 24 + hours) * 60 + minutes
+class _Partition:
+    """One partition's limits and nodes."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, str],
+        nodes: Sequence[Mapping[str, str]],
+        config: Mapping[str, str],
+        types: Mapping[str, InstanceType],
+    ) -> None:
+        self._fields, self._config, self._types = fields, config, types
+        self._name = fields["PartitionName"]
+        self._nodes = [n for n in nodes if self._name in n.get("Partitions", "").split(",")]
+        self._hidden = not self._nodes
+        if self._hidden:  # powered down, where PrivateData lacks `cloud`
+            self._nodes = _from_totals(fields)
+
+    def kinds(self, access: Access, groups: frozenset[str]) -> list[Nodes]:
+        """Return the kinds of nodes of the partition."""
+        alike: dict[tuple[object, ...], list[Mapping[str, str]]] = {}
+        for node in self._nodes:
+            gpus = _usable_gpus(node.get("Gres", ""))
+            key = (gpus, self._type_of(node), 0 if gpus.number else self._cpus(node))
+            alike.setdefault(key, []).append(node)
+        return [self._kind(nodes, len(alike), access, groups) for nodes in alike.values()]
+
+    def _kind(
+        self,
+        nodes: Sequence[Mapping[str, str]],
+        kinds: int,
+        access: Access,
+        groups: frozenset[str],
+    ) -> Nodes:
+        sources: dict[str, str] = {}
+        gpus = _usable_gpus(nodes[0].get("Gres", ""))
+        total_cpus = min(effective_cpus(node) for node in nodes)
+        cpus = min(self._cpus(node) for node in nodes)
+        memory = min(memory_of(node) for node in nodes)
+        unset = any(int(node.get("RealMemory", "1")) <= 1 for node in nodes)
+        granted = grant(
+            access,
+            self._fields,
+            Limits(nodes=1, cpus=cpus, gpus=gpus.number, memory_mib=None if unset else memory),
+        )
+        limits = granted.limits
+        sources["cpus_per_task"] = "CPUEfctv of its nodes"
+        if cpus < total_cpus:
+            sources["cpus_per_task"] = f"MaxCPUsPerNode of the partition; a node has {total_cpus}"
+        if limits.cpus is not None and limits.cpus < cpus:
+            cpus = limits.cpus
+            sources["cpus_per_task"] = f"{granted.limited_by} allows no more"
+        number = gpus.number
+        if limits.gpus is not None and 0 < limits.gpus < number:
+            number = limits.gpus
+            sources["gpus_per_node"] = f"{granted.limited_by} allows no more"
+        exclusive = cpus == total_cpus and number == gpus.number and not gpus.sliced
+        if not exclusive:
+            sources["exclusive"] = "a job cannot have all of a node"
+        kinds_of_gpu = {g.kind for n in self._nodes for g in gpus_of(n.get("Gres", ""))}
+        total = len(nodes)
+        up = sum(node_state(node.get("State", "")) not in UNUSABLE for node in nodes)
+        constraint = self._constraint(nodes) if kinds > 1 else None
+        default_time, time_source = self._default_time(limits)
+        sources["default_time_min"] = time_source
+        mem, sources["mem_per_node_mib"] = self._mem(nodes, cpus, exclusive, limits)
+        if unset and mem is not None:
+            mem, sources["mem_per_node_mib"] = 0, "0: all; slurm.conf has no RealMemory for them"
+        most, sources["max_nodes"] = self._most_nodes(up, total, cpus, number, limits, granted)
+        max_time = _least(minutes(self._fields.get("MaxTime", "")), limits.minutes)
+        questions = [*granted.questions]
+        if default_time is None:
+            questions.append("default_time_min|the partition has no DefaultTime and no MaxTime")
+        if self._fields.get("AllocNodes", "ALL") != "ALL":
+            questions.append(f"partition|it takes jobs from {self._fields['AllocNodes']} only")
+        instance = self._type_of(nodes[0])
+        tells = instance or (f"{gpus.kind}:{number}" if gpus.kind else constraint)
+        tells = tells or (f"{number}-gpus" if number else f"{cpus}-cpus")
+        return Nodes(
+            name=self._name,
+            label=f"{self._name}/{tells}" if kinds > 1 else self._name,
+            default=self._fields.get("Default") == "YES",
+            nodes=most,
+            up=up,
+            total=total,
+            cpus=cpus,
+            accelerators=number or (self._types[instance].accelerators if instance else 0),
+            gpus=number,
+            gpu_type=gpus.kind if number and len(kinds_of_gpu) > 1 and gpus.kind else None,
+            sliced=gpus.sliced,
+            memory_mib=0 if unset else min(memory, mem or memory),
+            mem_per_node_mib=mem,
+            exclusive=exclusive,
+            max_time_min=max_time,
+            default_time_min=default_time,
+            instance_type=instance,
+            constraint=constraint,
+            mixed=0 if constraint else self._also_fit(nodes, gpus, cpus),
+            account=granted.account,
+            qos=granted.qos,
+            sources=sources,
+            questions=tuple(questions),
+            unusable=granted.refused or self._refusal(groups),
+        )
+
+    def _cpus(self, node: Mapping[str, str]) -> int:
+        """Return the CPUs that a job can have on a node."""
+        most = [effective_cpus(node)]
+        if (limit := whole_number(self._fields.get("MaxCPUsPerNode"))) is not None:
+            most.append(limit)
+        if (each := whole_number(self._fields.get("MaxCPUsPerSocket"))) is not None:
+            most.append(each * int(node.get("Sockets", 1)))
+        return min(most)
+
+    def _type_of(self, node: Mapping[str, str]) -> str | None:
+        return next((f for f in features_of(node) if f in self._types), None)
+
+    def _constraint(self, nodes: Sequence[Mapping[str, str]]) -> str | None:
+        """Return a feature that these nodes have, and no others of the partition."""
+        ours = {node["NodeName"] for node in nodes}
+        others = {
+            f for node in self._nodes if node["NodeName"] not in ours for f in features_of(node)
+        }
+        own = [
+            f
+            for f in features_of(nodes[0])
+            if all(f in features_of(node) for node in nodes) and f not in others
+        ]
+        own.sort(key=lambda f: f not in self._types)
+        return next(filter(_FEATURE.fullmatch, own), None)
+
+    def _also_fit(self, nodes: Sequence[Mapping[str, str]], gpus: Gpus, cpus: int) -> int:
+        """Return how many other nodes of the partition satisfy the same request."""
+        ours = {node["NodeName"] for node in nodes}
+        return sum(
+            self._cpus(node) >= cpus
+            and (
+                not gpus.number
+                or any(
+                    other.number >= gpus.number and other.kind == gpus.kind
+                    for other in gpus_of(node.get("Gres", ""))
+                )
+            )
+            for node in self._nodes
+            if node["NodeName"] not in ours
+        )
+
+    def _default_time(self, limits: Limits) -> tuple[int | None, str]:
+        """Return the time limit that Slurm gives to a job without one."""
+        default, limit = (minutes(self._fields.get(k, "")) for k in ("DefaultTime", "MaxTime"))
+        source = "DefaultTime" if default else "MaxTime, as there is no DefaultTime"
+        return _least(default or limit, limits.minutes), f"{source} of the partition"
+
+    def _mem(
+        self, nodes: Sequence[Mapping[str, str]], cpus: int, exclusive: bool, limits: Limits
+    ) -> tuple[int | None, str]:
+        """Return the memory to ask for, and why.
+
+        --exclusive gives all CPUs, but no more memory than DefMemPerNode or DefMemPerCPU.
+        """
+        fields, config = self._fields, self._config
+        memory = min(memory_of(node) for node in nodes)
+        most = {}
+        for per, factor in (("Node", 1), ("CPU", cpus)):
+            key = f"MaxMemPer{per}"
+            # A partition without its own limit has the cluster's.
+            each = whole_number(fields.get(key)) or whole_number(config.get(key))
+            if each:
+                most[key] = each * factor
+        if limits.memory_mib is not None:
+            most["its QOS"] = limits.memory_mib
+        if not exclusive and not most:
+            most["its share of the CPUs"] = memory * cpus // min(effective_cpus(n) for n in nodes)
+        # With --mem=0, Slurm compares the limit with the memory of the partition's first node
+        # (_mem_per_node_part in src/slurmctld/job_mgr.c); a number is right whichever that is.
+        largest = max(memory_of(node) for node in self._nodes)
+        limit, key = min(((number, key) for key, number in most.items()), default=(largest, ""))
+        if limit < largest:
+            return min(memory, limit), f"{key if limit < memory else 'RealMemory of its nodes'}"
+        select = fields.get("SelectTypeParameters", "NONE")
+        select = config.get("SelectTypeParameters", "") if select == "NONE" else select
+        defaults = [
+            f"{key}={number}"
+            for source in (fields, config)
+            for key in ("DefMemPerNode", "DefMemPerCPU")
+            if (number := whole_number(source.get(key)))
+        ]
+        defaults += re.findall(r"DefMemPerGPU=\d+", fields.get("JobDefaults", ""))
+        if defaults or "MEMORY" in select.upper():
+            default = f"; Slurm's default is {defaults[0]}" if defaults else ""
+            return 0, f"0: all of a node's memory{default}"
+        return None, ""
+
+    def _most_nodes(
+        self, up: int, total: int, cpus: int, gpus: int, limits: Limits, granted: Grant
+    ) -> tuple[int, str]:
+        """Return how many nodes a job can have, and which limit decides."""
+        most = {f"{up} of {total} such nodes are up": up} if up else {"all are down now": total}
+        if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
+            most[f"MaxNodes of the partition; it has {total} such nodes"] = limit
+        name = granted.limited_by
+        for each, limit in (
+            (1, limits.nodes),
+            (cpus, limits.cpus),
+            (gpus, limits.gpus),
+        ):
+            if limit is not None and each:
+                most[f"{name} allows no more; the partition has {total} such nodes"] = max(
+                    1, limit // each
+                )
+        source = min(most, key=lambda key: most[key])
+        return most[source], source
+
+    def _refusal(self, groups: frozenset[str]) -> str:
+        """Return why the partition does not take this user's jobs; empty: it does."""
+        fields = self._fields
+        state = fields.get("State", "UP")
+        allowed = fields.get("AllowGroups", "ALL")
+        if state != "UP":
+            return f"its State is {state}"
+        if fields.get("RootOnly") == "YES" and os.getuid():
+            return "RootOnly"
+        if fields.get("ReqResv") == "YES":
+            return "it needs a reservation"
+        if allowed != "ALL" and os.getuid() and not groups & set(allowed.split(",")):
+            return f"its groups are {allowed}"
+        if whole_number(fields.get("MaxNodes")) == 0:
+            return "MaxNodes is 0"
+        return ""
 
 
-def _scalar(text: str) -> str:
-    return json.dumps(text)  # any JSON string is a YAML one
-
-
-def find_shared() -> Path | None:
-    """Return a directory of this user that the nodes seem to share with this host, or None.
-
-    A login node mounts the cluster's file systems like the nodes. ParallelCluster's head node has
-    /home on a local disk and exports it, so exported directories count too.
-    """
-    home = Path.home()
-    mounts = dict(_mounts())
-    for place, kind in sorted(mounts.items()):
-        if kind in _PARALLEL:
-            own = place / getpass.getuser()
-            if os.access(own if own.is_dir() else place, os.W_OK | os.X_OK):
-                return own
-    holder = next((p for p in (home, *home.parents) if p in mounts), Path("/"))
-    if mounts.get(holder) in _PARALLEL | _NFS:
-        return home
-    return home if any(p in _exported() for p in (home, *home.parents)) else None
-
-
-def _mounts() -> Iterator[tuple[Path, str]]:
-    """Yield every mount point and its type; a later mount on the same point counts."""
-    for line in _lines(MOUNTS):
-        _, place, kind, *_ = line.split()
-        yield Path(_unescaped(place)), kind
-
-
-def _exported() -> set[Path]:
-    return {Path(_unescaped(line.split()[0])) for line in _lines(EXPORTS) if line[:1] == "/"}
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
+def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Return nodes that are all alike, from the sums over a partition whose nodes are hidden."""
+    number = whole_number(fields.get("TotalNodes")) or 0
+    if not number or fields.get("Nodes") == "(null)":
         return []
+    tres = dict(re.findall(r"([\w/]+)=(\w+)", fields.get("TRES", "")))
+    cpus = int(fields.get("TotalCPUs", 0)) // number
+    memory = (mebibytes(tres.get("mem", "")) or number) // number
+    gpus = (whole_number(tres.get("gres/gpu")) or 0) // number
+    one = {"CPUTot": str(cpus), "RealMemory": str(memory), "State": "IDLE+CLOUD+POWERED_DOWN"}
+    gres = {"Gres": f"gpu:{gpus}"} if gpus else {}
+    return [{"NodeName": f"hidden-{n}", **one, **gres} for n in range(number)]
 
 
-def _unescaped(word: str) -> str:
-    r"""Return a path with escapes such as \040, a space, replaced."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+def effective_cpus(node: Mapping[str, str]) -> int:
+    """Return a node's CPUs for jobs: CPUEfctv since Slurm 22.05 leaves out those of the system."""
+    if known := whole_number(node.get("CPUEfctv")):
+        return known
+    reserved = int(node.get("CoreSpecCount", 0)) * int(node.get("ThreadsPerCore", 1))
+    return int(node.get("CPUTot", 0)) - reserved
+
+
+def memory_of(node: Mapping[str, str]) -> int:
+    """Return a node's memory for jobs in MiB."""
+    return int(node.get("RealMemory", 0)) - int(node.get("MemSpecLimit", 0))
+
+
+def features_of(node: Mapping[str, str]) -> list[str]:
+    """Return the features that jobs can ask for."""
+    text = node.get("AvailableFeatures", "(null)")
+    return [] if text == "(null)" else text.split(",")
+
+
+def whole_number(text: str | None) -> int | None:
+    """Return the number that Slurm prints; None for UNLIMITED and the like."""
+    return int(text) if text and text.isdecimal() else None
+
+
+def _least(*numbers: int | None) -> int | None:
+    known = [n for n in numbers if n is not None]
+    return min(known) if known else None
+
+
+def _groups() -> frozenset[str]:
+    names: list[str] = []
+    for number in {os.getgid(), *os.getgroups()}:
+        try:
+            names.append(grp.getgrgid(number).gr_name)
+        except KeyError:  # this host does not know its name
+            continue
+    return frozenset(names)

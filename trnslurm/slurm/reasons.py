@@ -62,6 +62,32 @@ _CODES = {
 }
 
 
+UNUSABLE = ("down", "drained")
+"""The states of nodes that start no job until an administrator acts."""
+# The first of these flags of a node decides; without one, its base state does.
+_FLAGS = {
+    "DRAIN": "drained",
+    "FAIL": "down",
+    "INVALID_REG": "down",
+    "NOT_RESPONDING": "down",
+    "POWERING_UP": "booting",
+    "POWERING_DOWN": "powering down",
+    "POWER_DOWN": "powering down",
+    "MAINTENANCE": "reserved",
+    "RESERVED": "reserved",
+}
+_STATES = {
+    "DOWN": "down",
+    "ERROR": "down",
+    "FUTURE": "down",
+    "DRAINED": "drained",
+    "DRAINING": "drained",
+    "ALLOCATED": "in use",
+    "MIXED": "in use",
+    "COMPLETING": "in use",
+    "IDLE": "idle",
+}
+
 LACKS_NODES = ("down, drained or reserved", "is down", "too few nodes")
 """Parts of the reasons of a job that waits for nodes that it may never get."""
 
@@ -86,3 +112,14 @@ def node_reason(reason: str) -> str:
         return reason
     words = _CODES.get(match[1], "AWS did not start its instance")
     return f"{words} ({match[1]})"
+
+
+def node_state(state: str) -> str:
+    """Return a node's state, such as `IDLE+CLOUD+POWERED_DOWN`, in plain words."""
+    base, *flags = re.sub(r"[*#~%$@!^-]", "", state).split("+")
+    for flag, words in _FLAGS.items():
+        if flag in flags:
+            return words
+    if base == "IDLE" and "POWERED_DOWN" in flags:
+        return "off until a job needs it"
+    return _STATES.get(base, base.lower())

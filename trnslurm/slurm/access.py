@@ -1,0 +1,230 @@
+"""Reads which accounts and QOS a user has, and what they limit, where Slurm has accounting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+
+from trnslurm.errors import SlurmError
+from trnslurm.frozen import Frozen
+from trnslurm.slurm.commands import Slurm
+
+_GIB = {"": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+
+
+class Limits(Frozen):
+    """How much one job may have; None: no limit."""
+
+    nodes: int | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    memory_mib: int | None = None
+    minutes: int | None = None
+
+    def least(self, other: Limits) -> Limits:
+        """Return both limits at once."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _NAMES}
+        known = {name: [n for n in pair if n is not None] for name, pair in pairs.items()}
+        return Limits(**{name: min(each) for name, each in known.items() if each})
+
+
+_NAMES = ("nodes", "cpus", "gpus", "memory_mib", "minutes")
+
+
+class Association(Frozen):
+    """An account of the user, in one partition or in all."""
+
+    account: str
+    partition: str
+    """Empty: in all partitions."""
+    qos: tuple[str, ...]
+    default_qos: str
+    limits: Limits
+
+
+class Access(Frozen):
+    """What accounting grants to the user."""
+
+    default_account: str = ""
+    associations: tuple[Association, ...] = ()
+    qos: Mapping[str, Limits] = field(default_factory=dict)
+    enforced: bool = False
+    """Whether a job needs an association."""
+    known: bool = False
+    """Whether sacctmgr answered."""
+    off: bool = False
+    """Whether Slurm has no accounting, and so knows no account."""
+
+
+class Grant(Frozen):
+    """The account and QOS for a partition."""
+
+    account: str | None = None
+    """None: the user's default is right."""
+    qos: str | None = None
+    limits: Limits = Limits()
+    limited_by: str = ""
+    """The name of the QOS or account that limits a job."""
+    refused: str = ""
+    """Why the user can use neither; empty: they can."""
+    questions: tuple[str, ...] = ()
+    """Keys that the user must find out, with what Slurm said."""
+
+
+def read_access(slurm: Slurm, config: Mapping[str, str], user: str) -> Access:
+    """Return what sacctmgr shows of the user's accounts and of every QOS."""
+    enforce = config.get("AccountingStorageEnforce", "").lower()
+    enforced = any(word in enforce for word in ("associations", "limits", "qos", "wckeys", "safe"))
+    limited = "limits" in enforce or "safe" in enforce
+    if "slurmdbd" not in config.get("AccountingStorageType", ""):
+        return Access(off=True)
+    if not slurm.find("sacctmgr"):
+        return Access(enforced=enforced)
+    try:
+        # https://slurm.schedmd.com/sacctmgr.html: withassoc gives a line per association
+        users = _rows(
+            slurm, "user", user, "withassoc",
+            columns="DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall",
+        )  # fmt: skip
+        every = _rows(slurm, "qos", columns="Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall")
+    except SlurmError:
+        return Access(enforced=enforced)
+    cluster = config.get("ClusterName", "").lower()
+    ours = [row for row in users if row[1].lower() == cluster]
+    return Access(
+        default_account=ours[0][0] if ours else "",
+        associations=tuple(
+            Association(
+                account=account,
+                partition=partition,
+                qos=tuple(filter(None, names.split(","))),
+                default_qos=default,
+                limits=_limits(tres, wall) if limited else Limits(),
+            )
+            for _, _, account, partition, names, default, *tres, wall in ours
+        ),
+        qos={name: _limits(tres, wall) if limited else Limits() for name, *tres, wall in every},
+        enforced=enforced,
+        known=True,
+    )
+
+
+def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
+    """Return the account and QOS with which this user gets nodes of a partition.
+
+    `node` is what a job needs for one node. The user's defaults come first.
+    """
+    accounts = _allowed(partition, "Accounts")
+    qos = _allowed(partition, "Qos")
+    if access.off and accounts is not None:  # it leaves every job pending, whatever --account
+        return Grant(refused=f"its accounts are {','.join(accounts)}, but accounting is off")
+    if not access.known:
+        named = {"account": accounts, "qos": qos}
+        return Grant(
+            questions=tuple(
+                f"{key}|Allow{key.title() if key == 'qos' else 'Accounts'}={','.join(names)}"
+                for key, names in named.items()
+                if names is not None
+            )
+        )
+    if not access.associations:
+        return Grant(refused="you have no account here" if access.enforced else "")
+    name = partition["PartitionName"]
+    found = [a for a in access.associations if a.partition in ("", name)]
+    found.sort(key=lambda a: (a.account != access.default_account, a.partition == ""))
+    usable = [
+        a for a in found if _is_allowed(a.account, accounts, partition.get("DenyAccounts", ""))
+    ]
+    if not usable:
+        mine = ", ".join(sorted({a.account for a in access.associations}))
+        if found and accounts is not None:
+            # By slurm.conf(5) of 24.11, not of 22.05, the list includes the accounts below.
+            says = f"AllowAccounts={','.join(accounts)}, yours: {mine}; newer Slurm counts those"
+            return Grant(questions=(f"account|{says} below them too",))
+        return Grant(refused=f"it takes none of your accounts: {mine}")
+    above = access.qos.get(partition.get("QoS", ""), Limits())
+    choices = [
+        (association, word, association.limits.least(above).least(access.qos.get(word, Limits())))
+        for association in usable
+        for word in _by_default(association)
+        if _is_allowed(word, qos, partition.get("DenyQos", ""))
+    ]
+    if not choices:
+        mine = ", ".join(sorted({word for a in usable for word in a.qos}))
+        return Grant(refused=f"its QOS are {','.join(qos or ())}, yours: {mine or 'none'}")
+    # The first that allows a whole node; else the first.
+    whole = [choice for choice in choices if _holds(choice[2], node)]
+    association, word, limits = (whole or choices)[0]
+    return Grant(
+        account=association.account if association.account != access.default_account else None,
+        qos=word if word != _by_default(association)[0] else None,
+        limits=limits,
+        limited_by=f"QOS {word}" if word else f"account {association.account}",
+    )
+
+
+def _by_default(association: Association) -> list[str]:
+    """Return the QOS of an association, its default first.
+
+    Without a default, Slurm takes `normal` if the user has it: src/slurmctld/acct_policy.c.
+    """
+    first = association.default_qos or ("normal" if "normal" in association.qos else "")
+    others = [word for word in association.qos if word != first]
+    return [first, *others] if first or not others else others
+
+
+def _allowed(partition: Mapping[str, str], what: str) -> list[str] | None:
+    names = partition.get(f"Allow{what}", "ALL")
+    return None if names in ("ALL", "", "(null)") else names.split(",")
+
+
+def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
+    return (allowed is None or name in allowed) and name not in denied.split(",")
+
+
+def _holds(limits: Limits, node: Limits) -> bool:
+    pairs = [(getattr(limits, name), getattr(node, name)) for name in _NAMES]
+    return all(most is None or need is None or need <= most for most, need in pairs)
+
+
+def _rows(slurm: Slurm, *words: str, columns: str) -> list[list[str]]:
+    text = slurm.call("sacctmgr", "-nP", "show", *words, f"format={columns}")
+    width = columns.count(",") + 1
+    rows = (line.split("|") for line in text.splitlines())
+    return [row for row in rows if len(row) == width]
+
+
+def _limits(tres: Iterable[str], wall: str) -> Limits:
+    found = Limits(minutes=minutes(wall))
+    for text in tres:
+        counts = dict(re.findall(r"([\w/]+)=(\d+[MGTP]?)", text))
+        gpus = counts.get("gres/gpu")
+        found = found.least(
+            Limits(
+                nodes=_number(counts.get("node")),
+                cpus=_number(counts.get("cpu")),
+                gpus=_number(gpus),
+                memory_mib=mebibytes(counts.get("mem", "")),
+            )
+        )
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def mebibytes(text: str) -> int | None:
+    """Return the MiB of a size as Slurm prints it, such as 750G; None for no size."""
+    match = re.fullmatch(r"(\d+)([MGTP]?)", text)
+    return int(match[1]) * _GIB[match[2]] if match else None
+
+
+def minutes(text: str) -> int | None:
+    """Return the minutes of a time limit as Slurm prints it; None for no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if not match:
+        return None
+    days, hours, mins, _ = (int(g or 0) for g in match.groups())
+    return (days * 24 + hours) * 60 + mins

@@ -1,0 +1,197 @@
+"""Writes a cluster profile for nodes that detect found; each line says where it is from."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from trnslurm.config.catalog import InstanceType
+from trnslurm.slurm.detect import DetectedCluster, Nodes
+
+MOUNTS = Path("/proc/self/mounts")
+EXPORTS = Path("/var/lib/nfs/etab")  # the current exports, from /etc/exports and other sources
+
+# Types in /proc/self/mounts. Built for many nodes that write at once, so preferred.
+_PARALLEL = {"lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "panfs", "orangefs"}
+_NFS = {"nfs", "nfs4"}  # EFS and FSx for OpenZFS too
+_COMMENT_AT = 28
+
+
+def profile_text(
+    site: DetectedCluster,
+    chosen: Nodes,
+    known: InstanceType | None,
+    bin_dir: str | None,
+    shared: Path | None = None,
+) -> str:
+    """Return a commented cluster profile; all nodes mount the path `shared`.
+
+    `known` is the catalog's entry for the nodes' instance type.
+    """
+    accounting = "on" if site.accounting else "off: status works without it"
+    found = shared or Path("~")
+    cache = "null" if shared is None else _scalar(str(shared / "trnslurm-compile-cache"))
+    where = "It seems that all nodes share this one" if shared else "No shared one was found"
+    own = _own_name(chosen)
+    memory = f"{chosen.memory_mib // 1024} GiB" if chosen.memory_mib else "memory not known"
+    lines = [
+        f"description: {_scalar(f'{site.cluster}, partition {chosen.label}')}",
+        "",
+        "# Made by `trnslurm cluster detect --write`. Check run_root and python, then test them",
+        "# with `trnslurm env check`.",
+        f"# Found: {chosen.total} nodes ({chosen.up} up), {chosen.cpus} CPUs, {memory} each; "
+        f"accounting {accounting}.",
+        *_others(site, chosen),
+        "scheduler: slurm",
+        f"instance_type: {_scalar(chosen.instance_type or own)}",
+        "",
+        f"# Directories on a file system that all nodes share. {where}.",
+        f"run_root: {_scalar(str(found / 'trnslurm-runs'))}",
+        f"data_root: {_scalar(str(found / 'trnslurm-data'))}",
+        "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
+        "activate: []",
+        f"python: {_scalar(sys.executable)}",
+        "",
+        "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
+        "# which goes with the node.",
+        f"compile_cache: {cache}",
+        "# submit asks (or needs --yes) above this many node-hours; null: never.",
+        "ask_above_node_hours: null",
+        "",
+        "slurm:",
+        *_slurm_lines(chosen, known),
+        *(
+            ["  expedite: true  # after a node failure a job restarts first"]
+            if site.expedites
+            else []
+        ),
+        "  data_partition: null  # for `data prepare --submit`, which needs only CPUs",
+        f"  bin_dir: {'null' if bin_dir is None else _scalar(bin_dir)}",
+    ]
+    return "\n".join(lines + ([] if chosen.instance_type else _own_type(own, chosen))) + "\n"
+
+
+def _others(site: DetectedCluster, chosen: Nodes) -> Iterator[str]:
+    """Yield comments on the other nodes that the user can have."""
+    others = [n for n in site.partitions if n != chosen and not n.unusable]
+    if others:
+        yield "# Other nodes: trnslurm cluster detect --write --name NAME --partition one of"
+        for n in others:
+            gpus = f", {n.gpus} GPUs" if n.gpus else ""
+            yield f"#   {n.label}: {n.nodes} nodes, {n.cpus} CPUs{gpus}"
+
+
+def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
+    sources = dict(chosen.sources)
+    sources["partition"] = "the site's default" if chosen.default else "scontrol show partition"
+    sources["max_time_min"] = "MaxTime" if chosen.max_time_min else "the partition has no MaxTime"
+    sources["account"] = "the partition does not take your default account"
+    sources["qos"] = "your default QOS does not allow a job on whole nodes here"
+    sources["constraint"] = "a feature that the partition's other nodes do not have"
+    sources["gpu_type"] = "Gres of its nodes; the partition has other GPUs too"
+    values: dict[str, object] = {
+        "partition": chosen.name,
+        "account": chosen.account,
+        "qos": chosen.qos,
+        "constraint": chosen.constraint,
+        "max_nodes": chosen.nodes,
+        "max_time_min": chosen.max_time_min,
+        "default_time_min": chosen.default_time_min,
+        "cpus_per_task": chosen.cpus,
+        "mem_per_node_mib": chosen.mem_per_node_mib,
+        "gpu_type": chosen.gpu_type,
+    }
+    if known and known.gpus != chosen.gpus:
+        values["gpus_per_node"] = chosen.gpus
+        sources.setdefault("gpus_per_node", "Gres of its nodes")
+    if not chosen.exclusive:
+        values["exclusive"] = False
+    always = ("partition", "max_nodes", "max_time_min", "cpus_per_task")
+    for key, value in values.items():
+        if value is None and key not in always:
+            continue
+        text = "null" if value is None else json.dumps(value)
+        yield f"{f'  {key}: {text}':<{_COMMENT_AT}}  # {sources[key]}"
+    for question in chosen.questions:
+        key, _, says = question.partition("|")
+        yield f"  # {key}: ?  {says}"
+    if chosen.mixed:
+        yield f"  # constraint: ?  no feature tells these nodes from {chosen.mixed} others of the"
+        yield "  # partition that fit too, so Slurm may give those"
+
+
+def _own_name(chosen: Nodes) -> str:
+    return re.sub(r"[^\w.-]", "-", chosen.label)
+
+
+def _own_type(name: str, chosen: Nodes) -> list[str]:
+    """Return the lines that define an instance type that the catalog lacks."""
+    device, count = ("cuda", chosen.gpus) if chosen.gpus else ("cpu", chosen.cpus)
+    listed = sorted({n for n in (1, 2, 4, 8, 16, count) if n <= count})
+    slices = ["    # Slices of GPUs (MIG): NCCL joins no two of them, so one worker per node."]
+    unset = ["    # host_gib: ?  slurm.conf has no RealMemory for these nodes"]
+    return [
+        "",
+        "# Not in the catalog. Add efa, bf16_tflops and price_per_hour where they are known.",
+        "instance_types:",
+        f"  {_scalar(name)}:",
+        f"    device: {device}",
+        *(slices if chosen.sliced else []),
+        f"    accelerators: {max(chosen.gpus, 1)}",
+        f"    workers: {listed}",
+        f"    multi_node_workers: {listed}",
+        f"    vcpus: {chosen.cpus}",
+        *([] if chosen.memory_mib else unset),
+        f"    host_gib: {chosen.memory_mib // 1024}",
+    ]
+
+
+def _scalar(text: str) -> str:
+    return json.dumps(text)  # any JSON string is a YAML one
+
+
+def find_shared() -> Path | None:
+    """Return a directory of this user that the nodes seem to share with this host, or None.
+
+    A login node mounts the cluster's file systems like the nodes. ParallelCluster's head node has
+    /home on a local disk and exports it, so exported directories count too.
+    """
+    home = Path.home()
+    mounts = dict(_mounts())
+    for place, kind in sorted(mounts.items()):
+        if kind in _PARALLEL:
+            own = place / getpass.getuser()
+            if os.access(own if own.is_dir() else place, os.W_OK | os.X_OK):
+                return own
+    holder = next((p for p in (home, *home.parents) if p in mounts), Path("/"))
+    if mounts.get(holder) in _PARALLEL | _NFS:
+        return home
+    return home if any(p in _exported() for p in (home, *home.parents)) else None
+
+
+def _mounts() -> Iterator[tuple[Path, str]]:
+    """Yield every mount point and its type; a later mount on the same point counts."""
+    for line in _lines(MOUNTS):
+        _, place, kind, *_ = line.split()
+        yield Path(_unescaped(place)), kind
+
+
+def _exported() -> set[Path]:
+    return {Path(_unescaped(line.split()[0])) for line in _lines(EXPORTS) if line[:1] == "/"}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+
+
+def _unescaped(word: str) -> str:
+    r"""Return a path with escapes such as \040, a space, replaced."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
