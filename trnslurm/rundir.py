@@ -28,7 +28,10 @@ CONFIG = "config.yaml"
 INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
 NOTIFY = "notify.json"
+CAPS = "caps.json"
 CHECKPOINTS = "checkpoints"
+OF_COUNT = "nodes-{}"
+"""The directory of the files for a node count, where a job may have fewer nodes."""
 PREPARE = "prepare"
 """The only phase of a run that prepares data."""
 
@@ -57,12 +60,17 @@ class RunFiles(Frozen, kw_only=False):
     @property
     def plan_file(self) -> Path:
         """The numbers that the job reads and checks."""
-        return self.path / PLAN
+        return self._of_count / PLAN
 
     @property
     def strategy_file(self) -> Path:
         """Settings of the recipe's sharding strategy, if it has one."""
-        return self.path / STRATEGY
+        return self._of_count / STRATEGY
+
+    @property
+    def _of_count(self) -> Path:
+        """The directory of the files for this node count, as a job with a range says."""
+        return self.path / os.environ.get("TRNSLURM_FILES", "")
 
     @property
     def config_file(self) -> Path:
@@ -72,12 +80,17 @@ class RunFiles(Frozen, kw_only=False):
     @property
     def ingredients_file(self) -> Path:
         """What shapes the compiled graphs."""
-        return self.path / INGREDIENTS
+        return self._of_count / INGREDIENTS
 
     @property
     def notify_file(self) -> Path:
         """Whom to notify about which events; missing without notifications."""
         return self.path / NOTIFY
+
+    @property
+    def caps_file(self) -> Path:
+        """How much the run may use over all attempts; missing without a cap."""
+        return self.path / CAPS
 
     @property
     def patch_file(self) -> Path:
@@ -225,6 +238,11 @@ class RunFiles(Frozen, kw_only=False):
     def stacks_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.stacks_file(phase, attempt, "*").name))
 
+    @property
+    def guard_file(self) -> Path:
+        """Why the guard of a local run has ended its script."""
+        return self.state / "guard.json"
+
     def told_file(self, phase: str, attempt: int, event: str) -> Path:
         """Exists once a message about an event was sent."""
         return self.state / f"told-{phase}-{attempt}-{event}.json"
@@ -338,6 +356,20 @@ def changed_at(directory: Path) -> float:
             with contextlib.suppress(OSError):
                 times.append(path.lstat().st_mtime)
     return max(times)
+
+
+def now_there(directory: Path) -> float:
+    """Return the time by the clock that stamps a directory's files, as far as we may write there.
+
+    It may be a file server's, and the clocks of hosts may be wrong.
+    """
+    import tempfile  # rarely needed, and slow to import
+
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def temporary_name(step: int, attempt: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,24 @@ def test_stop_a_rank(user, control, row) -> None:
     run.finish()
     stuck = json.loads((run.path / "state/stuck-train-1.json").read_text())
     assert stuck["rank"] == 1, stuck
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.faults
+@pytest.mark.row(28, "SIGKILL of a rank, with workers that were started ahead")
+def test_kill_one_rank_later(user, control, row) -> None:
+    """A minute after the start they wait."""
+    run = submit(user, "train.pause_s=0.7")
+    run.reach(25)
+
+    def workers() -> int:
+        return sum(" -u code/jobs/" in line for line in run.sandbox.processes_of(run))
+
+    eventually(lambda: workers() == 4, 120)
+    time.sleep(5)  # they import
+    recovery = run.recover(lambda: run.kill(1))
+    run.finish()
+    assert not list(run.path.glob("logs/standby-*"))
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ..waiting import eventually
 from . import invariants
-from .trainings import INTERVAL, Training, submit
+from .trainings import INTERVAL, STEPS, Training, submit
 
 pytestmark = pytest.mark.faults
 
@@ -163,3 +163,35 @@ def test_node_never_back(user, control, row) -> None:
     run.finish()
     run.sandbox.fault(node, "power-on")
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
+
+
+@pytest.mark.row(26, "a node goes off, and a spare takes its place")
+def test_spare(user, control, row) -> None:
+    run = submit(user, "slurm.spares=1")
+    run.reach(25)
+    job, node = run.jobs["train"], run.hosts()[1]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "power-off"))
+    assert node not in run.hosts(recovery.attempt) and len(run.hosts(recovery.attempt)) == 2
+    run.finish()
+    run.sandbox.fault(node, "power-on")
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(27, "a node goes off, and the training continues on the two that are left")
+def test_fewer_nodes_left(user, control, row) -> None:
+    run = submit(user, "slurm.min_nodes=1", nodes=3)
+    run.reach(25)
+    job, node = run.jobs["train"], run.hosts()[1]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "power-off"))
+    assert len(run.hosts(recovery.attempt)) == 2
+    run.finish()
+    run.sandbox.fault(node, "power-on")
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    assert recovery.lost <= INTERVAL
+    invariants.every_sample_once(run, STEPS)
+    invariants.same_numbers(run, control(nodes=3), rel=1e-6)
+    invariants.ended_well(run)
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=recovery.lost, bound=INTERVAL)
+    row.measured(recovery)

@@ -21,6 +21,11 @@ pytestmark = pytest.mark.gpu
 QUIET = {"train__eval_every": 0, "train__save_every": 0, "steps": 100_000}
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def edit_loop(bundle: Path, *, before: str = "", inside: str = "") -> None:
     """Put lines into a job's snapshot, before its loop over the steps or at the begin of it."""
     [job] = bundle.glob("code/jobs/*/train.py")
@@ -99,6 +104,38 @@ def test_a_host_is_a_step_ahead_at_most(device: str, tmp_path: Path) -> None:
                 "NCCL_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPO)}  # fmt: skip
     done = run_process([sys.executable, "-c", AHEAD], env={**os.environ, **torchrun}, cwd=tmp_path)
     assert done.code == 0, done.err
+
+
+WAITS = """\
+import torch
+import transformers.models.gpt2.modeling_gpt2
+import told
+
+print("free", torch.ones(1, device="DEVICE").item())
+"""
+
+
+def test_workers_started_ahead_use_no_gpu(device: str, tmp_path: Path) -> None:
+    """Imports torch and transformers, holds no memory of a GPU meanwhile, and then uses one."""
+    script, there = tmp_path / "script.py", tmp_path / "there"
+    script.write_text(WAITS.replace("DEVICE", device))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/told.py").write_text(f"open({str(there)!r}, 'w').close()\n")
+    paths = (REPO / "trnslurm/node/startup", REPO, tmp_path / "lib")
+    environ = {"RANK": "0", "TRNSLURM_STANDBY": "2", "TRNSLURM_RUN_DIR": str(tmp_path),
+               "PYTHONPATH": ":".join(map(str, paths))}  # fmt: skip
+    program = [sys.executable, "-m", "trnslurm.node.standby", "--workers=1", "--"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [*program, sys.executable, str(script)], env={**os.environ, **environ}, text=True, **pipes
+    ) as standby:
+        eventually(there.exists, LIMIT_S)
+        if device == "cuda":
+            [worker] = children(standby.pid)
+            used = run_process(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"])
+            assert str(worker) not in used.ok.split()
+        out, _ = standby.communicate('{"TRNSLURM_RESUME": ""}\n', LIMIT_S)
+    assert standby.returncode == 0 and "free 1.0" in out
 
 
 def test_more_workers_than_gpus_are_refused(trainings: Trainings, device: str, gpus: int) -> None:

@@ -69,10 +69,14 @@ class Model(torch.nn.Module):
 
 class Saving(TrainerCallback):
     def on_save(self, *_, **__): hang_in("save")
+    def on_step_end(self, _, state, *__, **___):
+        if state.global_step == 3: hang_in("collective")
 
 arguments = TrainingArguments("out", max_steps=8, save_steps=4, use_cpu=True, report_to=[],
     per_device_train_batch_size=1, ddp_timeout=3600, disable_tqdm=True)
+hang_in("start")
 Trainer(Model(), arguments, train_dataset=Rows(), callbacks=[Saving()]).train()
+hang_in("end")
 """
 LIGHTNING = f"""
 import datetime, os, sys, time
@@ -84,15 +88,23 @@ class Module(lightning.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(2, 1)
     def training_step(self, batch, number):
-        if number == 3: hang_in("loader")
+        if number == 3: hang_in("collective")
         return self.layer(batch).sum()
     def on_train_end(self): hang_in("end")
+    def on_save_checkpoint(self, checkpoint): hang_in("save")
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
 
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 20
+    def __getitem__(self, i):
+        if i > 14: hang_in("loader")
+        return torch.ones(2)
+
+hang_in("start")
 strategy = DDPStrategy(process_group_backend="gloo", timeout=datetime.timedelta(hours=1))
 trainer = lightning.Trainer(accelerator="cpu", devices=1, num_nodes=2, strategy=strategy,
-    max_epochs=1, logger=False, enable_progress_bar=False, enable_checkpointing=False)
-trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(20, 2)))
+    max_epochs=1, logger=False, enable_progress_bar=False)
+trainer.fit(Module(), torch.utils.data.DataLoader(Rows()))
 """
 PROGRAM = "#!/bin/sh\necho begin\n[ $SLURM_NODEID = 0 ] || exec sleep 1000\nexec sleep 1001\n"
 FRAMEWORKS = {"plain.py": PLAIN, "trainer.py": TRAINER, "lit.py": LIGHTNING, "program": PROGRAM}
@@ -132,9 +144,15 @@ def hang(home: Path, name: str, place: str) -> tuple[dict[str, Any], str]:
                 ("plain.py", "collective", 1, "(hang_in)"),
                 ("plain.py", "save", 1, "(hang_in)"),
                 ("plain.py", "end", 1, "threading.py"),
+                ("trainer.py", "start", 1, "(hang_in)"),
                 ("trainer.py", "loader", 1, "(hang_in)"),
+                ("trainer.py", "collective", 1, "(hang_in)"),
                 ("trainer.py", "save", 1, "(hang_in)"),
+                ("trainer.py", "end", 1, "(hang_in)"),
+                ("lit.py", "start", 1, "(hang_in)"),
                 ("lit.py", "loader", 1, "(hang_in)"),
+                ("lit.py", "collective", 1, "(hang_in)"),
+                ("lit.py", "save", 1, "(hang_in)"),
                 ("lit.py", "end", 1, "(hang_in)"),
             )
         ),

@@ -184,7 +184,19 @@ def test_no_orphan_when_the_launcher_dies(
     launcher.send_signal(number)
     launcher.wait(timeout=30)
     eventually(lambda: not machine.processes(), 90)
-    assert machine.status()["state"] == "CANCELLED"
+    status = machine.status()
+    assert status["state"] == "CANCELLED"
+    assert f"process {launcher.pid}, which this run belongs to, has ended" in str(status["reason"])
+
+
+def test_a_killed_guard_is_named(machine: Machine, launcher: subprocess.Popen[bytes]) -> None:
+    job = json.loads((machine.runs[-1] / "run.json").read_text())["jobs"]["local"]
+    os.kill(int(job.partition("@")[0]), signal.SIGKILL)
+    assert launcher.wait(timeout=90) == 1
+    eventually(lambda: not machine.processes(), 90)
+    status = machine.status()
+    assert status["state"] == "CANCELLED"
+    assert str(status["reason"]).startswith("the process that guards the run was killed")
 
 
 def test_cancel_from_elsewhere(machine: Machine, launcher: subprocess.Popen[bytes]) -> None:

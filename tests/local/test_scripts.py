@@ -85,7 +85,7 @@ def test_a_script_that_keeps_the_contract(project: Project) -> None:
     assert seen["metrics"]["steps"] == 30
     project.trnslurm("cancel", "last")
     seen = project.status()
-    assert (seen["state"], seen["reason"]) == ("CANCELLED", "saved step 12")
+    assert (seen["state"], seen["reason"]) == ("CANCELLED", "by trnslurm cancel; saved step 12")
     saved = sorted(file.name for file in project.run.glob("checkpoints/*"))
     assert saved == ["step-10.pt", "step-12.pt"]
     project.trnslurm("resume", "last", "--nodes", "1")

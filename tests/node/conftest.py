@@ -32,13 +32,13 @@ class Workbench:
         (self.directory / name).write_text(text)
         return name
 
-    def start(self, *command: str) -> "subprocess.Popen[str]":
+    def start(self, *command: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
         """Start a command in the directory; what descends from it can be found again."""
         process = subprocess.Popen(
             command,
             cwd=self.directory,
             env=self.environ,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import trnslurm
 
 # What it is told lies in files beside it; `asked` has what it was asked.
 SCONTROL = """\
@@ -39,6 +43,31 @@ echo '{"step": 20, "saved": true}' > state/stopped-train-1.json
 """
 ENDLESS = "while :; do sleep 0.1; done\n"
 FOR_EVER = "trap '' TERM\n" + STARTED + ENDLESS
+
+
+# The batch script, as it is run for the next attempt.
+AGAIN = """\
+[ ! -e fails ] || exit 7
+cd "$SLURM_SUBMIT_DIR"
+echo "$SLURM_RESTART_COUNT $SLURM_JOB_NODELIST ${OTHER:-none}" > given
+export TRNSLURM_PHASE=train TRNSLURM_ATTEMPT=2 TRNSLURM_HOSTS=node-1,node-2 SLURM_JOB_NUM_NODES=2
+export TRNSLURM_STANDBY
+export TRNSLURM_RUN_DIR=$PWD PYTHONPATH=$PWD/code PATH=$PWD/bin:$PATH
+[ -n "$TRNSLURM_STANDBY" ] || echo '{"job_id": "4711"}' > state/train-2.json
+"""
+# Started ahead: a step that waits for a line.
+WAITS = """\
+if [ -z "$TRNSLURM_STANDBY" ]; then
+  touch logs/train-1-node0.log; mkdir -p checkpoints/step-00000020
+  until [ -e waits ]; do sleep 0.02; done
+  exit "$(cat code-1)"
+fi
+echo "srun: error: said while it waits" >&2
+echo "$TRNSLURM_RESUME $TRNSLURM_STANDBY" > logs/standby-train-2-node0.log; touch waits
+read -r line || { touch ended; exit; }
+echo "$line" > told
+echo "srun: error: said while it trains" >&2
+"""
 
 
 class Script:
@@ -135,14 +164,21 @@ def test_state_of_an_attempt_that_completes(script: Script) -> None:
     assert before == {
         "phase": "train", "attempt": 1, "job_id": "4711", "restarts": 0, "state": "RUNNING",
         "reason": "", "exit_code": None, "cause": "", "checkpoint": 40, "hosts": "node-1,node-2",
-        "host": os.uname().nodename, "pid": process.pid, "started": "2026-01-01T00:00:00Z",
-        "ended": None,
+        "nodes": 2, "host": os.uname().nodename, "pid": process.pid,
+        "started": "2026-01-01T00:00:00Z", "ended": None,
     }  # fmt: skip
     assert after["ended"] > after["started"]
     assert after == before | {"state": "COMPLETED", "exit_code": 0, "ended": after["ended"]}
     assert script.said.endswith("train attempt 1: COMPLETED\n")
     assert script.bench.has("state/heartbeat")
     assert script.bench.read("words") == "-x\n"
+
+
+def test_slurm_does_not_hold_an_expedited_job_that_failed(script: Script) -> None:
+    script.options = ["--expedite"]
+    script.step(STARTED + "exit 9\n")
+    assert script.run() == 9
+    assert script.asked("update") == ["update JobId=4711 Requeue=0"]
 
 
 def test_heartbeat(script: Script) -> None:
@@ -162,11 +198,11 @@ def test_triage_that_fails_changes_nothing(script: Script) -> None:
     assert script.ended() == ("FAILED", "exit code 9 while running on node-1,node-2")
 
 
-def raises(error: str, code: int = 1) -> str:
-    """A step that leaves a traceback in the log of its second node."""
+def raises(error: str, code: int = 1, node: int = 1) -> str:
+    """A step that leaves a traceback in the log of a node, the second one by default."""
     lines = ["Traceback (most recent call last):", '  File "code/jobs/x/train.py", line 3, in f']
     said = "".join(f"{line}\n" for line in [*lines, "    g()", error])
-    return f'cat > "logs/train-$TRNSLURM_ATTEMPT-node1.log" <<"EOF"\n{said}EOF\nexit {code}\n'
+    return f'cat > "logs/train-$TRNSLURM_ATTEMPT-node{node}.log" <<"EOF"\n{said}EOF\nexit {code}\n'
 
 
 def test_what_would_come_again_is_not_tried_again(script: Script) -> None:
@@ -177,6 +213,16 @@ def test_what_would_come_again_is_not_tried_again(script: Script) -> None:
     assert script.ended() == ("FAILED", "KeyError: 'lr' (train.py, line 3)")
     assert script.state()["cause"] == "error" and script.asked("requeue") == []
     assert ", which would end every attempt\n" in script.said
+
+
+def test_the_process_that_holds_a_taken_port_is_named(script: Script) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        script.step(raises(f"DistNetworkError: no socket. port: {port}, name: EADDRINUSE", node=0))
+        assert script.run() == 1
+    held = f"port {port} of node-1 is held by {Path('/proc/self/comm').read_text().strip()} "
+    held += f"(process {os.getpid()}"
+    assert held in script.ended()[1] and f"\ncause: {held}" in script.said
 
 
 def test_crashes_are_counted(script: Script) -> None:
@@ -225,6 +271,84 @@ def test_requeue_that_cannot_be(script: Script, job: str, word: str, why: str) -
     assert script.ended()[0] == word
     assert script.ended()[1].endswith(why)
     assert len(script.asked("requeue")) == (3 if "accepted" in why else 0)  # it may be busy
+
+
+def started_again(script: Script, *, options: str = "", before: str = "") -> None:
+    """Let the batch script be run once more after a crash."""
+    environ = script.bench.environ
+    code = environ.get("PYTHONPATH") or str(Path(trnslurm.__file__).parents[1])
+    command = f"{sys.executable} -m trnslurm.node.attempt --requeue {options} -- srun -y"
+    text = AGAIN.replace("$PWD/code", code) + f"{before}\nexec {command}\n"
+    script.bench.script("again.sh", text)
+    environ |= {"SLURM_JOB_NODELIST": "node-[1-2]", "OTHER": "x"}
+    script.with_change("trnslurm.node.attempt as a; a._LOOK_S = a.relaunch.AFTER_S = 0.01")
+    script.options += [f"--script={script.bench.directory}/again.sh"]
+
+
+def test_a_crash_starts_again_in_the_allocation(script: Script) -> None:
+    started_again(script, before="sleep 9 > /dev/null 2>&1 &")
+    script.step(STARTED + 'echo "$*" >> words\n[ "$TRNSLURM_ATTEMPT" = 2 ] && exit\nexit 9\n')
+    assert script.run() == 0, script.said
+    assert script.ended()[0] == "RESTARTED" and "crash 1 of 3" in script.ended()[1]
+    assert script.ended(2) == ("COMPLETED", "")
+    assert script.bench.read("words") == "-x\n-y\n"
+    assert script.bench.read("given") == "0 node-[1-2] none\n"
+    assert script.asked("requeue") == []
+
+
+def test_the_second_crash_in_a_row_is_requeued(script: Script) -> None:
+    started_again(script)
+    script.step("touch logs/train-$TRNSLURM_ATTEMPT-node0.log\nexit 9\n")
+    assert script.run() == 9, script.said
+    assert [script.ended(n)[0] for n in (1, 2)] == ["RESTARTED", "REQUEUED"]
+    assert len(script.asked("requeue")) == 1
+
+
+def test_a_script_that_cannot_start_again(script: Script) -> None:
+    started_again(script)
+    script.touch("fails")
+    script.step(STARTED + "exit 9\n")
+    assert script.run() == 7
+
+
+def test_what_starts_again_is_ended(script: Script) -> None:
+    """TERM while the batch script runs ends the next attempt."""
+    started_again(script, before="touch asked; until [ -e goes ]; do sleep 0.02; done")
+    script.step(STARTED + "exit 9\n")
+    process = script.start()
+    script.bench.await_files("asked")
+    process.send_signal(signal.SIGTERM)
+    script.touch("goes")
+    assert script.end(process) == 143, script.said
+    assert script.ended(2)[0] == "CANCELLED"
+
+
+def test_a_crash_is_followed_by_what_was_started_ahead(script: Script) -> None:
+    """Its log gets the attempt's name, and it is told where to begin."""
+    started_again(script)
+    script.options.append("--standby")
+    script.bench.script("code-1", "9")
+    script.step(WAITS)
+    assert script.run() == 0, script.said
+    assert [script.ended(n)[0] for n in (1, 2)] == ["RESTARTED", "COMPLETED"]
+    newest = script.bench.directory / "checkpoints/step-00000020"
+    assert json.loads(script.bench.read("told")) == {"TRNSLURM_RESUME": str(newest)}
+    assert script.bench.read("logs/train-2-node0.log") == "@resume@ 2\n"
+    assert script.state(2)["checkpoint"] == 20
+    assert "said while it trains" in script.said and "said while it waits" not in script.said
+
+
+@pytest.mark.parametrize(("code", "ends"), [("0", 0), ("9", 143)])
+def test_what_was_started_ahead_is_ended(script: Script, code: str, ends: int) -> None:
+    """Once the training is complete, or another job has taken the next attempt."""
+    started_again(script)
+    script.options.append("--standby")
+    script.bench.script("code-1", code)
+    taken = "" if code == "0" else '[ -n "$TRNSLURM_STANDBY" ] || touch state/train-2.json\n'
+    script.step(taken + WAITS)
+    assert script.run() == ends, script.said
+    script.bench.await_files("ended")
+    assert not list((script.bench.directory / "logs").glob("standby-*"))
 
 
 def test_time_limit_is_near(script: Script) -> None:
@@ -536,7 +660,7 @@ def test_signal_before_the_step_starts(script: Script) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [([], "no command"), (["--", "true"], "TRNSLURM_PHASE is not set"), (["--no"], "--no")],
+    [([], "no command"), (["--", "true"], "TRNSLURM_HOSTS is not set"), (["--no"], "--no")],
 )
 def test_usage(words: list[str], said: str, bench: Any) -> None:
     done = bench.run("attempt", *words)

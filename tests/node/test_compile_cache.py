@@ -15,8 +15,10 @@ from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.key import own_versions
 from trnslurm.node.graphs.manifest import CacheError, GraphCache
+from trnslurm.rundir import read_json
 from trnslurm.sandbox.layout import replace_text
 
+from ..waiting import eventually
 from .conftest import REPOSITORY
 
 STAND_IN = REPOSITORY / "trnslurm/sandbox/neuron_stand_ins.py"
@@ -204,7 +206,11 @@ def test_a_graph_that_no_node_compiled_is_no_success(job: Job) -> None:
     assert len(job.files.read(KEY).files) == 5
 
 
-def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, capsys) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(
+    job: Job, capsys, number: signal.Signals
+) -> None:
+    """KILL stands for a reboot of the node: the attempt records no end, and the next one counts."""
     job.behave("stale-lock")
     lock = job.cache / "neuronxcc-0/MODULE_1+standin/model.hlo_module.pb.lock"
     other = lock.parent.with_name("MODULE_7") / lock.name
@@ -214,13 +220,19 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, cap
     process = job.bench.program("graphs", "compile", *job.tool("true"))
     while "Another process must be" not in process.stdout.readline():
         pass
-    process.send_signal(signal.SIGTERM)
+    note = job.cache / f"trnslurm/{KEY}/left/4711-node0.json"
+    eventually(lambda: read_json(note).get("locks"))
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert f"if there is none, remove {lock}" in err
+    if number == signal.SIGTERM:
+        assert process.returncode == 128 + signal.SIGTERM
+        assert f"if there is none, remove {lock}" in err
     assert not job.is_warm()
     assert lock.exists(), "its run may go on on another node"
-    job.state("CANCELLED")
+    if number == signal.SIGTERM:
+        job.state("CANCELLED")
+    else:
+        job.setenv(TRNSLURM_ATTEMPT="2")
     capsys.readouterr()
     assert not job.is_warm()
     said = capsys.readouterr().out

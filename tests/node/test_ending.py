@@ -10,8 +10,11 @@ from trnslurm.node.ending import (
     Facts,
     crashes_in_a_row,
     how_it_ended,
+    lost_nodes,
+    next_hosts,
     read_facts,
     reason_to_give_up,
+    who_ended,
 )
 from trnslurm.node.state import AttemptState, read_state
 from trnslurm.rundir import RunFiles
@@ -85,6 +88,18 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         ),
         ({"attempts": TERM["REQUEUED"]}, "REQUEUED|REQUEUED|requeued|requeued"),
         (
+            {"attempts": TERM["REQUEUED"], "by": "scontrol requeue"},
+            "REQUEUED|REQUEUED|requeued|requeued by scontrol requeue",
+        ),
+        (
+            {"attempts": TERM["REQUEUED"], "lost": "node-2", "by": "Slurm, as a node failed"},
+            "REQUEUED|REQUEUED|requeued|requeued by Slurm, as node-2 failed",
+        ),
+        (
+            {"attempts": TERM["CANCELLED"], "by": "scancel"},
+            "CANCELLED|CANCELLED||by scancel, not by trnslurm cancel",
+        ),
+        (
             {"attempts": TERM["REQUEUED"], "requeue": False, **SAVED},
             "REQUEUED|REQUEUED|requeued|requeued; saved step 40",
         ),
@@ -153,8 +168,8 @@ NO_CRASHES = [
         # A script that may begin again over its own checkpoint.
         (
             {"resumes": False},
-            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted, as the script "
-            "takes no {resume} and reported no checkpoint",
+            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted: it takes no "
+            "{resume} and reported no checkpoint",
         ),
         # Its files have changed: whether they are a whole checkpoint is unknown.
         (
@@ -208,7 +223,7 @@ def test_crashes_since_a_new_checkpoint(attempts, newest, count):
     [
         ('said "no"\n\tto C:\\x', 'said "no" to C:\\x'),
         ("\x1b[31mred\x00 \x7f é", "[31mred  é"),
-        ("x" * 500, f"{'x' * 299}…"),
+        ("x" * 500, f"{'x' * 399}…"),
         ("", ""),
     ],
 )
@@ -252,8 +267,9 @@ def preflight(*bad, host="ip-10-0-0-{}"):
 
 
 def update(number, *hosts, hours=1, now=0.0, excluded=()):
-    change, trouble = left_out.update(number, hosts, hours=hours, now=now)
-    return change.applied_to(excluded), trouble
+    bad = left_out.bad_nodes(number, hosts)
+    change = left_out.update(bad, hosts, hours=hours, now=now)
+    return change.applied_to(excluded), left_out.trouble(number, hosts)
 
 
 def test_a_bad_node_is_left_out_until_its_time_is_over(run):
@@ -262,9 +278,10 @@ def test_a_bad_node_is_left_out_until_its_time_is_over(run):
     found = update(1, "a", "b", hours=2, now=1000.0, excluded=["users"])
     assert found == ("b,users", f"b: {why}")
     assert left_out.read_excluded() == {"b": {"until": 8200.0, "why": why}}
-    run("stuck-train-2", node=0, host="c", line="worker 3 is stuck")
+    line = "worker 3 (node 0, c) is stuck"
+    run("stuck-train-2", node=0, host="c", line=line)
     found = update(2, "c", "d", hours=2, now=8000.0, excluded=["b", "users"])
-    assert found[0] == "b,c,users"
+    assert found == ("b,c,users", line), "the node is named once"
     found = update(3, "d", "e", hours=2, now=8300.0, excluded=["b", "c", "users"])
     assert found == ("c,users", "")
     assert left_out.read_excluded().keys() == {"c"}
@@ -300,8 +317,8 @@ def state_file(run, number, **fields):
     run(f"train-{number}", **{**known, "hosts": "a,b", "checkpoint": 0, **fields})
 
 
-def ended(number, exit_code=9):
-    known = {"max_crashes": 2, "requeue": True}
+def ended(number, exit_code=9, **known):
+    known |= {"max_crashes": 2, "requeue": True}
     ending = how_it_ended(read_facts(read_state("train", number), exit_code, "", None, **known))
     return ending.state, ending.reason
 
@@ -353,7 +370,81 @@ def test_a_node_that_failed_is_named(run, tmp_path):
         "srun: error: Node failure on a\n2026-01-01T00:00:00Z train attempt 1: REQUEUED ()\n"
         "srun: error: Node failure on trn-[1-2]\nsrun: error: Node failure on trn-[1-2]\n"
     )
-    assert ended(2) == ("REQUEUED", "trn-[1-2] failed")
+    assert lost_nodes(read_state("train", 2)) == "trn-[1-2]"
+    reason = "requeued by Slurm, as trn-1,trn-2 failed"
+    assert ended(2, lost="trn-1,trn-2") == ("REQUEUED", reason)
+
+
+@pytest.mark.parametrize(
+    ("words", "who"),
+    [
+        ("***", "scancel"),
+        ("DUE TO JOB REQUEUE ***", "scontrol requeue"),
+        ("DUE TO PREEMPTION ***", "a preemption"),
+        ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "Slurm, as a node failed"),
+        ("DUE TO TIME LIMIT ***", ""),
+        (None, ""),
+    ],
+)
+def test_who_ended_the_job(run, tmp_path, words, who):
+    """As Slurm writes it into the job's log; an earlier attempt had another end."""
+    state_file(run, 2, state="CANCELLED")
+    at = "slurmstepd-a: error: *** JOB 7 ON a CANCELLED AT 2026-11-26T13:33:28"
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/train-7.log").write_text(
+        f"{at} DUE TO JOB REQUEUE ***\n2026-01-01T00:00:00Z train attempt 1: REQUEUED ()\n"
+        f"slurmstepd-a: error: *** STEP 7.0 ON a CANCELLED AT 2026-11-26T13:33:28 ***\n"
+        + (f"{at} {words}\n" if words else "")
+    )
+    assert who_ended(read_state("train", 2)) == who
+    by = f"by {who}, " if who else ""
+    assert ended(2) == ("CANCELLED", f"{by}not by trnslurm cancel")
+
+
+def test_the_nodes_of_the_next_attempt(run, tmp_path):
+    """Those that are fit, with spares for the others; none if they are too few."""
+
+    def chosen(number, allocation="a,b", lost=(), counts=(2,)):
+        known = read_state("train", number)
+        return ",".join(next_hosts(known, allocation.split(","), lost, counts))
+
+    state_file(run, 1)
+    assert chosen(1) == chosen(1, "a,b,c") == "a,b"
+    assert chosen(1, lost=["a"]) == ""
+    assert chosen(1, lost=["a"], counts=(1, 2)) == "b" and chosen(1, counts=(1, 2)) == "a,b"
+    assert chosen(1, "a,b,c,d", ["a"], (1, 2, 4)) == "b,c"
+    assert chosen(1, "a,b,c,d", ["a"]) == chosen(1, "b,c,d", ["a"]) == "b,c"
+    run("preflight-train-1", **preflight(1))
+    assert chosen(1) == "" and chosen(1, "a,b,c") == "a,c"
+    run("preflight-train-1", nodes=[{"node": 0, "host": "a", "problems": ["no room"]}], bad=[])
+    assert chosen(1, "a,b,c") == ""  # what all nodes lack
+    (tmp_path / "state/preflight-train-1.json").unlink()
+    run("stuck-train-1", node=1, host="x", line="worker 3 is stuck")
+    assert chosen(1) == "a,b" and chosen(1, "a,b,c") == "a,c"
+    assert chosen(1, lost=["b"]) == ""
+    state_file(run, 2)
+    run("stuck-train-2", node=0, host="y", line="worker 1 is stuck")
+    assert chosen(2) == "a,b"
+    run("stuck-train-2", node=1, host="x", line="worker 3 is stuck")  # the same node again
+    assert chosen(2) == "" and chosen(2, "a,b,c") == "a,c"
+
+
+def test_when_the_next_attempt_starts_in_the_allocation(run, tmp_path):
+    """Not after a second crash that left nothing new, unless another node takes part."""
+
+    def here(number, *hosts):
+        facts = read_facts(
+            read_state("train", number), 9, "", None, max_crashes=9, requeue=True, next_hosts=hosts
+        )
+        return how_it_ended(facts).here
+
+    state_file(run, 1)
+    assert here(1, "a", "b") and not here(1)
+    state_file(run, 1, state="RESTARTED", cause="crash")
+    state_file(run, 2)
+    assert not here(2, "a", "b") and here(2, "a", "c")
+    (tmp_path / "checkpoints/step-00000020").mkdir()
+    assert here(2, "a", "b")
 
 
 def test_a_job_that_dies_without_a_word_again_and_again(run):

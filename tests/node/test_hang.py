@@ -146,6 +146,36 @@ def test_stacks_of_a_process_that_goes_on(python: subprocess.Popen[str]) -> None
     assert python.poll() is None
 
 
+def test_py_spy_is_asked_where_a_process_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stand-in prints what py-spy 0.4.3 printed for a real process."""
+    frames = [
+        {"name": "load", "filename": "/proj/data.py", "short_filename": "data.py", "line": 31},
+        {"name": "<module>", "filename": "/proj/train.py", "line": 88},
+    ]
+    other = [{"name": "wait", "filename": "/usr/lib/python3.11/threading.py", "line": 327}]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        threads = [{"os_thread_id": 1, "frames": other}]
+        threads.append({"os_thread_id": process.pid, "frames": frames})
+        tool = tmp_path / "py-spy"
+        tool.write_text(
+            f"#!/bin/sh\n[ \"$*\" = 'dump --json --pid {process.pid}' ] || exit 1\n"
+            f"echo '{json.dumps(threads)}'\n"
+        )
+        tool.chmod(0o755)
+        assert lookout.stacks_of(process.pid) == ""
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert main_frames(lookout.stacks_of(process.pid)) == [
+            LOAD,
+            ("/proj/train.py", 88, "<module>"),
+        ]
+        assert lookout.stacks_of(process.pid, until=0) == ""
+        tool.write_text("#!/bin/sh\necho '[{}]'\n")
+        assert lookout.stacks_of(process.pid) == ""
+        process.kill()
+
+
 def test_a_process_without_the_handler_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         assert lookout.stacks_of(process.pid) == ""
@@ -221,6 +251,7 @@ class Clock:
         self.now = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.watch = HangWatch(AttemptState(attempt=1, hosts="a,b"), 10)
+        self.compiling = HangWatch(AttemptState(phase="precompile", attempt=1, hosts="a,b"), 10)
         self.log = directory / "logs/train-1-node0.log"
         self.request = directory / "state/hang-train-1.json"
 
@@ -281,6 +312,28 @@ def test_busy_workers_hang_only_if_the_job_used_to_write(clock: Clock) -> None:
     assert clock.request.exists()
 
 
+def test_a_precompile_hangs_only_if_all_that_compile_are_idle(clock: Clock) -> None:
+    """However long a compiler computes without output."""
+    request = Path("state/hang-precompile-1.json")
+
+    def after(seconds: float, *nodes: tuple[float, float]) -> bool:
+        for node, (idle_s, quiet_s) in enumerate(nodes):
+            file = Path(f"state/still-precompile-1-node{node}.json")
+            file.write_text(json.dumps({"idle_s": idle_s, "quiet_s": quiet_s}))
+        clock.now += seconds
+        clock.compiling.look()
+        return request.exists()
+
+    for graph in range(1, 20):
+        log = Path("logs/precompile-1-node0.log")
+        log.write_text("a graph\n" * graph)
+        assert not after(1)
+    assert not after(99_000, (0, 99_000), (99_000, 99_000))
+    assert not after(99_000)
+    Path("state/graphs-1-node0.json").write_text("{}")
+    assert after(1)
+
+
 def test_a_step_that_its_nodes_do_not_end_is_killed(clock: Clock) -> None:
     clock.pass_s(1)
     clock.report((700, 700), (700, 700))
@@ -298,6 +351,7 @@ def test_a_step_that_its_nodes_do_not_end_is_killed(clock: Clock) -> None:
 def test_lookout_ends_with_its_task(tmp_path: Path) -> None:
     environ = os.environ | {
         "TRNSLURM_NODE": "0", "TRNSLURM_ATTEMPT": "1", "TRNSLURM_RUN_DIR": str(tmp_path),
+        "TRNSLURM_PHASE": "train",
     }  # fmt: skip
     script = f'("{sys.executable}" -m trnslurm.node.lookout --task=$$ --minutes=30 & echo $!)'
     with subprocess.Popen(

@@ -183,13 +183,15 @@ def test_a_log_lies_beside_its_script(bench):
     assert (bench.read("a.log"), bench.read("other/b.log")) == ("a\n", "b\n")
 
 
-def test_a_log_that_cannot_be_written_is_one_line_of_error(bench):
+@pytest.mark.parametrize("log", ["missing/run.log", "pipe-run.log"])
+def test_a_log_that_cannot_be_written_is_one_line_of_error(bench, log):
     script = bench.script("run.sh", "touch started\n")
-    result = bench.run("guard", "--output", "missing/%s.log", "--", script)
+    os.mkfifo(bench.directory / "pipe-run.log")
+    result = bench.run("guard", "--output", log.replace("run", "%s"), "--", script)
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "error: guard:" in result.stderr
-    assert "missing/run.log" in result.stderr
+    assert log in result.stderr
     assert not bench.has("started")
 
 

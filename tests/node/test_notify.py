@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from trnslurm.node.events import StallWatch
+from trnslurm.node.events import StallWatch, what_next
 from trnslurm.node.notify import NotifyError, _post, compose, read_webhook
+from trnslurm.node.state import AttemptState
 from trnslurm.rundir import RunFiles, write_json
 
 from ..free_port import free_port
@@ -66,13 +67,53 @@ def send(script: Script, limit_s: float = 20.0, **settings: Any) -> subprocess.C
     notify(script, **settings)
     message = compose(
         RunFiles(script.bench.directory), "failure", phase="train", attempt=2, state="FAILED",
-        reason="KeyError: '<pad>'",
+        reason="KeyError: '<pad>'", what_next="trnslurm resume x",
     )  # fmt: skip
     command = [sys.executable, "-m", "trnslurm.node.notify", str(limit_s)]
     return subprocess.run(
         command, cwd=script.bench.directory, env=script.bench.environ, process_group=0, text=True,
         input=f"{json.dumps(message)}\n", capture_output=True, timeout=120, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ended", "error", "said"),
+    [
+        ({"state": "COMPLETED"}, "", ""),
+        ({"state": "REQUEUED", "cause": "crash"}, "KeyError: 'lr'", ""),
+        (
+            {"state": "FAILED", "cause": "error"},
+            "KeyError: 'lr'",
+            "print the keys at train.py, line 4, then trnslurm submit toy --nodes 2",
+        ),
+        (
+            {"state": "FAILED"},
+            "OSError: [Errno 28] No space left on device: '/fsx/a'",
+            "make room (train.keep_last, trnslurm compile gc, /tmp, /dev/shm), then "
+            "trnslurm resume x",
+        ),
+        (
+            {"state": "TIMEOUT"},
+            "",
+            "trnslurm submit toy --nodes 2 --time MORE",
+        ),
+        ({"state": "PREEMPTED"}, "", "trnslurm resume x"),
+        ({"state": "STOPPED", "cause": "cap"}, "", ""),
+        ({"state": "FAILED", "cause": "error"}, "", ""),
+    ],
+)
+def test_what_to_do_next(tmp_path, monkeypatch, ended, error: str, said: str) -> None:
+    """The node tells it, too, in the words of status."""
+    monkeypatch.chdir(tmp_path)
+    command = ["trnslurm", "submit", "toy", "--nodes", "2"]
+    write_json(tmp_path / "run.json", {"run": "x", "command": command})
+    state = AttemptState(attempt=1, **ended)
+    (tmp_path / "state").mkdir()
+    state.write()
+    (tmp_path / "logs").mkdir()
+    raised = f'Traceback (most recent call last):\n  File "train.py", line 4, in f\n{error}\n'
+    (tmp_path / "logs/train-1-node0.log").write_text(raised if error else "")
+    assert what_next(state) == said
 
 
 # -- the sender
@@ -85,10 +126,12 @@ def test_message(script: Script, hook: Webhook) -> None:
     done = send(script, command=KEEP, webhook=str(file))
     name = script.bench.directory.name
     line = "FAILED (attempt 2) on 2 nodes of pc at step 13/30, loss 2.5000: KeyError: '‹pad›'"
+    line += "; next: trnslurm resume x"
     assert hook.got == told(script) == [{
         "event": "failure", "run": name, "recipe": "toy", "preset": "tiny", "cluster": "pc",
         "nodes": 2, "phase": "train", "attempt": 2, "state": "FAILED",
-        "reason": "KeyError: '<pad>'", "step": 13, "steps": 30, "loss": 2.5,
+        "reason": "KeyError: '<pad>'", "next": "trnslurm resume x", "step": 13,
+        "steps": 30, "loss": 2.5,
         "time": hook.got[0]["time"], "directory": str(script.bench.directory),
         "text": f"{name}: {line}",
     }]  # fmt: skip

@@ -173,3 +173,35 @@ def test_term_before_the_last_line_is_recorded(script: Script) -> None:
     assert process.returncode == 143
     assert script.state()["state"] == "CANCELLED"
     assert script.state()["exit_code"] == 143
+
+
+def test_fewer_nodes_than_asked_for(site, cli: Callable[..., object], script: Script) -> None:
+    """Then the script of that count is run, with its plan; a third node waits if two do not fit."""
+    site.profile(
+        python=sys.executable,
+        env={},
+        slurm={"partition": "compute", "bin_dir": str(script.commands)},
+    )
+    site.recipe(
+        "batch: {global_batch: 128, padding: refuse}\nprecompile: never\nslurm: {time_min: 60}\n"
+    )
+    assert cli("render", "toy", "--cluster", "pc", "--nodes", "1-4", "-o", "range").ok
+    bundle = script.bundle = Path("range").absolute()
+    assert sorted(f.name for f in bundle.glob("nodes-*")) == ["nodes-1", "nodes-2"]
+    header = (bundle / "train.sbatch").read_text()
+    assert "#SBATCH --nodes=1-4\n" in header and "#SBATCH --no-kill " in header
+    assert "#SBATCH --ntasks-per-node" not in header
+    for file in bundle.rglob("train.sbatch"):
+        text = file.read_text()
+        file.write_text(text.replace("export PATH=", f"export PATH={script.commands}:", 1))
+    record = (
+        '#!/bin/bash\necho "$TRNSLURM_FILES|$*" > "{here}/words"; touch logs/train-1-node0.log\n'
+    )
+    script.command("srun", record)
+    script.command("scontrol", SCONTROL.replace("node-2", "node-2\\nnode-3"))
+    assert script.run(nodes=3) == 0, script.said
+    files, words = (script.commands / "words").read_text().split("|")
+    assert files == "nodes-2/" and "--nodelist=node-1,node-2 " in words
+    assert words.endswith("bash nodes-2/node.sh train\n")
+    assert script.state()["hosts"] == "node-1,node-2"
+    assert json.loads((bundle / "nodes-2/plan.json").read_text())["batch"]["global_batch"] == 128

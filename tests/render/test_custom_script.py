@@ -246,6 +246,7 @@ def test_what_is_taken_along(tmp_path: Path) -> None:
         "a.py": "", ".gitignore": "data/\n*.log\n/top.txt\nlib/*\n!lib/kept.py\n", ".env": "secret",
         "data/x.txt": "", "run.log": "", "top.txt": "", "sub/top.txt": "", "lib/kept.py": "",
         "lib/other.py": "", "sub/.gitignore": "!keep.log\n", "sub/keep.log": "", "sub/b.log": "",
+        "runs/1/run.json": "", "runs/1/node.sh": "", "runs/1/work/train.py": "",
         "__pycache__/a.pyc": "", "venv/pyvenv.cfg": "", "venv/bin/python": "",
     }.items():  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -282,12 +283,59 @@ def test_variables_that_the_job_lacks_are_named(
     )
     for name in ("HF_HOME", "DATA_DIR", "RANK", "WANDB_API_KEY", "IN_PROFILE"):
         monkeypatch.setenv(name, "x")
-    words = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--set", "env.IN_PROFILE=y")
-    said = cli(*words)
+    words = ("submit", "./train.py", *CPU, *TIME, "--set", "env.IN_PROFILE=y")
+    said = cli(*words, "--dry-run")
     assert (
-        "The project reads DATA_DIR, HF_HOME; a job gets no variable of this shell: "
-        "--set env.DATA_DIR=VALUE\n"
+        "The project reads DATA_DIR, HF_HOME, but a job gets only named variables: "
+        "--env DATA_DIR --env HF_HOME\n"
     ) in said.out + said.err
+    monkeypatch.setenv("DATA_DIR", "it's $(here)")
+    files = rendered(site, cli, "./train.py", "--env", "DATA_DIR", "--env", "HF_HOME")
+    assert "export DATA_DIR='it'\"'\"'s $(here)'\nexport HF_HOME=x\n" in files["train.sbatch"]
+    for name, why in (
+        ("WANDB_API_KEY", "env.WANDB_API_KEY looks like a secret, and a run's files are no place"),
+        ("UNSET", "--env UNSET: this shell exports no such variable"),
+        ("A=1", "--env A=1: expected a name; --set env.NAME=VALUE sets a value"),
+        ("RANK", "env.RANK: the scripts set RANK themselves, and rely on it"),
+        ("IN_PROFILE", "--env IN_PROFILE and --set env.IN_PROFILE=… contradict each other"),
+    ):
+        assert cli(*words, "--env", name).error.startswith(why)
+
+
+NCCL = 'dist.init_process_group(backend="nccl")'
+SET = "torch.cuda.set_device(rank)"
+MAIN = "def main():\n    args = parse()\n    for x in args: print(x)\n    {}\n\n"
+CALLED = "if __name__ == '__main__':\n    main()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (f"import torch\n{SET}\n", 2),
+        (f"{MAIN.format(SET)}{CALLED}", 4),
+        (f"@record\n{MAIN.format(NCCL)}{CALLED}", 5),
+        # It may not be reached, or the script asks first.
+        (MAIN.format(SET), 0),
+        (f"{MAIN.format(SET)}{CALLED}x = torch.cuda.is_available()\n", 0),
+        (f"if cuda: {SET}\n", 0),
+        (f"if cpu: sys.exit(train())\n{SET}\n", 0),
+        (f"try:\n    {SET}\nexcept Exception: pass\n", 0),
+        (f"cuda and {SET}\n", 0),
+        (f"@skipped\n{MAIN.format(SET)}{CALLED}", 0),
+        ("torch.cuda.set_device(-1); dist.init_process_group('gloo')\n", 0),
+    ],
+)
+def test_a_script_that_needs_a_gpu_where_there_is_none(
+    site, fake_slurm, cli, project, source: str, line: int
+) -> None:
+    (project / "train.py").write_text(source)
+    words = ("./train.py", "--cluster", "pc", "--set", "devices=[neuron]", *TIME)
+    said = cli("submit", *words, "--dry-run")
+    warned = "needs a GPU, and the nodes (trn1.32xlarge) have none" in said.err
+    assert said.code == 0 and warned is bool(line)
+    assert (f"train.py, line {line}: " in said.err) is bool(line)
+    with_gpus = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")
+    assert with_gpus.code == 0 and "needs a GPU" not in with_gpus.err
 
 
 def test_programs_of_the_project_stay_programs(site, fake_slurm, cli, project) -> None:

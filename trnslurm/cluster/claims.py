@@ -11,13 +11,12 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import read_json
+from trnslurm.rundir import now_there, read_json
 
 PREFIX = "claim-"
 
@@ -45,7 +44,12 @@ class Claim(Frozen, kw_only=False):
     holder: Holder
     uid: int
     """The owner of its file."""
-    age_s: float
+    changed: float
+
+    @property
+    def age_s(self) -> float:
+        """Return how long ago it was written, by the clock that stamps its file."""
+        return now_there(self.path.parent) - self.changed
 
 
 def newest_in(directory: Path, prefix: str = PREFIX) -> Claim | None:
@@ -55,7 +59,7 @@ def newest_in(directory: Path, prefix: str = PREFIX) -> Claim | None:
             status = path.stat()
         except OSError:
             continue  # just dropped, or not a file
-        return Claim(path, number, _read(path), status.st_uid, time.time() - status.st_mtime)
+        return Claim(path, number, _read(path), status.st_uid, status.st_mtime)
     return None
 
 
@@ -80,7 +84,7 @@ def take_next(
     except OSError:  # a full disk, for example: an empty claim would stop other processes
         path.unlink(missing_ok=True)
         raise
-    claim = Claim(path, number, holder, os.getuid(), age_s=0.0)
+    claim = Claim(path, number, holder, os.getuid(), path.stat().st_mtime)
     for other, old in _claims(directory, prefix):
         if other > number:  # the stale claim was not the newest one
             drop_claim(claim)

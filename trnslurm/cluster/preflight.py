@@ -20,6 +20,7 @@ from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.render.bundle import Bundle, package_files
+from trnslurm.render.directives import gpu_option, memory_option
 from trnslurm.runs.root import check_run_root
 from trnslurm.runs.run import NodeFitness, RunDir
 from trnslurm.slurm.commands import Slurm, without_overrides
@@ -119,7 +120,10 @@ def _command(job: PreflightByHand) -> list[str]:
         stand_in = [sys.executable, "-m", "trnslurm.node.local_srun"]
         return [*stand_in, "--nodes", str(job.nodes), "--", *script]
     slurm = job.cluster.slurm
-    options = [*srun_options(job.cluster), *(["--exclusive"] if slurm.exclusive else [])]
+    # As in a job: its memory and GPUs are checked, not the node's.
+    resources = [memory_option(slurm), gpu_option(slurm, job.instance)]
+    resources += ["--exclusive"] if slurm.exclusive else []
+    options = [*srun_options(job.cluster), *filter(None, resources)]
     return [
         Slurm(slurm.bin_dir).path("srun"),
         f"--nodes={job.nodes}",

@@ -19,23 +19,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 
-from trnslurm.node import left_out, processes
+from trnslurm.node import left_out, processes, relaunch
+from trnslurm.node.beats import BEATS, PERIOD_S
+from trnslurm.node.caps import Caps
 from trnslurm.node.controller import Controller
-from trnslurm.node.ending import earlier_attempts, how_it_ended, read_facts, reason_to_give_up
+from trnslurm.node.ending import (
+    Ending,
+    earlier_attempts,
+    how_it_ended,
+    lost_nodes,
+    next_hosts,
+    read_facts,
+    reason_to_give_up,
+    with_holder,
+)
 from trnslurm.node.events import Messages
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.hang import HangWatch
 from trnslurm.node.hosts import brief
-from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
+from trnslurm.node.job import Job
+from trnslurm.node.state import CAP, CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
-from trnslurm.rundir import utc_time, write_json
+from trnslurm.rundir import read_json, utc_time, write_json
 
 TERMINATED = 128 + signal.SIGTERM
 # This program ends within this share of the time between TERM and KILL.
 _LAST_SHARE = 0.9
 _STDOUT = 1
+_LOOK_S = 10.0
+_RELAY_S = 2.0
 _REASONS = {
     "REQUEUED": "requeued",
     "TIMEOUT": "time limit",
@@ -57,11 +71,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code of the batch script."""
     signals = processes.SignalQueue()  # first: before this TERM would kill without a record
     options = parse(sys.argv[1:] if argv is None else argv)
+    if relaunch.answer(options.nodes, options.command):
+        return 0
     try:
-        attempt = AttemptProgram(options, signals)
+        job = Job(options, signals)
+        attempt = AttemptProgram(job)
+        code = run(attempt)
+        while job.next_hosts:
+            launch, step = attempt.next_launch()
+            if isinstance(launch, int):
+                return launch
+            job.begin_again(launch)
+            attempt = AttemptProgram(job, step)
+            code = run(attempt)
     except KeyError as error:
         processes.say(f"error: {error.args[0]} is not set: a batch script starts this program")
         return 2
+    return code
+
+
+def run(attempt: "AttemptProgram") -> int:
+    """Run an attempt to its end, whatever happens; return the exit code."""
     code = 1
     try:
         code = attempt.run()
@@ -87,7 +117,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--graphs", action="store_true", help="the phase needs compiled graphs")
     parser.add_argument("--max-crashes", type=int, default=1, help="in a row, then give up")
     parser.add_argument("--requeue", action="store_true", help="the job may be requeued")
+    parser.add_argument("--expedite", action="store_true", help="it has --requeue=expedite")
     parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
+    parser.add_argument("--script", default="", help="run it again for the next attempt's launch")
+    parser.add_argument("--fewer", action="store_true", help="it may continue on fewer nodes")
+    parser.add_argument("--spares", type=int, default=0, help="nodes beside --nodes")
+    parser.add_argument("--standby", action="store_true", help="start the next attempt ahead")
     parser.add_argument("--hang-minutes", type=float, default=0.0, help="0: never look for one")
     parser.add_argument(
         "--retry-s",
@@ -108,28 +143,54 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 class AttemptProgram:
     """One attempt of a phase."""
 
-    def __init__(self, options: argparse.Namespace, signals: processes.SignalQueue) -> None:
+    def __init__(self, job: Job, step: int = 0) -> None:
+        """Take the job, and the pid of a step that was started ahead."""
         phase, number = os.environ["TRNSLURM_PHASE"], int(os.environ["TRNSLURM_ATTEMPT"])
         self.state = read_state(phase, number)
         self.state.host, self.state.pid = os.uname().nodename, os.getpid()
+        self.state.nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
         self.trains = phase == "train"
         self.doing = "starting"
         """The current activity, for the reason of a failure."""
-        self.controller = Controller(self.state.job_id, self.state.restarts, options.retry_s)
+        self.controller = Controller(self.state.job_id, self.state.restarts, job.options.retry_s)
         self.on_slurm = self.controller.on_slurm
-        self._options, self._signals = options, signals
+        self._job, self._options, self._signals = job, job.options, job.signals
         self._stop_file = RUN.stop_file(phase, number)
         self._launched = False
         """Whether the nodes have run, so that their logs may explain a failure."""
-        self._step = 0
+        self._step = step
         """The pid of srun, or of its stand-in."""
+        self._standby: relaunch.Standby | None = None
+        self._lost: list[str] = []
+        """The nodes that were found lost."""
+        self._left_over = False
+        """Whether srun was killed, and processes of the step may be left."""
         self._deadline: float | None = None
         """When the step must have ended, after Slurm began to end the job."""
         self._ended_by_term = False
         self._last_moment = math.inf
         """When this program must have ended, because KILL follows."""
         self._hang: HangWatch | None = None
-        self._events = Messages(self.state)
+        self._caps = Caps(RUN, read_json(RUN.caps_file))
+        self._capped_by = ""
+        """The cap for which the workers were asked to save and to end."""
+        self._capped_at = math.inf
+        """When the step must have ended, because the run has used what it may."""
+        self._events = Messages(self.state, job.senders)
+
+    def next_launch(self) -> tuple[relaunch.Launch | int, int]:
+        """Return how the next attempt is launched, or the exit code if that cannot be told; and
+        the pid of its step, if it was started ahead.
+        """
+        hosts = self._job.next_hosts
+        if standby := self._standby:
+            same = hosts == self.state.hosts.split(",")
+            if same and (step := standby.go()):
+                assert standby.launch
+                self._job.relay = standby.relay
+                return standby.launch, step
+            standby.end(wait=same)  # a lost node of the step does not answer
+        return relaunch.ask(self._job.scripts[len(hosts)], self.state.restarts, hosts), 0
 
     def run(self) -> int:
         """Run all of it; return the exit code."""
@@ -174,12 +235,21 @@ class AttemptProgram:
             state.state, state.reason = "CANCELLED", "cancelled before it started"
             message = "this run was cancelled; remove state/cancelled.json to run it anyway"
             raise RefusedError(1, message)
+        if key := self._caps.reached(state.phase, state.attempt):
+            state.state, state.reason, state.cause = "STOPPED", self._caps.words(key), CAP
+            raise RefusedError(1, state.reason)
         state.write()
-        planned, nodes = self._options.nodes, int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
-        if planned and nodes != planned:  # the plan's exact arithmetic is for one node count
+        planned, nodes = self._options.nodes, state.nodes
+        spares, fewer = self._options.spares, self._options.fewer
+        if fewer:
+            nodes = len(os.environ["TRNSLURM_HOSTS"].split(","))
+        if planned and nodes != planned + (
+            0 if fewer else spares
+        ):  # the plan's arithmetic is for one node count
             self.doing = "checking the allocation"
-            message = f"this script is for {planned} nodes, the allocation has {nodes}"
-            raise RefusedError(2, f"{message}: render it again with --nodes {nodes}")
+            wanted = f"{planned} nodes and {spares} spare" if spares else f"{planned} nodes"
+            message = f"this script is for {wanted}, the allocation has {nodes}"
+            raise RefusedError(2, f"{message}: render it again with --nodes {nodes - spares}")
         if not self.on_slurm:
             return
         self.controller.learn_patience()
@@ -200,7 +270,12 @@ class AttemptProgram:
         self.state.state = "RUNNING"
         self.state.write()
         start_heartbeat()
-        if self.trains and self._options.hang_minutes:
+        if self.trains and self._options.standby:
+            self._standby = relaunch.Standby(self._options.script, self.state)
+        if beats := self._job.beats:
+            beats.begin(self.state.attempt)
+            os.environ[BEATS] = beats.place
+        if self._options.hang_minutes:
             self._hang = HangWatch(self.state, self._options.hang_minutes)
         self._events.begun(earlier_attempts(self.state))
 
@@ -216,10 +291,14 @@ class AttemptProgram:
         self.state.note()
         if self._launched and (state.state == "FAILED" or state.cause == CRASH):
             self._say_why()
+        if code and self._options.expedite and state.state in ("FAILED", "STOPPED", "TIMEOUT"):
+            self.controller.never_requeue()
         reason = f" ({state.reason})" if state.reason else ""
         text = f"{utc_time()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
         processes.say(text, _STDOUT)
-        self._events.ended(self._last_moment - time.monotonic())
+        if self._standby and not self._job.next_hosts:
+            self._standby.end()
+        self._events.ended(0 if self._job.next_hosts else self._last_moment - time.monotonic())
         return code
 
     def _run_step(self) -> int:
@@ -228,9 +307,14 @@ class AttemptProgram:
         code = 0
         for pause_s in pauses_s:
             # Slurm finds the processes of a job by their session.
-            self._step = processes.spawn(self._options.command, own_session=not self.on_slurm)
+            self._step = self._step or processes.spawn(
+                self._options.command, own_session=not self.on_slurm
+            )
             code = self._wait_for_step()
             self._step = 0
+            if self._job.relay:
+                self._job.relay.join(_RELAY_S)
+                self._job.relay = None
             # Once anything was started a node's log is there, and the exit code is the job's own.
             logs = RUN.node_logs(self.state.phase, self.state.attempt)
             if pause_s is None or code == 0 or self._asked_to_end() or logs:
@@ -247,6 +331,7 @@ class AttemptProgram:
 
     def _wait_for_step(self) -> int:
         """Wait for the step to end, and act on signals; return its exit code."""
+        look_at = time.monotonic()
         while True:
             pid, status = os.waitpid(self._step, os.WNOHANG)
             if pid:
@@ -256,12 +341,61 @@ class AttemptProgram:
                 processes.send(self._step, signal.SIGKILL)
                 _, status = os.waitpid(self._step, 0)
                 return processes.exit_code(status)
-            if self._hang is None or self._deadline is not None:
+            if self._deadline is not None:
                 self._take_signals(left_s)
                 continue
-            self._take_signals(self._hang.period_s)
-            if not self._ended_by_term and self._hangs(self._hang):
-                processes.send(self._step, signal.SIGKILL)
+            period_s = self._period_s()
+            self._take_signals(period_s and max(0.0, look_at - time.monotonic()))
+            if self._ended_by_term or time.monotonic() < look_at:
+                continue
+            look_at = time.monotonic() + (period_s or 0.0)
+            if self._standby:
+                self._standby.look()
+            hangs = self._hang and self._hangs(self._hang)
+            if hangs or self._nodes_are_lost() or self._is_past_cap():
+                self._end_step()
+
+    def _end_step(self) -> None:
+        """End the step at once."""
+        if (
+            self.controller.in_step
+        ):  # what a killed srun leaves on the nodes stays in the user's job
+            processes.send(self._step, signal.SIGTERM)  # srun then kills its tasks
+            self._deadline = time.monotonic() + self.controller.patience_s
+            return
+        processes.send(self._step, signal.SIGKILL)
+        self._end_nodes()
+
+    def _is_past_cap(self) -> bool:
+        """Ask the workers to save near the cap; check whether they have had the time for it."""
+        if not self._capped_by and (key := self._caps.near()):
+            self._capped_by = key
+            self._ask_to_stop(CAP)
+            self._capped_at = time.monotonic() + self._caps.grace_s
+        return time.monotonic() >= self._capped_at
+
+    def _nodes_are_lost(self) -> bool:
+        """Check whether nodes have stopped to give signs of life, and do not answer either."""
+        if not self._job.beats or self._lost:
+            return False
+        hosts = self.state.hosts.split(",")
+        silent = [hosts[node] for node in self._job.beats.silent() if node < len(hosts)]
+        self._lost = [host for host in silent if not self.controller.answers(host)]
+        return bool(self._lost)
+
+    def _end_nodes(self) -> None:
+        """End what srun, which is killed, leaves on the nodes that answer."""
+        hosts, beats = self.state.hosts.split(","), self._job.beats
+        lost = [hosts.index(host) for host in self._lost]
+        self._left_over = not (beats and beats.end_others(lost))
+
+    def _period_s(self) -> float | None:
+        """Return how often to look after the step, beside its end; None: never."""
+        if self._job.beats:
+            return PERIOD_S
+        if self._hang:
+            return self._hang.period_s
+        return _LOOK_S if self._standby or (self.trains and self._caps.node_hours) else None
 
     def _hangs(self, watch: HangWatch) -> bool:
         """Check whether the step hangs, and its nodes do not end it; an error is only logged."""
@@ -274,7 +408,10 @@ class AttemptProgram:
 
     def _take_signals(self, within_s: float | None) -> None:
         """Wait for signals, and act on them; after the first TERM they have no effect."""
-        arrived, _ = self._signals.wait(within_s)
+        beats = self._job.beats
+        arrived, _ = self._signals.wait(within_s, [beats.fileno()] if beats else ())
+        if beats:
+            beats.read()
         if self._ended_by_term:
             return
         if arrived & processes.END_SIGNALS:
@@ -295,7 +432,9 @@ class AttemptProgram:
         self._expect_kill()
         if self.trains:
             self._ask_to_stop("terminated")
-        self.state.note("CANCELLED", "")  # at once: KILL may come before the controller answers
+        local = not self.on_slurm and not RUN.cancelled_file.exists()
+        why = str(read_json(RUN.guard_file).get("why", "")) if local else ""
+        self.state.note("CANCELLED", why)  # at once: KILL may come before the controller answers
         if self.on_slurm:
             deadline = time.monotonic() + self.controller.patience_s
             ended_by = self.controller.what_ends_job()
@@ -317,23 +456,34 @@ class AttemptProgram:
     def _conclude(self, code: int) -> int:
         """Decide how a training ended and whether it starts again; return the exit code."""
         try:
-            bad_nodes, trouble = left_out.update(
-                self.state.attempt,
-                self.state.hosts.split(","),
-                hours=self._options.exclude_hours,
-                now=time.time(),
-            )
+            hosts = self.state.hosts.split(",")
             # Not once Slurm is ending the job, which leaves no time to read logs.
             found = self._found if code and self.state.state == "RUNNING" else None
+            lost = self._lost or self.controller.host_names(lost_nodes(self.state))
+            counts = self._job.counts()
+            hosts_then = next_hosts(self.state, self._job.allocation, lost, counts)
+            if self._left_over or not self._options.script:
+                hosts_then = []
             ending = how_it_ended(
                 read_facts(
                     self.state,
                     code,
-                    trouble,
+                    left_out.trouble(self.state.attempt, hosts),
                     found,
                     max_crashes=self._options.max_crashes,
                     requeue=self._options.requeue,
+                    lost=brief(lost),
+                    next_hosts=hosts_then,
+                    capped=self._caps.words(
+                        self._capped_by or self._caps.reached("train", self.state.attempt + 1)
+                    ),
                 )
+            )
+            bad = left_out.bad_nodes(self.state.attempt, hosts)
+            if ending.here:
+                bad = {host: why for host, why in bad.items() if host not in hosts_then}
+            bad_nodes = left_out.update(
+                bad, hosts, hours=self._options.exclude_hours, now=time.time()
             )
         except Exception:  # then the exit code and Slurm's state decide
             processes.say(traceback.format_exc())
@@ -342,26 +492,32 @@ class AttemptProgram:
         self.state.state, self.state.reason = ending.state, ending.reason
         self.state.cause = ending.cause
         if ending.state == "REQUEUED":
-            self._requeue(ending.refused, bad_nodes)
+            self._start_again(ending, bad_nodes, hosts_then)
         if self.state.state != "COMPLETED" and ending.cause not in (CRASH, ERROR):
             return TERMINATED  # even after exit code 0: runs that wait for its success must wait
         return code
 
-    def _requeue(self, refused: str, bad_nodes: left_out.Change) -> None:
-        """Have Slurm start the job again, unless it is being cancelled."""
-        self._ended_by_term = True  # scontrol requeue sends TERM to this process as well
+    def _start_again(self, ending: Ending, bad_nodes: left_out.Change, hosts: list[str]) -> None:
+        """Start again here, or have Slurm start the job, unless it is being cancelled."""
         state = self.state
         ended_by = self.controller.what_ends_job()
         if ended_by == "CANCELLED":  # Slurm would start it again anyway
             state.state, state.reason = "CANCELLED", "cancelled as it ended"
             return
+        if ended_by == "RUNNING" and ending.here:
+            state.state = "RESTARTED"
+            gone = {*self.state.hosts.split(",")} - {*hosts}
+            self._job.allocation = [host for host in self._job.allocation if host not in gone]
+            self._job.next_hosts = hosts
+            return
+        self._ended_by_term = True  # scontrol requeue sends TERM to this process as well
         why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""
         if not why_not:
             self.state.note()  # before Slurm is asked: KILL may follow
             self._expect_kill()
             why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
         if why_not:
-            state.state = refused
+            state.state = ending.refused
             state.reason += f"; it could not be requeued: {why_not}"
             return
         # The job is pending now, so its next start leaves these nodes out.
@@ -373,7 +529,8 @@ class AttemptProgram:
     def _found(self) -> Finding | None:
         """The cause of a failure according to the logs; errors of this search are only logged."""
         try:
-            return find_cause(RUN.path, self.state.phase, self.state.attempt)
+            found = find_cause(RUN.path, self.state.phase, self.state.attempt)
+            return with_holder(found) if found else None
         except Exception:
             processes.say(traceback.format_exc())
             return None

@@ -8,11 +8,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trnslurm.node.beats import answers
+
 # The time between TERM and KILL: Slurm's KillWait, at least five seconds. An attempt must have
 # written its last state by then.
 _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
 _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
+_SLURMD_PORT = 6818  # scontrol shows the port only if it is another
 # Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -22,7 +25,10 @@ class Controller:
 
     def __init__(self, job_id: str, restarts: int, retry_s: Sequence[float]) -> None:
         """Take the job, how often Slurm had restarted it, and the pauses between retries."""
-        self._job_id, self._restarts, self._retry_s = job_id, restarts, retry_s
+        self._job_id, _, step = job_id.partition(".")
+        self.in_step = bool(step)
+        """Whether the run is a step of a job that the user holds (`submit --in`)."""
+        self._restarts, self._retry_s = restarts, retry_s
         self.on_slurm = not job_id.startswith("local-")
         self.kill_wait_s = _KILL_WAIT_S if self.on_slurm else _LOCAL_KILL_WAIT_S
         self._run_name = Path(os.environ["TRNSLURM_RUN_DIR"]).name  # as sbatch was given it
@@ -35,17 +41,19 @@ class Controller:
     def what_ends_job(self) -> str:
         """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; FORGOTTEN; RUNNING if nothing ends it.
 
+        A requeue of the job that a run is a step of does not start the run again: CANCELLED.
         JobState is COMPLETING in all these cases, so other fields decide. Without an answer, return
         RUNNING.
         """
         job = self._job()
         work_dir = job.partition(" WorkDir=")[2]
         # A controller that was killed may not know the job, and give its number to another job.
-        if "Invalid job id" in job or (work_dir and f"/{self._run_name} " not in work_dir):
+        other = work_dir and f"/{self._run_name} " not in work_dir and not self.in_step
+        if "Invalid job id" in job or other:
             return "FORGOTTEN"
         restarts = re.search(r" Restarts=(\d+) ", job)
         if restarts and int(restarts[1]) > self._restarts:
-            return "REQUEUED"
+            return "CANCELLED" if self.in_step else "REQUEUED"
         if " Reason=TimeLimit " in job:
             return "TIMEOUT"
         if " PreemptTime=2" in job:  # a year; otherwise None
@@ -61,12 +69,33 @@ class Controller:
     def excluded_nodes(self) -> list[str]:
         """Return the nodes that the job leaves out already, including the user's choice."""
         found = re.search(r" ExcNodeList=([^ (]+) ", self._job())
-        return _scontrol("show", "hostnames", found[1])[1].split() if found else []
+        return self.host_names(found[1]) if found else []
+
+    def host_names(self, nodes: str) -> list[str]:
+        """Return the nodes of a list in Slurm's notation."""
+        return _scontrol("show", "hostnames", nodes)[1].split() if nodes else []
+
+    def answers(self, node: str) -> bool:
+        """Check whether a node's slurmd, or at least its host, answers; if unknown, it does."""
+        _, said = _scontrol("show", "node", "-o", node, timeout_s=self.patience_s)
+        address = re.search(r" NodeAddr=(\S+) ", said)
+        port = re.search(r" Port=(\d+) ", said)
+        return not address or answers(address[1], int(port[1]) if port else _SLURMD_PORT)
 
     def requeue(self) -> str:
         """Ask Slurm to start the job again after this program; return why not, or an empty text."""
+        if self.in_step:
+            return f"it runs in job {self._job_id}, which stays"
         code, said = self._persist("requeue", self._job_id)
         return "" if code == 0 else (said.splitlines() or ["scontrol failed"])[-1]
+
+    def never_requeue(self) -> None:
+        """Let the job end. With --requeue=expedite Slurm would hold it in the queue as it fails.
+
+        Seen with 26.05: JobState=REQUEUE_HOLD, "job_requeued_in_held_state".
+        """
+        if not self.in_step:
+            self._persist("update", f"JobId={self._job_id}", "Requeue=0")
 
     def exclude(self, nodes: str) -> bool:
         """Leave these nodes out of the job's next start; return whether it worked."""

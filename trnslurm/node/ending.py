@@ -6,12 +6,14 @@ Crashes are counted per job, so a resubmitted run starts with a count of 0.
 import os
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from trnslurm.node.hosts import brief
-from trnslurm.node.left_out import unfit
+from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
+from trnslurm.node.ports import who_holds
 from trnslurm.node.state import (
+    CAP,
     CRASH,
     ERROR,
     RUN,
@@ -24,7 +26,7 @@ from trnslurm.node.triage.finding import Finding
 from trnslurm.rundir import open_file, read_json
 
 _LOG_BYTES = 64 << 10
-_NO_WAY_BACK = "not restarted, as the script takes no {resume} and reported no checkpoint"
+_NO_WAY_BACK = "not restarted: it takes no {resume} and reported no checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,14 @@ class Facts:
     """Whether a new attempt continues from what was saved, as far as the run knows."""
     lost: str = ""
     """The nodes that failed, in Slurm's notation, as srun has reported."""
+    by: str = ""
+    """Who ended or requeued the job, as Slurm has said in the job's log; empty: not known."""
+    fit: bool = False
+    """Whether another attempt may start without a requeue."""
+    moves: bool = False
+    """Whether it would have other nodes."""
+    capped: str = ""
+    """Why no other attempt may follow: the run has used what it may."""
     newer: int = 0
     """The newest attempt of the run, if it has replaced this one; else 0."""
 
@@ -81,10 +91,20 @@ class Ending:
     cause: str
     refused: str
     """The state instead of REQUEUED if Slurm refuses to requeue the job."""
+    here: bool = False
+    """Whether the next attempt starts in the job's allocation instead."""
 
 
 def how_it_ended(facts: Facts) -> Ending:
     """Return how the attempt ended."""
+    ending = _ending(facts)
+    # Slurm itself starts a job again that others have requeued; that attempt will end at once.
+    if ending.state != "REQUEUED" or ending.refused == "REQUEUED" or not facts.capped:
+        return ending
+    return _final(ending.refused, f"{ending.reason}; not started again: {facts.capped}", CAP)
+
+
+def _ending(facts: Facts) -> Ending:
     if facts.newer:  # a requeued job would replace that attempt in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and not facts.answered and facts.saved is None:
@@ -93,14 +113,20 @@ def how_it_ended(facts: Facts) -> Ending:
     if facts.cancelled:
         return _final("CANCELLED", _saved(facts))
     if by_slurm == "REQUEUED":
-        why = f"{facts.lost} failed" if facts.lost else "requeued"
+        by = f"Slurm, as {facts.lost} failed" if facts.lost else facts.by
+        why = f"requeued by {by}" if by else "requeued"
         return _again("REQUEUED", "requeued", _and(why, _saved(facts)))
     if by_slurm == "CANCELLED":
         # On this machine TERM may also come from a shutdown or a closed terminal.
         local = facts.last.job_id.startswith("local-")
+        holder, step, _ = facts.last.job_id.partition(".")
         stopped = local and facts.saved is not None
-        why = "" if local else "not by trnslurm cancel"
+        by = f"by {facts.by}, " if facts.by else ""
+        why = facts.last.reason if local else f"{by}not by trnslurm cancel"
+        why = f"its step, or job {holder}, was ended, not by trnslurm cancel" if step else why
         return _final("STOPPED" if stopped else "CANCELLED", _and(why, _saved(facts)))
+    if facts.stop == CAP and not by_slurm:
+        return _final("STOPPED", _and(facts.capped, _saved(facts)), CAP)
     if by_slurm == "PREEMPTED":
         return _stopped_by(facts, "preempted", "PREEMPTED")
     stopped = facts.saved is not None or (facts.answered and facts.exit_code == 0)
@@ -124,13 +150,15 @@ def _stopped_by(facts: Facts, cause: str, word: str) -> Ending:
 
 def _crash(facts: Facts) -> Ending:
     running = f"exit code {facts.exit_code} while running on {brief(facts.last.hosts.split(','))}"
-    what = facts.trouble or facts.why or running
-    if facts.again and not facts.trouble:
+    failed = f"{facts.lost} failed" if facts.lost else ""
+    what = failed or facts.trouble or facts.why or running
+    if facts.again and not (failed or facts.trouble):
         return _final("FAILED", what, ERROR)
     if not facts.requeue:
         return _final("FAILED", what, CRASH)
     if not facts.resumes:
-        return _final("FAILED", f"{textwrap.shorten(what, 200)}; {_NO_WAY_BACK}", CRASH)
+        what = textwrap.shorten(what, 320, placeholder="…")
+        return _final("FAILED", f"{what}; {_NO_WAY_BACK}", CRASH)
     crashes = crashes_in_a_row(facts.attempts, facts.newest)
     if crashes >= facts.max_crashes:
         return _final("FAILED", given_up(crashes, what), CRASH)
@@ -138,8 +166,11 @@ def _crash(facts: Facts) -> Ending:
         # Files of a custom script may be a checkpoint that the crash left incomplete.
         without = "without a new checkpoint" if not facts.progress else "in a row"
         nth = f"crash {crashes} of {facts.max_crashes} {without}"
-        return _again("FAILED", CRASH, f"{nth}: {what}")
-    return _again("FAILED", CRASH, f"crash after step {facts.newest} was saved: {what}")
+        # The queue gives a second crash in a row more time, and other nodes.
+        here = facts.fit and (crashes == 1 or facts.moves)
+        return _again("FAILED", CRASH, f"{nth}: {what}", here=here)
+    saved = f"crash after step {facts.newest} was saved: {what}"
+    return _again("FAILED", CRASH, saved, here=facts.fit)
 
 
 def crashes_in_a_row(attempts: Sequence[AttemptState], newest: int) -> int:
@@ -164,8 +195,8 @@ def _final(state: str, reason: str, cause: str = "") -> Ending:
     return Ending(state=state, reason=reason, cause=cause, refused=state)
 
 
-def _again(refused: str, cause: str, reason: str) -> Ending:
-    return Ending(state="REQUEUED", reason=reason, cause=cause, refused=refused)
+def _again(refused: str, cause: str, reason: str, *, here: bool = False) -> Ending:
+    return Ending(state="REQUEUED", reason=reason, cause=cause, refused=refused, here=here)
 
 
 def _saved(facts: Facts) -> str:
@@ -196,16 +227,49 @@ def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
 
 def lost_nodes(state: AttemptState) -> str:
     """Return the nodes that failed during an attempt, from what srun wrote to the batch log."""
+    # As seen on Slurm 22.05, when a node of the step reboots or is powered off.
+    found = re.findall(r"error: Node failure on ([\w.,\[\]-]+)", _batch_log(state))
+    return ",".join(dict.fromkeys(found))
+
+
+def who_ended(state: AttemptState) -> str:
+    """Return who ended or requeued the job, from what Slurm wrote to the batch log.
+
+    Slurm does not tell the job which user that was. As seen on Slurm 22.05 and 24.11; the texts are
+    in src/slurmd/slurmstepd/req.c.
+    """
+    told = re.findall(r"\*\*\* JOB \d+ .*CANCELLED AT \S+ (.*)\*\*\*", _batch_log(state))
+    last = told[-1].removeprefix("DUE TO ") if told else None
+    if last == "":
+        return "scancel"
+    known = {
+        "JOB REQUEUE": "scontrol requeue",
+        "PREEMPTION": "a preemption",
+        "NODE FAILURE": "Slurm, as a node failed",
+    }
+    return next((who for text, who in known.items() if last and last.startswith(text)), "")
+
+
+def _batch_log(state: AttemptState) -> str:
+    """Return the end of the batch log, without earlier attempts of the job."""
     try:
         with open_file(RUN.batch_log(state.phase, state.job_id)) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
             text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    # Earlier attempts of the job wrote to the same log.
-    text = text[text.rfind(f" {state.phase} attempt {state.attempt - 1}: ") + 1 :]
-    # As seen on Slurm 22.05, when a node of the step reboots or is powered off.
-    return ",".join(dict.fromkeys(re.findall(r"error: Node failure on ([\w.,\[\]-]+)", text)))
+    return text[text.rfind(f" {state.phase} attempt {state.attempt - 1}: ") + 1 :]
+
+
+def with_holder(found: Finding) -> Finding:
+    """Name the process that holds the port which a job on this node found taken."""
+    taken = re.search(r"port (\d+) is taken", found.cause)
+    if not taken or found.node or not (holder := who_holds(int(taken[1]))):
+        return found
+    node = found.host or os.uname().nodename
+    cause = f"port {taken[1]} of {node} is held by {holder}"
+    brief = found.brief.removesuffix(f": {found.cause}")
+    return replace(found, cause=cause, brief=f"{brief}: {cause}", certain=True)
 
 
 def read_facts(
@@ -216,8 +280,15 @@ def read_facts(
     *,
     max_crashes: int,
     requeue: bool,
+    lost: str = "",
+    next_hosts: Sequence[str] = (),
+    capped: str = "",
 ) -> Facts:
-    """Return all facts about an attempt that has ended: the given ones, and those in its files."""
+    """Return all facts about an attempt that has ended: the given ones, and those in its files.
+
+    `lost` has the nodes that failed; `next_hosts` those on which another attempt could start
+    without a requeue.
+    """
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
     newest = max(RUN.attempt_numbers("train"), default=0)
@@ -230,13 +301,39 @@ def read_facts(
         max_crashes=max_crashes,
         requeue=requeue,
         trouble=trouble,
-        why=found.brief if found else "",
+        why=found.line if found else "",
         again=bool(found and found.again),
-        resumes=knows_resuming() or step > 0 or bool(unfit(state.attempt)),
-        lost=lost_nodes(state),
+        resumes=knows_resuming() or step > 0 or bool(unfit(state.attempt) or lost),
+        lost=lost,
+        by=who_ended(state),
+        fit=bool(next_hosts),
+        capped=capped,
+        moves=bool(next_hosts) and list(next_hosts) != state.hosts.split(","),
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),
         saved=int(stopped["step"]) if stopped.get("saved") else None,
         cancelled=RUN.cancelled_file.exists(),
     )
+
+
+def next_hosts(
+    state: AttemptState, allocation: Sequence[str], lost: Sequence[str], counts: Iterable[int]
+) -> list[str]:
+    """Return the nodes of the allocation for the next attempt; empty: too few are fit.
+
+    The training may have any number of nodes in `counts`. A node that held up the others for the
+    first time stays if no spare can take its place.
+    """
+    hosts = state.hosts.split(",")
+    unfit_ones = bad_nodes(state.attempt, hosts).keys() | set(lost)
+    stuck = stuck_node(state.attempt, hosts)
+    if unfit(state.attempt) and not unfit_ones - {stuck}:
+        return []  # a problem of all nodes
+    good = [host for host in allocation if host not in unfit_ones]
+    earlier = (stuck_node(a.attempt, a.hosts.split(",")) for a in earlier_attempts(state))
+    if len(good) < len(hosts) and stuck in unfit_ones - set(lost) and stuck not in earlier:
+        good = [host for host in allocation if host in good or host == stuck]
+    number = max((count for count in counts if count <= len(good)), default=0)
+    first = [host for host in good if host in hosts] + [host for host in good if host not in hosts]
+    return [host for host in allocation if host in first[:number]]

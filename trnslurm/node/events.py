@@ -15,8 +15,10 @@ from typing import Any
 
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
-from trnslurm.node.state import RUN, AttemptState
-from trnslurm.rundir import last_lines, read_json
+from trnslurm.node.state import CAP, ERROR, RUN, AttemptState
+from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.mend import in_words, longer, way_back
+from trnslurm.rundir import changed_at, last_lines, read_json
 
 BESIDE_S = 60.0
 """How long a message may take while the attempt runs."""
@@ -29,6 +31,7 @@ _MOST_PERIOD_S = 15.0
 _GAPS_TO_LEARN = 3
 _MOST_LINES = 100
 _TOGETHER_S = 0.01
+_RESUMED = ("TIMEOUT", "PREEMPTED", "STOPPED")
 # For a run without a watchdog, such as a custom script: the limits of our recipes.
 _FACTOR, _MIN_S = 20.0, 120.0
 
@@ -45,10 +48,11 @@ def _ignored(event: str) -> Iterator[None]:
 class Messages:
     """The messages of one attempt."""
 
-    def __init__(self, state: AttemptState) -> None:
+    def __init__(self, state: AttemptState, senders: list[subprocess.Popen[bytes]]) -> None:
+        """Take an attempt, and the senders of earlier attempts in this program."""
         self._state = state
         self._notify = read_notify(RUN)
-        self._senders: list[subprocess.Popen[bytes]] = []
+        self._senders = senders
         self._stall = StallWatch(state.attempt)
         self._ended = threading.Event()
 
@@ -65,20 +69,24 @@ class Messages:
 
     @_ignored("end")
     def ended(self, within_s: float) -> None:
-        """Send how the attempt ended; wait until all messages are sent, or the time is over."""
+        """Send how the attempt ended; wait until all messages are sent, or the time is over.
+
+        No restart waits for messages.
+        """
+        restarts = self._state.state == "RESTARTED"
         within_s = min(END_S, max(_LEAST_S, within_s))
         deadline = time.monotonic() + within_s
         self._ended.set()
         state = self._state
-        limit_s = _SHARE * within_s
+        limit_s = BESIDE_S if restarts else _SHARE * within_s
         if self._notify and self._stall.stuck():  # the watchdog has just ended it
             self._tell_stall(limit_s)
         # A run whose graphs are compiled continues with its training.
         ahead = state.phase == "precompile" and RUN.script("train").exists()
         if not (ahead and state.state == "COMPLETED"):
             event = EVENT_OF.get(state.state, "failure")
-            self._tell(event, state.state, state.reason, limit_s=limit_s)
-        for sender in self._senders:
+            self._tell(event, state.state, state.reason, limit_s=limit_s, ended=True)
+        for sender in self._senders if not restarts else ():
             if not end_sender(sender, deadline - time.monotonic()):
                 say("notify: a message was not sent before the attempt ended")
 
@@ -102,6 +110,7 @@ class Messages:
         *,
         attempt: int = 0,
         limit_s: float = BESIDE_S,
+        ended: bool = False,
     ) -> None:
         """Start to send a message about an event, if the run asks for messages about it."""
         if not self._notify or event not in self._notify.events:
@@ -114,8 +123,28 @@ class Messages:
                 attempt=attempt or self._state.attempt,
                 state=state,
                 reason=reason,
+                what_next=what_next(self._state) if ended else "",
             )
             self._senders.append(start_sender(RUN, message, limit_s))
+
+
+def what_next(state: AttemptState) -> str:
+    """Return what to do after an attempt that has ended its run; empty: nothing."""
+    record = read_json(RUN.record_file)
+    capped = state.cause == CAP  # the reason says what more needs
+    if state.state not in ("FAILED", *_RESUMED) or capped or "run" not in record:
+        return ""
+    saved = bool(RUN.newest_step() or changed_at(RUN.checkpoints))
+    if state.state == "TIMEOUT" and not saved:
+        return in_words(*longer(record))
+    if state.state != "FAILED":
+        return f"trnslurm resume {record['run']}"
+    found = find_cause(RUN.path.absolute(), state.phase, state.attempt)
+    if not found:
+        return "" if state.cause == ERROR else f"trnslurm resume {record['run']}"
+    given_up = "given up after" in state.reason
+    way = way_back(record, found.mend, found.fix, found.options, saved=saved, given_up=given_up)
+    return in_words(*way)
 
 
 class StallWatch:

@@ -10,7 +10,9 @@ controller signals only its direct child, INT and a second later KILL. So there 
   behind, and ends everything when its pipe from the waiter closes or the watched process has ended.
 
 If the supervisor itself is killed, the waiter adopts its descendants and ends them. At the end the
-running script alone gets TERM first, so that its trap can record the reason.
+running script alone gets TERM first, so that it can record the reason, which is in a file of its
+run. The waiter sends the number of the signal that asks for the end; it sends none if it is killed,
+or its parent was.
 """
 
 import argparse
@@ -25,9 +27,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from trnslurm.node import processes
+from trnslurm.rundir import RunFiles, write_json
 
 ENDED = 128 + signal.SIGTERM
+_BY_KILL = 128 + signal.SIGKILL
 POLL_S = 0.5
+_KILLED = "the process that guards the run was killed"
 RETRIED_BY_SUBMITIT = 144  # its local controller would start the program again, up to six times
 
 
@@ -82,9 +87,14 @@ class Lifeline:
         if self._watched and self._watched.gone():
             self.cut = f"process {self._watched.pid}, which this run belongs to, has ended"
         elif closed:
-            self.cut = "asked to end"
+            asked_by = os.read(self._fds[0], 1)
+            self.cut = f"asked to end by {_name(asked_by[0])}" if asked_by else _KILLED
         elif asked := arrived & processes.END_SIGNALS:
-            self.cut = f"signal {min(asked)}"
+            self.cut = _name(min(asked))
+
+
+def _name(signum: int) -> str:
+    return signal.Signals(signum).name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The waiter is now the only writer: at the end of file it has ended, or asks for the end.
         become_supervisor(options, waiter_end, watched)
     os.close(waiter_end)
-    code = wait_for(supervisor, supervisor_end, signals)
+    code = wait_for(supervisor, supervisor_end, signals, parent)
+    if code == _BY_KILL:
+        for script in options.scripts:
+            note_end(script, _KILLED)
     processes.end_descendants(options.grace)
     return 1 if code == RETRIED_BY_SUBMITIT else code
 
@@ -124,7 +137,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def wait_for(supervisor: int, supervisor_end: int, signals: processes.SignalQueue) -> int:
+def wait_for(
+    supervisor: int, supervisor_end: int, signals: processes.SignalQueue, parent: int
+) -> int:
     """Wait for the supervisor; let it end everything when a signal asks for that."""
     ended_by = 0
     while True:
@@ -132,6 +147,8 @@ def wait_for(supervisor: int, supervisor_end: int, signals: processes.SignalQueu
         asked = arrived & processes.END_SIGNALS
         if asked and not ended_by:
             ended_by = min(asked)
+            if os.getppid() == parent:
+                os.write(supervisor_end, bytes([ended_by]))
             os.close(supervisor_end)
         pid, status = os.waitpid(supervisor, os.WNOHANG)
         if pid:
@@ -164,6 +181,8 @@ def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
     while options.behind and still_runs(options.behind) and not lifeline.cut:
         lifeline.wait(POLL_S)
     for script in options.scripts:
+        with contextlib.suppress(OSError):
+            RunFiles(Path(script).parent).guard_file.unlink()
         lifeline.wait(0)
         if lifeline.cut:
             processes.say(f"guard: {script} not started: {lifeline.cut}")
@@ -179,6 +198,12 @@ def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
         if code != 0:
             return code
     return 0
+
+
+def note_end(script: str, why: str) -> None:
+    """Write why a script's run is ended, for its attempt."""
+    with contextlib.suppress(OSError):
+        write_json(RunFiles(Path(script).parent).guard_file, {"why": why})
 
 
 def still_runs(process: str) -> bool:
@@ -197,6 +222,7 @@ def run_script(script: str, log_fd: int | None, grace_s: float, lifeline: Lifeli
         if code is not None:
             return ENDED if lifeline.cut else code
         if lifeline.cut and deadline is None:
+            note_end(script, lifeline.cut)
             processes.say(f"guard: ending {script}: {lifeline.cut}", log_fd)
             processes.send(pid, signal.SIGTERM)
             deadline = time.monotonic() + grace_s

@@ -1,4 +1,4 @@
-"""Finds that no node of a training makes progress, names who holds up the others, and ends it.
+"""Finds that no node of a phase makes progress, names who holds up the others, and ends it.
 
 A program on each node, lookout.py, reports for how long the node's processes have been still. A
 hang is one of two:
@@ -6,6 +6,9 @@ hang is one of two:
 - all nodes are idle, and no log, metric or checkpoint has changed, for `hang_minutes`;
 - processes compute, but for four times as long nothing has come out of a job that wrote before: its
   silence is also ten times as long as any earlier one.
+
+A compiler may compute for hours without output: a precompile hangs only if it is idle, on all nodes
+that have not finished their part.
 
 It then asks the nodes for the stacks of all processes, compares what the workers do, and records
 the result as the watchdog of trnslurm.train does, which finds most hangs of our own jobs earlier.
@@ -22,7 +25,14 @@ from typing import Any, NamedTuple
 from trnslurm.node.lookout import period_of
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN, AttemptState
-from trnslurm.rundir import changed_at, last_lines, read_json, write_json, write_json_once
+from trnslurm.rundir import (
+    changed_at,
+    last_lines,
+    now_there,
+    read_json,
+    write_json,
+    write_json_once,
+)
 
 _BUSY_FACTOR = 4.0
 _SILENCE_FACTOR = 10.0
@@ -78,8 +88,8 @@ class HangWatch:
     """Looks for a hang while the step runs."""
 
     def __init__(self, state: AttemptState, minutes: float) -> None:
-        self._attempt = state.attempt
-        self._nodes = len(state.hosts.split(","))
+        self._phase, self._attempt = state.phase, state.attempt
+        self._hosts = len(state.hosts.split(","))
         self._limit_s = 60 * minutes
         self.period_s = period_of(self._limit_s)
         self._seen: list[tuple[int, int]] = []
@@ -98,7 +108,7 @@ class HangWatch:
             self._conclude(now)
         elif seconds := self._hangs(now):
             facts = {"seconds": round(seconds), "time": time.time()}
-            write_json(RUN.hang_file("train", self._attempt), facts)
+            write_json(RUN.hang_file(self._phase, self._attempt), facts)
             self._asked = now
         return False
 
@@ -113,21 +123,35 @@ class HangWatch:
         silent_s = now - self._since
         if silent_s < self._limit_s:
             return 0
-        reports = [read_json(f) for f in RUN.still_files("train", self._attempt).values()]
-        if len(reports) < self._nodes:
+        done = self._done()
+        files = RUN.still_files(self._phase, self._attempt)
+        reports = [read_json(file) for node, file in files.items() if node not in done]
+        if not reports or len(reports) < self._hosts - len(done):
             return 0
         if self._saved_s_ago() < self._limit_s:
             return 0
         if min(_seconds(report, "idle_s") for report in reports) >= self._limit_s:
             return silent_s
+        if self._phase != "train":
+            return 0
         quiet_s = min(_seconds(report, "quiet_s") for report in reports)
         busy_s = max(_BUSY_FACTOR * self._limit_s, _SILENCE_FACTOR * self._longest_s)
         knows = self._outputs >= _OUTPUTS_TO_KNOW
         return silent_s if knows and min(silent_s, quiet_s) >= busy_s else 0
 
+    def _done(self) -> set[int]:
+        """Return the nodes that have finished their part, and ended, before the others."""
+        compiles = self._phase == "precompile"
+        files = ((node, RUN.graphs_file(self._attempt, node)) for node in range(self._hosts))
+        return {node for node, file in files if compiles and file.exists()}
+
     def _output(self) -> list[tuple[int, int]]:
         """Return size and time of the files that grow while a training goes well."""
-        files = [*RUN.node_logs("train", self._attempt).values(), RUN.metrics_file, RUN.saved_file]
+        files = [
+            *RUN.node_logs(self._phase, self._attempt).values(),
+            RUN.metrics_file,
+            RUN.saved_file,
+        ]
         marks = []
         for file in files:
             try:
@@ -139,13 +163,13 @@ class HangWatch:
 
     def _saved_s_ago(self) -> float:
         own = os.environ.get("TRNSLURM_CHECKPOINTS")
-        return time.time() - changed_at(Path(own) if own else RUN.checkpoints)
+        return now_there(RUN.state) - changed_at(Path(own) if own else RUN.checkpoints)
 
     def _conclude(self, now: float) -> None:
         """Once all nodes have reported, or the time is over, record who holds up the others."""
         assert self._asked is not None
-        found = RUN.stacks_files("train", self._attempt)
-        if len(found) < self._nodes and now - self._asked < _STACKS_S:
+        found = RUN.stacks_files(self._phase, self._attempt)
+        if len(found) < self._hosts - len(self._done()) and now - self._asked < _STACKS_S:
             return
         workers = [w for node, file in found.items() for w in _workers(node, read_json(file))]
         plan = read_json(RUN.plan_file)
@@ -153,7 +177,7 @@ class HangWatch:
         seconds = round(now - self._since)
         step = next((line["step"] for line in last_lines(RUN.metrics_file) if "step" in line), 0)
         facts = judge(workers, expected=int(expected or 0), seconds=seconds, step=step)
-        write_json_once(RUN.stuck_file("train", self._attempt), facts | {"time": time.time()})
+        write_json_once(RUN.stuck_file(self._phase, self._attempt), facts | {"time": time.time()})
         say(f"error: {facts['line']}; ending it (hang_minutes)")
         self._told = now
 

@@ -31,14 +31,8 @@ class Change:
         return None if wanted == set(excluded) else ",".join(sorted(wanted))
 
 
-def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> tuple[Change, str]:
-    """Record the nodes that the attempt found bad; return the change, and the problem in words."""
-    bad = bad_nodes(attempt, hosts)
-    words = [f"{host}: {why}" for host, why in bad.items()]
-    if len(words) > _NAMED:
-        words[_NAMED:] = [f"and {len(words) - _NAMED} more"]
-    stuck = str(read_json(RUN.stuck_file("train", attempt)).get("line", ""))
-    trouble = "; ".join(words) or unfit(attempt) or stuck
+def update(bad: Mapping[str, str], hosts: Sequence[str], *, hours: float, now: float) -> Change:
+    """Record bad nodes, with the reasons, among an attempt's nodes; return the change."""
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
         bad = {}  # a problem of all nodes is not theirs
     before = read_excluded()
@@ -46,7 +40,17 @@ def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> t
     after |= {host: {"until": now + hours * 3600, "why": why} for host, why in bad.items()}
     if after != before:
         write_json(RUN.excluded_file, {"nodes": after})
-    return Change(frozenset(before), frozenset(after)), trouble
+    return Change(frozenset(before), frozenset(after))
+
+
+def trouble(attempt: int, hosts: Sequence[str]) -> str:
+    """Return the problem that a preflight or a watchdog found, in one line; empty: none."""
+    bad = bad_nodes(attempt, hosts)
+    words = [why if host in why else f"{host}: {why}" for host, why in bad.items()]
+    if len(words) > _NAMED:
+        words[_NAMED:] = [f"and {len(words) - _NAMED} more"]
+    stuck = str(read_json(RUN.stuck_file("train", attempt)).get("line", ""))
+    return "; ".join(words) or unfit(attempt) or stuck
 
 
 def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
@@ -54,10 +58,15 @@ def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
     bad: dict[str, str] = {}
     for file in RUN.preflight_files("train", attempt):
         bad |= _preflight(read_json(file), hosts)
-    stuck = read_json(RUN.stuck_file("train", attempt))
-    if stuck and (host := _slurms_name(stuck, hosts)):
-        bad.setdefault(host, str(stuck.get("line", "stuck")))
+    if host := stuck_node(attempt, hosts):
+        bad.setdefault(host, str(read_json(RUN.stuck_file("train", attempt)).get("line", "stuck")))
     return bad
+
+
+def stuck_node(attempt: int, hosts: Sequence[str]) -> str:
+    """Return the node that held up the others, by Slurm's name; empty if there was none."""
+    stuck = read_json(RUN.stuck_file("train", attempt))
+    return _slurms_name(stuck, hosts) if stuck else ""
 
 
 def unfit(attempt: int) -> str:

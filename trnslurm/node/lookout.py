@@ -10,6 +10,8 @@ up the others, it kills the node's processes. It ends when its task, the process
 """
 
 import argparse
+import json
+import math
 import os
 import re
 import select
@@ -21,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnslurm.node import processes
+from trnslurm.node import first, processes
+from trnslurm.node.beats import BEATS, PERIOD_S, Sender
 from trnslurm.node.guard import Watched
 from trnslurm.node.state import RUN
 from trnslurm.rundir import write_json
@@ -39,6 +42,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ELSEWHERE = {"docker", "kubectl", "podman", "srun", "ssh"}
 # How long a process may take to write its stacks.
 _STACKS_S = 2.0
+# How long py-spy may take for a process, and all processes together.
+_PY_SPY_S, _ALL_STACKS_S = 5.0, 45.0
 _MOST_FRAMES = 40
 # The name of that file in startup/sitecustomize.py, which this program must not import.
 STACKS_FILE = "trnslurm-stacks"
@@ -80,7 +85,7 @@ class Use(NamedTuple):
 
 def own_processes() -> list[Process]:
     """Return the processes that descend from node.sh, by variables that it exports."""
-    names = ("TRNSLURM_NODE", "TRNSLURM_ATTEMPT", "TRNSLURM_RUN_DIR")
+    names = ("TRNSLURM_NODE", "TRNSLURM_PHASE", "TRNSLURM_ATTEMPT", "TRNSLURM_RUN_DIR")
     wanted = {f"{name}={os.environ[name]}".encode() for name in names}
     found = []
     for entry in os.scandir("/proc"):
@@ -171,14 +176,20 @@ class Lookout:
     def __init__(self, task: int, limit_s: float) -> None:
         self._task = Watched(task)
         self._limit_s = limit_s
-        self._node = int(os.environ["TRNSLURM_NODE"])
+        self._node, self._phase = int(os.environ["TRNSLURM_NODE"]), os.environ["TRNSLURM_PHASE"]
         self._attempt = int(os.environ["TRNSLURM_ATTEMPT"])
         self._activity = Activity()
         self._reported = self._asked = False
+        self._beats = Sender(self._attempt, self._node) if BEATS in os.environ else None
+        self._patience_s = first.patience_s(self._node)
 
     def watch(self) -> None:
         """Look every few seconds, until the task ends."""
         period_s = period_of(self._limit_s)
+        # A step that was started ahead has no attempt yet, and waits without being a hang.
+        while not RUN.state_file(self._phase, self._attempt).exists():
+            if self._task_ends_within(period_s):
+                return
         while not self._task_ends_within(1.0 if self._asked else period_s):
             running = own_processes()
             if self._asked:
@@ -186,20 +197,32 @@ class Lookout:
                 continue
             self._activity.look(running)
             self._report()
-            if self._reported and self._is_there(RUN.hang_file("train", self._attempt)):
+            if self._reported and self._is_there(RUN.hang_file(self._phase, self._attempt)):
                 self._asked = True
                 write_json(
-                    RUN.stacks_file("train", self._attempt, self._node),
+                    RUN.stacks_file(self._phase, self._attempt, self._node),
                     {"workers": list(self._stacks(running))},
                 )
 
     def _task_ends_within(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        if self._task.fd is not None:
-            return bool(select.select([self._task.fd], [], [], seconds)[0])
-        while not self._task.gone() and time.monotonic() < end:
-            time.sleep(0.2)
+        fds = [fd for fd in (self._task.fd, self._beats) if fd is not None]
+        while not self._task.gone() and (left_s := end - time.monotonic()) > 0:
+            if self._beats:
+                self._beats.send()
+                left_s = min(left_s, PERIOD_S)
+            select.select(fds, [], [], left_s if self._task.fd is not None else 0.2)
+            if self._beats and self._beats.told_to_end():
+                self._end(self._beats)
+            self._look_after_first()
         return self._task.gone()
+
+    def _look_after_first(self) -> None:
+        """Requeue the job if its first node is lost; look once more after as long a silence."""
+        begun = RUN.state_file(self._phase, self._attempt).exists()  # it may be started ahead
+        if self._beats and begun and self._beats.silent_s >= self._patience_s:
+            self._patience_s += first.patience_s(self._node)
+            first.requeue_if_lost(self._phase, self._attempt)
 
     def _report(self) -> None:
         """Write how long the node has been still, once that is long, until it works again."""
@@ -209,7 +232,7 @@ class Lookout:
         if still or self._reported:
             facts = {"idle_s": round(activity.idle_s, 1), "quiet_s": round(activity.quiet_s, 1)}
             with suppress(OSError):
-                write_json(RUN.still_file("train", self._attempt, self._node), facts)
+                write_json(RUN.still_file(self._phase, self._attempt, self._node), facts)
         self._reported = still
 
     def _is_there(self, file: Path) -> bool:
@@ -219,18 +242,38 @@ class Lookout:
         return False
 
     def _kill_if_told(self, running: list[Process]) -> None:
-        if self._is_there(RUN.stuck_file("train", self._attempt)):
-            # The launcher first, so that it reports no end of its workers.
-            processes.send(self._task.pid, signal.SIGKILL)
-            for process in running:
+        if self._is_there(RUN.stuck_file(self._phase, self._attempt)):
+            self._kill(running)
+
+    def _end(self, beats: Sender) -> None:
+        """Kill the node's processes, and tell when they are gone.
+
+        The task is the last: with it Slurm kills this program.
+        """
+        processes.send(self._task.pid, signal.SIGSTOP)
+        while others := [p for p in own_processes() if p.pid != self._task.pid]:
+            for process in others:
                 processes.send(process.pid, signal.SIGKILL)
+            time.sleep(0.02)
+        beats.say_ended()
+        processes.send(self._task.pid, signal.SIGKILL)
+
+    def _kill(self, running: list[Process]) -> None:
+        # The launcher first, so that it reports no end of its workers.
+        processes.send(self._task.pid, signal.SIGKILL)
+        for process in running:
+            processes.send(process.pid, signal.SIGKILL)
 
     def _stacks(self, running: list[Process]) -> Iterator[dict[str, Any]]:
         """Write the stacks of all processes to the log; yield what each worker does."""
         host = os.uname().nodename
         running = [p for p in running if p.rank is not None] or running  # without the launcher
-        texts = {p.pid: "" if p.state in "Tt" else stacks_of(p.pid) for p in running}
+        until = time.monotonic() + _ALL_STACKS_S
+        texts = {p.pid: "" if p.state in "Tt" else stacks_of(p.pid, until) for p in running}
         workers = workers_of([p for p in running if texts[p.pid]], workers_of(running))
+        if self._phase == "precompile" and not any(p.rank is not None for p in running):
+            parents = {p.parent for p in running}  # the compiler is the innermost process
+            workers = [p for p in running if p.pid not in parents][:1]
         for process in sorted(running, key=lambda p: (p not in workers, p.rank or 0)):
             text = texts[process.pid]
             who = f"process {process.pid}"
@@ -273,8 +316,38 @@ def what_is(process: Process) -> str:
     return f"{name_of(process.pid)}: state {process.state}, {waits or '-'}"
 
 
-def stacks_of(pid: int) -> str:
-    """Return the stacks of a Python process; empty if it offers none, or does not answer."""
+def stacks_of(pid: int, until: float = math.inf) -> str:
+    """Return the stacks of a Python process; empty if there are none to get.
+
+    A process that does not offer them, or does not answer, is asked by py-spy if the node has it,
+    until a time.
+    """
+    return _own_stacks(pid) or (_stacks_by_py_spy(pid) if time.monotonic() < until else "")
+
+
+def _stacks_by_py_spy(pid: int) -> str:
+    """Return the stacks as py-spy dumps them, in the form of faulthandler."""
+    code, said = processes.ask_tool(
+        "py-spy", "dump", "--json", "--pid", str(pid), limit_s=_PY_SPY_S
+    )
+    try:
+        threads = json.loads(said) if code == 0 else []
+        lines = []
+        for thread in threads:
+            is_main = thread["os_thread_id"] == pid
+            head = f"{'Current thread' if is_main else 'Thread'} 0x{thread['os_thread_id']:016x}"
+            lines += ["", f"{head} (most recent call first):"]
+            lines += [
+                '  File "{filename}", line {line} in {name}'.format(**frame)
+                for frame in thread["frames"]
+            ]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return "\n".join(lines[1:])
+
+
+def _own_stacks(pid: int) -> str:
+    """Return the stacks that a process writes itself, by startup/sitecustomize.py."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as entries:
             links = [(entry.path, Path(entry.path).readlink().name) for entry in entries]

@@ -30,6 +30,7 @@ from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, utc_time
 
 EVENT_OF = {
     "REQUEUED": "requeue",
+    "RESTARTED": "requeue",
     "COMPLETED": "end",
     "STOPPED": "end",
     "CANCELLED": "end",
@@ -77,7 +78,14 @@ def read_notify(run: RunFiles) -> Recipients | None:
 
 
 def compose(
-    run: RunFiles, event: str, *, phase: str, attempt: int, state: str, reason: str = ""
+    run: RunFiles,
+    event: str,
+    *,
+    phase: str,
+    attempt: int,
+    state: str,
+    reason: str = "",
+    what_next: str = "",
 ) -> Message:
     """Return the message of an event."""
     about = read_json(run.plan_file) | read_json(run.record_file)
@@ -91,6 +99,7 @@ def compose(
         "attempt": attempt,
         "state": state,
         "reason": reason,
+        "next": what_next,
         **{key: _newest(lines, key) for key in ("step", "steps", "loss")},
         "time": utc_time(),
         "directory": str(run.path.resolve()),
@@ -121,6 +130,7 @@ def _line(message: Message) -> str:
     if message["loss"] is not None:
         line += f", loss {message['loss']:.4f}"
     line += f": {message['reason']}" if message["reason"] else ""
+    line += f"; next: {message['next']}" if message["next"] else ""
     # <!channel> and <url> have a meaning for Slack.
     return line.replace("<", "‹").replace(">", "›")[:_LONGEST_TEXT]
 

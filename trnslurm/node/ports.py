@@ -10,15 +10,19 @@ the earlier ones.
 import argparse
 import errno
 import hashlib
+import pwd
+import re
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 PREFERRED = (range(20000, 30000), range(10000, 20000), range(1024, 65536))
 MIN_CHOICE = 1000
 STRIDE = 64
 """Distance between the ports of two restarts, for ports that are not free."""
+_LISTENS = "0A"
 EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # for IPv6 as well
 
 
@@ -104,6 +108,33 @@ def can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
         # A host without IPv6 cannot have the port taken there.
         return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
     return True
+
+
+def who_holds(port: int) -> str:
+    """Return which process listens on a port of this node, as far as /proc shows it."""
+    users: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
+            # Columns of proc_pid_net(5): 1 local address, 3 state, 7 user, 9 inode.
+            for columns in (line.split() for line in lines):
+                if columns[3] == _LISTENS and int(columns[1].rpartition(":")[2], 16) == port:
+                    users[f"socket:[{columns[9]}]"] = int(columns[7])
+    for fd in Path("/proc").glob("[0-9]*/fd/*") if users else ():
+        with suppress(OSError):  # another user's, or it has ended
+            if str(fd.readlink()) in users:
+                process = fd.parents[1]
+                name = (process / "comm").read_text(errors="replace").strip()
+                job = re.search(
+                    rb"\0SLURM_JOB_ID=(\d+)", b"\0" + (process / "environ").read_bytes()
+                )
+                of_job = f", of job {job[1].decode()}" if job else ""
+                return f"{name} (process {process.name}{of_job})"
+    for user in users.values():
+        with suppress(KeyError):
+            return f"a process of the user {pwd.getpwuid(user).pw_name}"
+        return f"a process of the user {user}"
+    return ""
 
 
 if __name__ == "__main__":

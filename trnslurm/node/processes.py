@@ -94,6 +94,7 @@ def become_subreaper() -> None:
 def spawn(
     command: Sequence[str],
     *,
+    input_fd: int | None = None,
     output_fd: int | None = None,
     environ: Mapping[str, str] = os.environ,
     own_session: bool = True,
@@ -105,7 +106,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _exec(command, output_fd, environ, parent, own_session)
+            _exec(command, (input_fd, output_fd), environ, parent, own_session)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
@@ -187,7 +188,11 @@ def say(text: str, log_fd: int | None = None) -> None:
 
 def open_log(path: str) -> int:
     """Open a log file to append to."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    # Without O_NONBLOCK, a pipe of this name would be waited for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o666)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def ask_tool(*command: str, limit_s: float = _TOOL_S) -> tuple[int | None, str]:
@@ -216,7 +221,7 @@ def last_line(text: str) -> str:
 
 def _exec(
     command: Sequence[str],
-    output_fd: int | None,
+    given: tuple[int | None, int | None],
     environ: Mapping[str, str],
     parent: int,
     own_session: bool,
@@ -229,7 +234,8 @@ def _exec(
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent(parent)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        input_fd, output_fd = given
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if input_fd is None else input_fd, 0)
         if output_fd is not None:
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)

@@ -8,16 +8,17 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 
 from trnslurm.node.processes import say
 from trnslurm.rundir import RunFiles, changed_at, read_json, utc_time, write_json
 
 RUN = RunFiles(Path())  # the program's working directory
-CRASH, ERROR = "crash", "error"
+CRASH, ERROR, CAP = "crash", "error", "cap"
 UNDER_WAY = ("STARTING", "RUNNING")
 HEARTBEAT_S = 30.0
-_MAX_REASON = 300
+_MAX_REASON = 400
 
 
 @dataclass(kw_only=True)
@@ -33,13 +34,15 @@ class AttemptState:
     reason: str = ""
     exit_code: int | None = None
     cause: str = ""
-    """Why a training ended: crash, error (which every attempt would meet), time limit, preempted,
-    requeued, or empty."""
+    """Why a training ended: crash, error (which every attempt would meet), cap, time limit,
+    preempted, requeued, or empty."""
     checkpoint: int = 0
     """The step of the newest checkpoint when a training began, 0 if there was none."""
     changed: float = 0.0
     """When the checkpoints of a custom script had last changed before the attempt began."""
     hosts: str = ""
+    nodes: int = 0
+    """Of the job: the spares are no hosts."""
     host: str = ""
     pid: int = 0
     started: str = ""
@@ -75,14 +78,15 @@ class AttemptState:
         write_json(RUN.state_file(self.phase, self.attempt), data)
 
 
-def read_state(phase: str, attempt: int) -> AttemptState:
+def read_state(phase: str, attempt: int, run: RunFiles = RUN) -> AttemptState:
     """Return the state of an attempt; without a state file it is STARTING."""
-    data = read_json(RUN.state_file(phase, attempt))
+    data = read_json(run.state_file(phase, attempt))
     state = AttemptState(phase=phase, attempt=attempt)
     for name in (f.name for f in fields(AttemptState) if f.name in data):
         default = getattr(state, name)
         if name not in ("phase", "attempt") and isinstance(data[name], type(default)):
             setattr(state, name, data[name])
+    state.ended = data["ended"] if isinstance(data.get("ended"), str) else None
     return state
 
 
@@ -102,8 +106,9 @@ def knows_resuming() -> bool:
     return not custom or os.environ.get("TRNSLURM_RESUMES") in ("told", "looks")
 
 
+@cache
 def start_heartbeat() -> None:
-    """Touch the heartbeat from now on; its age shows how long a silent job has been lost."""
+    """Touch the heartbeat from now on, once; its age shows how long a silent job has been lost."""
 
     def beat() -> None:
         while True:

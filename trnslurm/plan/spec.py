@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
-from trnslurm.config.schema import Config, Recipe, Reference
+from trnslurm.config.schema import Cluster, Config, Recipe, Reference
 from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
@@ -55,6 +56,26 @@ class JobSpec(Frozen):
         return self.config.cluster.scheduler == "slurm"
 
     @property
+    def spares(self) -> int:
+        """Return how many nodes wait to take the place of one that fails."""
+        return self.config.cluster.spare_nodes
+
+    @property
+    def no_kill(self) -> bool:
+        """Check whether the training may continue in its job without a node that fails."""
+        return self.spares > 0 or self.least_nodes < self.nodes
+
+    @property
+    def least_nodes(self) -> int:
+        """Return the smallest number of nodes on which the training may run."""
+        return self.config.cluster.slurm.min_nodes or self.nodes
+
+    @property
+    def caps(self) -> dict[str, Any]:
+        """Return how much the run may use over all attempts; empty without a cap."""
+        return caps_of(self.config.cluster, self.instance)
+
+    @property
     def steps(self) -> int:
         """Return the steps of the run: recipe.steps, or fewer where train.epochs ends it sooner."""
         return steps_of(self.config, self.batch)
@@ -70,6 +91,27 @@ class JobSpec(Frozen):
     @property
     def tokens_per_step(self) -> int:
         return self.batch.global_batch * self.config.recipe.seq_len
+
+
+def caps_of(cluster: Cluster, instance: InstanceType) -> dict[str, Any]:
+    """Return how much a run may use over all attempts, empty without a cap."""
+    slurm, price = cluster.slurm, instance.price_per_hour
+    found: dict[str, Any] = {}
+    if slurm.max_attempts:
+        found["attempts"] = slurm.max_attempts
+    hours = {"slurm.max_node_hours": slurm.max_node_hours}
+    if slurm.max_cost:
+        if not price:
+            raise PlanError(
+                f"slurm.max_cost: no price of {instance.name} is known: set "
+                f"instance_types.{instance.name}.price_per_hour, or slurm.max_node_hours instead"
+            )
+        hours["slurm.max_cost"] = round(slurm.max_cost / price, 4)
+    known = {key: most for key, most in hours.items() if most}
+    if known:
+        key = min(known, key=lambda k: known[k])
+        found |= {"node_hours": known[key], "key": key, "stop_before_s": slurm.stop_before_s}
+    return found
 
 
 def make_spec(
@@ -114,6 +156,37 @@ def make_spec(
     )
 
 
+def fewer_nodes(spec: JobSpec) -> list[JobSpec]:
+    """Return the specs for the smaller node counts of a range, those that the batch allows."""
+    least, most = spec.least_nodes, spec.nodes
+    if least == most or "train" not in spec.phases:
+        return []
+    asked = f"--nodes {least}-{most}"
+    if least > most:
+        raise ConfigError(f"{asked}: the first number must be the smaller one")
+    slurm = spec.config.cluster.slurm
+    if not (spec.on_slurm and slurm.requeue and slurm.exclusive):
+        why = "a range needs Slurm, slurm.requeue and slurm.exclusive"
+        raise ConfigError(f"{asked}: {why}; use --nodes {most}")
+    found, why = [], ""
+    for nodes in range(least, most):
+        try:
+            fewer = make_spec(spec.config, nodes, name=spec.name)
+        except (ConfigError, PlanError) as error:
+            why = why or str(error)
+            continue
+        same = fewer.batch.global_batch == spec.batch.global_batch
+        if not same and not has_own_batch(spec.config.recipe):
+            raise ConfigError(
+                f"{asked}: the global batch grows with the nodes (batch.mode per_worker), "
+                "so fewer nodes would be another training; use one number"
+            )
+        found.append(replace(fewer, phases=spec.phases, time_min=spec.time_min))
+    if not found:
+        raise ConfigError(f"{asked}: the training fits no smaller count: {why}")
+    return found
+
+
 def has_own_batch(recipe: Recipe) -> bool:
     """Check whether a custom script decides its batch, which trnslurm then does not know."""
     return bool(recipe.project) and recipe.batch.mode == "fixed" and not recipe.batch.global_batch
@@ -155,9 +228,25 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str
     limit = config.cluster.slurm.max_nodes
     if nodes > _MOST_NODES:
         raise ConfigError(f"--nodes {nodes}: no cluster has more than {_MOST_NODES:,}")
-    if limit is not None and nodes > limit:
+    if config.cluster.slurm.spares and not config.cluster.spare_nodes:
+        why = (
+            "slurm.requeue is false"
+            if config.cluster.scheduler == "slurm"
+            else "this machine has none"
+        )
+        raise ConfigError(
+            f"--spares {config.cluster.slurm.spares}: {why}, so no node can wait; leave it out"
+        )
+    spares = config.cluster.spare_nodes
+    if spares and nodes == 1 and config.cluster.slurm.min_nodes is None:
+        raise ConfigError(
+            f"--spares {spares}: a job ends with its first node, and a training on one node has no "
+            "other: leave it out"
+        )
+    if limit is not None and nodes + spares > limit:
         origin = config.origins["slurm.max_nodes"]
-        raise ConfigError(f"--nodes {nodes} is more than the {limit} that {origin.source} allows")
+        asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
+        raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
     if nodes > 1 and device in ON_GPUS and config.cluster.scheduler == "local":
         # Each would begin with the first GPU, and NCCL has no two workers on one.
         raise ConfigError(
@@ -268,7 +357,13 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
     if batch.workers_per_node != instance.default_workers(batch.nodes) or ends_unknown(config):
         known = []
     steps = steps_of(config, batch)
-    return estimate(batch, steps=steps, known=known, price_per_hour=instance.price_per_hour)
+    return estimate(
+        batch,
+        steps=steps,
+        known=known,
+        price_per_hour=instance.price_per_hour,
+        spares=config.cluster.spare_nodes,
+    )
 
 
 def _time_limits(
@@ -285,6 +380,8 @@ def _time_limits(
                 "more nodes or fewer steps"
             )
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
+    if train is None:
+        train = slurm.default_time_min
     if train is None:
         raise PlanError(
             f"{why_no_hours(config, instance, config.title)}, so its time limit cannot be "

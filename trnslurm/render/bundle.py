@@ -13,6 +13,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.render.code import sha256_of
 from trnslurm.render.project import PROJECT_CODE, project_files
 from trnslurm.rundir import (
+    CAPS,
     CONFIG,
     INGREDIENTS,
     NODE_SCRIPT,
@@ -37,6 +38,7 @@ _PATTERNS = (
     NODE_SCRIPT,
     NOTIFY,
     PLAN,
+    CAPS,
     CONFIG,
     STRATEGY,
     INGREDIENTS,

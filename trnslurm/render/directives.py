@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trnslurm.config.schema import Config
+from trnslurm.config.catalog import InstanceType
+from trnslurm.config.schema import Config, Slurm
 from trnslurm.errors import RenderError
 from trnslurm.plan.data import DataJob
 from trnslurm.plan.spec import JobSpec
@@ -73,18 +74,19 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
         constraint=slurm.constraint,
         reservation=slurm.reservation,
     )
-    gpus = slurm.gpus_per_node
-    if gpus is None:
-        gpus = spec.instance.gpus
-    if gpus:
+    if memory := memory_option(slurm):
+        for name in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
+            instead = "set that with --set slurm.mem_per_node_mib, or to null"
+            _refuse(slurm.sbatch, name, "", f"the script has {memory}: {instead}")
+        options.append((memory, "MiB of a node, which --exclusive does not give; 0: all"))
+    if gpus := gpu_option(slurm, spec.instance):
         _refuse(
             slurm.sbatch,
             "--gres",
             "gpu",
-            f"the script has --gpus-per-node={gpus}: set that "
-            "with --set slurm.gpus_per_node, or to 0",
+            f"the script has {gpus}: set that with --set slurm.gpus_per_node, or to 0",
         )
-        options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
+        options.append((gpus, "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
         _refuse(
             slurm.sbatch,
@@ -99,8 +101,22 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
         options.append(
             (f"--signal=B:USR1@{early_s}", "this long before the limit it saves and is requeued")
         )
+    if phase == "train" and spec.no_kill:
+        options.append(("--no-kill", "the training continues without a node that fails"))
     again = "from the newest checkpoint" if phase == "train" else "and compile what is missing"
-    return options + _common(spec.config, again=again)
+    return options + _common(spec.config, again=again, expedite=slurm.expedite)
+
+
+def memory_option(slurm: Slurm) -> str:
+    """Return the option for a node's memory; empty: Slurm's default."""
+    return "" if slurm.mem_per_node_mib is None else f"--mem={slurm.mem_per_node_mib}"
+
+
+def gpu_option(slurm: Slurm, instance: InstanceType) -> str:
+    """Return the option for a node's GPUs; empty: none."""
+    gpus = instance.gpus if slurm.gpus_per_node is None else slurm.gpus_per_node
+    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+    return f"--gpus-per-node={kind}{gpus}" if gpus else ""
 
 
 def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
@@ -125,9 +141,11 @@ def _named(config: Config, **options: str | None) -> list[tuple[str, str]]:
     return [(f"--{name}={value}", site) for name, value in options.items() if value is not None]
 
 
-def _common(config: Config, *, again: str) -> list[tuple[str, str]]:
+def _common(config: Config, *, again: str, expedite: bool = False) -> list[tuple[str, str]]:
     slurm = config.cluster.slurm
     requeue = ("--requeue", f"start again after a node failure, {again}")
+    if expedite:
+        requeue = ("--requeue=expedite", f"the same, before all other jobs, {again}")
     if not slurm.requeue:
         requeue = ("--no-requeue", "do not start again after a node failure")
     return [requeue, *((passed_through(option), _site(config)) for option in slurm.sbatch)]

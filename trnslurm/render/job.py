@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -20,7 +20,7 @@ from trnslurm.config.tree import plain
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
-from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch
+from trnslurm.plan.spec import COMPILING, JobSpec, fewer_nodes, has_own_batch
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.bundle import Bundle, kept_directories, snapshot
 from trnslurm.render.code import sha256_of
@@ -30,12 +30,28 @@ from trnslurm.render.ingredients import ingredients
 from trnslurm.render.project import PROJECT_CODE, PROJECT_FACTS, module_of
 from trnslurm.render.search_path import search_path
 from trnslurm.render.template import fill, open_templates
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, NOTIFY, PLAN, PREPARE, STRATEGY
+from trnslurm.rundir import (
+    CAPS,
+    CONFIG,
+    INGREDIENTS,
+    NODE_SCRIPT,
+    NOTIFY,
+    OF_COUNT,
+    PLAN,
+    PREPARE,
+    STRATEGY,
+)
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # With this host memory, as on trn1.2xlarge, the compiler may be killed.
 SMALL_GIB = 32
 # Enough for 16,320 workers: a job needs 256 files, and four for each worker.
 _OPEN_FILES = 65536
+_CHOSEN = '--nodelist="$TRNSLURM_HOSTS" '
+# `submit --in`: the job may have more nodes.
+_OF_A_STEP = '${TRNSLURM_STEP:+--nodelist="$TRNSLURM_HOSTS"} '
 # Neuron's cache remembers graphs whose compilation failed or was interrupted, and skips them
 # forever without this option of the compiler's wrapper. The option is not part of the graph key.
 _RETRY = "--retry_failed_compilation"
@@ -60,16 +76,38 @@ def render_job(
     files[PLAN] = to_json(plan_data(spec))
     if spec.strategy is not None:
         files[STRATEGY] = to_json(spec.strategy)
+    fewer = fewer_nodes(spec)
+    for each in fewer:
+        files |= _files_of_count(each, environment, code)
     files[CONFIG] = _config_yaml(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
     files |= code
-    script = files[script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
     known = sha256_of(code)
-    files[INGREDIENTS] = to_json(ingredients(spec, files, script, known))
-    files |= notify_file(spec.config.cluster.notify)
+    for each in [spec, *fewer]:
+        place = "" if each is spec else f"{OF_COUNT.format(each.nodes)}/"
+        script = files[place + script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
+        shapes = ingredients(each, files, script, known)
+        files[place + INGREDIENTS] = to_json(shapes)
+    files |= notify_file(spec.config.cluster.notify) | caps_file(spec.caps)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())), known=known)
+
+
+def _files_of_count(
+    spec: JobSpec, environment: Environment, code: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Return what a smaller node count of a range needs of its own."""
+    place = f"{OF_COUNT.format(spec.nodes)}/"
+    values = _values(spec, "train", code, place)
+    files = {
+        script_name("train", "slurm"): fill(environment, "batch.sbatch.j2", values).encode(),
+        NODE_SCRIPT: fill(environment, "node.sh.j2", values).encode(),
+        PLAN: to_json(plan_data(spec)),
+    }
+    if spec.strategy is not None:
+        files[STRATEGY] = to_json(spec.strategy)
+    return {place + name: text for name, text in files.items()}
 
 
 def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
@@ -95,6 +133,11 @@ def notify_file(notify: Notify) -> dict[str, bytes]:
     if notify.command is None and notify.webhook is None:
         return {}
     return {NOTIFY: to_json(plain(asdict(notify)))}
+
+
+def caps_file(caps: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return caps.json for a bundle; empty without a cap."""
+    return {CAPS: to_json(caps)} if caps else {}
 
 
 def script_name(phase: str, scheduler: str) -> str:
@@ -153,20 +196,25 @@ def to_json(values: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(values, indent=2)}\n".encode()
 
 
-def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, Any]:
+def _values(
+    spec: JobSpec, phase: str, code: Mapping[str, bytes], place: str = ""
+) -> dict[str, Any]:
+    """Return the templates' values; `place` is the directory of a smaller node count."""
     config, cluster = spec.config, spec.config.cluster
     title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
+    standby = phase == "train" and _has_standby(spec)
     neuron_env = config.recipe.neuron.env if spec.device == "neuron" else {}
     return _common_values(config) | {
         "title": f"{title}: {phase}",
         "node_title": f"{title}: one node's part",
         "phase": phase,
-        "attempt_options": _attempt_options(spec, phase),
+        "attempt_options": _attempt_options(spec, phase, place),
         "job_name": f"{spec.name}-{phase}",
         "on_slurm": spec.on_slurm,
         "device": spec.device,
         "on_gpus": spec.device in ON_GPUS,
         "nodes": spec.nodes,
+        **_range_values(spec, phase, place),
         "batch": spec.batch,
         "steps": spec.steps,
         "padding_percent": f"{100 * spec.batch.padding:.1f}",
@@ -183,6 +231,10 @@ def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, A
         "open_files": max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
         "preflight": cluster.preflight,
         "hang_minutes": f"{config.recipe.hang_minutes:g}" if config.recipe.hang_minutes else "",
+        "standby": standby,
+        "expedite": spec.on_slurm and cluster.slurm.requeue and cluster.slurm.expedite,
+        "no_kill": spec.no_kill or bool(place),
+        "standby_prefix": "${TRNSLURM_STANDBY:+standby-}" if standby else "",
         "stage_python": cluster.stage_python,
         "run_root": cluster.run_root,
         "num_devices": spec.instance.accelerators if spec.device == "neuron" else 0,
@@ -191,7 +243,7 @@ def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, A
         "compiles_once": _compiles_once(spec, phase),
         "env": sorted({**neuron_env, **cluster.env}.items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
-        **_script_values(spec, code),
+        **_script_values(spec, code, place),
         **container_values(cluster, there=_paths(spec, code), spec=spec),
     }
 
@@ -214,6 +266,7 @@ def _task_values(spec: JobSpec) -> dict[str, Any]:
         "tasks": tasks,
         "task_reason": reason,
         "cpus_per_task": max(1, cpus // tasks),
+        "workers_per_task": spec.batch.workers_per_node // tasks,
         "cpus_reason": "every CPU of the node, for its workers",
     }
 
@@ -225,12 +278,30 @@ def _world_info(spec: JobSpec) -> str:
     return base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
 
 
-def _script_values(spec: JobSpec, code: Mapping[str, bytes]) -> dict[str, Any]:
+def _range_values(spec: JobSpec, phase: str, place: str) -> dict[str, Any]:
+    """Return how many nodes the job asks for, and from which count on it can do with fewer."""
+    least, spares = spec.least_nodes, spec.spares if phase == "train" else 0
+    has_range = phase == "train" and (bool(place) or least < spec.nodes)
+    most = spec.nodes + spares
+    # Graphs are surely compiled for the whole number only.
+    starts_on_fewer = has_range and not _compiles_ahead(spec)
+    return {
+        "files": place,
+        # With --ntasks-per-node, Slurm gives no more than the least number (22.05).
+        "has_range": starts_on_fewer,
+        "asked_nodes": f"{least}-{most}" if starts_on_fewer else most,
+        "fewest": least if starts_on_fewer and not place else 0,
+        "chooses": has_range or spares > 0,
+        "chosen_nodes": _CHOSEN if has_range or spares else _OF_A_STEP,
+    }
+
+
+def _script_values(spec: JobSpec, code: Mapping[str, bytes], place: str) -> dict[str, Any]:
     """Return the values for the script on each node: `script` and `resuming` are shell words."""
     config, recipe = spec.config, spec.config.recipe
     if not recipe.project:
         entry = shlex.quote(f"code/{config.code_name}/{recipe.entry}")
-        return {"launcher": "torchrun", "script": f"{entry} plan.json"}
+        return {"launcher": "torchrun", "script": f"{entry} {place}{PLAN}"}
     every, resuming = argument_words(spec)
     facts = json.loads(code[PROJECT_FACTS])
     return {
@@ -286,7 +357,7 @@ def _compiles_once(spec: JobSpec, phase: str) -> bool:
     return phase == "precompile" and spec.device == "neuron" and spec.instance.host_gib <= SMALL_GIB
 
 
-def _attempt_options(spec: JobSpec, phase: str) -> str:
+def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
     """Return the options of trnslurm.node.attempt.
 
     Only a training may requeue its job: only a training can tell whether it got any further.
@@ -298,10 +369,29 @@ def _attempt_options(spec: JobSpec, phase: str) -> str:
     if phase == "train":
         options.append(f"--max-crashes={slurm.max_crashes}")
     if phase == "train" and slurm.requeue and spec.on_slurm:
-        options += ["--requeue", f"--exclude-hours={slurm.exclude_hours:g}"]
-    if phase == "train" and spec.config.recipe.hang_minutes:
+        options += ["--requeue", '--script="$0"', f"--exclude-hours={slurm.exclude_hours:g}"]
+        options += [f"--spares={spec.spares}"] if spec.spares else []
+        options += ["--fewer"] if place or spec.least_nodes < spec.nodes else []
+        options += ["--standby"] if _has_standby(spec) else []
+    if slurm.requeue and slurm.expedite and spec.on_slurm:
+        options.append("--expedite")
+    if spec.config.recipe.hang_minutes:
         options.append(f"--hang-minutes={spec.config.recipe.hang_minutes:g}")
     return " ".join(options)
+
+
+def _has_standby(spec: JobSpec) -> bool:
+    """Check whether the next attempt can be started ahead: its workers run Python files."""
+    recipe = spec.config.recipe
+    by_rank = not recipe.project or recipe.launcher not in ("python", "script")
+    python = not recipe.project or recipe.entry.endswith(".py")
+    return (
+        recipe.standby
+        and spec.on_slurm
+        and spec.config.cluster.slurm.requeue
+        and by_rank
+        and python
+    )
 
 
 def _compiles_ahead(spec: JobSpec) -> bool:
@@ -336,6 +426,15 @@ def _data_values(job: DataJob) -> dict[str, Any]:
         "device": "",
         "on_gpus": False,
         "compiles": False,
+        "files": "",
+        "has_range": False,
+        "asked_nodes": 1,
+        "fewest": 0,
+        "chooses": False,
+        "chosen_nodes": _OF_A_STEP,
+        "standby": False,
+        "standby_prefix": "",
+        "expedite": False,
         "stage_python": None,
         "verifies_nothing": False,
         "nodes": 1,

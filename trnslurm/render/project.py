@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import RunFiles, read_file
+from trnslurm.rundir import NODE_SCRIPT, RunFiles, read_file
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -87,7 +87,7 @@ class _Walk:
             elif entry.is_symlink() and not _inside(path, self.root):
                 self._link(path)
             elif entry.is_dir(follow_symlinks=False):
-                if not (path / "pyvenv.cfg").exists():
+                if not (path / "pyvenv.cfg").exists() and not _is_run(path):
                     yield from self.files(path, rules)
             elif stat.S_ISREG(entry.stat().st_mode):
                 yield path
@@ -114,6 +114,11 @@ def _is_loop(path: Path) -> bool:
 def _is_cache(name: str) -> bool:
     """Check for the directory of a tool, such as .pytest_cache."""
     return name.startswith(".") and name.endswith("cache")
+
+
+def _is_run(directory: Path) -> bool:
+    """Check for a run, such as an earlier one of this project."""
+    return RunFiles(directory).record_file.exists() and (directory / NODE_SCRIPT).exists()
 
 
 def _inside(path: Path, root: Path) -> bool:

@@ -24,12 +24,12 @@ export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
 # Is every node fit for the job? All check together, in seconds; each problem names its node.
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \
   --workers=1 --efa=0 --data=''
+# Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
+export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
 
-if [ "$TRNSLURM_PHASE" = train ]; then      # watch this node's processes for a hang, until they end
-  export TRNSLURM_NODE="$SLURM_NODEID"
-  export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
-  ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
-fi
+# Watch this node's processes for a hang, until they end.
+export TRNSLURM_NODE="$SLURM_NODEID"
+("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
@@ -39,7 +39,7 @@ TRNSLURM_COMMAND=(
 )
 if [ "$TRNSLURM_PHASE" = precompile ]; then          # its exit code may be 0 though graphs are missing
   TRNSLURM_COMMAND=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${TRNSLURM_COMMAND[@]}")
-else                                        # missing or damaged: refuse now, not in a collective
+elif [ -z "${TRNSLURM_STANDBY:-}" ]; then    # missing or damaged: refuse now, not in a collective
   "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi
 exec "${TRNSLURM_COMMAND[@]}"

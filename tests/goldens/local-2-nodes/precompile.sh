@@ -63,13 +63,13 @@ TRNSLURM_DOING='choosing the master address and ports'
 TRNSLURM_HOSTS=local-0,local-1
 MASTER_ADDR=127.0.0.1
 # This script runs on the first node, so a port that is free here is free for the master.
-TRNSLURM_PORTS=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "$TRNSLURM_JOB" "$TRNSLURM_RESTARTS")
+TRNSLURM_PORTS=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "$TRNSLURM_JOB" "$TRNSLURM_ATTEMPT")
 export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}"
 
-# Launch. This program keeps the state file and the heartbeat, takes TERM and USR1, has the workers
-# save, and requeues the job or gives it up. It has this script's pid, and srun's exit code.
+# Launch. This program keeps the state file and the heartbeat, takes TERM and USR1, has the workers save,
+# requeues the job, gives it up, or starts again (this script in a child). It ends with srun's exit code.
 exec "$TRNSLURM_PYTHON" -m trnslurm.node.attempt \
-  --graphs -- \
+  --graphs --hang-minutes=30 -- \
   "$TRNSLURM_PYTHON" -m trnslurm.node.local_srun --nodes 2 --tasks 1 \
   --output "logs/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT-node%n.log" \
   -- bash node.sh precompile

@@ -22,14 +22,15 @@ GLOO_SOCKET_IFNAME=$("$TRNSLURM_PYTHON" -m trnslurm.node.interface "$MASTER_ADDR
 export GLOO_SOCKET_IFNAME
 
 # Is every node fit for the job? All check together, in seconds; each problem names its node.
+[ -n "${TRNSLURM_STANDBY:-}" ] ||           # beside a training, whose attempt has checked
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cuda --devices=0 \
   --workers=8 --efa=4 --data=''
+# Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
+export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
 
-if [ "$TRNSLURM_PHASE" = train ]; then      # watch this node's processes for a hang, until they end
-  export TRNSLURM_NODE="$SLURM_NODEID"
-  export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
-  ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
-fi
+# Watch this node's processes for a hang, until they end.
+export TRNSLURM_NODE="$SLURM_NODEID"
+("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m accelerate.commands.launch --rdzv_backend=static --same_network
@@ -44,4 +45,9 @@ fi
 TRNSLURM_COMMAND=(
   bash -c 'cd work && PYTHONPATH="$PWD:$PYTHONPATH" exec "$@"' bash "${TRNSLURM_COMMAND[@]}"
 )
+if [ -n "${TRNSLURM_STANDBY:-}" ]; then     # all of it, up to a gate at which the workers wait
+  TRNSLURM_COMMAND=(
+    "$TRNSLURM_PYTHON" -m trnslurm.node.standby --workers=8 -- "${TRNSLURM_COMMAND[@]}"
+  )
+fi
 exec "${TRNSLURM_COMMAND[@]}"

@@ -22,14 +22,15 @@ GLOO_SOCKET_IFNAME=$("$TRNSLURM_PYTHON" -m trnslurm.node.interface "$MASTER_ADDR
 export GLOO_SOCKET_IFNAME
 
 # Is every node fit for the job? All check together, in seconds; each problem names its node.
+[ -n "${TRNSLURM_STANDBY:-}" ] ||           # beside a training, whose attempt has checked
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=neuron --devices=16 \
   --workers=32 --efa=8 --data=/fsx/trnslurm-data/wikitext-103
+# Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
+export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
 
-if [ "$TRNSLURM_PHASE" = train ]; then      # watch this node's processes for a hang, until they end
-  export TRNSLURM_NODE="$SLURM_NODEID"
-  export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
-  ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
-fi
+# Watch this node's processes for a hang, until they end.
+export TRNSLURM_NODE="$SLURM_NODEID"
+("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
@@ -40,9 +41,14 @@ TRNSLURM_COMMAND=(
 if [ "$TRNSLURM_PHASE" = precompile ]; then          # must be the outermost command of the trial run
   TRNSLURM_COMMAND=(neuron_parallel_compile "${TRNSLURM_COMMAND[@]}")
 fi
+if [ -n "${TRNSLURM_STANDBY:-}" ]; then     # all of it, up to a gate at which the workers wait
+  TRNSLURM_COMMAND=(
+    "$TRNSLURM_PYTHON" -m trnslurm.node.standby --workers=32 -- "${TRNSLURM_COMMAND[@]}"
+  )
+fi
 if [ "$TRNSLURM_PHASE" = precompile ]; then          # its exit code may be 0 though graphs are missing
   TRNSLURM_COMMAND=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${TRNSLURM_COMMAND[@]}")
-else                                        # missing or damaged: refuse now, not in a collective
+elif [ -z "${TRNSLURM_STANDBY:-}" ]; then    # missing or damaged: refuse now, not in a collective
   "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi
 exec "${TRNSLURM_COMMAND[@]}"

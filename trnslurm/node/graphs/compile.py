@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
 from trnslurm.node.processes import handling
+from trnslurm.node.state import UNDER_WAY
 from trnslurm.rundir import RunFiles, load_json
 
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Processes that the command leaves behind may hold its output open forever.
 _LAST_WORDS_S = 2.0
+_NOTE_S = 10.0
 
 
 class GraphPlace(Frozen):
@@ -78,6 +80,17 @@ class GraphPlace(Frozen):
     def result_path(self, node: int) -> Path:
         """Return the file for the results of a node of this attempt."""
         return RunFiles(self.run).graphs_file(self.attempt, node)
+
+    def has_ended(self, taker: dict[str, Any]) -> bool:
+        """Check whether the precompile that left locks has ended; an unknown one has not."""
+        try:
+            run, attempt = Path(taker["run"]), int(taker["attempt"])
+            if run == self.run and attempt < self.attempt:
+                return True  # it may have recorded no end, as when its node rebooted
+            state = load_json(RunFiles(run).state_file("precompile", attempt))["state"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return state not in UNDER_WAY
 
     def job_id(self) -> str:
         """Return the job id of this attempt, from its state file."""
@@ -126,16 +139,23 @@ def run_compile(command: Sequence[str]) -> int:
 
 def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run neuron_parallel_compile, and read its output."""
-    before = set(locks.all_locks(place.cache.root))
     report, start = neuron.Report(), time.monotonic()
+    taker = {"run": str(place.run), "attempt": place.attempt, "node": place.node}
+    held = locks.HeldLocks(place.cache.root, place.directory, taker | {"job": place.job_id()})
+    due = start
+
+    def read(line: str) -> None:
+        nonlocal due
+        report.read(line)
+        if time.monotonic() >= due:  # a node that is switched off can note nothing any more
+            with suppress(OSError):  # as on a full disk; it is tried again
+                held.note(report.graphs)
+            due = time.monotonic() + _NOTE_S
+
     with output_file(place) as keep:
-        exit_code = run(command, report.read, keep)
+        exit_code = run(command, read, keep)
     problem = neuron.problem(report, exit_code)
-    if problem:
-        taker = {"run": str(place.run), "attempt": place.attempt, "node": place.node}
-        left = [lock for lock in locks.locks_of(report.graphs) if lock not in before]
-        ours = [lock for lock in left if lock.uid == os.getuid()]
-        locks.note_left(place.directory, taker | {"job": place.job_id()}, ours)
+    held.note(report.graphs if problem else ())
     settled = report.compiled | report.reused
     here = [graph for graph in sorted(settled) if graph.startswith("/")]  # files of this host
     missing = [graph for graph in here if not (Path(graph) / neuron.NEFF).is_file()]
@@ -222,12 +242,14 @@ def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
 
 
 def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[str]:
-    """Copy the output of a command at once, and yield its lines."""
+    """Copy the output of a command at once, and yield its lines; empty ones while it is silent."""
     rest = b""
     while True:
         readable, _, _ = select.select([source], [], [], _LAST_WORDS_S)
         if not readable and child.poll() is not None:
             break
+        if not readable:
+            yield ""
         piece = os.read(source, 65536) if readable else None
         if piece == b"":
             break

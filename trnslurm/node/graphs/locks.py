@@ -14,6 +14,7 @@ from typing import Any
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import user_name
 from trnslurm.node.graphs.neuron import GRAPH
+from trnslurm.rundir import write_json
 
 LOCK = f"{GRAPH}.lock"
 
@@ -46,13 +47,24 @@ def all_locks(cache: Path) -> Iterator[Lock]:
                 yield lock
 
 
-def note_left(key_directory: Path, taker: dict[str, Any], left: Collection[Lock]) -> None:
-    """Record, for the next compile of this key, which locks a compile has left."""
-    directory = key_directory / "left"
-    directory.mkdir(parents=True, exist_ok=True)
-    locks = [{"path": str(lock.path), "mtime_ns": lock.mtime_ns} for lock in left]
-    name = f"{taker['job']}-node{taker['node']}.json"
-    (directory / name).write_text(json.dumps(taker | {"locks": locks}), encoding="utf-8")
+class HeldLocks:
+    """Records, for the next compile of a key, which locks a compile holds and may leave."""
+
+    def __init__(self, cache: Path, key_directory: Path, taker: dict[str, Any]) -> None:
+        self._before = set(all_locks(cache))
+        self._taker = taker
+        self._file = key_directory / "left" / f"{taker['job']}-node{taker['node']}.json"
+        self._noted: list[Lock] = []
+
+    def note(self, graphs: Collection[str]) -> None:
+        """Record this user's locks of these graphs that were not there before the compile."""
+        held = [lock for lock in locks_of(graphs) if lock not in self._before]
+        held = [lock for lock in held if lock.uid == os.getuid()]
+        if held != self._noted:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            locks = [{"path": str(lock.path), "mtime_ns": lock.mtime_ns} for lock in held]
+            write_json(self._file, self._taker | {"locks": locks})
+            self._noted = held
 
 
 def clear_stale(key_directory: Path, has_ended: Callable[[dict[str, Any]], bool]) -> Iterator[Lock]:

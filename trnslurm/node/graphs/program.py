@@ -35,7 +35,6 @@ from trnslurm.node.graphs.manifest import (
     user_name,
 )
 from trnslurm.node.graphs.neuron import NEFF
-from trnslurm.node.state import UNDER_WAY
 from trnslurm.rundir import RunFiles, load_json, utc_time
 
 
@@ -70,6 +69,15 @@ def own_key(run: Path) -> str:
     return content_key(read_ingredients(run), own_versions())
 
 
+def are_compiled(ingredients: Path) -> bool:
+    """Check whether the cache has the graphs of other ingredients, such as of fewer nodes."""
+    try:
+        key = content_key(load_json(ingredients), own_versions())
+        return read_place().cache.read(key) is not None
+    except (CacheError, OSError, ValueError):
+        return False
+
+
 def read_ingredients(run: Path) -> dict[str, Any]:
     """Return the settings of this job that shape its graphs."""
     try:
@@ -93,7 +101,7 @@ def is_warm(place: GraphPlace) -> bool:
         place.say(f"{COMPILED} by {manifest.made.get('by')}")
         return True
     place.cache.open(place.key)
-    for lock in locks.clear_stale(place.directory, _has_ended):
+    for lock in locks.clear_stale(place.directory, place.has_ended):
         print(f"removed a lock left by a compile that has ended: {lock}")
     for lock in locks.all_locks(place.cache.root):
         print(f"note: a graph is locked; if no process is compiling it, remove {lock}")
@@ -108,15 +116,6 @@ def _discard_damaged(place: GraphPlace, manifest: GraphManifest) -> bool:
         path.unlink(missing_ok=True)
         path.with_name("model.done").unlink(missing_ok=True)  # marks a compiled graph for Neuron
     return bool(found)
-
-
-def _has_ended(taker: dict[str, Any]) -> bool:
-    """Check whether the precompile that left locks has ended; an unknown one has not."""
-    state = RunFiles(Path(taker["run"])).state_file("precompile", taker["attempt"])
-    try:
-        return load_json(state)["state"] not in UNDER_WAY
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def commit(place: GraphPlace) -> None:

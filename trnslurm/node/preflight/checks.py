@@ -1,7 +1,6 @@
 """The checks of a node before a job starts: disks, data, cache, memory and limits."""
 
 import os
-import re
 import resource
 import shutil
 import socket
@@ -14,6 +13,7 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
+from trnslurm.node.memory import available_gib
 from trnslurm.rundir import RunFiles
 
 MIB, GIB = 2**20, 2**30
@@ -146,16 +146,14 @@ def dataset(needs: Needs) -> Checked:
 
 
 def memory(needs: Needs) -> Checked:
-    """Check that enough memory is available for the workers."""
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
-    match = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
-    available = int(match[1]) * 1024 if match else 0
+    """Check that the job has enough memory for the workers."""
+    available = int(available_gib() * (1 << 30))
     needed = _MEMORY_PER_WORKER * (1 + needs.workers)
     if available < needed:
         return Checked(
             fact=_size(available),
             problem=f"{_size(available)} of memory available, {needs.workers} workers need at least"
-            f" {_size(needed)}; end the programs that use it",
+            f" {_size(needed)}; end the programs that use it, or raise slurm.mem_per_node_mib",
         )
     return Checked(fact=_size(available))
 

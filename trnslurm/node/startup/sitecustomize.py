@@ -31,5 +31,14 @@ def _run_next() -> None:
         spec.loader.exec_module(module)
 
 
+def _wait_at_gate() -> None:
+    """Let a worker that was started ahead wait until it is needed."""
+    if "TRNSLURM_GATE" in os.environ and "RANK" in os.environ:
+        from trnslurm.node.standby import wait
+
+        wait()
+
+
 _offer_stacks()
 _run_next()
+_wait_at_gate()

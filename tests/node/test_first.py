@@ -1,0 +1,76 @@
+"""What the other nodes of a job do when its first node no longer answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trnslurm.node import first
+from trnslurm.node.beats import BEATS
+
+NAMES = {"TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "2", "SLURM_NODEID": "1"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
+    """What the controller says and is asked; the node's beats reach nobody."""
+    said: dict[str, Any] = {"answers": False, "ends": "RUNNING", "requeued": 0, "restarts": []}
+
+    class Controller:
+        def __init__(self, job_id: str, restarts: int, _retry_s: object) -> None:
+            assert (job_id, restarts) == ("7", 1)
+
+        def answers(self, host: str) -> bool:
+            assert host == "node-1"
+            return said["answers"]
+
+        def what_ends_job(self) -> str:
+            return said["ends"]
+
+        def requeue(self) -> str:
+            said["requeued"] += 1
+            return ""
+
+    monkeypatch.setattr(first, "Controller", Controller)
+    monkeypatch.setattr(first, "PERIOD_S", 0.01)
+    monkeypatch.setattr(first, "patience_s", lambda _: 0.1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").mkdir()
+    state = {"job_id": "7", "restarts": 1, "state": "RUNNING", "hosts": "node-1,node-2"}
+    (tmp_path / "state/train-2.json").write_text(json.dumps(state))
+    for name, value in NAMES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRNSLURM_ALLOCATION", "node-1,node-2,node-3")
+    monkeypatch.setenv(BEATS, "127.0.0.1:9:secret")
+    return said
+
+
+def state(tmp_path) -> dict[str, Any]:
+    return json.loads((tmp_path / "state/train-2.json").read_text())
+
+
+def test_the_job_is_requeued_without_its_first_node(asked, tmp_path) -> None:
+    assert first.main() == 0
+    assert asked["requeued"] == 1
+    now = state(tmp_path)
+    assert (now["state"], now["cause"]) == ("REQUEUED", "requeued")
+    assert now["reason"] == "node-1, the job's first node, failed"
+    assert now["hosts"] == "node-1,node-2"
+
+
+@pytest.mark.parametrize("known", [{"answers": True}, {"ends": "CANCELLED"}, {"ends": "REQUEUED"}])
+def test_it_is_not(asked, tmp_path, known: dict[str, Any]) -> None:
+    """Its slurmd answers, or the job ends already."""
+    asked |= known
+    assert first.main() == 0
+    assert asked["requeued"] == 0
+    assert state(tmp_path)["state"] == "RUNNING"
+
+
+def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [first.patience_s(node) for node in (0, 1, 2, 3, 1000)] == [6.0, 6.0, 11.0, 16.0, 66.0]
+    monkeypatch.delenv(BEATS, raising=False)
+    monkeypatch.setenv("SLURM_NODEID", "3")
+    assert first.main() == 0  # of a job that keeps no signs of life

@@ -1,0 +1,153 @@
+"""Tells which nodes of a training are still there, long before Slurm does.
+
+The program that looks out on each node sends a datagram every few seconds; the attempt's program,
+on the first node, notes who does. A node that has sent and then is silent is lost if its slurmd
+does not answer either. The same way back, the attempt's program has all other nodes kill their
+processes: a step with a lost node does not end by itself before Slurm's SlurmdTimeout. It answers
+each datagram; first.py acts if no answer comes.
+"""
+
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+BEATS = "TRNSLURM_BEATS"
+PERIOD_S = 2.0
+SILENT_S = 6.0
+_END, _ENDED, _HERE = b"end", b"ended", b"here"
+_END_WITHIN_S = 15.0
+_AGAIN_S = 0.5
+_MOST_BYTES = 128
+
+
+class Beats:
+    """The signs of life of an attempt's nodes, on the first node of the job."""
+
+    def __init__(self, address: str) -> None:
+        """Listen; `address` is this node's for the others."""
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+        self._socket.setblocking(False)
+        # The network can forge neither a sign of life nor an order.
+        self._secret = secrets.token_hex(16).encode()
+        self.place = f"{address}:{self._socket.getsockname()[1]}:{self._secret.decode()}"
+        """The value of TRNSLURM_BEATS."""
+        self._attempt = 0
+        self._heard: dict[int, float] = {}
+        self._from: dict[int, tuple[str, int]] = {}
+        self._ended: set[int] = set()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def begin(self, attempt: int) -> None:
+        """Forget the nodes of the attempt before."""
+        self._attempt = attempt
+        self._heard, self._from, self._ended = {}, {}, set()
+
+    def read(self) -> None:
+        """Note all that has arrived."""
+        while True:
+            try:
+                data, sender = self._socket.recvfrom(_MOST_BYTES)
+            except BlockingIOError:
+                return
+            words = data.split()
+            if len(words) != 4 or not secrets.compare_digest(words[0], self._secret):
+                continue
+            with suppress(OSError):
+                self._socket.sendto(self._secret + b" " + _HERE, sender)
+            if words[1] == str(self._attempt).encode() and words[2].isdigit():
+                node = int(words[2])
+                self._heard[node], self._from[node] = time.monotonic(), sender
+                if words[3] == _ENDED:
+                    self._ended.add(node)
+
+    def silent(self) -> list[int]:
+        """Return the nodes that were heard and are silent, while another is heard."""
+        now = time.monotonic()
+        silent = [n for n, at in self._heard.items() if now - at > SILENT_S]
+        heard = any(now - at <= 2 * PERIOD_S for at in self._heard.values())
+        return sorted(silent) if heard else []
+
+    def end_others(self, lost: Sequence[int]) -> bool:
+        """Have all nodes but the lost ones kill their processes; return whether all have."""
+        until = time.monotonic() + _END_WITHIN_S
+        waits_for = set(self._from) - set(lost)
+        while waits_for - self._ended and time.monotonic() < until:
+            for node in waits_for - self._ended:
+                with suppress(OSError):
+                    self._socket.sendto(self._secret + b" " + _END, self._from[node])
+            select.select([self._socket], [], [], _AGAIN_S)
+            self.read()
+        return not waits_for - self._ended
+
+
+class Sender:
+    """Sends the signs of life of one node, and hears the order to end its processes."""
+
+    def __init__(self, attempt: int, node: int) -> None:
+        address, port, secret = os.environ[BEATS].split(":")
+        self._to, self._secret = (address, int(port)), secret.encode()
+        self._who = f"{attempt} {node}".encode()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._heard = time.monotonic()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the first node has not answered."""
+        return time.monotonic() - self._heard
+
+    def hears(self, within_s: float) -> bool:
+        """Send a sign of life; return whether the first node answers."""
+        before = self._heard
+        self.send()
+        select.select([self._socket], [], [], within_s)
+        self.told_to_end()
+        return self._heard > before
+
+    def send(self, word: bytes = b"lives") -> None:
+        with suppress(OSError):
+            self._socket.sendto(b" ".join((self._secret, self._who, word)), self._to)
+
+    def told_to_end(self) -> bool:
+        """Read all that has arrived; return whether the order was there."""
+        told = False
+        with suppress(BlockingIOError):
+            while True:
+                data = self._socket.recv(_MOST_BYTES)
+                told = told or secrets.compare_digest(data, self._secret + b" " + _END)
+                if secrets.compare_digest(data, self._secret + b" " + _HERE):
+                    self._heard = time.monotonic()
+        return told
+
+    def say_ended(self) -> None:
+        """Tell that this node's processes have ended."""
+        for _ in range(3):  # one may get lost
+            self.send(_ENDED)
+            time.sleep(0.1)
+
+
+def answers(address: str, port: int, within_s: float = 3.0) -> bool:
+    """Check whether a host answers at a port, if only to refuse."""
+    try:
+        with socket.create_connection((address, port), within_s):
+            return True
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,57 @@
+"""Requeues a job that has lost its first node, where its batch script ran.
+
+Such a job has --no-kill: Slurm leaves it its other nodes until the time limit, and no program would
+start the next attempt (seen with 22.05 and 26.05). So the other nodes' lookouts expect an answer to
+their signs of life. node.sh runs this program once its command has failed, so that the node's part
+of the job does not end before the first node has answered:
+
+    python -m trnslurm.node.first
+"""
+
+import os
+import sys
+
+from trnslurm.node import processes
+from trnslurm.node.beats import BEATS, PERIOD_S, SILENT_S, Sender
+from trnslurm.node.controller import Controller
+from trnslurm.node.state import read_state
+
+# One node after the other, so that the job is not requeued twice.
+_TURN_S, _LAST_TURN_S = 5.0, 60.0
+_RETRY_S = (5.0, 10.0, 30.0)
+
+
+def main() -> int:
+    """Wait for an answer of the first node, or requeue the job."""
+    node = int(os.environ["SLURM_NODEID"])
+    if BEATS in os.environ:
+        sender = Sender(int(os.environ["TRNSLURM_ATTEMPT"]), node)
+        while not sender.hears(PERIOD_S):
+            if sender.silent_s >= patience_s(node):
+                requeue_if_lost(os.environ["TRNSLURM_PHASE"], int(os.environ["TRNSLURM_ATTEMPT"]))
+                break
+        sender.close()
+    return 0
+
+
+def patience_s(node: int) -> float:
+    """Return for how long a node waits for an answer of the first one."""
+    return SILENT_S + min(_TURN_S * max(node - 1, 0), _LAST_TURN_S)
+
+
+def requeue_if_lost(phase: str, attempt: int) -> None:
+    """Requeue the job, unless its first node answers, or anything ends the job."""
+    state = read_state(phase, attempt)
+    first = os.environ["TRNSLURM_ALLOCATION"].partition(",")[0]
+    controller = Controller(state.job_id, state.restarts, _RETRY_S)
+    if controller.answers(first) or controller.what_ends_job() != "RUNNING":
+        return
+    processes.say(f"{first}, the first node of the job, does not answer: the job is requeued")
+    state.cause = "requeued"
+    state.note("REQUEUED", f"{first}, the job's first node, failed")
+    if why_not := controller.requeue():
+        processes.say(f"error: the job could not be requeued: {why_not}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

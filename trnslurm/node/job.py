@@ -1,0 +1,56 @@
+"""What the attempts share that start in one job's allocation."""
+
+import argparse
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+from trnslurm.node import processes, relaunch
+from trnslurm.node.beats import Beats
+from trnslurm.node.graphs import program as graphs
+from trnslurm.node.state import RUN
+from trnslurm.rundir import INGREDIENTS, OF_COUNT, PLAN, read_json
+
+
+class Job:
+    """A job, and its nodes."""
+
+    def __init__(self, options: argparse.Namespace, signals: processes.SignalQueue) -> None:
+        self.options, self.signals = options, signals
+        self.senders: list[subprocess.Popen[bytes]] = []
+        """Of messages."""
+        all_hosts = os.environ.get("TRNSLURM_ALLOCATION") or os.environ["TRNSLURM_HOSTS"]
+        self.allocation = all_hosts.split(",")
+        """The job's nodes, in Slurm's order, without those that were lost or found bad."""
+        self.relay: threading.Thread | None = None
+        """Passes on what the srun of a step says that was started ahead."""
+        self.next_hosts: list[str] = []
+        """The nodes of the next attempt, if it starts in this allocation."""
+        # The batch script runs on the first node.
+        self.beats = Beats(os.environ["MASTER_ADDR"]) if options.spares or options.fewer else None
+        self.scripts = {options.nodes: options.script}
+        """The batch script for each number of nodes that the training may have."""
+        if options.fewer:
+            most = read_json(RUN.path / PLAN).get("nodes")
+            self.scripts = {most: "train.sbatch"} if isinstance(most, int) else {}
+            for file in RUN.path.glob(f"{OF_COUNT.format('*')}/train.sbatch"):
+                self.scripts[int(file.parent.name.rpartition("-")[2])] = str(file)
+
+    def counts(self) -> list[int]:
+        """Return the node counts on which the training may continue now."""
+        own, graphs_needed = self.options.nodes, self.options.graphs
+        return [
+            count
+            for count, script in self.scripts.items()
+            if count == own
+            or not graphs_needed
+            or graphs.are_compiled(Path(script).with_name(INGREDIENTS))
+        ]
+
+    def begin_again(self, launch: relaunch.Launch) -> None:
+        """Take over the command and the environment of the next attempt."""
+        self.next_hosts = []
+        self.options.nodes, self.options.command = launch.nodes, launch.command
+        os.environ.clear()
+        os.environ.update(launch.environ)

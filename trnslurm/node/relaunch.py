@@ -1,0 +1,219 @@
+"""Starts the next attempt of a job within its allocation, without a requeue.
+
+The batch script is run again in a child, which does all that comes before the last line: it takes
+the next number, sets the environment and chooses the ports. Its last line then only tells this
+program the command and the environment of the next attempt.
+
+Once a training has saved something, the next attempt is even started ahead: standby.py keeps its
+workers waiting.
+"""
+
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from trnslurm.node import processes
+from trnslurm.node.beats import BEATS
+from trnslurm.node.standby import RESUME
+from trnslurm.node.state import RUN, AttemptState
+from trnslurm.rundir import utc_time, write_json_once
+
+AFTER_S = 60.0
+"""How long an attempt runs before the next one is started ahead."""
+
+_ASKED = "TRNSLURM_ASKED"
+"""The descriptor to which the script's last line writes its answer."""
+_CHOSEN = "TRNSLURM_CHOSEN"
+_STANDBY = "TRNSLURM_STANDBY"
+"""The attempt for which the script and its step are started ahead."""
+# The script keeps the same variables of Slurm when it closes its environment.
+_KEPT = (
+    *("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS_PER_NODE", "SLURM_NODE_ALIASES", "SLURM_SPANK_"),
+    "TRNSLURM_STEP",
+)
+_PATH = "/usr/local/bin:/usr/bin:/bin"  # until the script sets its own
+_AT_ONCE = 1 << 20
+_END_S = 5.0
+# Variables that this program has set for the attempt that runs.
+_KNOWN_LATE = ("TRNSLURM_GRAPH_KEY", BEATS)
+_POLL_S = 0.1
+
+
+class Launch(NamedTuple):
+    """How the next attempt is launched."""
+
+    nodes: int
+    command: list[str]
+    environ: dict[str, str]
+
+
+def answer(nodes: int, command: list[str]) -> bool:
+    """Tell node count, command and environment, if another program asks; return whether one did."""
+    asked = os.environ.pop(_ASKED, "")
+    if asked:
+        with os.fdopen(int(asked), "w", encoding="ascii") as pipe:
+            json.dump(Launch(nodes, command, dict(os.environ))._asdict(), pipe)
+    return bool(asked)
+
+
+def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -> Launch | int:
+    """Run the batch script for its next launch; return that, or the exit code if it fails.
+
+    Signals that arrive meanwhile are left for the next attempt. Slurm sends TERM to the script too.
+    `hosts` are its nodes. `ahead` is the attempt to prepare; without it the next number is taken at
+    once.
+    """
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    # What the script says beside a training is not about the attempt that runs.
+    silent = os.open(os.devnull, os.O_WRONLY) if ahead else None
+    child = processes.spawn(
+        ["bash", "--", script],
+        output_fd=silent,
+        environ=_environ(os.environ, restarts)
+        | {_ASKED: str(theirs), _CHOSEN: ",".join(hosts)}
+        | ({_STANDBY: str(ahead)} if ahead else {}),
+        own_session=False,
+    )
+    for descriptor in filter(None, (theirs, silent)):
+        os.close(descriptor)
+    told, pid, status, open_ = b"", 0, 0, True
+    while not pid:  # a process that the script left behind may keep the pipe open
+        ready, _, _ = select.select([ours], [], [], _POLL_S) if open_ else ((), (), ())
+        part = os.read(ours, _AT_ONCE) if ready else b""
+        told += part
+        open_ = open_ and (bool(part) or not ready)
+        pid, status = os.waitpid(child, os.WNOHANG if open_ else 0)
+    os.close(ours)
+    code = processes.exit_code(status)
+    return Launch(**json.loads(told)) if told and code == 0 else code or 1
+
+
+def _environ(environ: Mapping[str, str], restarts: int) -> dict[str, str]:
+    """Return what Slurm had given to the batch script, as far as the script reads it."""
+    kept = {k: v for k, v in environ.items() if k.startswith(_KEPT) or k == "TMPDIR"}
+    return kept | {
+        "SLURM_SUBMIT_DIR": environ["TRNSLURM_RUN_DIR"],
+        "SLURM_RESTART_COUNT": str(restarts),
+        "PATH": _PATH,
+    }
+
+
+class Standby:
+    """The next attempt, started ahead, as far as it has come."""
+
+    def __init__(self, script: str, state: AttemptState) -> None:
+        """Take the batch script, and the attempt that runs."""
+        self._script, self._state = script, state
+        self.attempt = state.attempt + 1
+        self._begins = time.monotonic() + AFTER_S
+        self._asking: threading.Thread | None = None
+        self.launch: Launch | None = None
+        self._step = self._stdin = 0
+        self._over = self._trains = False
+        self.relay: threading.Thread | None = None
+        """Passes on what srun says, once the step trains."""
+
+    def look(self) -> None:
+        """Take the next step towards workers that wait, if its time has come."""
+        if self._over:
+            return
+        if self._step:
+            self._end_if_ended()
+        elif self.launch:
+            self._start(self.launch)
+        elif self._asking is None and time.monotonic() >= self._begins and self._has_saved():
+            self._asking = threading.Thread(target=self._ask, daemon=True)
+            self._asking.start()
+
+    def _end_if_ended(self) -> None:
+        if self._step and os.waitpid(self._step, os.WNOHANG)[0]:  # a node cannot, and has said why
+            self._step = 0
+            self.end()
+
+    def _has_saved(self) -> bool:
+        return RUN.newest_step() > self._state.checkpoint
+
+    def _ask(self) -> None:
+        hosts = self._state.hosts.split(",")
+        launch = ask(self._script, self._state.restarts, hosts, self.attempt)
+        if isinstance(launch, int):
+            processes.say("warning: no workers are started ahead for the next attempt")
+            self._over = True
+        else:
+            self.launch = launch
+
+    def _start(self, launch: Launch) -> None:
+        theirs, self._stdin = os.pipe()
+        said, output = os.pipe()
+        known = {name: os.environ[name] for name in _KNOWN_LATE if name in os.environ}
+        self._step = processes.spawn(
+            launch.command,
+            input_fd=theirs,
+            output_fd=output,
+            environ=launch.environ | known | {"TRNSLURM_RESUME": RESUME},
+            own_session=False,
+        )
+        os.close(theirs)
+        os.close(output)
+        self.relay = threading.Thread(target=self._pass_on, args=(said,), daemon=True)
+        self.relay.start()
+
+    def _pass_on(self, said: int) -> None:
+        # Before, it would be taken for the end of the attempt that runs.
+        while part := os.read(said, _AT_ONCE):
+            if self._trains:
+                os.write(2, part)
+        os.close(said)
+
+    def go(self) -> int:
+        """Let the workers train as the next attempt; return the step's pid, 0 if there is none.
+
+        `launch` then has the environment of that attempt.
+        """
+        self._end_if_ended()
+        newest = RUN.newest_checkpoint()
+        if not self._step or not self.launch or not newest:
+            return 0
+        begun = {"job_id": self._state.job_id, "restarts": self._state.restarts}
+        begun["started"] = utc_time()
+        file = RUN.state_file(self._state.phase, self.attempt)
+        if not write_json_once(file, begun | {"state": "STARTING"}):
+            return 0  # another job has taken the number
+        for log in RUN.logs.glob(f"standby-{self._state.phase}-{self.attempt}-node*.log"):
+            log.rename(log.with_name(log.name.removeprefix("standby-")))
+        self._trains = True
+        told = {"TRNSLURM_RESUME": str(newest.absolute())}
+        with suppress(BrokenPipeError):  # then the step ends, and is seen to end
+            os.write(self._stdin, f"{json.dumps(told)}\n".encode())
+        self.launch.environ.pop(_STANDBY, None)
+        self._over = True
+        return self._step
+
+    def end(self, *, wait: bool = True) -> None:
+        """End the workers that wait, unless they train by now."""
+        if self._over:
+            return
+        self._over = True
+        if self._stdin:
+            os.close(self._stdin)  # the nodes' programs see the end of their stdin
+        if self._step and not _ends_within(self._step, _END_S if wait else _POLL_S):
+            processes.send(self._step, signal.SIGKILL)
+            os.waitpid(self._step, 0)
+        for log in RUN.logs.glob(f"standby-{self._state.phase}-*.log"):
+            log.unlink(missing_ok=True)
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,161 @@
+"""Starts the next attempt's workers ahead, up to the moment at which they would train.
+
+    python -m trnslurm.node.standby --workers=32 -- torchrun … train.py …
+
+node.sh becomes this program in a second step on the nodes of a training. It starts the launcher,
+whose workers import what their script imports, and then wait at the gate: a file that this program
+keeps locked. They touch no device. At a line of JSON on its stdin, which srun passes on from the
+attempt's program, it opens the gate, and ends as the launcher does. At the end of stdin the
+attempt's program has ended, and the workers are ended.
+"""
+
+import argparse
+import ast
+import fcntl
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trnslurm.node import processes
+from trnslurm.node.memory import available_gib
+
+GATE = "TRNSLURM_GATE"
+RESUME = "@resume@"
+"""The place of the newest checkpoint in the workers' arguments, until it is known."""
+# Measured with torch and transformers on a CPU: 0.5 GiB, of which half is shared.
+_GIB_PER_WORKER = 1.0
+_KEEPS_FREE = 0.1
+_MOST_BYTES = 1 << 16
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the workers, and open the gate when told; return the launcher's exit code."""
+    signals = processes.SignalQueue()
+    parser = argparse.ArgumentParser(prog="standby", allow_abbrev=False)
+    parser.add_argument("--workers", type=int, required=True, help="on this node")
+    parser.add_argument("command", nargs="+", metavar="COMMAND")
+    options = parser.parse_args(argv)
+    if lacks := memory_lacks(options.workers):
+        processes.say(f"standby: none on {os.uname().nodename}, {lacks}")
+        return 0
+    processes.become_subreaper()
+    return _Gate(options.command, signals).run()
+
+
+def memory_lacks(workers: int) -> str:
+    """Return why the memory here is too short for so many more workers; empty: it is not."""
+    known = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
+    total, available = int(known["MemTotal"]) / (1 << 20), available_gib()
+    needs = workers * _GIB_PER_WORKER + _KEEPS_FREE * total
+    if available >= needs:
+        return ""
+    return f"which has {available:.0f} GiB of memory available, and needs {needs:.0f}"
+
+
+class _Gate:
+    """The gate, and the launcher whose workers wait at it."""
+
+    def __init__(self, command: Sequence[str], signals: processes.SignalQueue) -> None:
+        self._signals = signals
+        self._file = os.memfd_create("trnslurm-gate")  # in memory: a KILL leaves no file behind
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        environ = os.environ | {GATE: f"/proc/{os.getpid()}/fd/{self._file}"}
+        # Slurm finds the processes of a job by their session.
+        self._launcher = processes.spawn(command, environ=environ, own_session=False)
+        self._open = False
+
+    def run(self) -> int:
+        """Wait for the order or the end; return the launcher's exit code."""
+        told = b""
+        while True:
+            arrived, ready = self._signals.wait(None, () if self._open else (0,))
+            code = dict(processes.reap()).get(self._launcher)
+            if code is not None:
+                return code
+            part = os.read(0, _MOST_BYTES) if ready else b""
+            told += part
+            if self._open:
+                continue  # Slurm signals the launcher and its workers as well
+            if (ready and not part) or arrived & processes.END_SIGNALS:
+                processes.end_descendants()
+                return 0
+            if told.endswith(b"\n"):
+                os.write(self._file, told)
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+                self._open = True
+
+
+def wait() -> None:
+    """Import what the script imports first, and wait at the gate; sitecustomize.py calls this."""
+    try:
+        _wait()
+    except Exception as error:
+        # Not an exception, with which Python would go on to the script.
+        processes.say(f"standby: {error}")
+        os._exit(1)
+
+
+def _wait() -> None:
+    gate = Path(os.environ.pop(GATE))  # a process that is started by an import must not wait
+    with suppress(Exception):  # the script itself will tell
+        for name in leading_imports(*_script()):
+            importlib.import_module(name)
+    torch: Any = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        raise RuntimeError("an import of the script uses a GPU, so its workers cannot wait")
+    with gate.open(encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        environ: dict[str, str] = json.loads(stream.read())
+    os.environ.pop("TRNSLURM_STANDBY", None)
+    os.environ.update(environ)
+    sys.argv[:] = [word.replace(RESUME, environ["TRNSLURM_RESUME"]) for word in sys.argv]
+
+
+def _script() -> tuple[Path, Path]:
+    """Return the file that Python runs, and the directory that it puts on the path for it."""
+    if sys.argv[0] != "-m":
+        return Path(sys.argv[0]), Path(sys.argv[0]).absolute().parent
+    # Not by importlib, which would import the module's package.
+    name = sys.orig_argv[sys.orig_argv.index("-m") + 1].replace(".", "/")
+    places = [Path(entry or ".", f"{name}.py") for entry in ["", *sys.path]]
+    return next(place for place in places if place.exists()), Path.cwd()
+
+
+def leading_imports(script: Path, directory: Path) -> Iterator[str]:
+    """Yield the modules that a script imports before anything else, up to one of its project.
+
+    What follows may depend on what the script does first, such as set a variable.
+    """
+    for statement in ast.parse(script.read_bytes()).body:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue  # the docstring
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            names = [statement.module]
+        else:
+            return
+        for name in names:
+            if _is_own(name.partition(".")[0], directory):
+                return
+            yield name
+
+
+def _is_own(package: str, directory: Path) -> bool:
+    """Check whether a package lies beside the script, or elsewhere in the copy of its project."""
+    if any((directory / f"{package}{end}").exists() for end in ("", ".py")):
+        return True
+    spec = importlib.util.find_spec(package)
+    project = f"{os.environ.get('TRNSLURM_RUN_DIR', '')}/work/"
+    return bool(spec and spec.origin and spec.origin.startswith(project))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
