@@ -156,6 +156,7 @@ PREPARE_FLOORS = [
 ]
 # What launcher rooms may import of these: libraries of the nodes; api, cli: the sandbox.
 SHARED = {
+    "node.caps",
     "node.graphs",
     "node.hosts",
     "node.notify",

@@ -109,16 +109,16 @@ def test_what_cannot_be_a_chain(site, fake_slurm, cli, options: str) -> None:
 
 def test_all_or_nothing(site, fake_slurm, cli) -> None:
     site.recipe(RECIPE)
-    fake_slurm.refuse("sbatch-3", "sbatch: error: Invalid account")
+    fake_slurm.refuse("sbatch-3", "sbatch: error: No such job")
     done = cli(*CHAIN)
     assert done.code == 1
     one, two = site.runs()
-    assert done.err.splitlines()[-1] == "error: sbatch: Invalid account"
+    assert done.err.splitlines()[-1] == "error: sbatch: No such job"
     assert fake_slurm.calls("scancel")[0].arguments == ["1002", "1001"]
     for run in (one, two):
         status = run_status(run)
         assert (status.state, status.reason) == (
-            "FAILED", "refused at submission: sbatch: Invalid account",
+            "FAILED", "refused at submission: sbatch: No such job",
         )  # fmt: skip
 
 

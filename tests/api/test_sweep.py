@@ -85,6 +85,7 @@ def test_the_graphs_of_a_run_that_waits_are_in_use(site, graphs, fake_slurm, cli
 
 def test_so_many_at_a_time(site, toy, fake_slurm, cli) -> None:
     done = cli(*SWEEP, "--sweep", "train.lr=1,2,3,4,5", "--at-most", "2", "--json")
+    assert len(fake_slurm.calls("test-only")) <= 2  # not once per run
     assert dependencies(fake_slurm) == [
         "", "afterok:1001", "afterok:1001", "afterok:1001,afterany:1002",
         "afterok:1001,afterany:1003", "afterok:1001,afterany:1004",
@@ -229,6 +230,14 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
     assert [row[4] for row in rows[:4]] == ["3.5000", "2.0000", "-", "-"]
     assert lines[15] == "best: 20260101-000000-gpt-2, eval_loss 2.0000 with seed=2"
     assert lines[16] == "next: trnslurm resume 20260101-000000-gpt"
+
+    # An error that would come again is no reason to resume.
+    log = 'Traceback (most recent call last):\n  File "train.py", line 4, in f\nKeyError: 3\n'
+    swept[2].node_log("train", 1, 0).write_text(log)
+    lines = cli("status", "20260101-000000-gpt").out.splitlines()
+    assert lines[16] == "next: trnslurm resume 20260101-000000-gpt-4"
+    fix = "print the keys at train.py, line 4, then submit it again"
+    assert lines[17] == f"20260101-000000-gpt-3: {fix}"
 
     def best(*options: str) -> str:
         return json.loads(cli("status", "gpt", "--json", *options).out)["best"][-2:]

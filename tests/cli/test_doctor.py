@@ -92,7 +92,7 @@ def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli) -> None:
 
 def test_protected_mode_and_a_script_that_is_refused(waiting, fake_slurm, cli) -> None:
     waiting("IDLE+CLOUD", "IDLE+CLOUD", partition="INACTIVE", reason="PartitionInactive")
-    fake_slurm.refuse("sbatch", "sbatch: error: allocation failure: Required partition inactive")
+    fake_slurm.refuse("test-only", "sbatch: error: allocation failure: Required partition inactive")
     done = cli("doctor", "last")
     assert done.code == 1
     assert "problem: partition compute is inactive: on ParallelCluster its fleet is st" in done.out

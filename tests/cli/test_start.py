@@ -106,5 +106,5 @@ def test_a_submission_starts_no_more_than_it_needs(seen, site, fake_slurm) -> No
     fake_slurm.answer("sbatch.out", "Submitted batch job 7\n")
     done = seen("submit", "toy", "--cluster", "pc", "--nodes", "2")
     started = sorted(Path(program.strip("'")).name for program, _ in done["subprocess.Popen"])
-    # The versions of the job's Python; the commit; and sbatch for each of two phases.
-    assert started == ["bash", "env", "env", "git"]
+    # The versions of the job's Python; the commit; and sbatch for each of two phases, first to try.
+    assert started == ["bash", "env", "env", "git", "sbatch", "sbatch", "scontrol"]

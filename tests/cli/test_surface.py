@@ -23,7 +23,10 @@ from ..processes import run_process
 ROOT = Path(__file__).parents[2]
 TRNSLURM = (sys.executable, "-m", "trnslurm")
 CONFIG = "--path -c/--cluster -p/--preset --set"
-SPEC = f"{CONFIG} --workers --from --time --name --launcher --sbatch --notify --allow-idle"
+SPEC = (
+    f"{CONFIG} --spares --workers --from --time --name --launcher --sbatch --env --notify "
+    "--allow-idle"
+)
 SURFACE = {
     "recipes": "RECIPE -p/--preset --path --json",
     "show": f"RECIPE ARGUMENTS {SPEC} --json",
@@ -31,7 +34,7 @@ SURFACE = {
     "render": f"RECIPE ARGUMENTS -n/--nodes {SPEC} -o/--output --force --diff",
     "submit": (
         f"RECIPE ARGUMENTS -n/--nodes {SPEC} --precompile --elastic --sweep --sweep-file "
-        "--at-most --chain --rendered --dry-run "
+        "--at-most --chain --rendered --after --in --dry-run "
         "-y/--yes -f/--follow --detach --json"
     ),
     "new": "NAME ARGUMENTS --from --launcher --force",
@@ -62,7 +65,7 @@ SURFACE = {
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
     ),
-    "resume": "RUN -n/--nodes --stop-at --notify --path -f/--follow --detach --json",
+    "resume": "RUN -n/--nodes --stop-at --set --notify --path -f/--follow --detach --json",
     "watch": "RUN --resume --every --max --path",
     "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
     "compile status": "--path -c/--cluster --json",
@@ -260,6 +263,7 @@ def test_completion_script(cli, shell: str) -> None:
             {"train.optimizer=adamw", "train.optimizer=sgd"},
         ),
         ("trnslurm plan no_such_recipe --set train.", set()),
+        ("trnslurm submit gpt2_zero1 --env _TRNSLURM_COMP", {"_TRNSLURM_COMPLETE"}),
     ],
 )
 def test_completion_knows_our_names(
@@ -309,11 +313,16 @@ def test_python_takes_what_the_command_takes(name: str) -> None:
     assert command
     printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach", "--csv"}
     words = {p.opts[-1] for p in command.params} - printing - _OF_A_SWEEP
-    named = {"--set": "settings", "--from": "from_run"}
+    named = {"--set": "settings", "--from": "from_run", "--in": "in_job"}
     expected = {named.get(word, word.lstrip("-").replace("-", "_")) for word in words}
     assert set(inspect.signature(getattr(trnslurm, name)).parameters) == expected
 
 
 def test_a_sweep_in_python_takes_what_a_submission_takes() -> None:
-    alike = {*inspect.signature(trnslurm.submit).parameters} - {"elastic", "chain", "rendered"}
+    alike = {*inspect.signature(trnslurm.submit).parameters} - {
+        "elastic",
+        "chain",
+        "rendered",
+        "in_job",
+    }
     assert {*inspect.signature(trnslurm.sweep).parameters} == alike | {"values", "at_most"}

@@ -7,11 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from trnslurm import rundir
+from trnslurm.node.triage.mend import longer
+from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir, process_start
 from trnslurm.runs.status import run_status
+from trnslurm.top.look import view_of
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
@@ -66,7 +71,10 @@ def test_dead(make_run, dead: str) -> None:
     assert state("b", precompile=[failed]) == ("FAILED", f"precompile: {failed['reason']}")
     assert state("c", precompile=[DONE], train=[failed]) == ("FAILED", failed["reason"])
     assert state("d", precompile=[DONE], train=[DONE]) == ("COMPLETED", "")
-    assert state("e", precompile=[DONE], train=[{"state": "CANCELLED"}]) == ("CANCELLED", "")
+    assert state("e", precompile=[DONE], train=[{"state": "CANCELLED"}]) == (
+        "CANCELLED",
+        "no step is saved",
+    )
     word, reason = state("f", 7200, precompile=[DONE], train=[RUNNING])
     assert word == "LOST"
     assert reason.startswith("no sign of life since 20")
@@ -81,7 +89,9 @@ def test_pid_used_again_by_another_process_is_not_ours(make_run, alive: str) -> 
     assert run_status(run).state == "LOST"
 
 
-def test_run_of_another_host_is_judged_by_its_heartbeat(make_run, alive: str) -> None:
+def test_run_of_another_host_is_judged_by_its_heartbeat(make_run, alive: str, monkeypatch) -> None:
+    """By the clock of the files, even where that of this host is an hour off."""
+
     def state(name: str, age_s: float) -> str:
         run = make_run(
             name, scheduler="local", host="elsewhere", jobs={"local": alive},
@@ -90,7 +100,13 @@ def test_run_of_another_host_is_judged_by_its_heartbeat(make_run, alive: str) ->
         return run_status(run).state
 
     assert state("fresh", 10) == "RUNNING"
+    fresh = make_run("x").path.with_name("fresh")
     assert state("stale", 600) == "LOST"
+    now = time.time
+    for off_s in (3600, -3600):
+        monkeypatch.setattr(time, "time", lambda off_s=off_s: now() + off_s)
+        assert run_status(RunDir(fresh)).state == "RUNNING"
+        assert run_status(RunDir(fresh.with_name("stale"))).state == "LOST"
 
 
 def test_cancelled_before_it_started(make_run, dead: str) -> None:
@@ -154,10 +170,21 @@ def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(make_run, dead, cl
         jobs={"local": dead},
     )
     run.cancelled_file.write_text("{}")
-    assert "next: " not in cli("status", run.name).out
-    (run.checkpoints / "step-00000040").mkdir(parents=True)
     shown = cli("status", run.name).out
-    assert shown.startswith(f"{run.name}: CANCELLED (step 40 is saved)\n")
+    assert (
+        shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; no step is saved)\n")
+        and "next" not in shown
+    )
+    run.checkpoints.mkdir()
+    (run.checkpoints / "model.pt").touch()
+    shown = cli("status", run.name).out
+    assert shown.startswith(
+        f"{run.name}: CANCELLED (by trnslurm cancel; checkpoints/ was written 20"
+    )
+    assert f"\nnext: trnslurm resume {run.name}\n" in shown
+    (run.checkpoints / "step-00000040").mkdir()
+    shown = cli("status", run.name).out
+    assert shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; step 40 is saved)\n")
     assert f"\nnext: trnslurm resume {run.name}\n" in shown
 
 
@@ -175,34 +202,156 @@ def test_a_running_training_shows_how_old_its_last_step_is(make_run, alive, cli,
     assert f"step 1/9, loss 2.5000, {words}" in cli("status", run.name).out
 
 
-def test_no_resume_is_offered_where_it_would_only_repeat_the_failure(make_run, dead, cli) -> None:
-    states = {"precompile": [DONE], "train": [{"state": "FAILED", "reason": "exit code 1"}]}
-    run = make_run(states=states, scheduler="local", jobs={"local": dead})
-    run.node_log("train", 1, 0).write_text(
-        'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n'
-        "ValueError: bad sample\n"
+def failed(make_run, dead, log: str, **state: str) -> RunDir:
+    """Return a run on this machine whose training has failed with this log."""
+    states = {"precompile": [DONE], "train": [FAILED | state]}
+    run: RunDir = make_run(
+        states=states,
+        scheduler="local",
+        jobs={"local": dead},
+        command=["trnslurm", "submit", "gpt", "--nodes", "2"],
     )
-    shown = cli("status", run.name).out
-    assert "cause: the script raised ValueError (train.py, line 4)" in shown
-    assert "a resume would run the same copy of the code, from the beginning" in shown
-    assert "next: " not in shown
+    began = rundir.read_json(run.state_file("train", 1)) | {"checkpoint": 0}
+    write_json(run.state_file("train", 1), began)
+    run.node_log("train", 1, 0).write_text(log)
+    return run
+
+
+FAILED = {"state": "FAILED", "reason": "exit code 1"}
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n'
+AGAIN = "trnslurm submit gpt --nodes 2"
+
+
+@pytest.mark.parametrize(
+    ("error", "saved", "said"),
+    [
+        # An error in the copied code: with something saved, a resume may pass it.
+        ("ValueError: bad sample", False, f"correct it there, then {AGAIN}"),
+        ("ValueError: bad sample", True, "trnslurm resume {}"),
+        # A known cause in what was copied, on the machines, and one that passes.
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            True,
+            "set a smaller batch.micro_batch: the plan makes up for it with accumulation, then "
+            + AGAIN,
+        ),
+        (
+            "OSError: [Errno 28] No space left on device: '/fsx/a'",
+            True,
+            "make room (train.keep_last, trnslurm compile gc, /tmp, /dev/shm), then trnslurm "
+            "resume {}",
+        ),
+        (
+            "ModuleNotFoundError: No module named 'h5py'",
+            True,
+            "install it there with the job's own Python (pip; which python; trnslurm env check), "
+            "then trnslurm resume {}",
+        ),
+        ("RuntimeError: NCCL error: remote process exited or there was a network error", True,
+         "trnslurm resume {}"),
+    ],
+)  # fmt: skip
+def test_the_second_line_says_what_to_do(make_run, dead, cli, error, saved, said) -> None:
+    """A resume is not offered where it would fail again."""
+    run = failed(make_run, dead, f"{TRACEBACK}{error}\n")
+    if saved:
+        (run.checkpoints / "step-00000010").mkdir(parents=True)
+    first, second, *_ = cli("status", run.name).out.splitlines()
+    assert first.startswith(f"{run.name}: FAILED (")
+    assert second == f"next: {said.format(run.name)}"
+
+
+def test_top_says_it_too(make_run, dead) -> None:
+    run = failed(make_run, dead, f"{TRACEBACK}ValueError: bad sample\n")
+    view = view_of(run, lines=1)
+    assert ("next", f"correct it there, then {AGAIN}") in view.facts
+    assert view_of(run, lines=1) == view
+
+
+def test_a_resume_that_would_be_refused_is_not_offered(make_run, dead, cli) -> None:
+    """A script with {resume} that reports no checkpoint would begin at step 0."""
+    run = failed(make_run, dead, "", state="STOPPED", reason="")
+    run.checkpoints.mkdir()
+    (run.checkpoints / "model.pt").touch()
+    assert f"\nnext: trnslurm resume {run.name}\n" in cli("status", run.name).out
+    (run.path / "node.sh").write_text('python train.py --resume "$TRNSLURM_RESUME"\n')
+    said = f"next: call trnslurm.saved() in the script, then {AGAIN}"
+    assert cli("status", run.name).out.splitlines()[1] == said
+
+
+def test_an_error_that_would_come_again_is_to_be_corrected(make_run, dead, cli) -> None:
+    run = failed(make_run, dead, f"{TRACEBACK}KeyError: 'lr'\n", cause="error")
     (run.checkpoints / "step-00000010").mkdir(parents=True)
-    assert f"next: trnslurm resume {run.name}" in cli("status", run.name).out
+    look = "print the keys at train.py, line 4"
+    assert f"\nnext: {look}, then {AGAIN}\n" in cli("status", run.name).out
 
 
-def test_failed_run_shows_the_line_that_tells_why(make_run, cli) -> None:
-    reason = "exit code 1 while running on node-1,node-2"
-    failed = {"state": "FAILED", "exit_code": 1, "reason": reason}
-    run = make_run(states={"precompile": [DONE], "train": [failed]})
+def test_a_file_that_was_not_copied_is_linked_in_the_next_run(make_run, dead, cli) -> None:
+    """Options of the script come last on the command line."""
+    run = failed(make_run, dead, f"{TRACEBACK}FileNotFoundError: [Errno 2] No such file or "
+                 "directory: 'data/a.bin'\n")  # fmt: skip
+    run.code.mkdir(exist_ok=True)
+    write_json(run.project_file, {"links": {}, "left_out": ["data"]})
+    command = ("trnslurm", "submit", "train.py", "--", "--lr", "1")
+    run.write_record(replace(run.record(), command=command))
+    shown = cli("status", run.name).out
+    assert "\nnext: trnslurm submit train.py --set 'links=[data]' -- --lr 1\n" in shown
+    assert "cause: data was not copied with the project, because .gitignore names it" in shown
+    run.write_record(replace(run.record(), command=command, group="sweep"))
+    shown = cli("status", run.name).out
+    assert "\nnext: submit it again with --set 'links=[data]'\n" in shown
+
+
+def test_attempts_say_a_reason_once(make_run, dead, cli) -> None:
+    error = "KeyError: 'lr' (train.py, line 4)"
+    crash = "crash {} of 3 without a new checkpoint: {}"
+    states = [
+        {"state": "REQUEUED", "reason": crash.format(1, "OSError: no")},
+        {"state": "RESTARTED", "reason": crash.format(2, "OSError: no")},
+        {"state": "FAILED", "reason": f"given up after 3 crashes in a row: {error}"},
+    ]
+    run = make_run(states={"train": states}, phases=("train",), scheduler="local",
+                   jobs={"local": dead})  # fmt: skip
+    first, second = (crash.format(n, "OSError: no") for n in (1, 2))
+    said = f"1 REQUEUED ({first}), 2 RESTARTED ({second.removesuffix(': OSError: no')}), 3 FAILED"
+    assert f"\nattempts: 3: {said}\n" in cli("status", run.name).out
+
+
+def test_a_time_limit_with_nothing_saved(make_run, dead, cli) -> None:
+    run = failed(make_run, dead, "", state="TIMEOUT", reason="time limit")
+    assert f"\nnext: {AGAIN} --time MORE\n" in cli("status", run.name).out
+    short = ["trnslurm", "submit", "t.py", "--time", "1:00", "--time=2:00", "--", "--time=3"]
+    assert longer({"command": short})[1] == "trnslurm submit t.py --time MORE -- --time=3"
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    assert f"\nnext: trnslurm resume {run.name}\n" in cli("status", run.name).out
+
+
+def test_every_command_says_what_the_logs_told_too_late(make_run, cli, dead: str) -> None:
+    reason = "given up after 3 crashes in a row without a new checkpoint: exit code 1 while running"
+    failed = {"state": "FAILED", "exit_code": 1, "reason": f"{reason} on node-1,node-2"}
+    states = {"precompile": [DONE], "train": [failed]}
+    run = make_run(states=states, scheduler="local", jobs={"local": dead})
     run.node_log("train", 1, 0).write_text(
         "fine\ntorch.distributed.elastic.SignalException: got signal: 15\n"
     )
     run.node_log("train", 1, 1).write_text("fine\n[rank1]: ValueError: the cause\nmore\n")
     out = cli("status", run.name).out
-    assert f"{run.name}: FAILED ({reason})" in out
+    why = "FAILED (given up after 3 crashes in a row without a new checkpoint: ValueError: the "
+    why += "cause (rank 1 on node-2))"
+    assert f"{run.name}: {why}\n" in out
+    assert out.count("given up after") == 1, "the tables do not repeat the first line"
     assert (
         "train attempt 1: rank 1 on node 1 (node-2) failed first\n  ValueError: the cause\n" in out
     )
+    assert why in cli("watch", run.name).out
+    tail = f"{reason} on a; not restarted: {'x' * 200}"
+    rundir.write_json(run.state_file("train", 1), failed | {"reason": tail})
+    assert cli("runs").out.endswith(f"  {reason} on a\n")
+    rundir.write_json(run.state_file("train", 1), failed)
+    assert json.loads(cli("status", run.name, "--json").out)["reason"] in why
+    rundir.write_json(run.state_file("train", 1), failed | {"state": "RUNNING"})
+    lost = cli("status", run.name).out.splitlines()[0]
+    assert lost.endswith("without recording its state; ValueError: the cause)")
 
 
 def test_runs_are_named_by_part_by_path_and_as_last(make_run, cli, site) -> None:

@@ -12,6 +12,7 @@ from trnslurm.runs.status import FINAL, run_status, statuses_of
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
+BY_HAND = "by scancel, not by trnslurm cancel"
 NEVER = "it never started, and Slurm has no record of it"
 
 
@@ -77,9 +78,12 @@ CASES = {
         "RUNNING", "", queue=("1002|RUNNING|None|x|node-[1-2]",)),
     "completing": case("COMPLETED", "", train=[DONE], queue=("1002|COMPLETING|None|x|node-1",)),
     "completing, script not done": case(
-        "RUNNING", "", train=[RUNNING], queue=("1002|COMPLETING|None|x|node-1",)),
+        "RUNNING", "it is ending", train=[RUNNING], queue=("1002|COMPLETING|None|x|node-1",)),
     "completing, its script does not know yet whether it is requeued": case(
-        "RUNNING", "", train=[{"state": "CANCELLED"}],
+        "RUNNING", "it is ending", train=[{"state": "CANCELLED"}],
+        queue=("1002|COMPLETING|None|x|node-1",)),
+    "completing, cancelled by hand": case(
+        "RUNNING", f"it is ending; {BY_HAND}", train=[{"state": "CANCELLED", "reason": BY_HAND}],
         queue=("1002|COMPLETING|None|x|node-1",)),
     # Requeued
     "requeued": case(
@@ -125,9 +129,13 @@ CASES = {
         "TIMEOUT", "its deadline passed", queue=("1002|DEADLINE|DeadLine|x|",)),
     "preempted": case(
         "PREEMPTED", "", train=[RUNNING], queue=("1002|PREEMPTED|None|x|node-1",)),
-    "cancelled": case("CANCELLED", "", queue=("1002|CANCELLED|None|x|",)),
+    "cancelled": case("CANCELLED", BY_HAND, queue=("1002|CANCELLED|None|x|",)),
     "cancelled while it ran": case(
-        "CANCELLED", "", train=[{"state": "CANCELLED"}], queue=("1002|CANCELLED|None|x|n",)),
+        "CANCELLED", f"{BY_HAND}; no step is saved", train=[{"state": "CANCELLED"}],
+        queue=("1002|CANCELLED|None|x|n",)),
+    "cancelled while it waited to start again": case(
+        "CANCELLED", f"{BY_HAND}; no step is saved", queue=("1002|CANCELLED|None|x|",),
+        train=[{"state": "REQUEUED", "reason": "time limit"}]),
     "stopped": case(
         "STOPPED", "asked to", train=[{"state": "STOPPED", "reason": "asked to"}]),
     # The first phase failed
@@ -168,7 +176,9 @@ CASES = {
     "accounting, killed": case(
         "FAILED", "killed by signal 9", train=[RUNNING],
         accounting=("1002|FAILED|0:9|node-1",)),
-    "accounting, cancelled": case("CANCELLED", "", accounting=("1002|CANCELLED by 1000|0:0|",)),
+    "accounting, cancelled": case(
+        "CANCELLED", "by scancel of root, not by trnslurm cancel",
+        accounting=("1002|CANCELLED by 0|0:0|",)),
     "accounting, node failure": case(
         "NODE_FAIL", "a node failed", train=[RUNNING], accounting=("1002|NODE_FAIL|1:0|n",)),
     "accounting, requeued: the last record counts": case(
@@ -202,6 +212,19 @@ def test_word(fake_slurm, make_run, what: str) -> None:
     else:
         assert (status.state, status.reason) == (word, reason)
     assert status.final == (word in FINAL)
+
+
+def test_who_cancelled_by_hand_is_asked_of_accounting(fake_slurm, make_run, cli) -> None:
+    """And what was saved is the way back, even if the job waited to start again."""
+    ended = {"state": "REQUEUED", "reason": "time limit; saved step 40"}
+    run = make_run(states={"precompile": [DONE], "train": [ended]})
+    (run.checkpoints / "step-00000040").mkdir(parents=True)
+    fake_slurm.queue("1002|CANCELLED|None|x|")
+    fake_slurm.answer("accounting", "1002|CANCELLED by 4242|0:0|")
+    first, second, *_ = cli("status", run.name).out.splitlines()
+    said = "by scancel of uid 4242, not by trnslurm cancel; step 40 is saved"
+    assert first == f"{run.name}: CANCELLED ({said})"
+    assert second == f"next: trnslurm resume {run.name}"
 
 
 def test_the_table_has_every_word() -> None:

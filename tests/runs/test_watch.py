@@ -69,7 +69,7 @@ def test_without_resume_it_only_says_what_would_help(run, fake_slurm, cli) -> No
     done = cli("watch", "last", "--every", "0.05s")
     assert done.code == 1
     assert said(done.out) == ["TIMEOUT (time limit)"]
-    assert done.out.endswith(f"next: trnslurm resume {run.name}\n")
+    assert done.out.endswith("next: submit it again with --time MORE\n")
     assert len(fake_slurm.calls("sbatch")) == 1
 
 
@@ -80,7 +80,7 @@ def test_it_is_resumed_until_it_completes(run, fake_slurm, cli) -> None:
     with meanwhile(
         (lambda: "1002" in run.record().jobs.values(),
          lambda: fake_slurm.queue("1002|PENDING|launch failed requeued held|N/A|")),
-        (lambda: [c.arguments for c in fake_slurm.calls("scontrol")] == [["release", "1002"]],
+        (lambda: ["release", "1002"] in [c.arguments for c in fake_slurm.calls("scontrol")],
          lambda: write_attempt(run, "train", 2, **DONE)),
     ):  # fmt: skip
         done = cli("watch", "last", "--resume", "--every", "0.2s")
@@ -122,7 +122,7 @@ def test_a_cancelled_run_is_left_alone(run, fake_slurm, cli) -> None:
     write_json(run.cancelled_file, {})
     fake_slurm.queue()
     done = cli("watch", "last", "--resume", "--every", "0.05s")
-    assert (done.code, said(done.out)) == (1, ["CANCELLED"])
+    assert (done.code, said(done.out)) == (1, ["CANCELLED (by trnslurm cancel; no step is saved)"])
     assert len(fake_slurm.calls("sbatch")) == 1
 
 

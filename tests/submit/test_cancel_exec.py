@@ -65,7 +65,7 @@ def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli, script: 
     )  # fmt: skip
     done = cli("cancel", run.name)
     assert (done.code, done.out) == (0, (
-        f"Cancelling {run.name}: it saves a checkpoint and ends; --now does not wait\n"
+        f"Cancelling {run.name}: it is asked to save and to end; --now does not wait\n"
         f"Cancelled {after.name}\n"
     ))  # fmt: skip
     assert [call.arguments for call in fake_slurm.calls("scancel")] == [
@@ -73,11 +73,19 @@ def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli, script: 
     ]  # fmt: skip
     assert run.cancelled_file.exists() and after.cancelled_file.exists()
     status = run_status(run)
-    assert (status.state, status.reason) == ("RUNNING", "cancelled: it saves a checkpoint and ends")
+    assert (status.state, status.reason) == ("RUNNING", "cancelled: it is asked to save and to end")
     assert json.loads(cli("cancel", run.name, "--json").out)[0] == {"run": run.name, "saves": True}
     done = cli("cancel", run.name, "--now", "--json")
     assert json.loads(done.out)[0] == {"run": run.name, "saves": False}
     assert "1002" in fake_slurm.calls("scancel")[-1].arguments
+    (run.checkpoints / "step-00000020").mkdir(parents=True)
+    assert (
+        cli("cancel", run.name).out
+        == f"{run.name} has ended already: CANCELLED (by trnslurm cancel; step 20 is saved)\n"
+    )
+    fake_slurm.queue("1002|RUNNING|None|x|node-[1-2]")
+    saved = f"Cancelled {run.name}; step 20 is saved: trnslurm resume {run.name}\n"
+    assert cli("cancel", run.name, "--now").out.startswith(saved)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,7 @@ def test_a_script_that_tells_nothing_is_not_asked_to_save(fake_slurm, make_run, 
     run.code.mkdir()
     run.project_file.write_text("{}")
     run.metrics_file.write_text('{"attempt": 1, "step": 3}\n')
-    assert cli("cancel", run.name).out.startswith(f"Cancelling {run.name}: it saves")
+    assert cli("cancel", run.name).out.startswith(f"Cancelling {run.name}: it is asked to save")
     run.metrics_file.unlink()
     assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
 
@@ -128,7 +136,10 @@ def test_cancelling_again_changes_nothing(fake_slurm, make_run, cli) -> None:
     fake_slurm.queue(*PENDING)
     assert cli("cancel", run.name).code == 0
     again = cli("cancel", run.name)
-    assert (again.code, again.out) == (0, f"{run.name} has ended already: CANCELLED\n")
+    assert (again.code, again.out) == (
+        0,
+        f"{run.name} has ended already: CANCELLED (by trnslurm cancel; in precompile)\n",
+    )
     assert len(fake_slurm.calls("scancel")) == 1
     fake_slurm.queue()
     assert run_status(run).state == "CANCELLED"

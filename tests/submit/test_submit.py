@@ -14,6 +14,7 @@ import pytest
 
 from trnslurm.runs.run import RunDir
 
+TRIED = ("test-only", "test-only", "scontrol")
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
 
 
@@ -28,7 +29,7 @@ def test_two_phases_are_submitted_and_reported(site, fake_slurm, run_cli) -> Non
     assert done.out == (
         f"Submitted {run.name}  precompile 1001  train 1002\nSee: trnslurm status {run.name}\n"
     )
-    assert [c.command for c in fake_slurm.calls()] == ["sbatch", "sbatch"]
+    assert [c.command for c in fake_slurm.calls()] == [*TRIED, "sbatch", "sbatch"]
     assert run.record().jobs == {"precompile": "1001", "train": "1002"}
     assert run_cli("status", "last").out.startswith(f"{run.name}: PENDING (precompile: ")
 
@@ -61,7 +62,7 @@ def test_the_shells_own_slurm_variables_do_not_reach_sbatch(
     assert cli(*GPT2).code == 0
     assert cli("status", "last").code == 0
     calls = fake_slurm.calls()
-    assert [c.command for c in calls] == ["sbatch", "sbatch", "squeue"]
+    assert [c.command for c in calls] == [*TRIED, "sbatch", "sbatch", "squeue"]
     for call in calls:
         assert not set(overriding) & set(call.environ)
         assert call.environ["SLURM_CONF"] == "/shared/slurm.conf"

@@ -10,6 +10,8 @@ import pytest
 from trnslurm.runs.status import run_status
 from trnslurm.submit import on_slurm
 
+TRIED = ("test-only", "test-only", "scontrol")
+"""Precompile and training differ in their time; then the partition's limits."""
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
 SAID = "sbatch: error: Batch job submission failed: Invalid partition name specified"
 HINT = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
@@ -29,9 +31,107 @@ def test_first_phase_refused(site, fake_slurm, run_cli, cli) -> None:
     fake_slurm.refuse("sbatch", SAID)
     done = run_cli(*GPT2)
     assert done.code == 1
-    assert error_line(done) == f"error: {WORDS} ({HINT})"
-    assert [c.command for c in fake_slurm.calls()] == ["sbatch"]
+    asked = f"{site.root / 'cluster-config/pc.yaml'}: slurm.partition is compute"
+    assert error_line(done) == f"error: {WORDS} ({asked}; {HINT})"
+    assert [c.command for c in fake_slurm.calls()] == [*TRIED, "sbatch", "scontrol"]
     assert [*site.run_root.iterdir()] == []
+
+
+def test_a_refusal_says_what_there_is(site, fake_slurm, cli) -> None:
+    node = "NodeName=n{} Partitions=big CPUTot=96 RealMemory=9 Gres={} AvailableFeatures={}"
+    fake_slurm.answer("show-partition", "PartitionName=big Default=YES", "PartitionName=small")
+    fake_slurm.answer(
+        "show-node",
+        *(node.format(n, "gpu:a100:8(S:0)", "a100,ib") for n in (1, 2)),
+        node.format(3, "(null)", "(null)"),
+        node.format(4, "x", "x").replace("big", "small"),
+    )
+    site.profile(slurm={"partition": None})
+    has = "2 nodes with 96 CPUs, 9 MB, GRES gpu:a100:8(S:0), feature a100,ib"
+    has = f"partition big has {has}; 1 node with 96 CPUs, 9 MB, no GRES, no feature"
+    refused = "Batch job submission failed: Requested node configuration is not available"
+    fake_slurm.refuse("sbatch", f"sbatch: error: {refused}")
+    wants = "no node has what the job asks for"
+    profile = site.root / "cluster-config/pc.yaml"
+    asked = f"{profile}: slurm.cpus_per_task is 128, by instance_type trn1.32xlarge"
+    assert error_line(cli(*GPT2)) == f"error: sbatch: {refused} ({wants}; {asked}; {has})"
+    gres = "Batch job submission failed: Invalid generic resource (gres) specification"
+    fake_slurm.refuse("sbatch", f"sbatch: error: {gres}")
+    site.profile(slurm={"partition": None, "gpus_per_node": 4})
+    asked = f"{profile}: slurm.gpus_per_node is 4"
+    wants = "no node has these GPUs as a GRES"
+    assert error_line(cli(*GPT2)) == f"error: sbatch: {gres} ({wants}; {asked}; {has})"
+    fake_slurm.refuse("sbatch", SAID)
+    site.profile(slurm={"partition": "bigg"})
+    asked = f"{profile}: slurm.partition is bigg"
+    assert error_line(cli(*GPT2)) == f"error: {WORDS} ({asked}; the partitions are big, small)"
+
+
+NODE_CONFIG = "allocation failure: Requested node configuration is not available"
+PARTITION = "PartitionName=compute State={} MaxTime={} MaxMemPerNode={} AllowAccounts=team,other"
+NODE = (
+    "NodeName=n{} Partitions=compute CPUTot=128 CPUEfctv=128 RealMemory=500000 Gres={} "
+    "AvailableFeatures=big,fast State={}"
+)
+
+
+@pytest.mark.parametrize(
+    ("test_only", "states", "limits", "settings", "words"),
+    [
+        # Enough nodes fit, and are merely down: a warning.
+        (NODE_CONFIG, ("IDLE", "UNKNOWN", "IDLE+DRAIN"), ("UP", "UNLIMITED", "UNLIMITED"), {},
+         "warning: 1 of the 3 nodes that fit the job are up now, and it needs 2: it waits"),
+        (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"),
+         {"constraint": "big&fast"}, "warning: 1 of the 2 nodes that fit"),
+        # They are up, and Slurm refuses; they do not fit; they are too few.
+        (NODE_CONFIG, ("IDLE", "IDLE"), ("UP", "UNLIMITED", "UNLIMITED"), {},
+         "cpus_per_task is 128, by instance_type trn1.32xlarge; partition compute has 2 nodes"),
+        (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"), {"cpus_per_task": 192},
+         "slurm.cpus_per_task is 192; partition compute has 2 nodes"),
+        (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"), {"constraint": "huge"},
+         "slurm.constraint is huge"),
+        (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"), {"gpus_per_node": 8},
+         "slurm.gpus_per_node is 8"),
+        (NODE_CONFIG, ("DOWN",), ("UP", "UNLIMITED", "UNLIMITED"), {}, "no node has what"),
+        ("allocation failure: Job violates accounting/QOS policy (job submit limit, user's size "
+         "and/or time limits)", (), ("UP", "UNLIMITED", "UNLIMITED"), {"qos": "debug"},
+         "(sacctmgr show qos lists the limits of each QOS; "),
+        # What --test-only does not see.
+        ("", ("IDLE",), ("DOWN", "UNLIMITED", "UNLIMITED"), {},
+         "warning: partition compute is DOWN: jobs wait until"),
+        ("", ("IDLE",), ("UP", "1-00:00:00", "UNLIMITED"), {"time_min": 2880},
+         "partition compute has MaxTime=1-00:00:00, so the job would wait for good; "),
+        ("", ("IDLE",), ("UP", "1-00:00:00", "UNLIMITED"), {"time_min": 2880, "qos": "long"},
+         "warning: partition compute has MaxTime=1-00:00:00, and "),
+        ("", ("IDLE",), ("UP", "UNLIMITED", "32768"), {"mem_per_node_mib": 40000},
+         "slurm.mem_per_node_mib is 40000"),
+        ("", ("IDLE",), ("UP", "UNLIMITED", "32768"), {"mem_per_node_mib": 0},
+         "partition compute has MaxMemPerNode=32768, so the job would wait for good; "),
+        ("", ("IDLE",), ("UP", "UNLIMITED", "UNLIMITED"), {"account": "mine"},
+         "warning: partition compute has AllowAccounts=team,other, and "),
+        # Errors that may pass, and jobs that may start.
+        ("Unable to contact slurm controller", ("IDLE",), ("UP", "UNLIMITED", "UNLIMITED"), {}, ""),
+        ("", ("IDLE",), ("UP", "10-00:00:00", "500000"),
+         {"mem_per_node_mib": 0, "account": "team"}, ""),
+    ],
+)  # fmt: skip
+def test_a_job_that_would_never_start_is_refused_before_it_is_queued(
+    site, fake_slurm, cli, test_only, states, limits, settings, words
+) -> None:
+    if test_only:
+        fake_slurm.refuse("test-only", f"sbatch: error: {test_only}")
+    fake_slurm.answer("show-partition", PARTITION.format(*limits))
+    fake_slurm.answer("show-node", *(NODE.format(n, "(null)", s) for n, s in enumerate(states)))
+    site.profile(slurm={"partition": "compute"} | settings)
+    done = cli(*GPT2)
+    if not words or words.startswith("warning"):
+        assert done.code == 0
+        assert words in done.err if words else "warning" not in done.err
+        assert len(fake_slurm.calls("sbatch")) == 2
+        return
+    assert done.code == 1
+    assert words in error_line(done)
+    assert fake_slurm.calls("sbatch") == [] and not site.run_root.exists()
 
 
 def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> None:
@@ -39,8 +139,10 @@ def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> Non
     done = cli(*GPT2)
     run = site.run()
     assert done.code == 1
-    assert error_line(done) == f"error: {WORDS} ({HINT})"
-    assert [c.command for c in fake_slurm.calls()] == ["sbatch", "sbatch", "scancel"]
+    assert error_line(done).startswith(f"error: {WORDS} (") and HINT in done.err
+    assert [c.command for c in fake_slurm.calls()] == [
+        *(*TRIED, "sbatch", "sbatch", "scontrol", "scancel")
+    ]
     assert fake_slurm.calls("scancel")[0].arguments == ["1001"]
     assert cli("status", run.name).out.startswith(f"{run.name}: FAILED (refused at submission")
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 import yaml
 
-from trnslurm.api.options import JobOptions
+from trnslurm.api.options import JobOptions, parse_range
 from trnslurm.api.search import workspace_of
 from trnslurm.config.script import Launcher
 from trnslurm.config.search import yaml_line
@@ -153,11 +153,13 @@ class JobArguments(TypedDict, total=False):
     cluster: str | None
     preset: str | None
     settings: Settings
+    spares: int | None
     workers: int | None
     from_run: object
     time: str | int | None
     name: str | None
     sbatch: str | Sequence[str]
+    env: str | Sequence[str]
     allow_idle: bool
     arguments: Sequence[str]
     launcher: str | None
@@ -169,22 +171,26 @@ class SubmitArguments(JobArguments, total=False):
     """The keyword arguments of submit and sweep."""
 
     precompile: str | None
+    after: object
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "cluster": text,
     "preset": text,
     "settings": lambda _, value: settings_of(value),
+    "spares": whole,
     "workers": whole,
     "from_run": lambda name, value: file_name(name, getattr(value, "directory", value)),  # a Run
     "time": lambda name, value: text(name, str(value) if isinstance(value, int) else value),
     "name": text,
     "sbatch": texts,
+    "env": texts,
     "allow_idle": flag,
     "arguments": functools.partial(texts, one_word=False),
     "launcher": functools.partial(one_of, known=get_args(Launcher)),
     "precompile": functools.partial(one_of, known=_PRECOMPILE),
     "notify": texts,
+    "after": lambda name, value: file_name(name, getattr(value, "directory", value)),
 }
 FIELD_OF = {"workers": "workers_per_node"}
 """Argument -> the field of JobOptions, if the names differ."""
@@ -195,13 +201,20 @@ def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> Job
     return JobOptions(
         workspace=workspace_of(search_path(given.get("path", ()))),
         recipe=file_name("recipe", recipe),
-        nodes=whole("nodes", nodes),
+        **_nodes_of(nodes),
         **{
             FIELD_OF.get(name, name): check(name, given[name])
             for name, check in _CHECKS.items()
             if given.get(name) is not None
         },
     )
+
+
+def _nodes_of(nodes: object) -> dict[str, Any]:
+    """Return the options for a number of nodes, or for a range such as "2-4"."""
+    if isinstance(nodes, str) and (found := parse_range(nodes)):
+        return {"nodes": found[1], "least_nodes": found[0]}
+    return {"nodes": whole("nodes", nodes)}
 
 
 def takes_job(arguments: type) -> Callable[[Callable[P, R]], Callable[P, R]]:

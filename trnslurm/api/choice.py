@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.api.options import JobOptions
+from trnslurm.api.options import JobOptions, parse_range
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
@@ -16,10 +17,13 @@ from trnslurm.config.values import LONGEST_MIN, parse_notify
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
+from trnslurm.plan.script import check_script
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.plan.values import check_declared
 from trnslurm.runs.result import no_result, refuse_other_model
 from trnslurm.slurm.commands import slurm_hint
+
+_MOST_COUNTS = 1000
 
 
 def choose(options: JobOptions) -> JobOptions:
@@ -141,7 +145,7 @@ def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSp
         raise ConfigError(problem)
     name = (options.name or config.recipe_name) + suffix
     spec = make_spec(config, options.nodes, name=name)
-    if warning := check_memory(spec):
+    for warning in filter(None, (check_memory(spec), check_script(spec))):
         console.warn(warning)
     return spec
 
@@ -164,6 +168,13 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
         layers["workers_per_node"] = ("--workers", workers)
     if options.time:
         layers["slurm.time_min"] = ("--time", parse_time(options.time))
+    if options.least_nodes is not None:
+        asked = f"--nodes {options.least_nodes}-{options.nodes}"
+        layers["slurm.min_nodes"] = (asked, options.least_nodes)
+    if (spares := options.spares) is not None:
+        if spares < 0:
+            raise ConfigError(f"--spares {spares}: 0 or more nodes can wait")
+        layers["slurm.spares"] = ("--spares", spares)
     for option, key, value in (
         ("--sbatch", "slurm.sbatch", options.sbatch),
         ("--allow-idle", "batch.allow_idle", options.allow_idle),
@@ -173,6 +184,12 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
     ):
         if value:
             layers[key] = (option, value)
+    for name in options.env:
+        if not re.fullmatch(r"\w+", name):
+            raise ConfigError(f"--env {name}: expected a name; --set env.NAME=VALUE sets a value")
+        if name not in os.environ:
+            raise ConfigError(f"--env {name}: this shell exports no such variable")
+        layers[f"env.{name}"] = (f"--env {name}", os.environ[name])
     for key, value in parse_notify(options.notify).items():
         layers[f"notify.{key}"] = ("--notify", value)
     return layers
@@ -199,10 +216,17 @@ def parse_time(text: str) -> int:
     return -(-seconds // 60)
 
 
+def _whole_range(text: str) -> range:
+    least, most = parse_range(text) or (int(text), int(text))
+    if most - least >= _MOST_COUNTS:
+        raise ValueError
+    return range(least, most + 1)
+
+
 def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
-    """Return the node counts of an option's value such as `1,2,4`."""
+    """Return the node counts of an option's value such as `1,2,4` or `2-4`."""
     try:
-        counts = [int(part) for part in text.split(",")]
+        counts = [n for part in text.split(",") for n in _whole_range(part)]
     except ValueError:
         raise ConfigError(
             f"{option} {text}: expected whole numbers, as in {option} 1,2,4"

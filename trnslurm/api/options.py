@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,19 +34,30 @@ class JobOptions(Frozen):
     workspace: Workspace
     recipe: str
     nodes: int = 1
+    least_nodes: int | None = None
+    """Of a range: the smallest number of nodes."""
     cluster: str | None = None
     preset: str | None = None
     settings: Sequence[str] = ()
     workers_per_node: int | None = None
     from_run: str | None = None
+    spares: int | None = None
     time: str | None = None
     name: str | None = None
     sbatch: Sequence[str] = ()
+    env: Sequence[str] = ()
     allow_idle: bool = False
     arguments: Sequence[str] = ()
     launcher: str | None = None
     notify: Sequence[str] = ()
     precompile: str | None = None
+    after: str | None = None
     previous: str = ""
     """In a chain: the checkpoints of the previous run, from which this one starts."""
     host: SubmitHost = SubmitHost()
+
+
+def parse_range(text: str) -> tuple[int, int] | None:
+    """Return both numbers of a range of nodes such as `2-4`; None: it is not one."""
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
+    return (int(found[1]), int(found[2])) if found else None

@@ -24,6 +24,7 @@ from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory
+from trnslurm.plan.script import check_script
 from trnslurm.plan.spec import JobSpec, ends_unknown, has_own_batch, make_spec, why_no_hours
 
 NODES = (1, 2, 4, 8, 16)
@@ -49,12 +50,13 @@ class Plan(Frozen):
 
     @property
     def warnings(self) -> list[str]:
-        """The node counts on which memory is too small."""
+        """The node counts on which memory is too small; a GPU that a script lacks on all."""
         found: dict[str, list[str]] = {}
         for spec in self.specs:
             if warning := check_memory(spec):
                 found.setdefault(warning, []).append(str(spec.nodes))
-        return [f"on {_on(nodes)}, {warning}" for warning, nodes in found.items()]
+        lines = [f"on {_on(nodes)}, {warning}" for warning, nodes in found.items()]
+        return [*lines, *filter(None, [check_script(self.specs[0])])]
 
     def lines(self) -> Iterator[str]:
         """Yield the plan as text, without the node counts that were refused."""
@@ -66,7 +68,7 @@ class Plan(Frozen):
             yield from ("", f"{_OF_MEMORY}:", "")
             yield from text_table(*memory, right=",".join(memory[0]))
             yield ""
-            yield from (f"warning: {text}" for text in self.warnings)
+        yield from (f"warning: {text}" for text in self.warnings)
 
     def not_on(self) -> Iterator[str]:
         """Yield a line for each reason why the job cannot run on some node counts."""

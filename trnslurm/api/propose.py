@@ -10,6 +10,7 @@ from typing import Any
 
 from trnslurm.api.choice import choose_to_submit, config_of, spec_of
 from trnslurm.api.options import JobOptions, SubmitHost
+from trnslurm.api.search import run_roots
 from trnslurm.api.tables import format_values
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.config.recipes import chain_of
@@ -18,7 +19,7 @@ from trnslurm.config.sweep import Point
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
-from trnslurm.plan.spec import make_spec
+from trnslurm.plan.spec import fewer_nodes, make_spec
 from trnslurm.runs.result import other_sizes
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.here import check_here, check_notify
@@ -38,7 +39,9 @@ def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = (
     if PRECOMPILE in spec.phases and not options.host.remote:
         cache.ask_ahead()
     dirs = options.workspace.template_dirs()
-    others = precompile_jobs(spec.config, spec, elastic, dirs) if elastic else []
+    fewer = [each.nodes for each in fewer_nodes(spec)] if PRECOMPILE in spec.phases else []
+    counts = sorted({*elastic, *fewer})
+    others = precompile_jobs(spec.config, spec, counts, dirs) if counts else []
     submission = Submission(
         runs=[PlannedRun(job=make_job(spec, dirs))],
         extras=[PlannedRun(job=job) for job in others],
@@ -89,6 +92,30 @@ def propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submi
     return checked(submission, host, console)
 
 
+def inside(submission: Submission, holder: str) -> Submission:
+    """Return a submission whose run starts in a job that the user holds."""
+    from trnslurm.submit.held import find_held  # few submissions need it; it starts processes
+
+    return replace(submission, held=find_held(holder, submission.job), extras=())
+
+
+def after(submission: Submission, options: JobOptions, console: Console) -> Submission:
+    """Return a submission whose runs wait for the run or the job of --after."""
+    if options.after is None:
+        return submission
+    from trnslurm.submit.after import find_dependency  # few submissions need it
+
+    roots = run_roots(options.workspace)
+    jobs = find_dependency(options.after, submission.job, roots, console)
+    runs = [
+        planned
+        if planned.waits_for.success
+        else replace(planned, waits_for=replace(planned.waits_for, jobs=jobs))
+        for planned in submission.runs
+    ]
+    return replace(submission, runs=runs)
+
+
 def checked(submission: Submission, host: SubmitHost, console: Console) -> Submission:
     """Check that this host has what the jobs need, and find out which graphs are compiled.
 
@@ -98,9 +125,23 @@ def checked(submission: Submission, host: SubmitHost, console: Console) -> Submi
         for planned in submission.runs:
             for warning in (*check_here(planned.job), *check_notify(planned.job)):
                 console.warn(warning)
+    _warn_of_caps(submission, console)
     if submission.cache.is_asking and not submission.job.local:
         importlib.import_module("trnslurm.submit.on_slurm")  # as slow as the check of the graphs
     return with_needs(submission, remote=host.remote)
+
+
+def _warn_of_caps(submission: Submission, console: Console) -> None:
+    """Warn if what is expected is more than what the runs may use."""
+    jobs = [planned.job for planned in submission.runs]
+    for together in [jobs] if submission.sweep else [[job] for job in jobs]:
+        caps = together[0].caps
+        needed = sum(job.estimate.node_hours if job.estimate else 0.0 for job in together)
+        if "node_hours" in caps and needed > caps["node_hours"]:
+            console.warn(
+                f"{caps['key']} allows {caps['node_hours']:g} node-hours, and about {needed:.1f} "
+                "are expected: it saves and ends before its last step"
+            )
 
 
 def propose_sweep(

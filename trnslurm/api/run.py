@@ -12,11 +12,13 @@ from trnslurm.api.arguments import (
     PathLike,
     Paths,
     PythonConsole,
+    Settings,
     file_name,
     flag,
     one_line_errors,
     one_of,
     search_path,
+    settings_of,
     text,
     texts,
     whole,
@@ -29,7 +31,7 @@ from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
 from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, standing_of, statuses_of, why_it_failed
+from trnslurm.runs.status import RunStatus, explained, run_status, standing_of, statuses_of
 from trnslurm.runs.watch import follow
 from trnslurm.submit.cancel import cancel_unless_ended
 from trnslurm.submit.resume import Continuation
@@ -158,12 +160,17 @@ class Run:
         *,
         nodes: int | None = None,
         stop_at: int | None = None,
+        settings: Settings = (),
         notify: str | Sequence[str] = (),
     ) -> Run:
-        """Resume the run from its newest checkpoint, also on another node count; return at once."""
+        """Resume the run from its newest checkpoint, also on another node count; return at once.
+
+        `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
+        """
         how = Continuation(
             nodes=None if nodes is None else whole("nodes", nodes),
             stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
+            settings=settings_of(settings),
             notify=texts("notify", notify),
             template_dirs=workspace_of(search_path(self._path)).template_dirs(),
         )
@@ -183,14 +190,13 @@ class Run:
 
     def _why(self, status: RunStatus) -> str:
         """Return in one line how the run ended, and what triage found."""
+        status, found = explained(self._files, status)
         said = f"{self.name} is {status.words}"
-        found = why_it_failed(self._files, status)
-        if found and found.brief not in status.reason:
-            said += f": {found.brief}"
         if found:
             more = "" if found.evidence in found.fix else f"; see {found.evidence}"
             said += f"; {found.fix}{more} in {self.directory}"
-        return said + (f"; next: {status.mend}" if status.mend else "")
+        then = status.mend if found else status.next
+        return said + (f"; next: {then}" if then else "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.directory == other.directory
@@ -216,7 +222,7 @@ class Run:
         rows = [*zip(HEADER, cells(status), strict=True)]
         rows += [("remark", remark) for remark in self.remarks]
         rows += [("directory", status.path)]
-        rows += [("next", status.mend)] if status.mend else []
+        rows += [("next", status.next)] if status.next else []
         return html_table(("", ""), [row for row in rows if row[1] not in ("", "-")])
 
 
@@ -329,11 +335,15 @@ def resume(
     *,
     nodes: int | None = None,
     stop_at: int | None = None,
+    settings: Settings = (),
     notify: str | Sequence[str] = (),
     path: Paths = (),
 ) -> Run:
-    """Resume a run from its newest checkpoint, also on another node count; return at once."""
-    return _run(run, path).resume(nodes=nodes, stop_at=stop_at, notify=notify)
+    """Resume a run from its newest checkpoint, also on another node count; return at once.
+
+    `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
+    """
+    return _run(run, path).resume(nodes=nodes, stop_at=stop_at, settings=settings, notify=notify)
 
 
 @one_line_errors

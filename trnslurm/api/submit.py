@@ -19,7 +19,14 @@ from trnslurm.api.arguments import (
     whole,
     wholes,
 )
-from trnslurm.api.propose import propose, propose_bundle, propose_chain, propose_sweep
+from trnslurm.api.propose import (
+    after,
+    inside,
+    propose,
+    propose_bundle,
+    propose_chain,
+    propose_sweep,
+)
 from trnslurm.api.run import Run, Runs
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.errors import ConfigError
@@ -35,6 +42,7 @@ def submit(
     rendered: PathLike | None = None,
     elastic: int | Sequence[int] = (),
     chain: bool = False,
+    in_job: str | int | None = None,
     **job: Unpack[SubmitArguments],
 ) -> Run:
     """Submit a recipe, or a reviewed bundle, and return its run at once.
@@ -58,10 +66,16 @@ def submit(
         first = options.recipe
         if chained and counts:
             raise ConfigError("elastic does not work with chain: leave out one of them")
+        if in_job is not None and (chained or counts or options.after):
+            raise ConfigError("in_job starts a single run: leave out after, chain and elastic")
         if chained:
             submission = propose_chain(options, console)
         else:
             submission = propose(options, console, elastic=counts)
+    submission = after(submission, options, console)
+    if in_job is not None:
+        submission = inside(submission, str(in_job))
+        asked["in_job"] = in_job
     words = [f"{k}={v!r}" for k, v in asked.items() if v]
     command = ["python", f"trnslurm.submit({', '.join([repr(first), *words])})"]
     runs, _ = start(submission, command, console)
@@ -85,6 +99,7 @@ def sweep(
     console = PythonConsole(detach=True)
     most = None if at_most is None else whole("at_most", at_most)
     submission = propose_sweep(options, points_of([], _rows(values)), most, console)
+    submission = after(submission, options, console)
     command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r})"]
     runs, _ = start(submission, command, console)
     statuses, _ = statuses_of(runs)

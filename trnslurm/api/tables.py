@@ -16,6 +16,7 @@ T = TypeVar("T")
 HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
 """The table of runs."""
 RIGHT = "nodes,step,loss"
+_MOST_REASON = 120
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -164,5 +165,11 @@ def cells(status: RunStatus) -> tuple[str, ...]:
         status.cluster,
         str(status.nodes),
         *progress(status),
-        status.reason,
+        _short(status.reason),
     )
+
+
+def _short(reason: str) -> str:
+    """Return a reason for a table: status has the rest."""
+    reason = reason.partition("; not restarted")[0]
+    return reason if len(reason) <= _MOST_REASON else f"{reason[: _MOST_REASON - 1]}…"

@@ -40,7 +40,7 @@ _COMMANDS = {
     "cancel": ("rm", "Cancel a run or a sweep, and the runs that wait for it."),
     "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),
     "watch": ("resume", "Print each change of a run's state until it ends."),
-    "exec": ("runs", "Run a command on a node of a running job."),
+    "exec": ("runs", "Run a command, or a shell, on a node of a running job."),
     "doctor": ("doctor", "Show why a run is not running, or check a cluster's nodes."),
     "note": ("rm", "Write a note about a run, or print it."),
     "keep": ("rm", "Protect runs: `trnslurm rm` never removes them or their checkpoints."),

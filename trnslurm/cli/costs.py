@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from trnslurm.api.tables import count, dollars, hours, text_table
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config.search import Workspace
+from trnslurm.node.hosts import brief
 from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS
 
 if TYPE_CHECKING:
     from trnslurm.submit.job import Job  # plan imports no submit
     from trnslurm.submit.precompile import Need
-    from trnslurm.submit.submission import Submission
+    from trnslurm.submit.submission import HeldJob, Submission
 
 _SHORT_HOURS = 1 / 6
 _IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}
@@ -29,7 +30,7 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
         yield from _sweep_lines(submission)
         return
     for need in submission.needs:
-        yield _size_line(need)
+        yield _held_line(need.job, submission.held) if submission.held else _size_line(need)
         yield from filter(None, (_project_line(need.job), _variables_line(need.job)))
         if not remote and (line := _graphs_line(need, submission.cache)):
             yield line
@@ -55,7 +56,18 @@ def _name_and_place(job: Job) -> str:
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
     if job.local:
         return f"{name} on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
-    return f"{name} on {job.nodes} x {job.instance_type}"
+    slurm, spares = job.profile.slurm, job.profile.spare_nodes
+    least = f"{slurm.min_nodes}-" if slurm.min_nodes else ""
+    more = f" and {count(spares, 'spare')}" if spares else ""
+    return f"{name} on {least}{job.nodes} x {job.instance_type}{more}"
+
+
+def _held_line(job: Job, held: HeldJob) -> str:
+    """Return where a run starts in a job that the user holds."""
+    these = f"{len(held.hosts)} of its {count(held.nodes, 'node')}"
+    where = f"job {held.job_id}, on {these}: {brief(held.hosts)}"
+    ends = "" if held.ends == "Unknown" else f"; the job ends {held.ends}"
+    return f"{_name_and_place(job)}: in {where}{ends}"
 
 
 def _size_line(need: Need) -> str:
@@ -64,7 +76,16 @@ def _size_line(need: Need) -> str:
         return line
     if (e := need.job.estimate) is not None:
         about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}; "
-    return f"{line}: {about}at most {hours(need.limit_node_hours)} node-hours by its time limits"
+    most = f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
+    return f"{line}: {about}{most}{_cap(need.job)}"
+
+
+def _cap(job: Job) -> str:
+    """Return what the run may use over all attempts, in words; its time limits may come again."""
+    caps = job.caps
+    more = [f"{caps['node_hours']:g} node-hours"] if "node_hours" in caps else []
+    more += [f"{caps['attempts']:g} attempts"] if "attempts" in caps else []
+    return f", {' and '.join(more)} over all attempts" if more else ""
 
 
 def _project_line(job: Job) -> str:
@@ -94,8 +115,8 @@ def _variables_line(job: Job) -> str:
     there = {name for name in variables_read(job.bundle.files) if name in os.environ}
     if not (lacking := sorted(there - job.profile.env.keys())):
         return ""
-    first = f"--set env.{lacking[0]}=VALUE"
-    return f"The project reads {', '.join(lacking)}; a job gets no variable of this shell: {first}"
+    copies = " ".join(f"--env {name}" for name in lacking)
+    return f"The project reads {', '.join(lacking)}, but a job gets only named variables: {copies}"
 
 
 def _sweep_lines(submission: Submission) -> Iterator[str]:
@@ -144,7 +165,8 @@ def _in_all(submission: Submission) -> str:
         cost = dollars(sum(prices) if len(prices) == len(known) else None)
         about = f"about {hours(sum(e.node_hours for e in known))} node-hours, {cost}; "
     limit = sum(need.limit_node_hours for need in submission.needs)
-    return f"In all: {about}at most {hours(limit)} node-hours by the time limits"
+    cap = _cap(submission.runs[0].job)
+    return f"In all: {about}at most {hours(limit)} node-hours by the time limits{cap}"
 
 
 def _graphs_line(need: Need, cache: CompileCache) -> str:

@@ -13,13 +13,14 @@ from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_sweep
 from trnslurm.console import Console
 from trnslurm.rundir import PREPARE, load_json
-from trnslurm.runs.logs import choose_log, print_log
+from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, standing_of, why_it_failed
+from trnslurm.runs.status import RunStatus, explained, run_status, standing_of
 from trnslurm.runs.watch import follow, once
 from trnslurm.submit.cancel import cancel
 
 INTERRUPTED = 130
+_STEP_POLL_S = 0.3
 
 
 def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[RunDir] = ()) -> None:
@@ -33,7 +34,7 @@ def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[Ru
         for run in (*runs, *extras):
             jobs = _facts(run)["jobs"].items()
             click.echo(f"Submitted {run.name}{''.join(f'  {phase} {job}' for phase, job in jobs)}")
-    if console.follow or (record.local and not console.detach):
+    if console.follow or ((record.local or record.inside) and not console.detach):
         sys.exit(_follow_all(runs, console))
     if not console.as_json:
         click.echo(f"See: trnslurm status {record.group or runs[0].name}")
@@ -70,23 +71,44 @@ def _follow(run: RunDir, console: Console) -> int:
     try:
         if PREPARE in record.phases:
             status = _with_log(run)
+        elif record.inside and not console.as_json:
+            status = _with_node_log(run)
         else:
             steps = int(load_json(run.plan_file)["steps"])
             status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
     except KeyboardInterrupt:
-        if not record.local:
+        if not (record.local or record.inside):
             say(f"\n{run.name} continues: trnslurm status {run.name}")
             return INTERRUPTED
         say("\nStopping …")
-        cancel(run)
-        status = run_status(run)
+        status = _stop(run)
         say(f"{run.name}: {status.words}")
-        if status.mend:
-            say(f"next: {status.mend}")
+        if status.next:
+            say(f"next: {status.next}")
         return INTERRUPTED
     if not console.as_json:
         _report(run, status)
     return 0 if status.state == "COMPLETED" else 1
+
+
+def _stop(run: RunDir) -> RunStatus:
+    """End a run; a training in a job of the user may first save, until Ctrl-C comes again."""
+    try:
+        cancel(run)
+        *_, status = follow(run, _STEP_POLL_S)
+    except KeyboardInterrupt:
+        cancel(run, now=True)
+        *_, status = follow(run, _STEP_POLL_S)
+    return status
+
+
+def _with_node_log(run: RunDir) -> RunStatus:
+    """Show what the first node says."""
+    chunks = follow_log(lambda: choose_log(run), lambda: run_status(run).final, lines=None)
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+    return run_status(run)
 
 
 def _with_bar(run: RunDir, steps: int) -> RunStatus:
@@ -152,7 +174,10 @@ def _scores(metrics: Mapping[str, Any]) -> str:
 
 
 def _report(run: RunDir, status: RunStatus) -> None:
+    status, found = explained(run, status)
     click.echo(f"{run.name}: {status.words}")
+    if status.next:
+        click.echo(f"next: {status.next}")
     first, last = run.first_metrics(), status.metrics
     rate = last.get("tokens_per_s")
     if "loss" in first and "loss" in last:
@@ -164,9 +189,7 @@ def _report(run: RunDir, status: RunStatus) -> None:
     if scores := _scores(last):
         click.echo(f"held out: {scores}")
     if status.state in ("FAILED", "LOST", "NODE_FAIL"):
-        if found := why_it_failed(run, status):
+        if found:
             click.echo("\n".join(found.report()))
         click.echo(f"logs: trnslurm logs {run.name}")
-    if status.state in ("COMPLETED", "CANCELLED", "STOPPED") and status.mend:
-        click.echo(f"next: {status.mend}")
     click.echo(f"run directory: {run.path}")

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import click
 
+from trnslurm.api.options import parse_range
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli import completer
 from trnslurm.cli.output import Terminal
@@ -54,6 +55,27 @@ def json_option(command: Command) -> Command:
     """Add --json; the command gets a Terminal."""
     option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     return option(takes_console(command))
+
+
+def _take_nodes(ctx: click.Context, param: click.Parameter, value: Any) -> int:
+    """Return the number of nodes; the smallest number of a range becomes `least_nodes`."""
+    if isinstance(value, str) and (found := parse_range(value)):
+        ctx.params["least_nodes"] = found[0]
+        return found[1]
+    return int(click.INT.convert(value, param, ctx))
+
+
+def nodes_option(command: Command) -> Command:
+    """Add --nodes."""
+    return click.option(
+        "-n",
+        "--nodes",
+        type=click.UNPROCESSED,
+        callback=_take_nodes,
+        default=1,
+        metavar="N|MIN-MAX",
+        help="Number of nodes, or a range.",
+    )(command)
 
 
 def notify_option(command: Command) -> Command:
@@ -153,6 +175,12 @@ _CONFIG_OPTIONS: list[Callable[[Command], Command]] = [
 ]
 _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
     *_CONFIG_OPTIONS,
+    click.option(
+        "--spares",
+        type=int,
+        metavar="N",
+        help="Nodes that wait to take the place of one that fails.",
+    ),
     click.option("--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."),
     click.option(
         "--from",
@@ -171,6 +199,13 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         multiple=True,
         metavar="OPTION",
         help="Any other sbatch option, e.g. --sbatch=--comment=x; it is written into the script.",
+    ),
+    click.option(
+        "--env",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=completer("variable"),
+        help="Copy a variable of this shell into the job; repeat for several variables.",
     ),
     notify_option,
     click.option(

@@ -11,7 +11,7 @@ import click
 from trnslurm.api.options import JobOptions
 from trnslurm.api.render import make_bundle, write_bundle
 from trnslurm.api.search import run_roots
-from trnslurm.cli.options import recipe_argument, spec_options
+from trnslurm.cli.options import nodes_option, recipe_argument, spec_options
 from trnslurm.cli.output import Terminal
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
@@ -31,7 +31,7 @@ _READING_ORDER = (
 
 @click.command("render")
 @recipe_argument(with_arguments=True)
-@click.option("-n", "--nodes", type=int, default=1, help="Number of nodes.")
+@nodes_option
 @spec_options
 @click.option("-o", "--output", metavar="DIR", help="Write the bundle to this new directory.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")

@@ -35,6 +35,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 @run_name_argument
 @click.option("-n", "--nodes", type=int, help="Continue on this number of nodes.")
 @click.option("--stop-at", type=int, metavar="STEP", help="End after this step; 0: the last.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="CAP=VALUE",
+    help="Raise slurm.max_node_hours, max_cost or max_attempts.",
+)
 @notify_option
 @workspace_option
 @click.option(
@@ -56,6 +63,9 @@ def resume_command(run: str, workspace: Workspace, console: Terminal, **options:
 
     A run that ended at train.stop_at continues to its last step, or to the step of --stop-at.
 
+    A run that has used its slurm.max_node_hours, slurm.max_cost or slurm.max_attempts continues
+    with more of them: --set.
+
     --notify replaces the receivers of the run's notifications, as for submit; '' removes them.
 
     A run that Slurm holds because its launch failed is released instead.
@@ -67,6 +77,7 @@ def resume_command(run: str, workspace: Workspace, console: Terminal, **options:
       trnslurm resume last
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
+      trnslurm resume last --set slurm.max_cost=500
     """
     how = Continuation(template_dirs=workspace.template_dirs(), **options)
     first, *others = found = find_runs(run, run_roots(workspace))
@@ -128,8 +139,8 @@ def watch_command(run: RunDir, resuming: bool, every: str, most: int) -> None:
     except KeyboardInterrupt:
         say(f"\n{run.name} continues: trnslurm status {run.name}")
         sys.exit(INTERRUPTED)
-    if status.mend:
-        click.echo(f"next: {status.mend}")
+    if status.next:
+        click.echo(f"next: {status.next}")
     sys.exit(0 if status.state == "COMPLETED" else 1)
 
 

@@ -54,11 +54,13 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
         if console.as_json:
             continue
         if not cancelled:
-            click.echo(f"{run.name} has ended already: {before.state}")
+            click.echo(f"{run.name} has ended already: {before.words}")
         for each in cancelled:
             name = each.run.name
-            saving = f"Cancelling {name}: it saves a checkpoint and ends; --now does not wait"
-            click.echo(saving if each.saves else f"Cancelled {name}")
+            saving = f"Cancelling {name}: it is asked to save and to end; --now does not wait"
+            step = each.run.cancelled_file.exists() and each.run.newest_step()
+            resume = f"; step {step} is saved: trnslurm resume {name}" if step else ""
+            click.echo(saving if each.saves else f"Cancelled {name}{resume}")
     if console.as_json:
         echo_json(facts)
 

@@ -36,22 +36,23 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.node.hosts import brief
-from trnslurm.rundir import changed_at
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
-from trnslurm.runs.phase import STATES, PhaseStatus
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.nodes import nodes_told, spares_of
+from trnslurm.runs.phase import STATES, WAITING, PhaseStatus
+from trnslurm.runs.run import DIED, Attempt, RunDir
 from trnslurm.runs.status import (
     RunStatus,
     Standing,
     choose_attempt,
+    explained,
     run_status,
     standing_of,
-    why_it_failed,
 )
 from trnslurm.slurm.reasons import LACKS_NODES
 
 _SHOWN_ATTEMPTS = 5
 _SHOWN_NODES = 4
+_SHOWN_FIXES = 3
 _PHASE_COLUMNS: dict[str, Callable[[PhaseStatus], str]] = {
     "phase": lambda p: p.phase,
     "state": lambda p: p.state,
@@ -171,15 +172,30 @@ def status_command(
         return
     if lowest or highest:
         raise click.UsageError("--lowest and --highest compare the runs of a sweep")
-    status = run_status(run, leftovers=True)
-    found = why_it_failed(run, status)
+    status, found = explained(run, run_status(run, leftovers=True))
     if console.as_json:
-        echo_json({**asdict(status), "failure": asdict(found) if found else None})
+        spares = spares_of(run, status.attempts)
+        echo_json(
+            {
+                **asdict(status),
+                "failure": asdict(found) if found else None,
+                "spares": {**asdict(spares), "left": spares.left} if spares else None,
+            }
+        )
         return
     click.echo(f"{status.run}: {status.words}")
+    if status.next:
+        click.echo(f"next: {status.next}")
+    _say_lacking_nodes(run, status)
     preset = f" ({status.preset})" if status.preset else ""
-    click.echo(f"{status.recipe}{preset} on {count(status.nodes, 'node')} of {status.cluster}\n")
-    echo_table(*cells_of(_PHASE_COLUMNS, status.phases))
+    hosts = status.phases[-1].hosts
+    on = len(hosts.split(",")) if hosts else status.nodes  # a training may have lost some
+    nodes = count(on, "node") if on == status.nodes else f"{on} of {count(status.nodes, 'node')}"
+    click.echo(f"{status.recipe}{preset} on {nodes} of {status.cluster}\n")
+    columns = dict(_PHASE_COLUMNS)
+    if all(phase.reason in status.reason for phase in status.phases):
+        del columns["reason"]  # the first line has it
+    echo_table(*cells_of(columns, status.phases))
     click.echo()
     if left_out := status.precompile.get("left_out"):
         click.echo(f"no precompile job: {left_out}")
@@ -189,29 +205,29 @@ def status_command(
     if "step" in status.metrics:
         step, loss = progress(status)
         click.echo(f"step {step}, loss {loss}{_age_of(status)}")
+    for name, text in nodes_told(run, status.nodes, status.attempts).items():
+        click.echo(f"{name}: {text}")
     _say_attempts(status)
     for line in found.report() if found else ():
         click.echo(line)
-    if not status.final and any(words in status.reason for words in LACKS_NODES):
-        from trnslurm.runs.waiting import diagnose  # asks Slurm for all nodes
-
-        why = diagnose(run)
-        for node in why.sick[:_SHOWN_NODES]:
-            click.echo(f"{node.name}: {node.state}: {node.reason}")
-        for problem in why.problems:
-            click.echo(problem)
-    saved = run.newest_step() or changed_at(run.checkpoints)  # a script may find its own
-    if found and not saved and "submit again" in found.fix:
-        click.echo("a resume would run the same copy of the code, from the beginning")
-    elif status.state == "TIMEOUT" and not saved:
-        click.echo("fix: submit again with a longer --time; a resume would begin at step 0 again")
-    elif status.mend:
-        click.echo(f"next: {status.mend}")
     if status.note:
         click.echo(f"note: {status.note}")
     if status.kept:
         click.echo("protected: trnslurm rm does not remove it")
     click.echo(f"run directory: {status.path}")
+
+
+def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
+    """Print what to do about a waiting run that may never get its nodes, and which it lacks."""
+    if status.final or not any(words in status.reason for words in LACKS_NODES):
+        return
+    from trnslurm.runs.waiting import diagnose  # asks Slurm for all nodes
+
+    why = diagnose(run)
+    for problem in why.problems:
+        click.echo(problem)
+    for node in why.sick[:_SHOWN_NODES]:
+        click.echo(f"{node.name}: {node.state}: {node.reason}")
 
 
 def _age_of(status: RunStatus) -> str:
@@ -241,12 +257,26 @@ def _say_chain(status: RunStatus) -> None:
 def _say_attempts(status: RunStatus) -> None:
     """Print the number of attempts, and how the latest ended."""
     if len(status.attempts) > 1:
-        ends = [f"{a.attempt} {a.state}{a.reason and f' ({a.reason})'}" for a in status.attempts]
-        more = "… " if len(ends) > _SHOWN_ATTEMPTS else ""
-        click.echo(f"attempts: {len(ends)}: {more}{', '.join(ends[-_SHOWN_ATTEMPTS:])}")
+        shown = status.attempts[-_SHOWN_ATTEMPTS:]
+        ends, said = [], status.reason
+        for attempt in shown:
+            reason = unsaid(attempt.reason, said)
+            said = f"{said}\n{attempt.reason}"
+            ends.append(f"{attempt.attempt} {attempt.state}" + (f" ({reason})" if reason else ""))
+        number = len(status.attempts)
+        more = "… " if number > len(shown) else ""
+        click.echo(f"attempts: {number}: {more}{', '.join(ends)}")
     for before in status.history:
         nodes = count(before["nodes"], "node")
         click.echo(f"resumed {before['resumed']}, when it was {before['state']} on {nodes}")
+
+
+def unsaid(reason: str, said: str) -> str:
+    """Return what an attempt's reason tells beyond what was said before."""
+    if not reason or reason in said:
+        return ""
+    counted, colon, what = reason.partition(": ")  # such as "crash 2 of 3 in a row: KeyError: …"
+    return counted if colon and what in said else reason
 
 
 @click.command("logs")
@@ -293,8 +323,8 @@ def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
 def triage_command(run: RunDir, phase: str | None, attempt: int | None, console: Terminal) -> None:
     """Show which rank failed first, why, and what to do.
 
-    All nodes' logs and the workers' files in state/ are searched. The exit code is 1 if they show
-    no failure.
+    All nodes' logs and the workers' files in state/ are searched. Of a run that waits, it shows
+    why. If this attempt has not failed, it names those before it that have, and the exit code is 1.
 
     \b
     Example:
@@ -303,30 +333,52 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
     """
     from trnslurm.node.triage.finding import find_cause, nothing_found  # many patterns
 
+    if not (phase or attempt or console.as_json):
+        status = run_status(run)
+        if status.state in WAITING and not status.attempts:
+            click.echo(f"{run.name}: {status.words}: nothing has failed")
+            _say_lacking_nodes(run, status)
+            sys.exit(1)
     chosen = choose_attempt(run, phase=phase, attempt=attempt)
     where = (run.path, chosen.phase, chosen.attempt)
     found = find_cause(*where)
     if console.as_json:
         echo_json(asdict(found) if found else None)
+    elif found:
+        click.echo("\n".join(found.report()))
     else:
-        click.echo("\n".join(found.report() if found else nothing_found(*where)))
+        click.echo("\n".join(nothing_found(*where)))
+        _say_earlier_failures(run, chosen, phase)
     sys.exit(0 if found else 1)
+
+
+def _say_earlier_failures(run: RunDir, chosen: Attempt, phase: str | None) -> None:
+    """Print which attempts failed before this one, and the commands that show why."""
+    earlier = [a for a in run.attempts(chosen.phase) if a.attempt < chosen.attempt]
+    failed = [a for a in earlier if a.state in DIED or a.cause in ("crash", "error")]
+    option = f" --phase {phase}" if phase else ""
+    for each in failed[-_SHOWN_ATTEMPTS:]:
+        reason = f" ({each.reason})" if each.reason else ""
+        command = f"trnslurm triage {run.name}{option} --attempt {each.attempt}"
+        click.echo(f"attempt {each.attempt} failed{reason}: {command}")
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @run_argument
 @click.option("--node", type=int, default=0, help="Rank of the node.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @path_option
 def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:
-    """Run a command on a node of a running job.
+    """Run a command, or a shell, on a node of a running job.
 
-    On Slurm the command is a step inside the job's allocation.
+    On Slurm the command is a step inside the job's allocation. Without a command, it is a shell
+    with the run's environment, in the directory where its script runs.
 
     \b
     Example:
       trnslurm exec last -- neuron-top
       trnslurm exec last --node 1 -- ps -ef
+      trnslurm exec last --node 1
     """
     from trnslurm.cluster.execute import exec_in_run  # as slow to import as all of these
 
@@ -373,3 +425,6 @@ def echo_sweep(standing: Standing, console: Console) -> None:
             break
     if standing.mend:
         click.echo(f"next: {standing.mend}")
+    for what, names in [*standing.to_correct.items()][:_SHOWN_FIXES]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"{names[0]}{more}: {what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,25 @@ from click.core import ParameterSource
 
 from trnslurm.api.choice import parse_nodes
 from trnslurm.api.options import JobOptions, SubmitHost
-from trnslurm.api.propose import propose, propose_bundle, propose_chain, propose_sweep
+from trnslurm.api.propose import (
+    after,
+    inside,
+    propose,
+    propose_bundle,
+    propose_chain,
+    propose_sweep,
+)
 from trnslurm.api.tables import hours
-from trnslurm.cli import chosen_site
+from trnslurm.cli import chosen_site, completer
 from trnslurm.cli.costs import submission_lines
 from trnslurm.cli.follow import report_started
-from trnslurm.cli.options import recipe_argument, refuse_pairs, spec_options, takes_console
+from trnslurm.cli.options import (
+    nodes_option,
+    recipe_argument,
+    refuse_pairs,
+    spec_options,
+    takes_console,
+)
 from trnslurm.cli.output import Terminal, command_line
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.console import Console
@@ -26,12 +40,22 @@ from trnslurm.submit.submission import Submission
 from trnslurm.submit.submit import submit
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
-_OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
+_OF_A_BUNDLE = {
+    "rendered",
+    "holder",
+    "after",
+    "path",
+    "dry_run",
+    "yes",
+    "follow",
+    "detach",
+    "as_json",
+}
 
 
 @click.command("submit")
 @recipe_argument(required=False, with_arguments=True)
-@click.option("-n", "--nodes", type=int, default=1, help="Number of nodes.")
+@nodes_option
 @spec_options
 @click.option(
     "--precompile",
@@ -55,13 +79,28 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 )
 @click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
+@click.option(
+    "--after",
+    metavar="RUN|JOB[:CONDITION]",
+    shell_complete=completer("run"),
+    help="Wait for a run or any Slurm job to succeed (:ok), to end (:any) or to fail (:failed).",
+)
+@click.option(
+    "--in",
+    "holder",
+    metavar="JOB",
+    shell_complete=completer("job"),
+    help="Run at once in a job that you hold, such as salloc's; with its logs, until it ends.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what it would take; submit nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of the job's size.")
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
 )
 @click.option(
-    "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
+    "--detach",
+    is_flag=True,
+    help="On the local cluster, and with --in: return at once; the run continues.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
 @takes_console
@@ -70,6 +109,7 @@ def submit_command(
     elastic: str | None,
     rendered: str | None,
     chain: bool,
+    holder: str | None,
     console: Terminal,
     **options: Any,
 ) -> None:
@@ -90,15 +130,22 @@ def submit_command(
     --elastic also compiles the graphs for other node counts. The run does not wait for them, and
     `trnslurm resume --nodes` can then start at once.
 
+    --in runs it in a job that you hold already, within seconds: on the job's first nodes, if it has
+    more. Ctrl-C ends the run, not the job.
+
     \b
     Example:
       trnslurm submit gpt2_zero1 --nodes 2
       trnslurm submit gpt2_zero1 --nodes 2 --cluster trn1 --dry-run
       trnslurm submit gpt2_zero1 --nodes 2 --precompile never
+      trnslurm submit gpt2_zero1 --nodes 2-4 --spares 1
       trnslurm submit gpt2_zero1 --nodes 2 --elastic 1,4
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit gpt2_zero1 --nodes 2 --sweep train.lr=1e-4,3e-4 --sweep seed=1,2 --at-most 2
+      trnslurm submit ./train.py --nodes 2 --env HF_HOME --env WANDB_PROJECT
+      trnslurm submit ./train.py --nodes 2 --in 4711
+      trnslurm submit gpt2_zero1 --nodes 2 --after 4711:any
       trnslurm submit --rendered reviewed
     """
     if (recipe is None) == (rendered is None):
@@ -106,16 +153,25 @@ def submit_command(
     if console.dry_run and console.as_json:
         raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     site, host = chosen_site(), SubmitHost()
+    if site and holder is not None:
+        raise click.UsageError(
+            f"--in is for the cluster's own hosts: ssh {site.place.host}, and run it there"
+        )
+    if site and options["after"] is not None:
+        raise click.UsageError(f"--after looks for the job on this host: use ssh {site.place.host}")
     if site:
         from trnslurm.cli.remote import RemoteHost  # most submissions stay on this host
 
         host = RemoteHost(site)
     sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
+    refuse_pairs({"--after": options["after"], "--in": holder})
     if rendered is not None:
         _refuse_options()
+        job = JobOptions(recipe="", host=host, **options)
         submission = propose_bundle(Path(rendered), host, console)
     else:
-        refuse_pairs({"--sweep": sweep or file, "--chain": chain, "--elastic": elastic})
+        more = {"--sweep": sweep or file, "--chain": chain, "--elastic": elastic}
+        refuse_pairs(more | {"--in": holder})
         if at_most and not (sweep or file):
             raise click.UsageError("--at-most is for --sweep")
         if site:
@@ -129,6 +185,11 @@ def submit_command(
         else:
             counts = parse_nodes(elastic, option="--elastic") if elastic else []
             submission = propose(job, console, elastic=counts)
+    submission = after(submission, job, console)
+    if holder is not None:
+        submission = inside(submission, holder)
+    elif (around := os.environ.get("SLURM_JOB_ID")) and not (site or submission.job.local):
+        console.say(f"This shell is in job {around}: --in {around} would run it there")
     for line in submission_lines(submission, remote=host.remote):
         click.echo(line, err=not console.dry_run)
     confirm_and_submit(submission, console, site)
@@ -150,7 +211,7 @@ def confirm_and_submit(submission: Submission, console: Console, site: Site | No
 def _confirm(submission: Submission) -> None:
     first, expected = submission.job, submission.expected_node_hours
     limit = first.profile.ask_above_node_hours
-    if first.local or limit is None or expected <= limit:
+    if first.local or submission.held or limit is None or expected <= limit:
         return
     if not sys.stdin.isatty():
         raise SubmitError(

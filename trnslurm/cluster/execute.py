@@ -26,8 +26,39 @@ _IMPORTED = {"torch-neuronx": "torch_neuronx"}
 _COMMANDS_OF_DEVICE = {"neuron": ("neuron_parallel_compile", "neuronx-cc")}
 
 
+# A shell with the environment of a process that srun has started on the node: it has what the
+# profile activates and sets. bashrc is left out, because it may change PATH.
+_SHELL = r"""
+for process in /proc/[0-9]*; do
+  [ -O "$process" ] || continue             # root can read what other users may have made up
+  { mapfile -d "" -t variables < "$process/environ"; } 2> /dev/null || continue
+  ours= node=
+  for variable in "${variables[@]}"; do
+    case $variable in
+      TRNSLURM_RUN_DIR=*) if [ "${variable#*=}" -ef "$1" ]; then ours=yes; fi ;;
+      SLURM_NODEID=*) node=${variable#*=} ;;
+    esac
+  done
+  [ "$ours" ] && [ "$node" ] || continue
+  if [ -d "$1/work" ]; then cd -- "$1/work"; fi
+  term=${TERM:-dumb} name=$2
+  for each in $(compgen -e); do export -n "${each?}"; done 2> /dev/null
+  export -- "${variables[@]}" 2> /dev/null  # not as arguments of env, which others could read
+  export -n RANK LOCAL_RANK WORLD_SIZE
+  export TERM=$term PS1="[$name node $node] \\w\\$ "
+  exec bash --norc
+done
+echo "error: $(uname -n) has no process of $2 yet: try again" >&2
+exit 1
+"""
+
+
 def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
-    """Run a command on one node of a running job, with our terminal; return its exit code."""
+    """Run a command on one node of a running job, with our terminal; return its exit code.
+
+    Without a command: a shell in the run's environment and working directory.
+    """
+    command = command or ("/bin/bash", "-c", _SHELL, "bash", str(run.path), run.name)
     refuse_foreign(run.path, "run a command in")
     record, status = run.record(), run_status(run)
     if status.state not in ("RUNNING", "PRECOMPILING"):
@@ -44,7 +75,7 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
         raise RunError(f"{run.name} has not recorded its nodes yet: try again")
     argv = [
         Slurm(record.bin_dir).path("srun"),
-        f"--jobid={phase.job_id}",
+        f"--jobid={phase.job_id.partition('.')[0]}",
         "--overlap",
         "--nodes=1",
         "--ntasks=1",

@@ -23,7 +23,7 @@ from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.phase import FINAL
 from trnslurm.runs.run import Attempt, Record, RunDir, counting, latest_values
-from trnslurm.runs.status import RunStatus, statuses_of
+from trnslurm.runs.status import RunStatus, explained, statuses_of
 
 TRAIN = "train"
 COMPILING, PREPARING = "compiling", "preparing data"
@@ -161,7 +161,8 @@ class History(Frozen, kw_only=False):
             ended = time.time() if alive else max(told, began)
         return Stay(
             attempt=attempt,
-            nodes=self._nodes_at(began),
+            nodes=attempt.nodes
+            or (len(attempt.hosts.split(",")) if attempt.hosts else self._nodes_at(began)),
             began=began,
             ended=max(began, ended),
             lines=lines,
@@ -230,6 +231,8 @@ def histories_of(words: Sequence[str], roots: list[Path]) -> list[History]:
     statuses, broken = statuses_of(found)
     if broken:
         raise broken[0]
+    if len(found) == 1:
+        statuses = [explained(found[0], statuses[0])[0]]
     return [History(run, run.record(), status) for run, status in zip(found, statuses, strict=True)]
 
 

@@ -13,6 +13,7 @@ from trnslurm.report.figures import own_numbers
 from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
+from trnslurm.runs.nodes import spares_of
 
 _MOST_STEPS = 200
 _FORMS = {
@@ -110,11 +111,13 @@ def _plan_and_fact(run: History) -> Iterator[Table]:
         return
     last = run.steps[-1]
     nodes = sorted({stay.nodes for stay in run.stays if stay.attempt.phase == "train"})
+    spares = spares_of(run.run, run.status.attempts)
     step, samples = last.get("step"), last.get("samples")
     each = f"{samples / step:,.6g}" if is_number(samples) and is_number(step) and step else "-"
     padding = last.get("padding")
     rows = [
         ["nodes", str(plan.get("nodes", "-")), ", ".join(map(str, nodes))],
+        *([["spares", str(spares.number), f"{len(spares.used)} used"]] if spares else []),
         ["workers", str(plan.get("workers", "-")), ""],
         ["samples a step", str(batch.get("global_batch", "-")), each],
         ["micro-batch", str(batch.get("micro_batch", "-")), ""],

@@ -16,9 +16,13 @@ from trnslurm.slurm.commands import QueueEntry, find_job
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST"}
 STATES = ("PENDING", "HELD", "CONFIGURING", "PRECOMPILING", "RUNNING", "REQUEUED", *sorted(FINAL))
 """Every state of a run."""
+WAITING = ("PENDING", "HELD", "CONFIGURING")
 _STALE_S = 120  # four missed heartbeats
 WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
-STARTABLE = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
+STARTABLE = {
+    *("PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"),
+    "EXPEDITING",  # since Slurm 25.11
+}
 _ALIVE = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"}
 JOB_ENDED = {
     "BOOT_FAIL": ("FAILED", "its nodes failed to boot"),
@@ -31,6 +35,8 @@ JOB_ENDED = {
     "PREEMPTED": ("PREEMPTED", ""),
     "TIMEOUT": ("TIMEOUT", "time limit"),
 }
+BY_SCANCEL = "by scancel"
+"""Begins the reason of a run that trnslurm did not cancel."""
 LAUNCH_HELD = "held by Slurm, as its launch failed"
 NEVER_AGAIN = "too few nodes satisfy the job's constraints, and Slurm has stopped trying"
 
@@ -50,6 +56,11 @@ class PhaseStatus(Frozen):
     @property
     def final(self) -> bool:
         return self.state in FINAL
+
+
+def by_scancel(user: str) -> str:
+    """Return the reason of a run that a user has cancelled by scancel; the user may be unknown."""
+    return f"{BY_SCANCEL}{f' of {user}' if user else ''}, not by trnslurm cancel"
 
 
 def held_by_slurm(status: PhaseStatus) -> bool:
@@ -164,8 +175,13 @@ def _slurm_state(
         ended = written in WRITTEN and (written != "CANCELLED" or run.cancelled_file.exists())
         if last and ended and entry.state == "COMPLETING":
             return written, last.reason
-        return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""
-    return _ended(entry, last)
+        if entry.state == "COMPLETING":
+            return "RUNNING", "; ".join(filter(None, ["it is ending", last.reason if last else ""]))
+        holder, step, _ = job_id.partition(".")
+        inside = f"in job {holder}" if step else ""
+        suspended = "suspended" if entry.state == "SUSPENDED" else ""
+        return "RUNNING", ", ".join(filter(None, [inside, suspended]))
+    return _ended(run, entry, last)
 
 
 def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, str]:
@@ -192,17 +208,19 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
     return "PENDING", entry.why
 
 
-def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
+def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
     state, reason = JOB_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
     if last and entry.reason == "JobLaunchFailure":
         reason = "its batch script was killed"  # a state file proves that the script had started
+    ours = run.cancelled_file.exists()
+    by = by_scancel(entry.ended_by) if state == "CANCELLED" and not ours else ""
     # The script's state is more exact than Slurm's if both say that the job ended. Only the script
     # knows that everything is saved, or done.
     exact = {"COMPLETED", "STOPPED", state} if state != "FAILED" else WRITTEN
     if last and last.state in WRITTEN & exact:
-        return last.state, last.reason
+        return last.state, last.reason or (by if last.state == state else "")
     # squeue still shows why the job once waited, which explains no cancel and no completion.
-    return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
+    return state, reason or by or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 
 
 def _forgotten(
@@ -213,7 +231,7 @@ def _forgotten(
     if run.cancelled_file.exists():
         return "CANCELLED", ""
     if job_id in seen.accounting:
-        return _ended(seen.accounting[job_id], last)
+        return _ended(run, seen.accounting[job_id], last)
     if seen.vanished:
         return "LOST", seen.vanished
     age = run.heartbeat_age_s()

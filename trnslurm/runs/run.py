@@ -20,6 +20,7 @@ from trnslurm.rundir import (
     first_line,
     last_lines,
     load_json,
+    now_there,
     read_json,
     read_json_lines,
     write_json,
@@ -28,10 +29,15 @@ from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, 
 
 # Names from a record become parts of paths and arguments of Slurm's commands.
 _NAME = r"(?!\.{0,2}$)[^/]+"
-_JOB = r"\d+([_+]\d+)?(@\d*)?"
+_JOB = r"\d+([_+]\d+|\.\d+)?(@\d*)?"
 ERROR = "error"
 """The cause of an attempt that failed with an error that a retry would repeat."""
+CAP = "cap"
+"""The cause of an attempt that ended because its run had used what it may."""
+DIED = ("FAILED", "STARTING", "RUNNING")
+"""The states of an attempt that failed, if another attempt followed it."""
 _LINES_WITHOUT_LOSS = 50
+_FRESH_S = 60
 _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
 
@@ -56,7 +62,7 @@ class Record(Frozen):
     git: Mapping[str, Any] = field(default_factory=dict)
     sha256: Mapping[str, str] = field(default_factory=dict)
     jobs: Mapping[str, str] = field(default_factory=dict)
-    """Phase -> Slurm job id; on the local cluster, pid and start time of the local job."""
+    """Phase -> Slurm job id, or JOB.STEP; on the local cluster, pid and start time of its job."""
     refused: str = ""
     """sbatch's error message if it refused the submission."""
     after: str = ""
@@ -69,6 +75,8 @@ class Record(Frozen):
     """The values that the sweep set for this run."""
     behind: str = ""
     """The run, in the same run root, whose end makes room for this run, even if it fails."""
+    depends: str = ""
+    """sbatch's dependency on a job of any kind, which the first phase waits for."""
     precompile: Mapping[str, Any] = field(default_factory=dict)
     """The run's graphs: key and versions if known at submission, why there is no precompile phase
     (left_out), the job of another run that compiles them (waits_for)."""
@@ -94,6 +102,12 @@ class Record(Frozen):
         return {} if self.local else dict(self.jobs)
 
     @property
+    def inside(self) -> str:
+        """The job of the user in which the run is a step (`submit --in`); empty: it has its own."""
+        steps = (job.partition(".") for job in self.slurm_jobs.values())
+        return next((job for job, dot, _ in steps if dot), "")
+
+    @property
     def local_job(self) -> str:
         """The local job as pid@start; empty on Slurm, and before the run is started."""
         return self.jobs.get("local", "")
@@ -116,6 +130,8 @@ class Attempt(Frozen):
     exit_code: int | None = None
     cause: str = ""
     hosts: str = ""
+    nodes: int = 0
+    """Of its job, spares included; 0: not recorded."""
     host: str = ""
     pid: int = 0
     started: str = ""
@@ -215,9 +231,13 @@ class RunDir(RunFiles, kw_only=False):
     def heartbeat_age_s(self) -> float | None:
         """Return the age of the latest heartbeat; None if there was none."""
         try:
-            return max(0.0, time.time() - self.heartbeat_file.stat().st_mtime)
+            beat = self.heartbeat_file.stat().st_mtime
         except OSError:
             return None
+        age_s = time.time() - beat
+        if not 0 <= age_s < _FRESH_S:  # this host's clock may be wrong
+            age_s = now_there(self.state) - beat
+        return max(0.0, age_s)
 
     def excluded(self) -> dict[str, tuple[float, str]]:
         """Return the nodes that a requeued training excludes now: until when, and why."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import PREPARE, read_json
+from trnslurm.node.triage.mend import in_words, longer, new_submission, way_back
+from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at, read_file, read_json, utc_time
 from trnslurm.runs.phase import (
+    BY_SCANCEL,
     FINAL,
     STARTABLE,
     WRITTEN,
     PhaseStatus,
     Seen,
     Wait,
+    by_scancel,
     held_by_slurm,
     phase_status,
 )
-from trnslurm.runs.run import ERROR, Attempt, ReadOnce, Record, RunDir, latest_values
+from trnslurm.runs.run import CAP, ERROR, Attempt, ReadOnce, Record, RunDir, latest_values
 from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
@@ -34,6 +38,16 @@ _AS_RECORDED = (
     *("recipe", "preset", "cluster", "nodes", "created", "after", "then", "group", "values"),
     *("precompile", "history", "note", "kept"),
 )
+# The reason of an attempt whose cause nobody knew.
+_BARE = re.compile(r"exit code \d+ while running on [\w.,\[\]-]+")
+_GIVEN_UP = "given up after"
+_CAP_KEY = re.compile(r"\((slurm\.max_\w+)[:)]")
+# What a run with a dependency waits for, and why Slurm dropped it.
+_WAITS = {
+    "afterok": ("job {}", "never started: job {} did not succeed"),
+    "afterany": ("the end of job {}", ""),
+    "afternotok": ("a failure of job {}", "never started: job {} did not fail"),
+}
 _COMPARED_BY = ("eval_loss", "loss")
 
 
@@ -64,6 +78,8 @@ class RunStatus(Frozen):
     """The latest line of metrics.jsonl."""
     mend: str = ""
     """The command that continues the run; empty if it needs none, or should not continue."""
+    fix: str = ""
+    """What to correct before that command, in short; empty if nothing, or if it is not known."""
     attempts: tuple[Attempt, ...] = ()
     """Every attempt of the last phase, including those before a resume."""
     history: tuple[Mapping[str, Any], ...] = ()
@@ -81,6 +97,11 @@ class RunStatus(Frozen):
     def words(self) -> str:
         """The state, with the reason if there is one."""
         return f"{self.state} ({self.reason})" if self.reason else self.state
+
+    @property
+    def next(self) -> str:
+        """What to do: the fix, then the command; empty if nothing is to be done."""
+        return in_words(self.fix, self.mend)
 
 
 def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
@@ -151,6 +172,89 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
     return None
 
 
+def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None]:
+    """Return a status whose reason and next command have what triage finds, and that finding.
+
+    A node records the cause itself, unless it died before, or its logs were not complete then.
+    """
+    found = why_it_failed(run, status)
+    status = _with_fix(run, _with_canceller(run, status), found)
+    if not found or found.line in status.reason:
+        return status, found
+    named = found  # for the function below
+
+    def tell(reason: str) -> str:
+        if not _BARE.search(reason) and named.brief and status.state in ("LOST", "NODE_FAIL"):
+            return "; ".join(filter(None, [reason, named.brief]))
+        return _BARE.sub(lambda _: named.line, reason)
+
+    phases = [
+        replace(phase, reason=tell(phase.reason))
+        if (phase.phase, phase.attempt) == (found.phase, found.attempt)
+        else phase
+        for phase in status.phases
+    ]
+    return replace(status, reason=tell(status.reason), phases=tuple(phases)), found
+
+
+def _with_canceller(run: RunDir, status: RunStatus) -> RunStatus:
+    """Return a status that names the user who called scancel, if accounting knows that."""
+    unnamed = by_scancel("")
+    if status.state != "CANCELLED" or not status.reason.startswith(unnamed):
+        return status
+    record = run.record()
+    known = Slurm(record.bin_dir).accounting([phase.job_id for phase in status.phases])
+    who = next((entry.ended_by for entry in known.values() if entry.ended_by), "")
+    phases = (replace(p, reason=p.reason.replace(unnamed, by_scancel(who))) for p in status.phases)
+    reason = status.reason.replace(unnamed, by_scancel(who))
+    return replace(status, reason=reason, phases=tuple(phases))
+
+
+def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatus:
+    """Return a status with what to correct, and the command that continues the run after that."""
+    resume = f"trnslurm resume {run.name}"
+    if not (status.mend or resume).startswith(resume) or run.cancelled_file.exists():
+        return status
+    failed = status.state in ("FAILED", "LOST", "NODE_FAIL")
+    if not (failed or status.mend):
+        return status
+    from trnslurm.node.triage.causes import cause_of  # many patterns
+
+    record = run.record()
+    saved = bool(run.newest_step() or changed_at(run.checkpoints))  # a script may find its own
+    known = cause_of([record.refused]) if failed and not found else None
+    if status.mend == resume and reports_nothing(run):
+        fix, mend = new_submission(asdict(record), "call trnslurm.saved() in the script")
+    elif status.state == "TIMEOUT" and not saved and not status.mend.endswith("=MORE"):
+        fix, mend = longer(asdict(record))
+    elif failed and found:
+        fix, mend = way_back(
+            asdict(record),
+            found.mend,
+            found.fix,
+            found.options,
+            saved=saved,
+            given_up=_GIVEN_UP in status.reason,
+            command=status.mend,
+        )
+    elif known:
+        what = known.explain([record.refused])[1]
+        fix, mend = way_back(asdict(record), known.mend, what)
+    else:
+        return status
+    return replace(status, fix=fix, mend=mend)
+
+
+def reports_nothing(run: RunDir) -> bool:
+    """Check whether a script with {resume} wrote checkpoints without calling saved()."""
+    if run.newest_checkpoint() is not None or not changed_at(run.checkpoints):
+        return False
+    try:
+        return b'"$TRNSLURM_RESUME"' in read_file(run.path / NODE_SCRIPT)
+    except OSError:
+        return False
+
+
 def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
     """Return the run that a run waits for; None if the run has begun, or the other is deleted."""
     if not record.after or any(run.attempts_since(record, p) for p in record.phases):
@@ -169,7 +273,8 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
     if not unsettled:
         return Seen({}, {})
     try:
-        queue = slurm.queue(sorted({record.user for _, record in unsettled}))
+        known = [job for _, record in unsettled for job in record.jobs.values()]
+        queue = slurm.queue(sorted({record.user for _, record in unsettled}), known=known)
     except SlurmError as error:
         return Seen({}, {}, silent=str(error))
     forgotten = []
@@ -216,6 +321,9 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         else:
             dropped = f"never started: {compiling}, did not succeed" if compiling else ""
             room = f"the end of {record.behind}" if record.behind else ""
+            kind, _, other = record.depends.partition(":")
+            room = room or (_WAITS[kind][0].format(other) if kind in _WAITS else "")
+            dropped = dropped or (_WAITS[kind][1].format(other) if kind in _WAITS else "")
             still = room if room and seen and not seen.may_run(job) else compiling
             wait = Wait(record.after or still or room, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
@@ -224,9 +332,13 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     ended = _ended_by_steps(run, metrics) if state == "COMPLETED" else ""
     ahead_mend = ahead.mend if ahead and in_vain else ""
     if state == "RUNNING" and run.cancelled_file.exists():
-        reason = reason or "cancelled: it saves a checkpoint and ends"
-    if state == "CANCELLED" and not reason and (step := run.newest_step()):
-        reason = f"step {step} is saved"
+        reason = reason or "cancelled: it is asked to save and to end"
+    if state == "CANCELLED" and phases[-1].attempt and PREPARE not in record.phases:
+        bare = not reason or reason.startswith(BY_SCANCEL)
+        saved = _saved(run) or ("no step is saved" if bare else "")
+        reason = reason if "step " in reason else "; ".join(filter(None, [reason, saved]))
+    if state == "CANCELLED" and run.cancelled_file.exists() and "never " not in reason:
+        reason = "; ".join(filter(None, ["by trnslurm cancel", reason]))
     return RunStatus(
         **{name: getattr(record, name) for name in _AS_RECORDED},
         run=run.name,
@@ -238,6 +350,14 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         mend=_next_command(run, record, state, ended, phases, ahead_mend),
         attempts=_attempts(run, record, phases[-1]),
     )
+
+
+def _saved(run: RunDir) -> str:
+    """Return what a run has saved, in words; empty if that is nothing."""
+    if step := run.newest_step():
+        return f"step {step} is saved"
+    changed = changed_at(run.checkpoints)  # a custom script may not report its steps
+    return f"checkpoints/ was written {utc_time(changed)}" if changed else ""
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
@@ -298,19 +418,22 @@ def _next_command(
         queued = any(phase.state in _QUEUED for phase in phases)
         if queued:
             return f"trnslurm cancel {run.name}"
-        ended_saved = phases[-1].final and run.newest_step()
+        ended_saved = phases[-1].final and _saved(run)
         return f"trnslurm resume {run.name}" if ended_saved else ""
     if ahead:
         return ahead
     last = run.newest_attempt(record, record.phases[-1])
+    if state in _STOPPED_SHORT and last and last.cause == CAP:
+        found = _CAP_KEY.search(last.reason)
+        return f"trnslurm resume {run.name} --set {found[1]}=MORE" if found else ""
     if state == "FAILED" and last and last.cause == ERROR:
         return ""  # a retry would fail again
-    if state == "CANCELLED" and last and last.state == "CANCELLED" and run.newest_step():
+    if state == "CANCELLED" and last and _saved(run):
         return f"trnslurm resume {run.name}"
     held = state == "HELD" and any(map(held_by_slurm, phases))
     # Slurm cancelled the job because another run's job failed; no user did.
     dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)
-    dropped = dropped and any(p.reason for p in phases)
+    dropped = dropped and any(p.reason and not p.reason.startswith(BY_SCANCEL) for p in phases)
     if state in _STOPPED_SHORT or held or dropped:
         return f"trnslurm resume {run.name}"
     return ""
@@ -350,6 +473,15 @@ class Standing(Frozen):
             return stopped[0].mend
         return f"trnslurm resume {self.group}" if stopped else ""
 
+    @property
+    def to_correct(self) -> dict[str, list[str]]:
+        """Return what to correct before a new submission, and the runs that failed for it."""
+        found: dict[str, list[str]] = {}
+        for status in self.statuses:
+            if status.fix and status.mend != f"trnslurm resume {status.run}":
+                found.setdefault(status.next, []).append(status.run)
+        return found
+
 
 def standing_of(
     runs: Sequence[RunDir], *, lowest: str | None = None, highest: str | None = None
@@ -363,6 +495,10 @@ def standing_of(
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
+    statuses = [
+        explained(run, status)[0] if status.state == "FAILED" else status
+        for run, status in zip(runs, statuses, strict=True)
+    ]
     found = [latest_values(run.steps()) for run in runs]
     chosen = highest or lowest
     names = [chosen] if chosen else _COMPARED_BY

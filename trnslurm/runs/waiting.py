@@ -10,36 +10,13 @@ from dataclasses import dataclass, field
 
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
+from trnslurm.rundir import read_file
+from trnslurm.runs.phase import WAITING
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
-from trnslurm.slurm.reasons import node_reason
+from trnslurm.slurm.reasons import UNUSABLE, node_reason, node_state
 
-_WAITING = ("PENDING", "HELD", "CONFIGURING", "REQUEUED")
-_UNUSABLE = ("down", "drained")
-# The first of these flags of a node decides; without one, its base state does.
-_FLAGS = {
-    "DRAIN": "drained",
-    "FAIL": "down",
-    "INVALID_REG": "down",
-    "NOT_RESPONDING": "down",
-    "POWERING_UP": "booting",
-    "POWERING_DOWN": "powering down",
-    "POWER_DOWN": "powering down",
-    "MAINTENANCE": "reserved",
-    "RESERVED": "reserved",
-}
-_STATES = {
-    "DOWN": "down",
-    "ERROR": "down",
-    "FUTURE": "down",
-    "DRAINED": "drained",
-    "DRAINING": "drained",
-    "ALLOCATED": "in use",
-    "MIXED": "in use",
-    "COMPLETING": "in use",
-    "IDLE": "idle",
-}
 _PARTITION = {
     "UP": "",
     "INACTIVE": "inactive: on ParallelCluster its fleet is stopped, or protected after nodes that "
@@ -101,7 +78,7 @@ def diagnose(run: RunDir) -> Diagnosis:
         found.problems.append(f"it has ended: trnslurm status {run.name} shows why")
     # Later phases wait for the first unfinished phase.
     phase = next((phase for phase in status.phases if phase.state != "COMPLETED"), None)
-    if phase is None or phase.state not in _WAITING:
+    if phase is None or phase.state not in (*WAITING, "REQUEUED"):
         return found
     found.phase, found.job_id, found.nodes_needed = phase.phase, phase.job_id, record.nodes
     if phase.state == "HELD":
@@ -119,7 +96,7 @@ def _ask_slurm(found: Diagnosis, run: RunDir, record: Record) -> None:
         if re.match(r"\d{4}-", job["StartTime"]):
             found.start = job["StartTime"]
         _look_at_nodes(found, slurm)
-        accepted, answer = slurm.try_out(run.script(found.phase).absolute())
+        accepted, answer = slurm.try_out(read_file(run.script(found.phase)))
     except SlurmError as error:
         found.unknown.append(str(error))
         return
@@ -138,12 +115,12 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
     states = {node["NodeName"]: node_state(node["State"]) for node in nodes}
     found.nodes = dict(Counter(states.values()))
     for node in nodes:
-        if (word := states[node["NodeName"]]) in _UNUSABLE:
+        if (word := states[node["NodeName"]]) in UNUSABLE:
             # Without the user and time that Slurm appends.
             reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "").strip())
             reason = node_reason(reason) or "no reason given"
             found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
-    usable = [n for n, s in states.items() if s not in _UNUSABLE and n not in found.left_out]
+    usable = [n for n, s in states.items() if s not in UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
         found.lacks_nodes = True
         fewer = f"trnslurm resume {found.run} --nodes {len(usable)}"
@@ -152,14 +129,3 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
             f"{len(nodes)} nodes in partition {found.partition} can run it"
             + (f": trnslurm cancel {found.run} && {fewer}" if usable else "")
         )
-
-
-def node_state(state: str) -> str:
-    """Return a node's state, such as `IDLE+CLOUD+POWERED_DOWN`, in plain words."""
-    base, *flags = re.sub(r"[*#~%$@!^-]", "", state).split("+")
-    for flag, words in _FLAGS.items():
-        if flag in flags:
-            return words
-    if base == "IDLE" and "POWERED_DOWN" in flags:
-        return "off until a job needs it"
-    return _STATES.get(base, base.lower())

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.runs.foreign import is_ours
+from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.status import RunStatus, explained, run_status
 
 _LOCAL_POLL_S = 0.3
 _LOCAL_END_POLL_S = 0.02
@@ -66,16 +67,24 @@ def watch(
     `resume` resumes the run and returns what it did; at most `most` calls in a row may bring no
     newer checkpoint. If the controller does not answer, wait for it.
     """
-    say_state, say_why = once(say), once(say)
-    step, used, attempt = -1, 0, 0
+    say_state, say_nodes, say_why = once(say), once(say), once(say)
+    step, used, attempt, mend = -1, 0, 0, ""
     told: set[tuple[str, int]] = set()
     while True:
         for status in follow(run, every_s):
             # Without the progress, which changes at every poll.
             attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
             which = f", attempt {attempt}" if attempt > 1 else ""
+            mend = status.mend
+            if status.final or status.state == "REQUEUED":
+                status, _ = explained(run, status)
+            if status.state == "FAILED":
+                mend = status.mend  # empty, or another command, if a resume would fail again
             say_state(f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}")
-            if resume is not None and status.mend and status.state != "COMPLETED":
+            nodes = nodes_told(run, status.nodes, status.attempts)
+            if attempt and nodes:
+                say_nodes("; ".join(f"{name}: {text}" for name, text in nodes.items()))
+            if resume is not None and mend and status.state != "COMPLETED":
                 break
         if status.final and (end := (status.state, attempt)) not in told:
             told.add(end)
@@ -85,7 +94,7 @@ def watch(
         # By a person or an admin: only a person resumes the run.
         begun = status.state == "CANCELLED" and status.attempts
         cancelled = begun or run.cancelled_file.exists()
-        if resume is None or cancelled or status.mend != f"trnslurm resume {run.name}":
+        if resume is None or cancelled or mend != f"trnslurm resume {run.name}":
             return status
         if (newest := run.newest_step()) > step:
             step, used = newest, 0
@@ -126,6 +135,7 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
         attempt=ended.attempt,
         state=status.state,
         reason=status.reason,
+        what_next=status.next,
     )
     try:
         end_sender(start_sender(run, message, _SENDING_S), _SENDING_S + 1)

@@ -93,7 +93,9 @@ def jobs_to_cancel(run: RunDir) -> str:
 
 
 def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Cancelled]:
-    queue = slurm.queue(sorted({each.record().user for each in runs}))
+    records = [each.record() for each in runs]
+    known_jobs = [job for record in records for job in record.jobs.values()]
+    queue = slurm.queue(sorted({record.user for record in records}), known=known_jobs)
     training = {} if now else {each: _training(each, queue) for each in runs}
     saving = {job for job in training.values() if job}
     jobs: list[str] = []
@@ -107,8 +109,10 @@ def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Can
     # Last phase first: the end of an earlier phase could release it.
     if jobs := [job for job in jobs[::-1] if job not in saving]:
         slurm.cancel(jobs)
-    for job in saving:
-        slurm.ask_to_stop(job)
+    for each, job in training.items():
+        if job:
+            last = each.attempts(_TRAIN)[-1]
+            slurm.ask_to_stop(job, last.hosts.partition(",")[0], last.pid)
     return [Cancelled(each, saves=bool(training.get(each))) for each in runs]
 
 

@@ -23,7 +23,7 @@ from trnslurm.plan.values import SECTIONS, check_plan
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
+from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
 from trnslurm.runs.foreign import refuse_foreign
 
 
@@ -66,6 +66,17 @@ class Job(Frozen):
         """The facts of a custom script's project; None: the job has no project."""
         text = self.bundle.files.get(PROJECT_FACTS)
         return json.loads(text) if text is not None else None
+
+    @property
+    def caps(self) -> Mapping[str, Any]:
+        """Return how much the run may use over all attempts; empty without a cap."""
+        try:
+            caps: dict[str, Any] = dict(json.loads(self.bundle.files.get(CAPS, b"{}")))
+            for name in caps.keys() - {"key"}:
+                caps[name] = float(caps[name])
+        except (ValueError, TypeError):
+            raise SubmitError(f"{self.name}: its {CAPS} is damaged; render it again") from None
+        return caps
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:

@@ -16,23 +16,15 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
-from trnslurm.rundir import write_json
+from trnslurm.rundir import read_file, read_json, write_json
 from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm, overriding, own_words
+from trnslurm.submit.asked import Asked
 from trnslurm.submit.interrupts import interrupts_deferred
 from trnslurm.submit.submission import WaitsFor
 
 _TIMEOUT_S = 60
 # A busy controller may answer again before it has read all earlier requests.
-_NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
-# What to do about a refusal, by a part of sbatch's message (seen on Slurm 22.05).
-_HINTS = {
-    "time limit": "set slurm.max_time_min to what the partition allows",
-    "invalid partition": _NODES,
-    "invalid feature": f"no node has a feature of slurm.constraint: {_NODES}",
-    "more processors requested": f"the partition has too few nodes, or too few CPUs: {_NODES}",
-    "node configuration is not available": f"no node has what the job asks for: {_NODES}",
-}
 _LOOKS_S = (0, 10, 20)
 
 
@@ -76,6 +68,8 @@ def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
             dependencies = [f"afterok:{awaited}"] if awaited else []
             if room and run == runs[0] and first:
                 dependencies.append(f"afterany:{room}")
+            if waits_for.jobs and run == runs[0] and first:
+                dependencies.append(waits_for.jobs)
             try:
                 previous = _submit(run, phase, slurm, dependencies)
             except TrnslurmError as error:
@@ -110,15 +104,20 @@ def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) 
         try:
             return RenderedSlurm(scratch, run.script(phase), argv).send()
         except (FailedJobError, FailedSubmissionError) as error:
-            raise _failure(error) from None
+            raise _failure(error, slurm, run, phase) from None
 
 
-def _failure(error: Exception) -> SubmitError:
+def _failure(error: Exception, slurm: Slurm, run: RunDir, phase: str) -> SubmitError:
     cause = error.__cause__
     words = own_words("sbatch", str(error)) or "sbatch: failed and printed nothing"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
         return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
-    words += next((f" ({hint})" for part, hint in _HINTS.items() if part in words.lower()), "")
+    asked = Asked(
+        script=read_file(run.script(phase)),
+        origins=run.record().origins,
+        instance_type=str(read_json(run.plan_file).get("instance_type")),
+    )
+    words = asked.explain(words, slurm)
     # Without the exit code of a refusal, the job may be queued.
     refused = isinstance(cause, subprocess.CalledProcessError) and "timed out" not in words.lower()
     return SubmitError(words) if refused else NoAnswerError(words)

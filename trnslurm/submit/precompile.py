@@ -46,7 +46,10 @@ class Need(Frozen):
     @property
     def limit_node_hours(self) -> float:
         """Return the node-hours if every phase reaches its time limit."""
-        return sum(self.job.time_min.get(p, 0) for p in self.phases) / 60 * self.job.nodes
+        job = self.job
+        spares = {"train": job.profile.spare_nodes}
+        minutes = ((job.nodes + spares.get(p, 0)) * job.time_min.get(p, 0) for p in self.phases)
+        return sum(minutes) / 60
 
     @property
     def words(self) -> str:

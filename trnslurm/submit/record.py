@@ -48,6 +48,7 @@ def new_record(
         after=waits_for.success,
         values=planned.values,
         behind=waits_for.end,
+        depends=waits_for.jobs,
         precompile=need.record(),
         origins=job.origins,
     )
@@ -68,6 +69,7 @@ def renew_record(run: RunDir, planned: PlannedRun, need: Need) -> None:
         nodes=job.nodes,
         phases=need.phases or job.phases,
         jobs={},
+        depends="",
         refused="",
         precompile=need.record(),
         earlier={p: last[-1].attempt for p in job.phases if (last := run.attempts(p))},

@@ -16,20 +16,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.config.load import read_cluster, read_config
+from trnslurm.config.catalog import catalog, find
+from trnslurm.config.load import read_cluster, read_config, refuse_locked, set_layer
 from trnslurm.config.schema import Config, Notify
 from trnslurm.config.search import parse_yaml
-from trnslurm.config.tree import plain
+from trnslurm.config.tree import flatten, merge, plain
 from trnslurm.config.values import parse_notify
 from trnslurm.errors import ConfigError, PlanError, RunError
-from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
+from trnslurm.plan.spec import JobSpec, caps_of, has_own_batch, make_spec
 from trnslurm.render.bundle import Bundle
-from trnslurm.render.job import notify_file, render_job, to_config_yaml, to_json
-from trnslurm.rundir import CONFIG, INGREDIENTS, NOTIFY, PLAN
+from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
+from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, PLAN
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
+_READER = "trnslurm/node/caps.py"
 _SENDER = "trnslurm/node/notify.py"
+CAP_KEYS = ("slurm.max_node_hours", "slurm.max_cost", "slurm.max_attempts")
 _SEARCHED_NODES = 64  # counts to try, if the requested count does not fit
 
 
@@ -87,6 +90,28 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
         shapes["train"]["stop_at"] = step
         changed[INGREDIENTS] = to_json(shapes)
     return replace(job, bundle=Bundle(files={**job.bundle.files, **changed}))
+
+
+def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
+    """Return a run's job with other caps on what it may use."""
+    option = f"{run.name} cannot continue with --set"
+    if f"code/{_READER}" not in job.bundle.files:
+        raise RunError(f"{option}: it was submitted with a trnslurm without caps")
+    head = parse_yaml(job.bundle.files[CONFIG])
+    for word in words:
+        if word.partition("=")[0] not in CAP_KEYS:
+            raise RunError(
+                f"{option} {word}: only {', '.join(CAP_KEYS)} may change; for others: "
+                f"trnslurm submit {job.recipe} --from {run.name} --set {word}"
+            )
+        head["config"] = merge(head["config"], set_layer(word, head["config"]).tree)
+    recipe_dir = str(run.code / "jobs" / job.recipe)
+    profile = read_config(head, recipe_dir=recipe_dir, where=f"{run.name}: --set").cluster
+    refuse_locked(flatten(head["config"]), f"{run.name}: --set")
+    instance = find(catalog(profile.instance_types), profile.instance_type)
+    files = {n: data for n, data in job.bundle.files.items() if n != CAPS}
+    files |= caps_file(caps_of(profile, instance)) | {CONFIG: to_config_yaml(head)}
+    return replace(job, profile=profile, bundle=Bundle(files=files))
 
 
 def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:

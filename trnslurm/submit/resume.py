@@ -17,16 +17,17 @@ from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at
+from trnslurm.node.caps import Caps
+from trnslurm.rundir import PREPARE, changed_at
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.run import Record, RunDir
-from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
+from trnslurm.runs.status import STOP_AT, RunStatus, reports_nothing, run_status, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.submit.here import check_here, check_notify
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
-from trnslurm.submit.resize import adopt_files, resize, set_notify, set_stop_at
+from trnslurm.submit.resize import adopt_files, resize, set_caps, set_notify, set_stop_at
 from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 from trnslurm.submit.submit import submit
 
@@ -42,6 +43,8 @@ class Continuation(Frozen):
     stop_at: int | None = None
     """The step after which the run ends; 0: its last step. None: the step stays, unless the run
     has reached it."""
+    settings: Sequence[str] = ()
+    """The values of --set: other caps."""
     notify: Sequence[str] = ()
     """The values of --notify, also for the runs that wait for this run."""
     template_dirs: Sequence[Path] = ()
@@ -55,7 +58,11 @@ class Continuation(Frozen):
 
     def changes(self, nodes: int) -> bool:
         """Check whether anything changes for a run on `nodes` nodes."""
-        return self.nodes not in (None, nodes) or self.stop_at is not None or bool(self.notify)
+        return (
+            self.nodes not in (None, nodes)
+            or self.stop_at is not None
+            or any((self.notify, self.settings))
+        )
 
     def job_of(self, run: RunDir) -> Job:
         """Return the job to submit: the files of the run, or those for another node count."""
@@ -103,6 +110,9 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
         _refuse_start_over(run, jobs[0])
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
+        if how.settings:
+            jobs[0] = set_caps(run, jobs[0], how.settings)
+        _refuse_capped(run, jobs[0])
         if how.notify:
             jobs = [set_notify(r, job, how.notify) for r, job in zip(chain, jobs, strict=True)]
             for warning in check_notify(jobs[0]):
@@ -192,11 +202,20 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
 
 def _refuse_start_over(run: RunDir, job: Job) -> None:
     """Refuse a script with {resume} that wrote checkpoints without calling saved()."""
-    takes = b'"$TRNSLURM_RESUME"' in job.bundle.files[NODE_SCRIPT]
-    if takes and run.newest_checkpoint() is None and changed_at(run.checkpoints):
+    if reports_nothing(run):
         raise RunError(
             f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
             f"over what is in {run.checkpoints}: call trnslurm.saved() in it, and submit it again"
+        )
+
+
+def _refuse_capped(run: RunDir, job: Job) -> None:
+    """Refuse a run that may have no other attempt."""
+    caps = Caps(run, job.caps)
+    if key := caps.reached("train", 1 + max(run.attempt_numbers("train"), default=0)):
+        raise RunError(
+            f"{run.name} cannot continue: {caps.words(key)}: "
+            f"trnslurm resume {run.name} --set {key}=MORE"
         )
 
 
@@ -225,7 +244,10 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
         status = run_status(previous)
         if status.state != "COMPLETED":
             if status.final or record.scheduler == "local":
-                raise RunError(f"{run.name} continues {previous.name}, which is {status.state}")
+                raise RunError(
+                    f"{run.name} continues {previous.name}, which is {status.state}: "
+                    f"trnslurm resume {previous.name} continues both"
+                )
             success = previous.name
     try:
         ended = not record.behind or run_status(run.sibling(record.behind)).final
@@ -265,7 +287,7 @@ def _end_leftovers(run: RunDir, record: Record) -> None:
 def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry]:
     """Return the jobs of a run that have not ended; raise if the controller is silent."""
     ours = {*record.jobs.values(), *slurm.jobs_in(str(run.path), record.user)}
-    queue = slurm.queue([record.user])
+    queue = slurm.queue([record.user], known=ours)
     found = {job: find_job(queue, job, run.path) for job in sorted(ours)}
     return {job: entry for job, entry in found.items() if entry and entry.state not in JOB_ENDED}
 

@@ -22,6 +22,21 @@ class WaitsFor(Frozen):
     """The run of its sweep whose end, in any state, makes room for it."""
     graphs: str = ""
     """The run of the same submission that compiles its graphs."""
+    jobs: str = ""
+    """sbatch's dependency on a job of any kind (`submit --after`)."""
+
+
+class HeldJob(Frozen):
+    """A running job of the user, and the nodes on which the run starts in it."""
+
+    job_id: str
+    nodes: int
+    """Of the job."""
+    hosts: tuple[str, ...]
+    """Of the run: the first of the job's nodes."""
+    restarts: str
+    ends: str
+    """When its time limit ends it, as Slurm prints it."""
 
 
 class PlannedRun(Frozen):
@@ -50,6 +65,8 @@ class Submission(Frozen):
     """The name of its sweep, without the time; empty: it is no sweep."""
     at_most: int | None = None
     """How many runs of the sweep run at a time."""
+    held: HeldJob | None = None
+    """The job that the user holds, in which its only run starts; None: it has jobs of its own."""
     extras: Sequence[PlannedRun] = ()
     """Runs that compile for further node counts; if one is refused, the others start."""
 

@@ -29,6 +29,7 @@ from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
 from trnslurm.submit.record import new_record, renew_record
 from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
+from trnslurm.submit.trial import try_out
 
 _ONE_THREAD = threading.Lock()
 """umask and working directory belong to the whole process."""
@@ -98,7 +99,12 @@ class _Start:
         from trnslurm.submit import on_slurm
 
         slurm = Slurm(self._job.profile.slurm.bin_dir)
+        if held := self._submission.held:
+            from trnslurm.submit.held import start_inside
+
+            return lambda runs, waits_for: start_inside(runs[0], held, slurm)
         slurm.path("sbatch")
+        try_out(self._submission, slurm, self._console)
         return lambda runs, waits_for: on_slurm.start(runs, slurm, waits_for)
 
     def _make(
@@ -163,7 +169,15 @@ class _Start:
     def _need(self, planned: PlannedRun, run: RunDir, claims: Claims) -> Need:
         """Decide whether the run begins with a precompile job."""
         if not planned.waits_for.graphs:
-            return claims.decide(planned.job, run, waits=bool(planned.waits_for.success))
+            # Other runs cannot wait for a step, and a step cannot wait for them.
+            held = self._submission.held is not None
+            need = claims.decide(
+                planned.job,
+                run,
+                waits=held or bool(planned.waits_for.success or planned.waits_for.jobs),
+            )
+            compiled_elsewhere = held and need.decision == "compiling"
+            return replace(need, decision="cold", other=None) if compiled_elsewhere else need
         known, job = Compiled(), ""
         compiling = run.sibling(planned.waits_for.graphs)
         versions: Mapping[str, str] = {}

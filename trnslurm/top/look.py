@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trnslurm.api.tables import figure
@@ -13,8 +15,9 @@ from trnslurm.node.hosts import brief
 from trnslurm.report.history import is_number
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.logs import choose_log, print_log
+from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.status import RunStatus, explained, run_status
 
 HEADER = ("run", "state", "step", "loss", "left", "nodes", "speed", "reason")
 _RECENT = 20
@@ -54,6 +57,9 @@ def row_of(status: RunStatus) -> tuple[str, ...]:
 def view_of(run: RunDir, *, lines: int) -> View:
     """Return the current state of a run, with the last lines of its log."""
     status = run_status(run)
+    if status.state in ("FAILED", "LOST", "NODE_FAIL"):
+        reason, fix, mend = _way_back(run, status.state, len(status.attempts))
+        status = replace(status, reason=reason, fix=fix, mend=mend)
     steps = [cleaned(step) for step in run.steps()]
     losses = [s["loss"] for s in steps if is_number(s.get("loss"))]
     every = -(-len(losses) // _POINTS) or 1
@@ -65,16 +71,19 @@ def view_of(run: RunDir, *, lines: int) -> View:
     hosts = next((phase.hosts for phase in reversed(status.phases) if phase.hosts), "")
     named = f": {brief(hosts.split(','))}" if hosts else ""
     preset = f" ({status.preset})" if status.preset else ""
+    told = nodes_told(run, status.nodes, status.attempts)
     facts = [
         ("recipe", f"{status.recipe}{preset} on {status.cluster}"),
         ("nodes", f"{status.nodes}{named}"),
+        ("range", told.get("nodes", "")),
+        ("spares", told.get("spares", "")),
         ("attempts", str(len(status.attempts)) if len(status.attempts) > 1 else ""),
         ("step", f"{done}/{whole}" if share is not None else str(done or "")),
         ("loss", figure(losses[-1] if losses else None, ".4f") if losses else ""),
         ("held out", figure(held_out, ".4f") if held_out is not None else ""),
         ("speed", speed_of(last).replace("-", "")),
         ("left", time_left(status, statistics.median(recent) if recent else None).strip("-")),
-        ("next", status.mend),
+        ("next", status.next),
         ("note", status.note),
     ]
     return View(
@@ -84,6 +93,16 @@ def view_of(run: RunDir, *, lines: int) -> View:
         facts=[(name, text) for name, text in facts if text],
         log=log_lines(run, lines),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _way_back(run: RunDir, state: str, attempts: int) -> tuple[str, str, str]:
+    """Return reason, fix and command of a run that failed; the view asks for them again and again.
+
+    State and number of attempts tell whether the answer is still right.
+    """
+    status, _ = explained(run, run_status(run))
+    return status.reason, status.fix, status.mend
 
 
 def log_lines(run: RunDir, lines: int) -> list[str]:

@@ -1,0 +1,81 @@
+"""Tells on how many nodes a training was, and what became of its spares."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+
+from trnslurm.frozen import Frozen
+from trnslurm.node.hosts import brief
+from trnslurm.rundir import OF_COUNT, read_file
+from trnslurm.runs.run import Attempt, RunDir
+
+_SPARES = re.compile(rb" --spares=(\d+) ")
+_MOST_TOLD = 5
+
+
+class Spares(Frozen):
+    """The nodes that wait in a job for a fault."""
+
+    number: int
+    used: tuple[str, ...]
+    """The spares that train, or have trained, in this job."""
+    gone: tuple[str, ...]
+    """The nodes whose place they took."""
+
+    @property
+    def left(self) -> int:
+        return max(0, self.number - len(self.used))
+
+    def __str__(self) -> str:
+        if not self.used:
+            return f"{self.number}, none used"
+        used = brief(self.used) + (f" for {brief(self.gone)}" if self.gone else "")
+        return f"{len(self.used)} of {self.number} used ({used}), {self.left} left"
+
+
+def spares_of(run: RunDir, attempts: Sequence[Attempt]) -> Spares | None:
+    """Return the spares of a training's newest job; None: it has none.
+
+    The nodes after a requeue are new ones, so attempts before it do not count.
+    """
+    number = 0
+    with suppress(OSError):
+        if found := _SPARES.search(read_file(run.script("train"))):
+            number = int(found[1])
+    if not number:
+        return None
+    began = [a for a in attempts if a.phase == "train" and a.hosts]
+    here = [a for a in began if (a.job_id, a.restarts) == (began[-1].job_id, began[-1].restarts)]
+    first, last = (here[at].hosts.split(",") if here else [] for at in (0, -1))
+    trained = dict.fromkeys(host for a in here for host in a.hosts.split(","))
+    return Spares(
+        number=number,
+        used=tuple(host for host in trained if host not in first),
+        gone=tuple(host for host in trained if host not in last),
+    )
+
+
+def sizes_of(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> str:
+    """Return on how many nodes each attempt was, in words, if the job has a range of nodes."""
+    fewer = [f.parent.name.rpartition("-")[2] for f in run.path.glob(OF_COUNT.format("*/train.*"))]
+    least = min((int(count) for count in fewer if count.isdecimal()), default=nodes)
+    if least >= nodes:
+        return ""
+    began = [(a.attempt, len(a.hosts.split(","))) for a in attempts if a.hosts]
+    told = []
+    for size, group in itertools.groupby(began, key=lambda pair: pair[1]):
+        first, *_, last = [number for number, _ in group] * 2
+        told.append(f"{size} in attempt{'' if first == last else 's'} {first}")
+        told[-1] += "" if first == last else f" to {last}"
+    more = "… " if len(told) > _MOST_TOLD else ""
+    return f"{least} to {nodes} allowed; {more}{', '.join(told[-_MOST_TOLD:])}".rstrip("; ")
+
+
+def nodes_told(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> dict[str, str]:
+    """Return what is told of a training's spares and its range of nodes; often nothing."""
+    spares = spares_of(run, attempts)
+    found = {"spares": str(spares or ""), "nodes": sizes_of(run, nodes, attempts)}
+    return {name: text for name, text in found.items() if text}

@@ -1,0 +1,67 @@
+"""`submit --after RUN|JOB[:CONDITION]`: the job for whose end, success or failure a run waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from trnslurm.console import Console
+from trnslurm.errors import SlurmError, SubmitError
+from trnslurm.runs.find import find_run
+from trnslurm.runs.phase import JOB_ENDED
+from trnslurm.runs.status import run_status
+from trnslurm.slurm.commands import Slurm
+from trnslurm.submit.job import Job
+
+# https://slurm.schedmd.com/sbatch.html#OPT_dependency
+_DEPENDENCY = {"ok": "afterok", "any": "afterany", "failed": "afternotok"}
+
+
+def find_dependency(word: str, job: Job, roots: Sequence[Path], console: Console) -> str:
+    """Return sbatch's dependency for a value of --after; empty if it is fulfilled already."""
+    if job.local:
+        raise SubmitError(f"--after {word}: {job.cluster} is this machine, without Slurm")
+    named, colon, condition = word.rpartition(":")
+    if not colon:
+        named, condition = word, "ok"
+    if condition not in _DEPENDENCY:
+        known = ", ".join(f":{name}" for name in _DEPENDENCY)
+        raise SubmitError(f"--after {word}: expected {named} with one of {known}")
+    if re.fullmatch(r"\d+(_\d+)?", named):
+        what, job_id, states = (
+            f"job {named}",
+            named,
+            _states(named, Slurm(job.profile.slurm.bin_dir)),
+        )
+        if not states:
+            raise SubmitError(f"--after {word}: Slurm knows no job {named}")
+    else:
+        run = find_run(named, [*roots])
+        record, status = run.record(), run_status(run)
+        if record.local or record.inside:
+            where = f"in job {record.inside}" if record.inside else "on this machine"
+            raise SubmitError(f"--after {word}: {run.name} runs {where}, and has no job of its own")
+        what, job_id = run.name, record.jobs.get(record.phases[-1], "")
+        # STOPPED and LOST are no states of jobs, but ends without success like the others.
+        states = [status.state if status.state in JOB_ENDED or not status.final else "FAILED"]
+    if not {*states} <= JOB_ENDED.keys():
+        return f"{_DEPENDENCY[condition]}:{job_id}"
+    succeeded = {*states} == {"COMPLETED"}
+    if condition != "any" and succeeded != (condition == "ok"):
+        raise SubmitError(
+            f"--after {word}: {what} has ended ({', '.join(dict.fromkeys(states))}), so the run "
+            "would never start: leave out --after"
+        )
+    console.say(f"{what} has ended: the run does not wait for it")
+    return ""
+
+
+def _states(job_id: str, slurm: Slurm) -> list[str]:
+    """Return the state of a job, or of each task of an array; none: Slurm has no record of it."""
+    try:
+        return [fields.get("JobState", "") for fields in slurm.show("job", job_id)]
+    except SlurmError as error:
+        if "Invalid job id" not in str(error):
+            raise
+    return [entry.state for entry in slurm.accounting([job_id]).values()]

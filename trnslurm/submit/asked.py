@@ -1,0 +1,140 @@
+"""What a batch script asks of Slurm, and which of our keys set it: for refusals in our words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from trnslurm.errors import SlurmError
+from trnslurm.frozen import Frozen
+from trnslurm.slurm.commands import Slurm
+
+_NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
+NO_SUCH_NODE = "node configuration is not available"
+# A refusal by a part of sbatch's message: what to do about it, and the options that are meant
+# (seen on Slurm 22.05).
+_HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "accounting/qos policy": (
+        "sacctmgr show qos lists the limits of each QOS",
+        ("qos", "account", "nodes", "cpus-per-task", "gpus-per-node", "time"),
+    ),
+    "time limit": ("set slurm.max_time_min to what the partition allows", ()),
+    "invalid partition": ("", ("partition",)),
+    "group not permitted": ("", ("partition",)),
+    "invalid feature": ("no node has a feature of slurm.constraint", ("constraint",)),
+    "invalid generic resource": ("no node has these GPUs as a GRES", ("gpus-per-node", "gres")),
+    "invalid account": ("sacctmgr show assoc user=$USER lists yours", ("account", "partition")),
+    "invalid qos": ("sacctmgr show assoc user=$USER lists yours", ("qos",)),
+    "reservation is invalid": ("scontrol show reservation lists them", ("reservation",)),
+    "memory specification": ("no node has so much", ("mem",)),
+    "node count specification": ("the partition allows another number", ("nodes",)),
+    "more processors requested": (
+        "the partition has too few nodes, or too few CPUs",
+        ("nodes", "cpus-per-task"),
+    ),
+    NO_SUCH_NODE: (
+        "no node has what the job asks for",
+        ("cpus-per-task", "gpus-per-node", "constraint", "gres", "mem"),
+    ),
+}
+_SBATCH = "slurm.sbatch"
+_OF_INSTANCE_TYPE = ("cpus-per-task", "gpus-per-node")
+_OPTION = re.compile(rb"^#SBATCH --([\w-]+)(?:=([\"']?)(\S+?)\2)?(?=\s|$)", re.MULTILINE)
+_MOST_KINDS = 3
+
+
+class Asked(Frozen):
+    """A batch script, and where its values were set."""
+
+    script: bytes
+    origins: Mapping[str, str]
+    """Dotted key -> where its value was set, unless by default."""
+    instance_type: str
+
+    def value(self, option: str) -> str:
+        """Return the value of an option without quotes; empty: the script has none."""
+        found = (m for m in _OPTION.finditer(self.script) if m[1].decode() == option)
+        return next(((m[3] or b"").decode() for m in found), "")
+
+    def is_refusal(self, words: str) -> bool:
+        """Check whether Slurm's words are known to refuse a job, rather than to delay it."""
+        return any(part in words.lower() for part in _HINTS)
+
+    def explain(self, words: str, slurm: Slurm) -> str:
+        """Return Slurm's refusal with the keys that are meant, and what there is instead."""
+        for part, (hint, options) in _HINTS.items():
+            if part in words.lower():
+                of_nodes = options and " lists " not in hint
+                there = self._what_there_is(slurm) if of_nodes else ""
+                known = filter(None, [hint, self.keys(options), there])
+                return f"{words} ({'; '.join(known)})"
+        return words
+
+    def keys(self, options: Sequence[str]) -> str:
+        """Return the keys that set options, with their values, and where they are set."""
+        found: dict[str, list[str]] = {}
+        for option in options:
+            value = re.search(rb"^#SBATCH --%b=(\S+)" % option.encode(), self.script, re.MULTILINE)
+            if not value:
+                continue
+            key = self._key(option)
+            own = key in self.origins or option not in _OF_INSTANCE_TYPE
+            place = self.origins.get(key if own else "instance_type", "")
+            place = place.removeprefix("cluster profile: ")
+            by = "" if own else f", by instance_type {self.instance_type}"
+            said = f"--{option}={value[1].decode()}" if key == _SBATCH else value[1].decode()
+            found.setdefault(place, []).append(f"{key} is {said}{by}")
+        texts = (f"{place}: {', '.join(asked)}" for place, asked in found.items())
+        return "; ".join(text.lstrip(": ") for text in texts)
+
+    def _key(self, option: str) -> str:
+        keys = {
+            "nodes": ["--nodes"],
+            "gres": [_SBATCH],
+            "mem": ["slurm.mem_per_node_mib", _SBATCH],
+            "time": ["slurm.time_min", "slurm.default_time_min", "--time"],
+        }.get(option, [f"slurm.{option.replace('-', '_')}"])
+        return next((key for key in keys if key in self.origins), keys[-1])
+
+    def partition(self, every: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
+        """Return the script's partition; empty if there is none of its name."""
+        name = self.value("partition")
+        for fields in every:
+            if fields.get("PartitionName") == name or (not name and fields.get("Default") == "YES"):
+                return fields
+        return {}
+
+    def _what_there_is(self, slurm: Slurm) -> str:
+        """Return the nodes of the script's partition, or else the partitions."""
+        try:
+            every = slurm.show("partition")
+            partition = self.partition(every)
+            if not partition:
+                return f"the partitions are {', '.join(p['PartitionName'] for p in every)}"
+            nodes = nodes_of(partition, slurm)
+        except (SlurmError, KeyError):
+            return _NODES
+        kinds = Counter(map(_kind, nodes))
+        has = "; ".join(
+            f"{many} node{'' if many == 1 else 's'} with {kind}"
+            for kind, many in kinds.most_common(_MOST_KINDS)
+        )
+        return f"partition {partition['PartitionName']} has {has or 'no nodes'}"
+
+
+def nodes_of(partition: Mapping[str, str], slurm: Slurm) -> list[dict[str, str]]:
+    """Return the nodes of a partition."""
+    name = partition["PartitionName"]
+    return [n for n in slurm.show("node") if name in n.get("Partitions", "").split(",")]
+
+
+def _kind(node: Mapping[str, str]) -> str:
+    """Return what a node offers."""
+    own = [f"{node.get('CPUTot', '?')} CPUs", f"{node.get('RealMemory', '?')} MB"]
+    own.append(_or_none("GRES", node.get("Gres")))
+    return ", ".join([*own, _or_none("feature", node.get("AvailableFeatures"))])
+
+
+def _or_none(what: str, value: str | None) -> str:
+    return f"no {what}" if value in (None, "", "(null)") else f"{what} {value}"

@@ -1,0 +1,138 @@
+"""Asks Slurm whether it would ever start the jobs of a submission, before any is queued."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from trnslurm.console import Console
+from trnslurm.errors import SlurmError, SubmitError
+from trnslurm.render.job import script_name
+from trnslurm.slurm.access import minutes
+from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.detect import effective_cpus, features_of, gpus_of, memory_of, whole_number
+from trnslurm.slurm.reasons import node_state
+from trnslurm.submit.asked import NO_SUCH_NODE, Asked, nodes_of
+from trnslurm.submit.submission import Submission
+
+# What differs between the runs of a sweep, and decides nothing.
+_NAMES = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n", re.MULTILINE)
+# Slurm tries a job on these nodes; not, for example, on those that have not registered again since
+# the controller restarted (UNKNOWN).
+_AVAILABLE = ("idle", "in use", "off until a job needs it")
+
+
+def try_out(submission: Submission, slurm: Slurm, console: Console) -> None:
+    """Refuse a submission with a script that Slurm would refuse, or leave pending for good.
+
+    `sbatch --test-only` sees neither a partition's State, nor its MaxTime, nor its MaxMemPerNode
+    (seen on Slurm 22.05; job_start_data in src/slurmctld/job_scheduler.c). It refuses a job whose
+    nodes are merely down: those are counted here. An error that it gives for other reasons is left
+    to the submission itself. Scripts with the same #SBATCH lines are tried once.
+    """
+    tried: dict[bytes, Asked] = {}
+    for planned in submission.runs:
+        job = planned.job
+        origins = planned.resumes.record().origins if planned.resumes else job.origins
+        for phase in planned.need.phases if planned.need else job.phases:
+            script = job.bundle.files[script_name(phase, "slurm")]
+            options = _NAMES.sub(b"", script)
+            if options not in tried:
+                asked = Asked(script=script, origins=origins, instance_type=job.instance_type)
+                tried[options] = asked
+                _try(asked, slurm, console)
+    try:
+        partitions = slurm.show("partition")
+        for asked in tried.values():
+            if partition := asked.partition(partitions):
+                all_memory = asked.value("mem") == "0"
+                nodes = nodes_of(partition, slurm) if all_memory else []
+                _compare(asked, partition, nodes, console)
+    except SlurmError:  # the submission says it
+        return
+
+
+def _try(asked: Asked, slurm: Slurm, console: Console) -> None:
+    try:
+        accepted, answer = slurm.try_out(asked.script)
+    except SlurmError:  # the submission says it, and cleans up
+        return
+    if accepted or not asked.is_refusal(answer):
+        return
+    waits = _waits_for_nodes(asked, slurm) if NO_SUCH_NODE in answer.lower() else ""
+    if not waits:
+        raise SubmitError(asked.explain(f"sbatch: {answer}", slurm))
+    console.warn(waits)
+
+
+def _compare(
+    asked: Asked,
+    partition: Mapping[str, str],
+    nodes: Sequence[Mapping[str, str]],
+    console: Console,
+) -> None:
+    """Refuse what the partition's limits leave pending for good, where Slurm queues it."""
+    name = partition["PartitionName"]
+    state = partition.get("State", "UP")
+    if state != "UP":
+        console.warn(f"partition {name} is {state}: jobs wait until an administrator sets it UP")
+    time, most = minutes(_full(asked.value("time"))), minutes(partition.get("MaxTime", ""))
+    memory, limit = whole_number(asked.value("mem")), whole_number(partition.get("MaxMemPerNode"))
+    if memory == 0 and nodes:  # all of a node: Slurm takes the partition's first (job_mgr.c)
+        memory = memory_of(nodes[0])
+    over = {
+        "time": bool(time and most and time > most) and f"MaxTime={partition['MaxTime']}",
+        "mem": bool(memory and limit and memory > limit) and f"MaxMemPerNode={limit}",
+    }
+    for option, key in (("account", "AllowAccounts"), ("qos", "AllowQos")):
+        allowed, given = partition.get(key, "ALL"), asked.value(option)
+        taken = not given or {given, "ALL"} & {*allowed.split(",")}
+        over[option] = not taken and f"{key}={allowed}"
+    for option, allows in over.items():
+        if not allows:
+            continue
+        keys = asked.keys([option])
+        # A QOS may lift the partition's limit; newer Slurm also takes the accounts below those.
+        if option == "account" or (option == "time" and asked.value("qos")):
+            console.warn(f"partition {name} has {allows}, and {keys}: the job may wait for good")
+        else:
+            raise SubmitError(
+                f"partition {name} has {allows}, so the job would wait for good; {keys}"
+            )
+
+
+def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
+    """Return how many fitting nodes are up, if enough fit the job but too few are up now."""
+    try:
+        partition = asked.partition(slurm.show("partition"))
+        nodes = nodes_of(partition, slurm) if partition else []
+    except SlurmError:
+        return ""
+    fit = [node for node in nodes if _fits(asked, node)]
+    up = [node for node in fit if node_state(node.get("State", "")) in _AVAILABLE]
+    least = whole_number(asked.value("nodes").partition("-")[0]) or 1
+    if not len(up) < least <= min(len(fit), whole_number(partition.get("MaxNodes")) or len(fit)):
+        return ""
+    return (
+        f"{len(up)} of the {len(fit)} nodes that fit the job are up now, and it needs {least}: it "
+        "waits until more are up"
+    )
+
+
+def _fits(asked: Asked, node: Mapping[str, str]) -> bool:
+    """Check whether a node has what a script asks for; False if that is not clear."""
+    tasks, cpus = (whole_number(asked.value(o)) or 1 for o in ("ntasks-per-node", "cpus-per-task"))
+    kind, _, gpus = f":{asked.value('gpus-per-node')}".rpartition(":")
+    kind, memory = kind.strip(":"), whole_number(asked.value("mem")) or 0
+    there = [g.number for g in gpus_of(node.get("Gres", "")) if kind in ("", g.kind)]
+    return (
+        tasks * cpus <= effective_cpus(node)
+        and (not gpus or int(gpus) <= sum(there))
+        and memory <= memory_of(node)
+        and set(filter(None, asked.value("constraint").split("&"))) <= {*features_of(node)}
+    )
+
+
+def _full(time: str) -> str:
+    """Return our D-HH:MM:00 or HH:MM:00 as scontrol prints it."""
+    return time if time.count(":") == 2 else f"{time}:00"
