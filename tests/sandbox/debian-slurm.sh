@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # A newer Slurm for the tests: that of Debian 13 (24.11) below a prefix, on Debian 12.
 #
-#   tests/sandbox/debian-slurm.sh PREFIX
+#   tests/sandbox/debian-slurm.sh PREFIX [SUITE]
 #
 # Its packages come from this machine's own Debian mirror and are unpacked, not installed, with the
 # C library that they were built for; patchelf has the programs find it. It takes ten seconds.
 set -euo pipefail
 prefix=${1:?a directory that is not there yet}
+suite=${2:-trixie}
 lib=usr/lib/x86_64-linux-gnu
 programs='sacct sacctmgr salloc sattach sbatch sbcast scancel scontrol sdiag sinfo sprio squeue sreport
   srun sshare sstat strigger slurmctld slurmd slurmdbd slurmstepd'
@@ -19,7 +20,7 @@ mkdir -p "$work"/{apt/lists/partial,apt/archives/partial,debs,made/root,made/bin
 
 mirror=$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' | head -n 1)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-echo "deb [signed-by=$keyring] $mirror trixie main" > "$work/apt/sources.list"
+echo "deb [signed-by=$keyring] $mirror $suite main" > "$work/apt/sources.list"
 : > "$work/apt/status"  # as if nothing were installed
 apt() {
   apt-get -qq -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=- \

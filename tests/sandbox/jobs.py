@@ -53,15 +53,19 @@ class JobSandbox(Sandbox):
         """The jobs that have not ended."""
         return self.slurm("squeue", "--noheader", "--format=%A %j %T %r").ok.splitlines()
 
+    def resume_nodes(self) -> None:
+        """Put the nodes back into service that Slurm has taken out of it."""
+        for number, state in self.nodes().items():
+            if state.startswith(("drain", "down")):
+                name = f"NodeName={self.node_name(number)}"
+                self.slurm("scontrol", "update", name, "State=RESUME")
+
     def clean(self) -> None:
         """End every job, and have every node idle again: the next test finds what this one did."""
 
         def is_clean() -> bool:
             """no job is left, and every node is idle"""
-            for number, state in self.nodes().items():
-                if state.startswith(("drain", "down")):
-                    name = f"NodeName={self.node_name(number)}"
-                    self.slurm("scontrol", "update", name, "State=RESUME")
+            self.resume_nodes()
             return not self.queue() and set(self.nodes().values()) == {"idle"}
 
         if jobs := [line.split()[0] for line in self.queue()]:

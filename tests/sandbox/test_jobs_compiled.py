@@ -39,6 +39,9 @@ def test_one_compilation_serves_all_runs_of_a_key(user) -> None:
     base = ("device=neuron", "precompile=auto", "workers_per_node=2", f"compile_cache={cache}")
 
     # Two submissions of a cold key at the same moment: one compiles, the other waits for its job.
+    # No job starts before both are submitted, or the first could have ended by then.
+    sleeper = ("--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    _, _, job = user.sandbox.slurm("sbatch", *sleeper).out.strip().rpartition(" ")
     with ThreadPoolExecutor() as pool:
         submissions = [pool.submit(user.submit, *base, more=("--name", n)) for n in ("one", "two")]
         runs = sorted((s.result() for s in submissions), key=lambda run: len(run.jobs))
@@ -46,6 +49,7 @@ def test_one_compilation_serves_all_runs_of_a_key(user) -> None:
     assert [phases(run) for run in runs] == [{"train"}, {"precompile", "train"}]
     assert record_of(joined)["waits_for"] == compiling.jobs["precompile"]
     assert record_of(joined)["key"] == record_of(compiling)["key"]
+    user.sandbox.slurm("scancel", job)
     compile_all(cache, compiling)
 
     # Steps and learning rate shape no graph: nothing is compiled again.

@@ -25,7 +25,8 @@ def test_a_job_prepares_what_training_reads(user) -> None:
     verify = ("data", "verify", data, "--cluster", user.sandbox.cluster)
     assert user.trnslurm(*verify) == f"{data}: whole, as in its index\n"
     phase = run.phase("prepare")
-    assert (phase["state"], phase["hosts"]) == ("COMPLETED", user.sandbox.node_name(1))
+    assert phase["state"] == "COMPLETED"
+    assert phase["hosts"] in [user.sandbox.node_name(n) for n in user.sandbox.nodes()]
     assert f"Prepared {data}: train " in run.logs("-n", "1")
     assert "prepare attempt 1: COMPLETED" in run.logs("--batch")
 

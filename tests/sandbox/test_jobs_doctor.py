@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ..processes import run_process
+
 BAD = 3
 """The node that the faults are put on."""
 
@@ -112,3 +114,17 @@ def test_all_well_and_then_several_faults_at_once(user, neuron, faults) -> None:
     assert f"1.22.0amzn4.0 ({names(BAD)})" in problems["versions"]
     assert f"No such file or directory ({names(BAD)})" in problems["compile cache"]
     assert levels(said)["EFA"] == levels(said)["rounding"] == "ok"
+
+
+def test_a_job_that_no_node_fits_is_never_queued(user) -> None:
+    """sbatch --test-only says so, in words that are found in our table."""
+    for setting, words in (
+        ("slurm.constraint=nowhere", "slurm.constraint is nowhere"),
+        ("slurm.mem_per_node_mib=900000000", "slurm.mem_per_node_mib is 900000000"),
+        ("slurm.cpus_per_task=4000", "slurm.cpus_per_task is 4000"),
+    ):
+        command = [sys.executable, "-m", "trnslurm", "submit", "probe", *user.options(1, setting)]
+        done = run_process(command, env=user.environment)
+        assert (done.code, done.out) == (1, ""), done
+        assert words in done.err.splitlines()[-1], done
+    assert not user.run_root.exists()

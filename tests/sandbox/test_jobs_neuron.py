@@ -118,3 +118,39 @@ def test_a_node_that_ends_leaves_the_other_its_time_to_compile(user) -> None:
     assert "2 of 4 graphs could not be compiled" in runs["failed-graphs"].status()["reason"]
     for first in (1, 3):
         assert len([*user.home.glob(f"cache-{first}/*/*/model.neff")]) == 4
+
+
+def test_a_precompile_that_hangs_ends_with_stacks(user) -> None:
+    """One node has ended before, because its graphs are another's."""
+    compile_on(user, 1, "locked")
+    compile_on(user, 2, "hang")
+    settings = ("device=neuron", "precompile=auto", "workers_per_node=2", "hang_minutes=0.2")
+    nodes = ("--sbatch", "--nodelist=compute-dy-trn1-[1-2]")
+    run = user.submit(*settings, f"compile_cache={user.home}/cache", nodes=2, more=nodes)
+    eventually(lambda: not user.sandbox.queue(), 180)
+    compile_on(user, 1, "ok")
+    compile_on(user, 2, "ok")
+    assert [p["state"] for p in run.status()["phases"]] == ["FAILED", "CANCELLED"]
+    reason = run.status()["reason"]
+    assert "no worker has made any progress for " in reason
+    assert "it has no Python stacks; python: state S, hrtimer_nanosleep" in reason
+    log = run.logs("--phase", "precompile", "--node", "1")
+    assert 'graphs/compile.py", line ' in log, "the stacks of the process that waits for it"
+
+
+@pytest.mark.faults
+def test_a_node_that_reboots_during_a_precompile(user) -> None:
+    """Slurm starts the job again, and the training follows; what is compiled stays."""
+    for node in (1, 2, 3, 4):
+        compile_on(user, node, "slow")
+    settings = ("device=neuron", "precompile=auto", "workers_per_node=2", "slurm.max_crashes=1")
+    run = user.submit(*settings, f"compile_cache={user.home}/cache", nodes=2)
+    log = run.path / "logs/precompile-1-node1.log"
+    eventually(lambda: log.exists() and "Compiling" in log.read_text())
+    second = run.phase("precompile")["hosts"].partition(",")[2].rpartition("-")[2]
+    user.sandbox.fault(second, "reboot")
+    eventually(lambda: len([*run.path.glob("state/precompile-*.json")]) == 2, 240)
+    for node in (1, 2, 3, 4):
+        compile_on(user, node, "ok")
+    eventually(lambda: not user.sandbox.queue(), 240)
+    assert [p["state"] for p in run.status()["phases"]] == ["COMPLETED", "COMPLETED"]

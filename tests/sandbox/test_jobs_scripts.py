@@ -61,9 +61,11 @@ def test_a_program_that_is_no_python(user: User, project: Path) -> None:
     assert (run.path / "work/said-1.txt").read_text() == "node 1 of 2: a b 4\n"
 
 
-def test_a_script_that_keeps_the_contract_is_requeued(user: User, project: Path) -> None:
-    """At its time limit it saves first; after a crash or a hang it begins with what it saved."""
-    hang = ("--set", "hang_minutes=0.25")
+def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path) -> None:
+    """It saves before it is requeued at its time limit. After a crash or a hang it starts again in
+    its allocation, with what it saved.
+    """
+    hang = ("--set", "hang_minutes=0.15")
     batch = ("--set", "batch.global_batch=16", "--set", "batch.micro_batch=2")
     given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps 100000"
     given += " --out {checkpoints} --pause 0.02"
@@ -89,17 +91,68 @@ def test_a_script_that_keeps_the_contract_is_requeued(user: User, project: Path)
     user.sandbox.fault("proc", "2", "told.py", "KILL")
     until_step(3)
     second = directory.attempts("train")[1]
-    assert second.state == "REQUEUED" and " was saved" in second.reason
-    # A hang, whose node the next attempt leaves out.
+    assert second.state == "RESTARTED" and " was saved" in second.reason
+    # A hang, on a node that has had no other.
     frozen = directory.attempts("train")[2].hosts.split(",")[1]
     user.sandbox.fault("proc", frozen.rpartition("-")[2], "told.py", "STOP")
     until_step(4)
     third, fourth = directory.attempts("train")[2:]
-    assert third.state == "REQUEUED" and f"{frozen}: worker 2 (node 1, " in third.reason
+    assert third.state == "RESTARTED" and f"worker 2 (node 1, {frozen}) has" in third.reason
     assert "its process is stopped (state T)" in third.reason
-    assert frozen not in fourth.hosts.split(",")
+    assert fourth.hosts == third.hosts == second.hosts
+    # The second hang of that node, which the next attempt leaves out.
+    user.sandbox.fault("proc", frozen.rpartition("-")[2], "told.py", "STOP")
+    until_step(5)
+    fourth, fifth = directory.attempts("train")[3:]
+    assert fourth.state == "REQUEUED" and frozen not in fifth.hosts.split(",")
+    assert [a.restarts for a in directory.attempts("train")] == [0, 1, 1, 1, 2]
     user.trnslurm("cancel", str(run.path))
     run.until("CANCELLED")
+
+
+def test_nodes_are_lost(user: User, project: Path) -> None:
+    """A spare takes the place of the first; without the second, training has fewer nodes. Without
+    the node of the batch script, the others requeue the job."""
+    names = [user.sandbox.node_name(n) for n in (1, 2, 3, 4)]
+    given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps 100000"
+    given += " --out {checkpoints} --pause 0.02"
+    sets = ("device=cpu", "devices=[cpu]", "workers_per_node=1")
+    sets += ("batch.global_batch=12", "batch.micro_batch=2")
+    words = ("--nodes", "2-3", "--spares", "1", "--time", "30", "--", *given.split())
+    run = user._submit(str(project / "told.py"), *user.options(3, *sets), *words)
+    directory = RunDir(run.path)
+
+    def until_step(attempt: int) -> None:
+        eventually(lambda: directory.last_metrics().get("attempt") == attempt, 300)
+        eventually(lambda: directory.newest_step() > 10 * attempt, 300)
+
+    until_step(1)
+    user.sandbox.fault("2", "power-off")
+    until_step(2)
+    user.sandbox.fault("3", "power-off")
+    until_step(3)
+    first, second, third = directory.attempts("train")
+    assert first.hosts.split(",") == names[:3]
+    assert first.state == "RESTARTED" and f"{names[1]} failed" in first.reason
+    assert second.hosts.split(",") == [names[0], names[2], names[3]]
+    assert second.state == "RESTARTED" and f"{names[2]} failed" in second.reason
+    assert third.hosts.split(",") == [names[0], names[3]]
+    assert {(a.job_id, a.restarts) for a in (first, second, third)} == {(first.job_id, 0)}
+    kept = [line["step"] for line in directory.steps()]
+    assert kept == list(range(1, max(kept) + 1))
+    for node in ("2", "3"):
+        user.sandbox.fault(node, "power-on")
+    # Slurm would leave the job its other node until the time limit.
+    user.sandbox.fault("1", "power-off")
+    eventually(lambda: directory.attempts("train")[2].state == "REQUEUED")
+    user.sandbox.fault("1", "power-on")
+    eventually(lambda: (user.sandbox.resume_nodes(), directory.last_metrics()["attempt"] == 4)[1])
+    until_step(4)
+    assert directory.attempts("train")[2].reason == f"{names[0]}, the job's first node, failed"
+    assert directory.attempts("train")[3].restarts == 1
+    user.trnslurm("cancel", str(run.path))
+    run.until("CANCELLED")
+    assert user.sandbox.processes_of(run) == []
 
 
 def test_runs_of_a_sweep_take_turns(user: User, tmp_path: Path) -> None:
