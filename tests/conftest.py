@@ -237,7 +237,7 @@ def run_cli(home: Path) -> Callable[..., Done]:
     """Run `python -m trnslurm` as a process."""
 
     def run(
-        *arguments: str | Path, timeout_s: float = 180, environ: dict[str, str] | None = None
+        *arguments: str | Path, timeout_s: float = 600, environ: dict[str, str] | None = None
     ) -> Done:
         path = {"PYTHONPATH": str(Path(trnslurm.__file__).parent.parent)}
         return run_process(

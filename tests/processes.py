@@ -38,7 +38,7 @@ def run_process(
     env: Mapping[str, str] | None = None,
     cwd: Path | str | None = None,
     feed: str = "",
-    timeout_s: float = 180,
+    timeout_s: float = 600,
     umask: int = -1,
 ) -> Done:
     """Run a command, which reads what it is fed."""

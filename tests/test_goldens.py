@@ -254,7 +254,9 @@ def test_shellcheck_sees_an_unquoted_value(tmp_path: Path) -> None:
     """The check above is worth something: it refuses a script that was quoted badly."""
     script = tmp_path / "bad.sh"
     script.write_text("#!/bin/bash\ncd $1\n")
-    done = subprocess.run(["shellcheck", str(script)], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["shellcheck", str(script)], capture_output=True, timeout=600, check=False
+    )
     assert done.returncode != 0
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        command, capture_output=True, text=True, timeout=300, check=False, **options
+        command, capture_output=True, text=True, timeout=600, check=False, **options
     )
 
 

@@ -79,7 +79,7 @@ def test_a_run_to_its_good_end(script: Path, capfd, monkeypatch) -> None:
     run = trnslurm.submit(script, nodes=2, **SUBMIT)
     controller = int(RunDir(run.directory).record().jobs["local"].partition("@")[0])
     assert os.getpgid(controller) != os.getpgid(0)  # a kernel's end kills its own group
-    assert run.wait(timeout=180) is run
+    assert run.wait(timeout=600) is run
     assert (run.state, run.jobs, run.then) == ("COMPLETED", {}, None)
     assert [(m["step"], m["loss"]) for m in run.metrics()] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert "trained <b>well</b>\n" in run.logs(node=1)
@@ -98,7 +98,7 @@ def test_a_run_to_its_good_end(script: Path, capfd, monkeypatch) -> None:
 def test_a_run_that_fails(script: Path) -> None:
     run = trnslurm.submit(script, arguments=["1", "--fail"], **SUBMIT)
     with pytest.raises(RunFailedError) as error:
-        run.wait(timeout=180)
+        run.wait(timeout=600)
     said = str(error.value)
     assert "\n" not in said and said.startswith(f"{run.name} is FAILED (KeyError: 'lr'")
     assert run.wait(raises=False).state == "FAILED"
@@ -112,7 +112,7 @@ def test_a_run_is_cancelled_and_resumed(script: Path) -> None:
         assert not run.status().final, repr(run)
     trnslurm.cancel(run)
     with pytest.raises(RunFailedError, match="is CANCELLED"):
-        run.wait(timeout=180)
+        run.wait(timeout=600)
     assert trnslurm.resume("last", nodes=2) == run
     while run.status().nodes != 2 or len(run.status().attempts) < 2:
         assert not run.status().final, repr(run)

@@ -299,7 +299,7 @@ def test_output_that_cannot_be_written_gives_no_traceback(
         done = subprocess.run(
             ["bash", "-c", f'exec "$@" 2>&1 {output}', "-", *TRNSLURM, *command.split()],
             env={**os.environ, **environment}, pass_fds=[write], stdout=subprocess.PIPE, text=True,
-            timeout=180, check=False,
+            timeout=600, check=False,
         )  # fmt: skip
     finally:
         os.close(write)

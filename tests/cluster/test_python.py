@@ -130,7 +130,7 @@ def test_nothing_is_left_whatever_ends_us(tmp_path: Path, number: signal.Signals
         if number != signal.SIGINT:
             caller.wait(180)
             os.kill(below, signal.SIGKILL)
-        out, err = caller.communicate(timeout=180)
+        out, err = caller.communicate(timeout=600)
         assert (out, err) == ("interrupted\n" if number == signal.SIGINT else "", "")
         eventually(lambda: not alive(python) and not alive(below))
     finally:

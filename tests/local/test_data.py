@@ -27,19 +27,19 @@ def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
         "error: no prepared data at ~/trnslurm-data/gpt2-small: trnslurm data prepare gpt2_zero1 "
         "--preset small --cluster local"
     )
-    prepared = run_cli("data", "prepare", *SMALL, timeout_s=120)
+    prepared = run_cli("data", "prepare", *SMALL)
     data = home / "trnslurm-data/gpt2-small"
     assert prepared.code == 0, prepared
     assert prepared.out.startswith(f"Prepared {data}: train ")
     assert "tokenizing: 100%" in prepared.err
     before = {file: file.stat().st_mtime_ns for file in data.iterdir()}
-    again = run_cli("data", "prepare", *SMALL, timeout_s=120)
+    again = run_cli("data", "prepare", *SMALL)
     assert again.code == 0 and "nothing to do" in again.out
     assert {file: file.stat().st_mtime_ns for file in data.iterdir()} == before
     assert run_cli("data", "verify", *SMALL).out == f"{data}: whole, as in its index\n"
 
     steps = ("--set", "steps=3", "--set", "train.log_every=1", "--set", "device=cpu")
-    trained = run_cli("submit", *SMALL, *steps, "--set", runs, timeout_s=240)
+    trained = run_cli("submit", *SMALL, *steps, "--set", runs)
     assert trained.code == 0, trained
     (run,) = (home / "runs").iterdir()
     lines = read_lines(run / "metrics.jsonl")
@@ -59,7 +59,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
         "error: no prepared data at ~/trnslurm-data/bert-tiny-seqlen32: trnslurm data prepare "
         "bert_pretrain --preset tiny --cluster local"
     )
-    prepared = run_cli("data", "prepare", *TINY, timeout_s=120)
+    prepared = run_cli("data", "prepare", *TINY)
     data = home / "trnslurm-data/bert-tiny-seqlen32"
     assert prepared.code == 0, prepared
     assert "of 131 documents in 4 shards, eval 97 samples" in prepared.out
@@ -77,7 +77,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     assert "of 32 tokens and 5 masked at" in run_cli("data", "verify", *TINY, *theirs).out
 
     steps = ("--set", "steps=3", "--set", "device=cpu", "--set", "train.save_every=0")
-    trained = run_cli("submit", *TINY, *theirs, *steps, "--set", runs, timeout_s=240)
+    trained = run_cli("submit", *TINY, *theirs, *steps, "--set", runs)
     assert trained.code == 0, trained
     (run,) = (home / "runs").iterdir()
     lines = read_lines(run / "metrics.jsonl")
@@ -99,11 +99,11 @@ def test_tweets_are_prepared_trained_on_by_two_nodes_and_the_best_exported(
         [line] = [line for line in refused.err.splitlines() if line.startswith("error: ")]
         assert refused.code == 1 and error in line, refused
     assert not (home / "trnslurm-data").exists() or not any((home / "trnslurm-data").iterdir())
-    prepared = run_cli("data", "prepare", *TWEETS, timeout_s=120)
+    prepared = run_cli("data", "prepare", *TWEETS)
     assert "train 336 samples (negative 112, neutral 112, positive 112), eval" in prepared.out
 
     options = ("--nodes", "2", "--set", "device=cpu", "--set", f"run_root={home}/runs")
-    trained = run_cli("submit", *TWEETS, *options, timeout_s=300)
+    trained = run_cli("submit", *TWEETS, *options)
     assert trained.code == 0 and "COMPLETED" in trained.out, trained
     (run,) = (home / "runs").iterdir()
     lines = read_lines(run / "metrics.jsonl")
@@ -113,7 +113,7 @@ def test_tweets_are_prepared_trained_on_by_two_nodes_and_the_best_exported(
         if "eval_macro_f1" in line and line["step"] > 1  # of which there is no checkpoint
     }
     assert lines[-1]["eval_accuracy"] > 0.8, "a third is chance"
-    done = run_cli("export", run, "--step", "best", "--json", timeout_s=120)
+    done = run_cli("export", run, "--step", "best", "--json")
     assert (done.code, done.err) == (0, ""), done
     assert json.loads(done.out)["step"] == max(scores, key=lambda step: scores[step])
 

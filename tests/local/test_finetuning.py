@@ -14,11 +14,11 @@ ON_CPU = ("--set", "device=cpu")
 
 def test_pairs_are_told_apart_on_two_nodes(run_cli, home: Path) -> None:
     runs = f"run_root={home}/runs"
-    prepared = run_cli("data", "prepare", *TINY, timeout_s=120)
+    prepared = run_cli("data", "prepare", *TINY)
     data = home / "trnslurm-data/mrpc-tiny-seqlen32"
     assert prepared.out.startswith(f"Prepared {data}: train 320 samples ("), prepared
 
-    trained = run_cli("submit", *TINY, "--nodes", "2", *ON_CPU, "--set", runs, timeout_s=240)
+    trained = run_cli("submit", *TINY, "--nodes", "2", *ON_CPU, "--set", runs)
     assert trained.code == 0, trained
     assert "COMPLETED" in trained.out
     (run,) = (home / "runs").iterdir()
@@ -27,7 +27,7 @@ def test_pairs_are_told_apart_on_two_nodes(run_cli, home: Path) -> None:
     assert last["step"] == 60 and last["eval_accuracy"] > 0.9 and last["eval_f1"] > 0.9
     assert f"eval_accuracy {last['eval_accuracy']:.4f}" in run_cli("logs", "last").out
 
-    exported = run_cli("export", "last", "--json", timeout_s=120)
+    exported = run_cli("export", "last", "--json")
     assert exported.code == 0, exported
     folder = Path(json.loads(exported.out)["directory"])
     config = json.loads((folder / "config.json").read_text())
@@ -38,18 +38,16 @@ def test_pairs_are_told_apart_on_two_nodes(run_cli, home: Path) -> None:
 def test_it_goes_on_from_a_pretraining_with_its_tokenizer(run_cli, home: Path) -> None:
     runs = ("--set", f"run_root={home}/runs")
     few = (*ON_CPU, "--set", "steps=3", "--set", "train.eval_every=0")
-    assert run_cli("data", "prepare", *PRETRAIN, timeout_s=120).code == 0
-    pretrained = run_cli("submit", *PRETRAIN, *few, *runs, timeout_s=240)
+    assert run_cli("data", "prepare", *PRETRAIN).code == 0
+    pretrained = run_cli("submit", *PRETRAIN, *few, *runs)
     assert pretrained.code == 0, pretrained
 
     shards = home / "trnslurm-data/bert-tiny-seqlen32"
     own = home / "trnslurm-data/mrpc-own"
-    prepared = run_cli(
-        "data", "prepare", *TINY, "--tokenizer", shards, "--output", own, timeout_s=120
-    )
+    prepared = run_cli("data", "prepare", *TINY, "--tokenizer", shards, "--output", own)
     assert prepared.code == 0, prepared
     here = ("--set", f"data.path={own}")
-    trained = run_cli("submit", *TINY, *here, *few, *runs, "--from", "last", timeout_s=240)
+    trained = run_cli("submit", *TINY, *here, *few, *runs, "--from", "last")
     assert trained.code == 0, trained
     run = max((home / "runs").glob("*bert_mrpc*"))
     [first] = (home / "runs").glob("*bert_pretrain*")

@@ -12,7 +12,7 @@ TINY = ("llama3_clm", "--cluster", "local", "--preset", "tiny")
 
 def test_a_llama_learns_on_two_nodes_and_is_exported(run_cli, home: Path) -> None:
     runs = ("--set", f"run_root={home}/runs")
-    trained = run_cli("submit", *TINY, "--nodes", "2", *runs, timeout_s=300)
+    trained = run_cli("submit", *TINY, "--nodes", "2", *runs)
     assert trained.code == 0, trained
     assert "COMPLETED" in trained.out
     (run,) = (home / "runs").iterdir()
@@ -26,7 +26,7 @@ def test_a_llama_learns_on_two_nodes_and_is_exported(run_cli, home: Path) -> Non
         assert abs(line["tokens_per_s_per_device"] - line["tokens_per_s"] / 2) < 0.11
     assert "per device" in run_cli("logs", "last").out
 
-    exported = run_cli("export", "last", "--json", timeout_s=120)
+    exported = run_cli("export", "last", "--json")
     assert exported.code == 0, exported
     result = json.loads(exported.out)
     assert result["step"] == 30 and result["parameters"] == 106_944

@@ -53,7 +53,7 @@ class Workbench:
     def run(self, name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run a node program to its end."""
         process = self.program(name, *arguments)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def read(self, name: str) -> str:
@@ -101,7 +101,7 @@ class Workbench:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(line.partition(":")[0]), signal.SIGKILL)
         for process in self._started:
-            process.communicate(timeout=60)
+            process.communicate(timeout=600)
 
 
 @pytest.fixture

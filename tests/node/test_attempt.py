@@ -123,7 +123,7 @@ class Script:
         return process
 
     def end(self, process: subprocess.Popen[str]) -> int:
-        self.said = "".join(process.communicate(timeout=60))
+        self.said = "".join(process.communicate(timeout=600))
         return process.returncode
 
     def run(self, **how: Any) -> int:

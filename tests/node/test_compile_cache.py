@@ -179,7 +179,7 @@ def test_what_was_interrupted_is_compiled_again(job: Job) -> None:
     while "Compiling" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM
     job.behave("ok")
     done = job.on_node(0)
@@ -223,7 +223,7 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(
     note = job.cache / f"trnslurm/{KEY}/left/4711-node0.json"
     eventually(lambda: read_json(note).get("locks"))
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     if number == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
         assert f"if there is none, remove {lock}" in err

@@ -114,7 +114,7 @@ def test_term_ends_a_worker_unless_a_stop_is_asked_for(tmp_path: Path, asked: bo
     if asked:
         write_json(run.stop_file("train", 1), {})
     worker.send_signal(signal.SIGTERM)
-    out, _ = worker.communicate(timeout=120)
+    out, _ = worker.communicate(timeout=600)
     assert (out, worker.returncode) == (("stopped\n", 0) if asked else ("", 128 + signal.SIGTERM))
     assert run.stopped_file("train", 1).exists() == asked
 

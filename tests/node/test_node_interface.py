@@ -27,7 +27,7 @@ def test_each_address_has_its_interface(bench) -> None:
     if allowed.returncode or not shutil.which("ip"):
         pytest.skip("no network namespaces for this user, or no iproute2 to make them")
     process = bench.start(*command, sys.executable)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
     assert out.split() == ["one", "one", "one", "one", "two", "lo"]
 

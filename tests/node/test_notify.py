@@ -72,7 +72,7 @@ def send(script: Script, limit_s: float = 20.0, **settings: Any) -> subprocess.C
     command = [sys.executable, "-m", "trnslurm.node.notify", str(limit_s)]
     return subprocess.run(
         command, cwd=script.bench.directory, env=script.bench.environ, process_group=0, text=True,
-        input=f"{json.dumps(message)}\n", capture_output=True, timeout=120, check=False,
+        input=f"{json.dumps(message)}\n", capture_output=True, timeout=600, check=False,
     )  # fmt: skip
 
 

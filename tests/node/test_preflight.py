@@ -62,7 +62,7 @@ class Job:
         """Wait for all that were started: exit code, output, errors of each."""
         ended = []
         for process in self.started:
-            out, err = process.communicate(timeout=40)
+            out, err = process.communicate(timeout=600)
             ended.append((process.returncode, out, err))
         self.started.clear()
         return ended

@@ -59,7 +59,7 @@ class Staged:
     def run(self, *words: str) -> tuple[str, str]:
         """What it prints, and what it says."""
         process = self.start(*words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0
         return out.removesuffix("\n"), err
 
@@ -145,7 +145,7 @@ def test_one_of_many_at_once_does_the_work(staged: Staged, command: str, did: st
     if command == "unpack":
         words = [staged.pack(), str(staged.local)]
     processes = [staged.start(command, *words) for _ in range(5)]
-    said = [process.communicate(timeout=60) for process in processes]
+    said = [process.communicate(timeout=600) for process in processes]
     assert len({out for out, _ in said}) == 1
     assert sorted(err.count(did) for _, err in said) == [0, 0, 0, 0, 1]
 
@@ -160,7 +160,7 @@ def test_what_a_dead_node_left_half_made_is_replaced(staged: Staged) -> None:
         end.flush()
         staged.bench.await_true(lambda: [*staged.local.rglob("python")], "it is at work")
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     assert [name[:5] for name in staged.copies()] == [".new-"]
     copy = staged.unpack(str(archive))
     assert staged.copies() == {copy.name}
@@ -189,7 +189,7 @@ def test_a_damaged_copy_is_made_again_unless_it_is_in_use(staged: Staged) -> Non
     del staged.bench.environ["TRNSLURM_PYTHON"]
     assert staged.refused(archive) == f"{copy} was changed, and is in use: remove it later\n"
     user.kill()
-    user.wait(timeout=60)
+    user.wait(timeout=600)
     assert staged.unpack(archive) == copy
     assert damage.read_text() == "x = 1\n"
 
@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_shared_environment(staged: Staged, limit: str, w
         *command, limit, str(staged.local), staged.python, "-m", "trnslurm.node.staging", "unpack",
         archive, str(staged.local),
     )  # fmt: skip
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     if "Operation not permitted" in err:
         pytest.skip("this user may not mount")
     assert out.split("\n") == [staged.python, "lock", ""]

@@ -125,7 +125,7 @@ def test_it_stops_while_a_tokenizer_is_trained(tmp_path, kind):
                 if line.startswith("training the tokenizer: 100%"):
                     break
             process.terminate()
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=600)
         finally:
             process.kill()
     assert (process.returncode, err.splitlines()[-1:]) == (

@@ -52,7 +52,7 @@ class Script:
 
     def run(self, nodes: int = 2) -> int:
         with self.start(nodes) as process:
-            self.said = process.communicate(timeout=60)[0].decode()
+            self.said = process.communicate(timeout=600)[0].decode()
         return process.returncode
 
     def state(self, attempt: int = 1) -> dict[str, object]:
@@ -109,7 +109,7 @@ def test_completes_in_a_closed_environment(script: Script) -> None:
 def test_two_starts_at_once_are_two_attempts(script: Script) -> None:
     for process in [script.start() for _ in range(4)]:
         with process:
-            process.communicate(timeout=60)
+            process.communicate(timeout=600)
     pids = {script.state(number)["pid"] for number in (1, 2, 3, 4)}
     assert len(pids) == 4
     assert not (script.bundle / "state/train-5.json").exists()
@@ -169,7 +169,7 @@ def test_term_before_the_last_line_is_recorded(script: Script) -> None:
         eventually((script.bundle / "here").exists)
         os.kill(process.pid, signal.SIGUSR1)
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert process.returncode == 143
     assert script.state()["state"] == "CANCELLED"
     assert script.state()["exit_code"] == 143

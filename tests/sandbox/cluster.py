@@ -27,7 +27,7 @@ AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "TRNSLURM_", "XDG_")
 
 
-def line_of(process: subprocess.Popen[str], timeout_s: float = 180) -> str:
+def line_of(process: subprocess.Popen[str], timeout_s: float = 600) -> str:
     """The next line that a process prints, waited for with a bound."""
     stdout = process.stdout.fileno()
     deadline = time.monotonic() + timeout_s
@@ -69,17 +69,17 @@ class Sandbox:
         """The command line of `trnslurm sandbox`."""
         return [*self.user, self.python, "-m", "trnslurm", "sandbox", *map(str, words)]
 
-    def trnslurm(self, *words: object, timeout_s: float = 180, **more: Any) -> Done:
+    def trnslurm(self, *words: object, timeout_s: float = 600, **more: Any) -> Done:
         """Run `trnslurm sandbox`."""
         return self.run(self.argv(*words), timeout_s=timeout_s, **more)
 
-    def slurm(self, command: str, *words: object, timeout_s: float = 180, **more: Any) -> Done:
+    def slurm(self, command: str, *words: object, timeout_s: float = 600, **more: Any) -> Done:
         """Run one of Slurm's commands through its wrapper."""
         argv = [*self.user, str(self.path / "bin" / command), *map(str, words)]
         return self.run(argv, timeout_s=timeout_s, **more)
 
     def run(
-        self, argv: list[str], *, timeout_s: float = 180, feed: str = "",
+        self, argv: list[str], *, timeout_s: float = 600, feed: str = "",
         cwd: Path | None = None, environ: Mapping[str, str] | None = None,
     ) -> Done:  # fmt: skip
         """Run a command with the environment of this sandbox's user."""
@@ -107,7 +107,7 @@ class Sandbox:
 
     def up(self, *options: object) -> Done:
         """Start it, or fail; jobs run under this interpreter."""
-        done = self.trnslurm("up", "--python", sys.executable, *options, timeout_s=300)
+        done = self.trnslurm("up", "--python", sys.executable, *options)
         assert done.code == 0, done
         return done
 
@@ -129,7 +129,7 @@ class Sandbox:
         rows = [line.rpartition("-")[2].split("|") for line in text.splitlines()]
         return {int(number): state for number, state in rows}
 
-    def until(self, node: int, *states: str, timeout_s: float = 180) -> None:
+    def until(self, node: int, *states: str, timeout_s: float = 600) -> None:
         """Wait until the controller reports one of these states of a node."""
         eventually(lambda: self.nodes()[node] in states, timeout_s, said=self.nodes)
 

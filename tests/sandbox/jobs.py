@@ -135,7 +135,7 @@ class Run:
         self, workers: int, *, phase: str = "train", attempt: int = 1
     ) -> dict[int, dict[str, Any]]:
         """Wait until all workers have written their facts."""
-        eventually(lambda: len(self.facts(phase, attempt)) >= workers, 300, said=self.story)
+        eventually(lambda: len(self.facts(phase, attempt)) >= workers, said=self.story)
         return self.facts(phase, attempt)
 
     def go(self, attempt: int | None = None) -> None:
@@ -173,20 +173,20 @@ class User:
     def environment(self) -> dict[str, str]:
         return {**self.sandbox.environment, "HOME": str(self.home), **self.environ}
 
-    def trnslurm(self, *arguments: str | Path, timeout_s: float = 90) -> str:
+    def trnslurm(self, *arguments: str | Path) -> str:
         """Run a command, which must succeed, and return what it printed."""
         command = [sys.executable, "-m", "trnslurm", *map(str, arguments)]
-        return self._run(command, self.home, timeout_s)
+        return self._run(command, self.home)
 
     def differing(self, *arguments: str) -> str:
         """Run a command that says what differs, and ends with 1 like diff."""
         command = [sys.executable, "-m", "trnslurm", *arguments]
-        return self._run(command, self.home, 90, code=1)
+        return self._run(command, self.home, code=1)
 
     def shell(self, script: str, directory: Path) -> str:
         """Run a shell script as one types it after `trnslurm sandbox env`."""
         env = f"eval \"$('{sys.executable}' -m trnslurm sandbox env)\"\n"
-        return self._run(["bash", "-euc", env + script], directory, 60)
+        return self._run(["bash", "-euc", env + script], directory)
 
     def options(self, nodes: int, *sets: str) -> list[str]:
         """Options of submit and render; those of `--set` are given without it."""
@@ -214,7 +214,7 @@ class User:
         said = json.loads(self.trnslurm("submit", "--json", *arguments))
         return Run(self, Path(said["directory"]), said["jobs"])
 
-    def _run(self, command: list[str], directory: Path, timeout_s: float, *, code: int = 0) -> str:
-        done = run_process(command, env=self.environment, cwd=directory, timeout_s=timeout_s)
+    def _run(self, command: list[str], directory: Path, *, code: int = 0) -> str:
+        done = run_process(command, env=self.environment, cwd=directory)
         assert done.code == code, f"{command}: {done}"
         return done.out

@@ -60,7 +60,7 @@ class Stage:
     def run(self, *arguments: str, **environ: str) -> tuple[int, str, str]:
         """Run a stand-in to its end; exit code, stdout, and stderr without the notice."""
         process = self.start(*arguments, **environ)
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=600)
         notice = NOTICE.format(arguments[0])
         assert err.startswith(notice)
         return process.returncode, out, err.removeprefix(notice)

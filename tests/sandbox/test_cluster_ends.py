@@ -128,7 +128,7 @@ def test_interrupted_up_leaves_nothing(cluster: Sandbox, stuck, moment: str) -> 
     with starting(cluster, stuck) as up:
         eventually((lambda: in_the_middle(cluster)) if moment == "middle" else cluster.path.exists)
         up.send_signal(signal.SIGINT)
-        out, err = up.communicate(timeout=180)
+        out, err = up.communicate(timeout=600)
     assert (up.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "error: interrupted"
     assert not cluster.base.exists()

@@ -142,7 +142,7 @@ def test_two_at_once_start_one() -> None:
     with sandbox("race") as race:
         argv = race.argv("up", "--nodes", "1", "--python", sys.executable)
         with race.running(argv) as one, race.running(argv) as two:
-            said = [process.communicate(timeout=180) for process in (one, two)]
+            said = [process.communicate(timeout=600) for process in (one, two)]
             assert [one.returncode, two.returncode] == [0, 0], said
         words = sorted("already" in out for out, _ in said)
         assert words == [False, True]

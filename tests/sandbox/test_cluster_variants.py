@@ -40,7 +40,7 @@ def test_accounting(tmp_path: Path) -> None:
         second = cluster.slurm("sbatch", "--parsable", output, "--wrap=true").ok.strip()
         eventually(lambda: not cluster.slurm("squeue", "--noheader", "--states=R,PD,CG").ok)
         assert cluster.fault("dbd", "start") == "slurmdbd started"
-        eventually(lambda: accounted(cluster, second) == ["COMPLETED|0:0"], 60)
+        eventually(lambda: accounted(cluster, second) == ["COMPLETED|0:0"])
         assert accounted(cluster, first) == ["FAILED|3:0"]
 
         assert cluster.trnslurm("down").code == 0

@@ -29,10 +29,10 @@ def test_the_printed_lines_run_a_bundle(user) -> None:
 
     script = (bundle / "train.sbatch").read_bytes()
     train = user.shell(INSIDE + "\n".join(said[1:]), bundle).split()[-1]
-    eventually(lambda: state("precompile").get("state") == "RUNNING", 120)
+    eventually(lambda: state("precompile").get("state") == "RUNNING")
     user.sandbox.slurm("scontrol", "write", "batch_script", train, str(user.home / "taken"))
     assert (user.home / "taken").read_bytes() == script
-    eventually(lambda: state("train").get("ended"), 180)
+    eventually(lambda: state("train").get("ended"))
     assert state("precompile")["state"] == "COMPLETED"
     assert (state("train")["state"], state("train")["exit_code"]) == ("COMPLETED", 0)
     facts = [json.loads(f.read_text()) for f in bundle.glob("facts-train-1-*.json")]

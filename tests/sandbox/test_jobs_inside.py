@@ -54,7 +54,7 @@ def test_its_phases_run_on_the_first_nodes(user, held) -> None:
     assert holds(user, held)
 
     argv = [sys.executable, "-m", "trnslurm", "submit", "probe", *user.options(4), "--in", held]
-    done = run_process(argv, env=user.environment, cwd=user.home, timeout_s=60)
+    done = run_process(argv, env=user.environment, cwd=user.home)
     hold = "salloc --partition=compute --nodes=4 --exclusive"
     why = f"job {held} has 3 nodes, the run needs 4: pass --nodes 3, or hold more: {hold}"
     assert (done.code, done.err) == (1, f"error: {why}\n")

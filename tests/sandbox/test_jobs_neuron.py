@@ -31,7 +31,7 @@ def runs(user):
             f"--nodelist={user.sandbox.node_name(number)}",
         )
         runs[behaviour] = user.submit(*sets, more=more)
-    eventually(lambda: not user.sandbox.queue(), 180)
+    eventually(lambda: not user.sandbox.queue())
     yield runs
     user.sandbox.fault("neuron", "all", "neuron_parallel_compile", "ok")
     for number in range(1, len(OUTCOMES) + 1):
@@ -127,7 +127,7 @@ def test_a_precompile_that_hangs_ends_with_stacks(user) -> None:
     settings = ("device=neuron", "precompile=auto", "workers_per_node=2", "hang_minutes=0.2")
     nodes = ("--sbatch", "--nodelist=compute-dy-trn1-[1-2]")
     run = user.submit(*settings, f"compile_cache={user.home}/cache", nodes=2, more=nodes)
-    eventually(lambda: not user.sandbox.queue(), 180)
+    eventually(lambda: not user.sandbox.queue())
     compile_on(user, 1, "ok")
     compile_on(user, 2, "ok")
     assert [p["state"] for p in run.status()["phases"]] == ["FAILED", "CANCELLED"]
@@ -149,8 +149,8 @@ def test_a_node_that_reboots_during_a_precompile(user) -> None:
     eventually(lambda: log.exists() and "Compiling" in log.read_text())
     second = run.phase("precompile")["hosts"].partition(",")[2].rpartition("-")[2]
     user.sandbox.fault(second, "reboot")
-    eventually(lambda: len([*run.path.glob("state/precompile-*.json")]) == 2, 240)
+    eventually(lambda: len([*run.path.glob("state/precompile-*.json")]) == 2)
     for node in (1, 2, 3, 4):
         compile_on(user, node, "ok")
-    eventually(lambda: not user.sandbox.queue(), 240)
+    eventually(lambda: not user.sandbox.queue())
     assert [p["state"] for p in run.status()["phases"]] == ["COMPLETED", "COMPLETED"]

@@ -53,7 +53,7 @@ def test_cancelled_and_resumed_on_another_number_of_nodes(user) -> None:
             )
             for _ in range(2)
         ]
-        said = [(process.communicate(timeout=120), process.returncode) for process in both]
+        said = [(process.communicate(timeout=600), process.returncode) for process in both]
     assert sorted(code for _, code in said) == [0, 1], said
     places = user.sandbox.slurm("squeue", "--noheader", "--format=%Z").ok.splitlines()
     assert places.count(str(run.path)) == 1
@@ -118,7 +118,7 @@ def lost_is_submitted_anew(user: User) -> None:
     watching = [*TRNSLURM, "watch", str(run.path), "--resume", "--every", "1s"]
     with subprocess.Popen(watching, env=user.environment, stdout=PIPE, text=True) as watch:
         run.go()
-        out, _ = watch.communicate(timeout=120)
+        out, _ = watch.communicate(timeout=600)
     assert watch.returncode == 0, out
     said = [line.partition("Z ")[2] for line in out.splitlines()]
     # Until the nodes have registered with the new controller, it has none for the job.

@@ -73,7 +73,7 @@ def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path
     directory = RunDir(run.path)
 
     def until_step(attempt: int) -> None:
-        eventually(lambda: directory.last_metrics().get("attempt") == attempt, 300)
+        eventually(lambda: directory.last_metrics().get("attempt") == attempt)
 
     until_step(1)
     # What Slurm sends a while before the limit.
@@ -87,7 +87,7 @@ def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path
     steps = {line["step"]: line["attempt"] for line in directory.steps()}
     assert steps[step] == 1 and steps[step + 1] == 2
     # A crash, once something newer is saved.
-    eventually(lambda: directory.newest_step() > step, 300)
+    eventually(lambda: directory.newest_step() > step)
     user.sandbox.fault("proc", "2", "told.py", "KILL")
     until_step(3)
     second = directory.attempts("train")[1]
@@ -123,8 +123,8 @@ def test_nodes_are_lost(user: User, project: Path) -> None:
     directory = RunDir(run.path)
 
     def until_step(attempt: int) -> None:
-        eventually(lambda: directory.last_metrics().get("attempt") == attempt, 300)
-        eventually(lambda: directory.newest_step() > 10 * attempt, 300)
+        eventually(lambda: directory.last_metrics().get("attempt") == attempt, said=run.story)
+        eventually(lambda: directory.newest_step() > 10 * attempt, said=run.story)
 
     until_step(1)
     user.sandbox.fault("2", "power-off")
@@ -146,8 +146,14 @@ def test_nodes_are_lost(user: User, project: Path) -> None:
     user.sandbox.fault("1", "power-off")
     eventually(lambda: directory.attempts("train")[2].state == "REQUEUED")
     user.sandbox.fault("1", "power-on")
-    eventually(lambda: (user.sandbox.resume_nodes(), directory.last_metrics()["attempt"] == 4)[1])
-    until_step(4)
+
+    # Slurm 22.05 may repeat a KILL meant for the steps that nodes 2 and 3 lost: it then ends a step
+    # of the requeued job, whose number is the same.
+    def again() -> bool:
+        user.sandbox.resume_nodes()
+        return int(directory.last_metrics()["attempt"]) >= 4
+
+    eventually(again, said=run.story)
     assert directory.attempts("train")[2].reason == f"{names[0]}, the job's first node, failed"
     assert directory.attempts("train")[3].restarts == 1
     user.trnslurm("cancel", str(run.path))
@@ -168,10 +174,10 @@ def test_runs_of_a_sweep_take_turns(user: User, tmp_path: Path) -> None:
     found = json.loads(said)
     first, second, third = (Run(user, Path(run["directory"]), run["jobs"]) for run in found)
     directory = RunDir(first.path)
-    eventually(lambda: directory.last_metrics().get("attempt") == 1, 300)
+    eventually(lambda: directory.last_metrics().get("attempt") == 1)
     assert second.phase("train")["reason"] == f"waiting for the end of {first.path.name}"
     user.sandbox.slurm("scontrol", "requeue", first.jobs["train"])
-    eventually(lambda: directory.last_metrics().get("attempt") == 2, 300)
+    eventually(lambda: directory.last_metrics().get("attempt") == 2)
     assert (second.state, third.state) == ("PENDING", "PENDING")
     # One that fails makes room as well.
     (tmp_path / "go-1").write_text("fail")

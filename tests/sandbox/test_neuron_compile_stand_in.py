@@ -86,7 +86,7 @@ def test_compile_behaviours_that_wait_end_by_a_signal(stage, behaviour, line, si
     await_line(process, line)
     assert_waits(process)
     process.send_signal(signum)
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == -signum
     assert totals(out) == []
     assert err == NOTICE.format("neuron_parallel_compile")
@@ -98,7 +98,7 @@ def test_slow_compiles_go_on_until_another_behaviour(stage):
     await_line(process, "Compiling")
     assert_waits(process)
     stage.fault("neuron_parallel_compile", "failed-graphs")
-    out, _ = process.communicate(timeout=180)
+    out, _ = process.communicate(timeout=600)
     assert (process.returncode, totals(out)) == (2, [4, 2, 2])
 
 
@@ -107,7 +107,7 @@ def test_a_compile_that_failed_is_remembered_until_a_retry_succeeds(stage):
     process = stage.start("neuron_parallel_compile", "echo", "ran")
     await_line(process, "Compiling")
     process.terminate()
-    process.communicate(timeout=180)
+    process.communicate(timeout=600)
     assert process.returncode == -signal.SIGTERM
     stage.fault("neuron_parallel_compile", "ok")
     code, out, _ = stage.run("neuron_parallel_compile", "true")
@@ -136,7 +136,7 @@ def test_compile_ends_its_command_first_when_signalled(stage, signum):
     process = stage.start("neuron_parallel_compile", "sh", "-c", f"{SAY_PID}; exec sleep 600")
     pid = int(stage.await_file("pid"))
     process.send_signal(signum)
-    out, _ = process.communicate(timeout=180)  # until the command, too, has closed it
+    out, _ = process.communicate(timeout=600)  # until the command, too, has closed it
     assert process.returncode == -signum
     assert totals(out) == []
     with pytest.raises(ProcessLookupError):
@@ -148,7 +148,7 @@ def test_compile_waits_for_a_command_that_cleans_up_after_a_signal(stage):
     process = stage.start("neuron_parallel_compile", "bash", "-c", script)
     stage.await_file("pid")
     process.terminate()
-    out, _ = process.communicate(timeout=180)
+    out, _ = process.communicate(timeout=600)
     assert (process.returncode, out) == (-signal.SIGTERM, "cleaned\n")
 
 
@@ -157,7 +157,7 @@ def test_compile_passes_other_signals_on_and_goes_on(stage):
     process = stage.start("neuron_parallel_compile", "bash", "-c", script)
     stage.await_file("pid")
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=180)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     assert out.startswith("warned\n")
     assert totals(out) == [4, 4, 0]
@@ -170,7 +170,7 @@ def test_compile_is_broken_by_a_second_run_on_the_same_node(stage):
     assert stage.run("neuron_parallel_compile", "true", USER="bob")[0] == 0
     assert stage.run("neuron_parallel_compile", "true")[0] == 0  # the same user: ada
     (stage.directory / "go").touch()
-    out, _ = first.communicate(timeout=180)
+    out, _ = first.communicate(timeout=600)
     assert first.returncode == 1
     assert "was deleted by a second run" in out
     assert totals(out) == []

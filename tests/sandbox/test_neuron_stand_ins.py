@@ -147,7 +147,7 @@ def test_monitor_behaviours(stage):
     assert process.stderr.readline() == NOTICE.format("neuron-monitor")
     assert_waits(process)
     process.terminate()
-    assert process.communicate(timeout=180) == ("", "")
+    assert process.communicate(timeout=600) == ("", "")
 
 
 def test_monitor_ends_without_a_word_when_its_reader_goes_away(stage):

@@ -184,7 +184,7 @@ def test_cancel_of_a_local_run_ends_its_processes(make_run, cli) -> None:
         run = make_run(scheduler="local", jobs={"local": word}, states={"precompile": [RUNNING]})
         try:
             assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
-            assert process.wait(timeout=180) == -15
+            assert process.wait(timeout=600) == -15
         finally:
             process.kill()
 

@@ -186,7 +186,7 @@ def test_two_at_once_are_one(graphs, site, fake_slurm, cli) -> None:
             stack.enter_context(subprocess.Popen(argv, stdout=PIPE, stderr=PIPE, text=True))
             for _ in range(4)
         ]
-        ends = [(p.communicate(timeout=180), p.returncode) for p in starts]
+        ends = [(p.communicate(timeout=600), p.returncode) for p in starts]
     assert sorted(code for _, code in ends) == [0, 1, 1, 1]
     for (_, err), code in ends:
         assert not code or re.search(r"is being submitted by|was submitted by|is PENDING", err), err

@@ -46,7 +46,7 @@ def test_ctrl_c_while_sbatch_is_asked_leaves_no_job(
         eventually((slow / "asked").exists)
         os.killpg(process.pid, signal.SIGINT)
         (slow / "go").touch()
-        _, said = process.communicate(timeout=180)
+        _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted"
     run = site.run()

@@ -123,7 +123,7 @@ def test_interrupted_from_the_keyboard(site, here) -> None:
         try:
             eventually(lambda: started(site), said="both nodes run")
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of it
-            _, err = process.communicate(timeout=180)
+            _, err = process.communicate(timeout=600)
         finally:
             process.kill()
     run = site.run()
@@ -162,7 +162,7 @@ def test_second_run_waits_while_the_first_compiles(
     first = site.runs()[-1]
     eventually(lambda: run_status(first).state == "PRECOMPILING", said="the first compiles")
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(run_cli, *submit, "--name", "second", timeout_s=180)
+        second = pool.submit(run_cli, *submit, "--name", "second")
         eventually(lambda: len(site.runs()) == 2, said="the second has a directory")
         time.sleep(0.5)  # several looks
         assert not second.done()

@@ -74,7 +74,7 @@ def test_large_job_on_a_terminal_is_asked_about(
     try:
         done = subprocess.run(
             [sys.executable, "-m", "trnslurm", *TOY],
-            stdin=theirs, capture_output=True, text=True, timeout=180, check=False,
+            stdin=theirs, capture_output=True, text=True, timeout=600, check=False,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )  # fmt: skip
     finally:

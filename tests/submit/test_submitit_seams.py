@@ -83,7 +83,7 @@ def test_local_submission_runs_our_command_and_pickles_nothing(tmp_path: Path) -
     program = "import os, sys; print(os.environ['SUBMITIT_EXECUTOR'], sys.argv[1:])"
     command = shlex.join([sys.executable, "-c", program, "it's", "a b"])
     job = GuardedLocal(folder)._submit_command(command)
-    assert job._process.wait(timeout=180) == 0
+    assert job._process.wait(timeout=600) == 0
     (out,) = folder.glob("*.out")
     assert out.read_text() == "local [\"it's\", 'a b']\n"
     assert out.name == f"{job.job_id}_0_log.out"

@@ -26,7 +26,7 @@ def test_killed_worker_is_named_though_the_other_has_the_traceback(tmp_path: Pat
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
              "worker.py"],
             cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=stream, stderr=subprocess.STDOUT, timeout=120, check=False,
+            stdout=stream, stderr=subprocess.STDOUT, timeout=600, check=False,
         )  # fmt: skip
     found = find_cause(tmp_path, "train", 1)
     assert found is not None, log.read_text()
