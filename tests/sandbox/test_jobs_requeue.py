@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from ..json_lines import read_lines
 from ..waiting import eventually
 
@@ -27,19 +29,29 @@ def listens(user, node: int, port: str) -> bool:
 
 
 def test_two_runs_share_a_node(user) -> None:
-    """They meet at different ports, so neither joins or blocks the other."""
+    """They meet at different ports, so neither joins or blocks the other. The first crashes, and
+    starts again beside the processes of the second.
+    """
     more = ("--sbatch", f"--nodelist={user.sandbox.node_name(1)}")
     shared = ("train.wait=true", "slurm.partition=shared", "slurm.exclusive=false")
-    runs = [user.submit(*shared, more=more) for _ in range(2)]
-    first, second = (run.until_there(1) for run in runs)
-    assert {first[0]["host"], second[0]["host"]} == {user.sandbox.node_name(1)}
-    (address, port), (same_address, other_port) = master(first), master(second)
+    crash = ("train.save=[1]", "train.fail_attempts=[1]")
+    first, second = user.submit(*shared, *crash, more=more), user.submit(*shared, more=more)
+    seen, theirs = first.until_there(1), second.until_there(1)
+    assert {seen[0]["host"], theirs[0]["host"]} == {user.sandbox.node_name(1)}
+    (address, port), (same_address, other_port) = master(seen), master(theirs)
     assert address == same_address and port != other_port
     assert listens(user, 1, port) and listens(user, 1, other_port)
-    for run in runs:
+    before = user.sandbox.processes_of(second)
+    first.go(attempt=1)
+    again = first.until_there(1, attempt=2)
+    assert master(again)[1] != other_port
+    state = json.loads((first.path / "state/train-1.json").read_text())["state"]
+    assert state == "RESTARTED"
+    assert user.sandbox.processes_of(second) == before
+    for run in (first, second):
         run.go()
-    for run in runs:
         run.until("COMPLETED")
+        eventually(lambda run=run: user.sandbox.processes_of(run) == [])
 
 
 def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
