@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ from trnslurm.node.hang import HangWatch
 from trnslurm.node.hosts import brief
 from trnslurm.node.job import Job
 from trnslurm.node.state import CAP, CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
+from trnslurm.node.triage.causes import matching
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.rundir import read_json, utc_time, write_json
 
@@ -270,6 +272,8 @@ class AttemptProgram:
         self.state.state = "RUNNING"
         self.state.write()
         start_heartbeat()
+        if self.trains:  # a restart would wait half a second until the causes are read
+            threading.Thread(target=matching, args=("",), daemon=True).start()
         if self.trains and self._options.standby:
             self._standby = relaunch.Standby(self._options.script, self.state)
         if beats := self._job.beats:
