@@ -62,7 +62,7 @@ test-faults: sandbox .venv/.train  ## Test every row of the fault matrix; write 
 	$(BIN)/pytest tests/faults -m 'not soak' --durations 0 --durations-min 1
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
-soak: sandbox .venv/.train  ## Cause 50 random faults in one training; add a row to that table
+soak: sandbox .venv/.train  ## Cause 100 random faults in one training; add a row to that table
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
 	$(BIN)/pytest tests/faults/test_soak.py -m soak --capture no
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
