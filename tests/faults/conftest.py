@@ -11,14 +11,20 @@ import pytest
 from ..sandbox.jobs import JobSandbox, User, started_sandbox
 from ..waiting import eventually
 from .results import Row, results_directory
-from .trainings import SITE, Training, submit
+from .trainings import DEFAULT_WAITS, SITE, Training, submit
 
-# Slurm's waits, cut short: docs/reliability.md names them. A partition whose jobs take the nodes
-# of others, which are then requeued.
-SETTINGS = (
-    "KillWait=5", "MinJobAge=10", "AuthInfo=cred_expire=5", "InactiveLimit=0",
-    "SlurmdTimeout=10", "MessageTimeout=5", "ReturnToService=2",
+# Slurm's waits, cut short, as docs/reliability.md says, or those of slurm.conf(5).
+SHORT = (
+    "KillWait=5", "MinJobAge=10", "AuthInfo=cred_expire=5", "SlurmdTimeout=10", "MessageTimeout=5",
     "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
+)  # fmt: skip
+DEFAULT = (
+    "KillWait=30", "MinJobAge=300", "AuthInfo=cred_expire=120", "SlurmdTimeout=300",
+    "MessageTimeout=10",
+)  # fmt: skip
+# A partition whose jobs take the nodes of others, which are then requeued.
+SETTINGS = (
+    *(DEFAULT if DEFAULT_WAITS else SHORT), "InactiveLimit=0", "ReturnToService=2",
     "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE",
     "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP",
 )  # fmt: skip

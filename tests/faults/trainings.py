@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -21,7 +22,11 @@ INTERVAL = 10
 # The workers' own command line: torchrun's has no -u before the script.
 WORKER = "^[^ ]+ -u code/jobs/"
 _LOOK_S = 0.05
-_RECOVERY_S = 300
+DEFAULT_WAITS = bool(os.environ.get("TRNSLURM_FAULT_DEFAULT_WAITS"))
+"""Whether Slurm's waits are not cut short."""
+WAITS_S = 600 if DEFAULT_WAITS else 0
+"""How much longer a recovery may take then."""
+_RECOVERY_S = 300 + WAITS_S
 
 
 @dataclass(frozen=True, kw_only=True)
