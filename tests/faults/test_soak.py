@@ -70,6 +70,7 @@ class Storm:
                 self.sandbox.fault(*words)
                 del self.undo[what]
         if "controller" not in self.undo and self.run.state in ("FAILED", "HELD", "NODE_FAIL"):
+            print(f"resumed: {self.run.shown()}", flush=True)
             self.run.user.trnslurm("resume", str(self.run.path))
             self.run.jobs = self.run.recorded_jobs()
             self.resumed += 1

@@ -339,7 +339,7 @@ def test_another_node_count_has_its_own_file(site, tmp_path) -> None:
     config = resolve(WORKSPACE, "llama3_clm", cluster="p4de", preset="deepspeed", settings=fixed)
     code, dirs = {"code/jobs/llama3_clm/train.py": b""}, WORKSPACE.template_dirs()
     job = make_job(make_spec(config, 2), dirs, code=code)
-    files = resize(RunDir(tmp_path), job, 1, dirs).bundle.files
+    files = resize(RunDir(tmp_path), job, 1, None, dirs).bundle.files
     strategy = json.loads(files["strategy.json"])
     assert (strategy["train_batch_size"], strategy["gradient_accumulation_steps"]) == (40, 5)
     assert json.loads(files["plan.json"])["batch"]["global_batch"] == 40

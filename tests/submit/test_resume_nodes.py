@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from ..toy_site import write_attempt
 
 ROOT = Path(__file__).parents[2]
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
+RANGE = """\
+steps: 30
+batch: {global_batch: 384}
+train: {init_from: '', stop_at: 0, save_every: 5}
+slurm: {time_min: 60}
+"""
 REPLACED = {"config.yaml", "graphs.json", "node.sh", "plan.json", "precompile.sbatch",
             "train.sbatch"}  # fmt: skip
 
@@ -25,6 +32,38 @@ def contents(run: RunDir) -> dict[str, bytes]:
     """Every file of the run's bundle."""
     files = [run.path / name for name in run.record().sha256]
     return {str(f.relative_to(run.path)): f.read_bytes() for f in files}
+
+
+def test_a_range_goes_on_as_it_is_or_as_another(graphs, site, fake_slurm, cli) -> None:
+    """Each number has files of its own; those that the new range lacks are removed."""
+    site.recipe(RANGE)
+    sets = ("--set", "precompile=never")
+    assert cli("submit", "toy", "--cluster", "pc", "--nodes", "1-4", *sets).code == 0
+    run = site.run()
+    attempts = itertools.count(1)
+
+    def resumed(*options: str) -> set[str]:
+        """The counts that have files of their own after a resume."""
+        write_attempt(run, "train", next(attempts), state="FAILED", job_id="1")
+        fake_slurm.queue()
+        done = cli("resume", "last", *options)
+        assert done.code == 0, done
+        assert as_recorded(run)
+        return {place.name.removeprefix("nodes-") for place in run.path.glob("nodes-*")}
+
+    before = contents(run)
+    assert resumed() == {"1", "2", "3"} and contents(run) == before
+    resumed("--stop-at", "7")
+    plans = [json.loads(f.read_text()) for f in run.path.glob("**/plan.json")]
+    assert [plan["train"]["stop_at"] for plan in plans] == [7] * 4
+    assert resumed("--nodes", "2-4") == {"2", "3"}
+    assert resumed("--nodes", "4") == set()
+    assert resumed("--nodes", "1-2") == {"1"}
+    assert run.record().nodes == 2
+    write_attempt(run, "train", next(attempts), state="FAILED", job_id="1")
+    fake_slurm.queue()
+    wrong = cli("resume", "last", "--nodes", "4-2").error
+    assert "the first number must be the smaller one" in wrong
 
 
 @pytest.fixture
@@ -180,7 +219,7 @@ def test_a_config_read_back_renders_the_same(
     assert cli("render", recipe, "--nodes", "2", *options, "-o", bundle).code == 0
     job = read_job(bundle)
     templates = [ROOT / "templates"]
-    other = resize.resize(RunDir(bundle), job, 1, templates)
+    other = resize.resize(RunDir(bundle), job, 1, None, templates)
     there = tmp_path / "other"
     assert cli("render", recipe, "--nodes", "1", *options, "-o", there).code == 0
     fresh = read_job(there).bundle.files

@@ -201,7 +201,7 @@ def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> Job
     return JobOptions(
         workspace=workspace_of(search_path(given.get("path", ()))),
         recipe=file_name("recipe", recipe),
-        **_nodes_of(nodes),
+        **nodes_of(nodes),
         **{
             FIELD_OF.get(name, name): check(name, given[name])
             for name, check in _CHECKS.items()
@@ -210,7 +210,7 @@ def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> Job
     )
 
 
-def _nodes_of(nodes: object) -> dict[str, Any]:
+def nodes_of(nodes: object) -> dict[str, Any]:
     """Return the options for a number of nodes, or for a range such as "2-4"."""
     if isinstance(nodes, str) and (found := parse_range(nodes)):
         return {"nodes": found[1], "least_nodes": found[0]}

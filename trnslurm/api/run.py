@@ -15,6 +15,7 @@ from trnslurm.api.arguments import (
     Settings,
     file_name,
     flag,
+    nodes_of,
     one_line_errors,
     one_of,
     search_path,
@@ -158,17 +159,17 @@ class Run:
     def resume(
         self,
         *,
-        nodes: int | None = None,
+        nodes: int | str | None = None,
         stop_at: int | None = None,
         settings: Settings = (),
         notify: str | Sequence[str] = (),
     ) -> Run:
-        """Resume the run from its newest checkpoint, also on another node count; return at once.
+        """Resume the run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
         `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
         """
         how = Continuation(
-            nodes=None if nodes is None else whole("nodes", nodes),
+            **({} if nodes is None else nodes_of(nodes)),
             stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
             settings=settings_of(settings),
             notify=texts("notify", notify),
@@ -333,13 +334,13 @@ def runs(
 def resume(
     run: Run | PathLike,
     *,
-    nodes: int | None = None,
+    nodes: int | str | None = None,
     stop_at: int | None = None,
     settings: Settings = (),
     notify: str | Sequence[str] = (),
     path: Paths = (),
 ) -> Run:
-    """Resume a run from its newest checkpoint, also on another node count; return at once.
+    """Resume a run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
     `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
     """

@@ -57,8 +57,10 @@ def json_option(command: Command) -> Command:
     return option(takes_console(command))
 
 
-def _take_nodes(ctx: click.Context, param: click.Parameter, value: Any) -> int:
+def take_nodes(ctx: click.Context, param: click.Parameter, value: Any) -> int | None:
     """Return the number of nodes; the smallest number of a range becomes `least_nodes`."""
+    if value is None:
+        return None
     if isinstance(value, str) and (found := parse_range(value)):
         ctx.params["least_nodes"] = found[0]
         return found[1]
@@ -71,7 +73,7 @@ def nodes_option(command: Command) -> Command:
         "-n",
         "--nodes",
         type=click.UNPROCESSED,
-        callback=_take_nodes,
+        callback=take_nodes,
         default=1,
         metavar="N|MIN-MAX",
         help="Number of nodes, or a range.",

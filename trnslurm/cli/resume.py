@@ -16,6 +16,7 @@ from trnslurm.cli.options import (
     path_option,
     run_argument,
     run_name_argument,
+    take_nodes,
     workspace_option,
 )
 from trnslurm.cli.output import Terminal, echo_json, say
@@ -33,7 +34,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 @click.command("resume")
 @run_name_argument
-@click.option("-n", "--nodes", type=int, help="Continue on this number of nodes.")
+@click.option(
+    "-n",
+    "--nodes",
+    type=click.UNPROCESSED,
+    callback=take_nodes,
+    help="Continue on this number of nodes, or on a range: 2-4.",
+)
 @click.option("--stop-at", type=int, metavar="STEP", help="End after this step; 0: the last.")
 @click.option(
     "--set",
@@ -58,8 +65,8 @@ def resume_command(run: str, workspace: Workspace, console: Terminal, **options:
     ended it before its last step. None of its jobs may be running, and Slurm must confirm that.
     The runs of a chain that wait for it are submitted too.
 
-    With --nodes it continues on another number of nodes with the same global batch; graphs that
-    are not compiled for that number are compiled first.
+    With --nodes it continues on another number or range of nodes with the same global batch;
+    graphs that are not compiled for that number are compiled first.
 
     A run that ended at train.stop_at continues to its last step, or to the step of --stop-at.
 

@@ -18,6 +18,7 @@ from trnslurm.rundir import (
     INGREDIENTS,
     NODE_SCRIPT,
     NOTIFY,
+    OF_COUNT,
     PLAN,
     STRATEGY,
     RunFiles,
@@ -78,7 +79,8 @@ def read_bundle(directory: Path) -> Bundle:
         raise RenderError(f"{directory}: no such directory")
     if not (directory / PLAN).is_file():
         raise RenderError(f"{directory} is not a rendered bundle: it has no {PLAN}")
-    found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
+    places = (directory, *directory.glob(OF_COUNT.format("*")))
+    found = [f for place in places for pattern in _PATTERNS for f in place.glob(pattern)]
     found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
         raise RenderError(f"{link} is a link, but a bundle has no links: render it again")

@@ -23,10 +23,10 @@ from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import flatten, merge, plain
 from trnslurm.config.values import parse_notify
 from trnslurm.errors import ConfigError, PlanError, RunError
-from trnslurm.plan.spec import JobSpec, caps_of, has_own_batch, make_spec
+from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
-from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, PLAN
+from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
@@ -36,11 +36,16 @@ CAP_KEYS = ("slurm.max_node_hours", "slurm.max_cost", "slurm.max_attempts")
 _SEARCHED_NODES = 64  # counts to try, if the requested count does not fit
 
 
-def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> Job:
-    """Return a run's job for another node count; refuse if the training would differ."""
+def resize(
+    run: RunDir, job: Job, nodes: int, least: int | None, template_dirs: Sequence[Path]
+) -> Job:
+    """Return a run's job for another node count, or for a range of `least` to `nodes`.
+
+    Refuse if the training would differ.
+    """
     head = parse_yaml(job.bundle.files[CONFIG])
-    source = run.code / "jobs" / job.recipe
-    config = read_config(head, recipe_dir=str(source), where=str(run.config_file))
+    source = str(run.code / "jobs" / job.recipe)
+    config = read_config(head, recipe_dir=source, where=str(run.config_file))
     code = {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
     was = _spec(config, job, job.nodes)
     again = render_job(was, template_dirs, code=code).files
@@ -50,8 +55,11 @@ def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> 
             f"{__version__} renders: for {nodes} nodes more than the count would change; resume it "
             f"on {job.nodes}, or trnslurm submit {job.recipe} --from {run.name} --nodes {nodes}"
         )
+    head["config"] = merge(head["config"], {"slurm": {"min_nodes": least}})
+    config = read_config(head, recipe_dir=source, where=str(run.config_file))
     try:
         spec = _spec(config, job, nodes)
+        fewer_nodes(spec)
     except (PlanError, ConfigError) as error:
         why = str(error).partition("; nearest")[0]
         fit = [n for n in range(1, max(_SEARCHED_NODES, 2 * nodes) + 1) if _fits(config, job, n)]
@@ -83,12 +91,16 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
         raise RunError(f"{option}: it has a checkpoint of step {done}; take a later step")
     if plan["train"]["stop_at"] == step:
         return job
-    plan["train"]["stop_at"] = head["config"]["train"]["stop_at"] = step
-    changed = {PLAN: to_json(plan), CONFIG: to_config_yaml(head)}
-    shapes = json.loads(job.bundle.files.get(INGREDIENTS, b"{}"))
-    if "stop_at" in shapes.get("train", {}):  # the script does not declare its graphs
-        shapes["train"]["stop_at"] = step
-        changed[INGREDIENTS] = to_json(shapes)
+    head["config"]["train"]["stop_at"] = step
+    changed = {CONFIG: to_config_yaml(head)}
+    for name, data in job.bundle.files.items():
+        place, _, file = name.rpartition("/")
+        if file not in (PLAN, INGREDIENTS) or place.startswith("code"):
+            continue
+        tree = json.loads(data)
+        if "stop_at" in tree.get("train", {}):  # in ingredients only if no graphs are declared
+            tree["train"]["stop_at"] = step
+            changed[name] = to_json(tree)
     return replace(job, bundle=Bundle(files={**job.bundle.files, **changed}))
 
 
@@ -155,9 +167,15 @@ def adopt_files(run: RunDir) -> None:
     if not run.files_aside.is_dir():
         return
     wanted = run.record().sha256
-    for file in sorted(run.files_aside.iterdir()):
-        if wanted.get(file.name) == hashlib.sha256(file.read_bytes()).hexdigest():
-            file.replace(run.path / file.name)
+    for file in sorted(f for f in run.files_aside.rglob("*") if f.is_file()):
+        name = str(file.relative_to(run.files_aside))
+        if wanted.get(name) == hashlib.sha256(file.read_bytes()).hexdigest():
+            (run.path / name).parent.mkdir(exist_ok=True)
+            file.replace(run.path / name)
+    # Of node counts that the range no longer has.
+    for place in run.path.glob(OF_COUNT.format("*")):
+        if not any(name.startswith(f"{place.name}/") for name in wanted):
+            shutil.rmtree(place)
     shutil.rmtree(run.files_aside)
 
 

@@ -40,6 +40,8 @@ class Continuation(Frozen):
     """What changes when a run continues."""
 
     nodes: int | None = None
+    least_nodes: int | None = None
+    """The smallest number, if `nodes` is the largest of a range."""
     stop_at: int | None = None
     """The step after which the run ends; 0: its last step. None: the step stays, unless the run
     has reached it."""
@@ -60,6 +62,7 @@ class Continuation(Frozen):
         """Check whether anything changes for a run on `nodes` nodes."""
         return (
             self.nodes not in (None, nodes)
+            or self.least_nodes is not None
             or self.stop_at is not None
             or any((self.notify, self.settings))
         )
@@ -73,9 +76,10 @@ class Continuation(Frozen):
                 f"{run.path / changed[0]} was changed after the submission: submit it as a new run"
             )
         check_here(job)
-        if self.nodes in (None, job.nodes):
+        least = job.profile.slurm.min_nodes
+        if self.nodes is None or (self.nodes, self.least_nodes) == (job.nodes, least):
             return job
-        return resize(run, job, self.nodes, self.template_dirs)
+        return resize(run, job, self.nodes, self.least_nodes, self.template_dirs)
 
 
 class Resumed(Frozen):
