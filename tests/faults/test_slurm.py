@@ -8,7 +8,9 @@ import pytest
 
 from ..waiting import eventually
 from . import invariants
-from .trainings import INTERVAL, STEPS, Training, submit
+from .conftest import Control
+from .results import Row
+from .trainings import INTERVAL, STEPS, Recovery, Training, submit
 
 pytestmark = pytest.mark.faults
 
@@ -178,6 +180,17 @@ def test_spare(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
+def same_training(run: Training, control: Control, row: Row, recovery: Recovery) -> None:
+    """All invariants, for a training whose number of nodes has changed."""
+    assert recovery.lost <= INTERVAL
+    invariants.every_sample_once(run, STEPS)
+    invariants.same_numbers(run, control(nodes=3), rel=1e-6)
+    invariants.ended_well(run)
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=recovery.lost, bound=INTERVAL)
+    row.measured(recovery)
+
+
 @pytest.mark.row(27, "a node goes off, and the training continues on the two that are left")
 def test_fewer_nodes_left(user, control, row) -> None:
     run = submit(user, "slurm.min_nodes=1", nodes=3)
@@ -188,10 +201,40 @@ def test_fewer_nodes_left(user, control, row) -> None:
     run.finish()
     run.sandbox.fault(node, "power-on")
     assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
-    assert recovery.lost <= INTERVAL
-    invariants.every_sample_once(run, STEPS)
-    invariants.same_numbers(run, control(nodes=3), rel=1e-6)
-    invariants.ended_well(run)
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6", lost=recovery.lost, bound=INTERVAL)
-    row.measured(recovery)
+    same_training(run, control, row, recovery)
+
+
+@pytest.mark.row(29, "the first node of a job with a range goes off, and stays off")
+def test_first_node_of_a_range(user, control, row) -> None:
+    """Slurm must have given it up before the requeue (22.05), or must not wait for it (24.11)."""
+    run = submit(user, "slurm.min_nodes=2", nodes=3)
+    run.reach(25)
+    job, node = run.jobs["train"], run.hosts()[0]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "power-off"))
+    assert node not in run.hosts(recovery.attempt)
+    run.finish()
+    run.sandbox.fault(node, "power-on")
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    same_training(run, control, row, recovery)
+
+
+@pytest.mark.row(30, "too few nodes are left: it waits for one that comes back")
+def test_too_few_nodes_left(user, control, row) -> None:
+    run = submit(user, "slurm.min_nodes=3", nodes=4)
+    run.reach(25)
+    job, nodes = run.jobs["train"], run.hosts()[2:]
+    run.sandbox.fault(nodes[0], "power-off")
+    run.reach(45, attempt=2)
+
+    def fault() -> None:
+        run.sandbox.fault(nodes[1], "power-off")
+        eventually(lambda: run.said(2)["state"] == "REQUEUED", said=run.story)
+        eventually(lambda: "PENDING" in run.sandbox.queue()[0], said=run.story)
+        assert "held" not in run.shown()
+        run.sandbox.fault(nodes[0], "power-on")
+
+    recovery = run.recover(fault)
+    run.finish()
+    run.sandbox.fault(nodes[1], "power-on")
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    same_training(run, control, row, recovery)

@@ -174,6 +174,21 @@ def test_state_of_an_attempt_that_completes(script: Script) -> None:
     assert script.bench.read("words") == "-x\n"
 
 
+def test_a_step_that_srun_aborts_is_no_success(script: Script) -> None:
+    """srun may exit with 0 all the same; what it said in an earlier try does not count."""
+    aborts = "echo 'srun: Job step aborted: Waiting up to 7 seconds' >> logs/train-4711.log\n"
+    script.step(STARTED + aborts)
+    script.options = []
+    assert script.run() == 1
+    assert script.ended()[0] == "FAILED"
+    script.step(f"{aborts}if [ -e again ]; then {STARTED}exit 0; fi\ntouch again; exit 1\n")
+    (script.bench.directory / "logs/train-1-node0.log").unlink()
+    assert script.run() == 1
+    script.step(f"if [ -e more ]; then {STARTED}exit 0; fi\n{aborts}touch more; exit 1\n")
+    (script.bench.directory / "logs/train-1-node0.log").unlink()
+    assert script.run() == 0
+
+
 def test_slurm_does_not_hold_an_expedited_job_that_failed(script: Script) -> None:
     script.options = ["--expedite"]
     script.step(STARTED + "exit 9\n")

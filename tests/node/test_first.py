@@ -16,7 +16,13 @@ NAMES = {"TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "2", "SLURM_NODEID": "1"
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
     """What the controller says and is asked; the node's beats reach nobody."""
-    said: dict[str, Any] = {"answers": False, "ends": "RUNNING", "requeued": 0, "restarts": []}
+    said: dict[str, Any] = {
+        "answers": False, "ends": ["RUNNING"], "has": [True], "requeues": True, "requeued": 0,
+    }  # fmt: skip
+
+    def next_of(what: str) -> Any:
+        """The next answer; the last one stays."""
+        return said[what].pop(0) if len(said[what]) > 1 else said[what][0]
 
     class Controller:
         def __init__(self, job_id: str, restarts: int, _retry_s: object) -> None:
@@ -27,7 +33,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
             return said["answers"]
 
         def what_ends_job(self) -> str:
-            return said["ends"]
+            return str(next_of("ends"))
+
+        def has_node(self, host: str) -> bool:
+            assert host == "node-1"
+            return bool(next_of("has"))
+
+        def requeues_without(self, host: str) -> bool:
+            return said["requeues"] or not self.has_node(host)
 
         def requeue(self) -> str:
             said["requeued"] += 1
@@ -51,7 +64,16 @@ def state(tmp_path) -> dict[str, Any]:
     return json.loads((tmp_path / "state/train-2.json").read_text())
 
 
-def test_the_job_is_requeued_without_its_first_node(asked, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "known",
+    [
+        {},
+        {"requeues": False, "has": [True, True, False]},  # an older Slurm
+        {"answers": True, "has": [True, False]},  # the node has rebooted
+    ],
+)
+def test_the_job_is_requeued_without_its_first_node(asked, tmp_path, known: dict) -> None:
+    asked |= known
     assert first.main() == 0
     assert asked["requeued"] == 1
     now = state(tmp_path)
@@ -60,9 +82,16 @@ def test_the_job_is_requeued_without_its_first_node(asked, tmp_path) -> None:
     assert now["hosts"] == "node-1,node-2"
 
 
-@pytest.mark.parametrize("known", [{"answers": True}, {"ends": "CANCELLED"}, {"ends": "REQUEUED"}])
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"ends": ["CANCELLED"]},
+        {"ends": ["REQUEUED"]},
+        {"answers": True, "ends": ["RUNNING", "RUNNING", "CANCELLED"]},  # Slurm ends the job
+    ],
+)
 def test_it_is_not(asked, tmp_path, known: dict[str, Any]) -> None:
-    """Its slurmd answers, or the job ends already."""
+    """The job ends anyway."""
     asked |= known
     assert first.main() == 0
     assert asked["requeued"] == 0
@@ -73,4 +102,5 @@ def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [first.patience_s(node) for node in (0, 1, 2, 3, 1000)] == [6.0, 6.0, 11.0, 16.0, 66.0]
     monkeypatch.delenv(BEATS, raising=False)
     monkeypatch.setenv("SLURM_NODEID", "3")
+    monkeypatch.setenv("TRNSLURM_ATTEMPT", "1")
     assert first.main() == 0  # of a job that keeps no signs of life

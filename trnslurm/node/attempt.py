@@ -26,6 +26,7 @@ from trnslurm.node.caps import Caps
 from trnslurm.node.controller import Controller
 from trnslurm.node.ending import (
     Ending,
+    aborted_steps,
     earlier_attempts,
     how_it_ended,
     lost_nodes,
@@ -275,7 +276,8 @@ class AttemptProgram:
         if self.trains:  # a restart would wait half a second until the causes are read
             threading.Thread(target=matching, args=("",), daemon=True).start()
         if self.trains and self._options.standby:
-            self._standby = relaunch.Standby(self._options.script, self.state)
+            script = self._job.scripts[len(self.state.hosts.split(","))]
+            self._standby = relaunch.Standby(script, self.state)
         if beats := self._job.beats:
             beats.begin(self.state.attempt)
             os.environ[BEATS] = beats.place
@@ -314,11 +316,14 @@ class AttemptProgram:
             self._step = self._step or processes.spawn(
                 self._options.command, own_session=not self.on_slurm
             )
+            aborted = aborted_steps(self.state) if self.on_slurm else 0
             code = self._wait_for_step()
             self._step = 0
             if self._job.relay:
                 self._job.relay.join(_RELAY_S)
                 self._job.relay = None
+            if code == 0 and self.on_slurm and aborted_steps(self.state) > aborted:
+                code = 1
             # Once anything was started a node's log is there, and the exit code is the job's own.
             logs = RUN.node_logs(self.state.phase, self.state.attempt)
             if pause_s is None or code == 0 or self._asked_to_end() or logs:
@@ -496,12 +501,14 @@ class AttemptProgram:
         self.state.state, self.state.reason = ending.state, ending.reason
         self.state.cause = ending.cause
         if ending.state == "REQUEUED":
-            self._start_again(ending, bad_nodes, hosts_then)
+            self._start_again(ending, bad_nodes, hosts_then, lost)
         if self.state.state != "COMPLETED" and ending.cause not in (CRASH, ERROR):
             return TERMINATED  # even after exit code 0: runs that wait for its success must wait
         return code
 
-    def _start_again(self, ending: Ending, bad_nodes: left_out.Change, hosts: list[str]) -> None:
+    def _start_again(
+        self, ending: Ending, bad_nodes: left_out.Change, hosts: list[str], lost: list[str]
+    ) -> None:
         """Start again here, or have Slurm start the job, unless it is being cancelled."""
         state = self.state
         ended_by = self.controller.what_ends_job()
@@ -519,6 +526,9 @@ class AttemptProgram:
         if not why_not:
             self.state.note()  # before Slurm is asked: KILL may follow
             self._expect_kill()
+            lost = [*lost, *self.controller.silent(self._job.allocation)]
+            if lost and ended_by == "RUNNING":
+                self.controller.leave([h for h in self._job.allocation if h not in lost])
             why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
         if why_not:
             state.state = ending.refused

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trnslurm.node.beats import answers
@@ -15,6 +16,7 @@ from trnslurm.node.beats import answers
 _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
 _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
+_MOST_THREADS = 64
 _SLURMD_PORT = 6818  # scontrol shows the port only if it is another
 # Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -77,10 +79,43 @@ class Controller:
 
     def answers(self, node: str) -> bool:
         """Check whether a node's slurmd, or at least its host, answers; if unknown, it does."""
-        _, said = _scontrol("show", "node", "-o", node, timeout_s=self.patience_s)
-        address = re.search(r" NodeAddr=(\S+) ", said)
-        port = re.search(r" Port=(\d+) ", said)
-        return not address or answers(address[1], int(port[1]) if port else _SLURMD_PORT)
+        return not self.silent([node])
+
+    def silent(self, nodes: Sequence[str]) -> list[str]:
+        """Return the nodes of which neither slurmd nor the host answers."""
+        _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
+        asked = [line for line in said.splitlines() if " NodeAddr=" in line]
+        with ThreadPoolExecutor(min(len(asked), _MOST_THREADS) or 1) as pool:
+            there = [*pool.map(_answers, asked)]
+        names = [line.partition("NodeName=")[2].partition(" ")[0] for line in asked]
+        return [name for name, answer in zip(names, there, strict=True) if not answer]
+
+    def has_node(self, node: str) -> bool:
+        """Check whether a node is in the job's allocation; if unknown, it is."""
+        found = re.search(r" NodeList=([^ (]+) ", self._job())
+        return not found or node in self.host_names(found[1])
+
+    def requeues_without(self, node: str) -> bool:
+        """Check whether a requeue succeeds though this node of the job has failed.
+
+        Slurm before 23.11.11 and 24.05.6 does not finish the requeue of a job if one of its nodes
+        goes down meanwhile, and then holds the job for good: kill_running_job_by_node_name in
+        src/slurmctld/job_mgr.c lacks batch_requeue_fini.
+        """
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", _scontrol("--version")[1])
+        version = tuple(map(int, found.groups())) if found else ()
+        finishes = version >= (24, 5, 6) or (23, 11, 11) <= version < (24,)
+        return finishes or not self.has_node(node)
+
+    def leave(self, kept: Sequence[str]) -> None:
+        """Give up all nodes but these, for a requeue without the others; the first one must stay.
+
+        The next start may have all nodes again.
+        """
+        if not self.in_step:
+            _scontrol("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")
+        for file in Path().glob(f"slurm_job_{self._job_id}_resize.*"):
+            file.unlink(missing_ok=True)  # scontrol writes scripts for the shell of the job
 
     def requeue(self) -> str:
         """Ask Slurm to start the job again after this program; return why not, or an empty text."""
@@ -114,6 +149,12 @@ class Controller:
             time.sleep(pause_s)
             code, said = _scontrol(*words)
         return code, said
+
+
+def _answers(node: str) -> bool:
+    address = re.search(r" NodeAddr=(\S+) ", node)
+    port = re.search(r" Port=(\d+) ", node)
+    return not address or answers(address[1], int(port[1]) if port else _SLURMD_PORT)
 
 
 def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:

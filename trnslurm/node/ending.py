@@ -232,6 +232,15 @@ def lost_nodes(state: AttemptState) -> str:
     return ",".join(dict.fromkeys(found))
 
 
+def aborted_steps(state: AttemptState) -> int:
+    """Return how many steps srun has aborted in an attempt.
+
+    srun may then exit with 0, though tasks were killed (slurm_step_launch_wait_finish in
+    src/api/step_launch.c).
+    """
+    return _batch_log(state).count("srun: Job step aborted")
+
+
 def who_ended(state: AttemptState) -> str:
     """Return who ended or requeued the job, from what Slurm wrote to the batch log.
 

@@ -23,13 +23,15 @@ _RETRY_S = (5.0, 10.0, 30.0)
 
 def main() -> int:
     """Wait for an answer of the first node, or requeue the job."""
-    node = int(os.environ["SLURM_NODEID"])
+    node, attempt = int(os.environ["SLURM_NODEID"]), int(os.environ["TRNSLURM_ATTEMPT"])
     if BEATS in os.environ:
-        sender = Sender(int(os.environ["TRNSLURM_ATTEMPT"]), node)
+        sender = Sender(attempt, node)
+        patience = patience_s(node)
         while not sender.hears(PERIOD_S):
-            if sender.silent_s >= patience_s(node):
-                requeue_if_lost(os.environ["TRNSLURM_PHASE"], int(os.environ["TRNSLURM_ATTEMPT"]))
-                break
+            if sender.silent_s >= patience:
+                if requeue_if_lost(os.environ["TRNSLURM_PHASE"], attempt):
+                    break
+                patience += patience_s(node)
         sender.close()
     return 0
 
@@ -39,18 +41,26 @@ def patience_s(node: int) -> float:
     return SILENT_S + min(_TURN_S * max(node - 1, 0), _LAST_TURN_S)
 
 
-def requeue_if_lost(phase: str, attempt: int) -> None:
-    """Requeue the job, unless its first node answers, or anything ends the job."""
+def requeue_if_lost(phase: str, attempt: int) -> bool:
+    """Requeue the job if its first node is lost; return False if that must be looked at again.
+
+    A node that answers may have rebooted: then Slurm takes it out of the job once slurmd registers.
+    """
     state = read_state(phase, attempt)
     first = os.environ["TRNSLURM_ALLOCATION"].partition(",")[0]
     controller = Controller(state.job_id, state.restarts, _RETRY_S)
-    if controller.answers(first) or controller.what_ends_job() != "RUNNING":
-        return
+    if controller.what_ends_job() != "RUNNING":
+        return True
+    if controller.answers(first) and controller.has_node(first):
+        return False
+    if not controller.requeues_without(first):
+        return False  # Slurm gives the node up after its SlurmdTimeout
     processes.say(f"{first}, the first node of the job, does not answer: the job is requeued")
     state.cause = "requeued"
     state.note("REQUEUED", f"{first}, the job's first node, failed")
     if why_not := controller.requeue():
         processes.say(f"error: the job could not be requeued: {why_not}")
+    return True
 
 
 if __name__ == "__main__":
