@@ -79,6 +79,27 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
         assert any(message in line for line in said), (new, said)
 
 
+KEY_TYPES = """
+import sys
+from unittest.mock import patch
+from pcluster.validators.ec2_validators import KeyPairValidator
+for kind in ("ed25519", "rsa"):
+    with patch("pcluster.validators.ec2_validators.KeyPairInfo") as answer:
+        answer.return_value.key_type = kind
+        found = KeyPairValidator().execute(key_name="key", os=sys.argv[1])
+    print(kind, *[failure.message for failure in found])
+"""
+
+
+def test_the_key_pair_must_not_be_rsa() -> None:
+    os_name, said = re.search(r"Os: (\S+)[\s\S]*KeyName: \S+ +# (.*)", CLUSTER.read_text()).groups()
+    result = run_process([PYTHON, "-c", KEY_TYPES, os_name])
+    ed25519, rsa = result.out.splitlines()
+    assert ed25519 == "ed25519", result.out + result.err
+    assert "use an ed25519 key" in rsa
+    assert "ed25519" in said
+
+
 def test_every_placeholder_is_marked() -> None:
     placeholder = re.compile(r"replace-me|203\.0\.113\.|(subnet|ami|sg|cr)-0\w{16}|us-west-2")
     for path in CONFIG.glob("*.yaml"):
