@@ -10,7 +10,13 @@ import pytest
 
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace, packaged_root
-from trnslurm.plan.memory import Memory, check_memory, estimate_memory, shape_of
+from trnslurm.plan.memory import (
+    Memory,
+    check_memory,
+    estimate_memory,
+    larger_micro_batch,
+    shape_of,
+)
 from trnslurm.plan.spec import make_spec
 
 ROOT = Path(__file__).parents[2]
@@ -202,3 +208,18 @@ def test_pages_say_of_llama_on_trainium_what_the_plan_says() -> None:
         text = " ".join((ROOT / page).read_text().replace("#", "").split())
         assert re.findall(r"from (\d+) nodes of trn1\.32xlarge", text) == [str(fit[0])], page
     assert not any(memory_of("llama3_clm", "xla_fsdp", "trn1", nodes=n).fits for n in counts)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "settings", "larger"),
+    [
+        ("p5en", [], 2),
+        ("p4d", [], None),  # no room
+        ("p5en", ["batch.global_batch=8"], None),  # each worker has one micro-batch
+    ],
+)
+def test_half_empty_devices_could_take_a_larger_micro_batch(
+    cluster: str, settings: list[str], larger: int | None
+) -> None:
+    config = resolve(WORKSPACE, "gpt2_zero1", cluster=cluster, preset="xl", settings=settings)
+    assert larger_micro_batch(make_spec(config, 1, need_time=False)) == larger

@@ -23,7 +23,7 @@ from trnslurm.console import Console
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
-from trnslurm.plan.memory import Memory, check_memory, estimate_memory
+from trnslurm.plan.memory import Memory, check_memory, estimate_memory, larger_micro_batch
 from trnslurm.plan.script import check_script
 from trnslurm.plan.spec import JobSpec, ends_unknown, has_own_batch, make_spec, why_no_hours
 
@@ -58,6 +58,19 @@ class Plan(Frozen):
         lines = [f"on {_on(nodes)}, {warning}" for warning, nodes in found.items()]
         return [*lines, *filter(None, [check_script(self.specs[0])])]
 
+    @property
+    def hints(self) -> list[str]:
+        """The node counts on which half of a device's memory stays free."""
+        found: dict[int, list[str]] = {}
+        for spec in self.specs:
+            if larger := larger_micro_batch(spec):
+                found.setdefault(larger, []).append(str(spec.nodes))
+        return [
+            f"on {_on(nodes)}, more than half of a device's memory stays free: batch.micro_batch="
+            f"{larger} may be faster"
+            for larger, nodes in found.items()
+        ]
+
     def lines(self) -> Iterator[str]:
         """Yield the plan as text, without the node counts that were refused."""
         header, rows = self._table()
@@ -69,6 +82,7 @@ class Plan(Frozen):
             yield from text_table(*memory, right=",".join(memory[0]))
             yield ""
         yield from (f"warning: {text}" for text in self.warnings)
+        yield from (f"hint: {text}" for text in self.hints)
 
     def not_on(self) -> Iterator[str]:
         """Yield a line for each reason why the job cannot run on some node counts."""
@@ -92,7 +106,9 @@ class Plan(Frozen):
         if memory := self._memory():
             found.append(f"<p>{_OF_MEMORY}:</p>")
             found.append(html_table(*memory, right=",".join(memory[0])))
-        below = (*(f"warning: {text}" for text in self.warnings), *self._remarks(), *self.not_on())
+        said = [f"warning: {text}" for text in self.warnings]
+        said += [f"hint: {text}" for text in self.hints]
+        below = (*said, *self._remarks(), *self.not_on())
         return "\n".join([*found, *(f"<p>{escaped(line)}</p>" for line in below)])
 
     def _title(self) -> str:

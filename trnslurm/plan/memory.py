@@ -132,6 +132,14 @@ def check_memory(spec: JobSpec) -> str:
     return f"a worker needs more than {has}, by an estimate: try {advice}"
 
 
+def larger_micro_batch(spec: JobSpec) -> int | None:
+    """Return twice the micro-batch if it divides the batch and half of the device stays free."""
+    memory, batch = estimate_memory(spec), spec.batch
+    larger = 2 * batch.micro_batch
+    free = memory is not None and 2 * memory.total < memory.available
+    return larger if free and batch.accumulation % 2 == 0 and not batch.padding else None
+
+
 def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
     of_words = recipe.data.labelled.task == "ner"
     shape, instance = shape_of(recipe.model, of_words=of_words), spec.instance
