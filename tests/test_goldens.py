@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
         TRN1,
         ["instance_type=trn1n.32xlarge", "slurm.time_min=2880"],
     ),
+    "trn2-2-nodes": ("gpt2_zero1 2 trn2 xl", TRN1, ["slurm.time_min=2880"]),
     # It may lose a node, and has caps.
     "p4d-2-nodes": (
         "gpt2_zero1 2 p4d xl",
@@ -127,6 +128,7 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
         LLAMA,
         ["batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=2880"],
     ),
+    "llama-fsdp-p5en-2-nodes": ("llama3_clm 2 p5en fsdp", LLAMA, ["slurm.time_min=2880"]),
     "llama-xla-fsdp-p4de-2-nodes": ("llama3_clm 2 p4de xla_fsdp", LLAMA, ["device=xla-cuda"]),
     "llama-xla-fsdp-trn1-2-nodes": ("llama3_clm 2 trn1 xla_fsdp", LLAMA, ["slurm.time_min=2880"]),
     "llama-tiny-local-2-nodes": ("llama3_clm 2 local tiny", LOCAL, []),

@@ -248,7 +248,7 @@ def test_completion_script(cli, shell: str) -> None:
     [
         ("trnslurm su", {"submit"}),
         ("trnslurm submit gpt2", {"gpt2_zero1"}),
-        ("trnslurm submit gpt2_zero1 --cluster p", {"pc", "p4d", "p4de", "p5"}),
+        ("trnslurm submit gpt2_zero1 --cluster p", {"pc", "p4d", "p4de", "p5", "p5en"}),
         ("trnslurm submit gpt2_zero1 --preset ti", {"tiny"}),
         ("trnslurm status 2026", {"20260101-000000-gpt"}),
         ("trnslurm status la", {"last"}),

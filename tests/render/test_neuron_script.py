@@ -25,8 +25,8 @@ def render(cli, tmp_path):
 
     def render(recipe: str, *sets: str) -> Path:
         words = [word for setting in sets for word in ("--set", setting)]
-        cluster = ("--cluster", "trn1", "--nodes", "2", "--time", "60", "-o", tmp_path / "bundle")
-        done = cli("render", recipe, *cluster, *words)
+        cluster = ("--cluster", "trn1", "--nodes", "2", "--time", "60")
+        done = cli("render", recipe, *cluster, "--force", "-o", tmp_path / "bundle", *words)
         assert done.code == 0, done
         return tmp_path / "bundle"
 
@@ -59,6 +59,20 @@ def test_what_was_interrupted_is_compiled_again_once_asked_for(render, flags):
         words = exported(bundle / f"{phase}.sbatch")["NEURON_CC_FLAGS"].strip("'").split()
         assert words.count("--retry_failed_compilation") == 1
         assert ("-O1" in words) == ("-O1" in flags)
+
+
+def test_logical_cores_are_said_to_compiler_and_runtime_alike(render, cli):
+    trn2 = "instance_types={trn2.48xlarge: {lnc: 1, workers: [128], multi_node_workers: [128]}}"
+    for sets, lnc in (((), "2"), ((trn2,), "1")):
+        bundle = render("bert_pretrain", "instance_type=trn2.48xlarge", *sets)
+        for phase in ("precompile", "train"):
+            seen = exported(bundle / f"{phase}.sbatch")
+            assert seen["NEURON_LOGICAL_NC_CONFIG"] == lnc
+            assert f"--lnc={lnc} " in seen["NEURON_CC_FLAGS"]
+    where = ("--cluster", "trn2", "--time", "60", "--set")
+    for setting in ("neuron.cc_flags=--lnc 1", "env.NEURON_LOGICAL_NC_CONFIG=1"):
+        done = cli("render", "bert_pretrain", *where, setting)
+        assert done.code == 1 and "instance_types." in done.err, done
 
 
 def test_a_precompile_waits_for_its_slowest_node(render):

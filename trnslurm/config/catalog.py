@@ -1,7 +1,19 @@
 """The instance types: devices, supported worker counts, network, memory, speed and price.
 
-The figures are AWS's; prices are on demand, from third parties. A cluster profile can override
-fields, or add types, under `instance_types`.
+A cluster profile can override fields, or add types, under `instance_types`. Sources, read in
+November 2026:
+
+- CPUs, memory, GPUs, network and EFA interfaces: EC2's DescribeInstanceTypes of 2026-10-27, as in
+  moto 5.2.5 (moto/ec2/resources/instance_types.json.gz). Memory is in whole GiB, rounded down.
+- Trainium's memory and speed: AWS's Neuron documentation (about-neuron/arch/neuron-hardware,
+  2026-08). EC2 gives the memory of trn2 as 512 GiB per chip; the chip has 96.
+- Speed of GPUs: NVIDIA's data sheets of H100 and H200, HGX B200 and HGX B300 (alike in BF16) and
+  L40S, halved where they count sparsity.
+- Prices: on demand in us-east-1, of August and September 2026, from third parties. p5e and trn2
+  have no price on demand that is public: they are sold in capacity blocks.
+
+trn3 is not here: EC2 lists no instance type, and Neuron's documentation gives figures of whole
+UltraServers only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +53,8 @@ class InstanceType(Frozen):
     """Dense BF16 TFLOP/s of the whole instance."""
     price_per_hour: float | None = None
     """US dollars, on demand; None: unknown."""
+    lnc: int = 0
+    """Physical NeuronCores in a logical one; workers are counted in logical ones. 0: no choice."""
 
     @property
     def gpus(self) -> int:
@@ -88,6 +102,35 @@ class InstanceType(Frozen):
 
 _GPU_WORKERS = tuple(range(1, 9))
 
+
+def _gpus(
+    name: str,
+    number: int,
+    device_gib: int,
+    bf16_tflops: float,
+    price_per_hour: float | None,
+    *,
+    vcpus: int,
+    host_gib: int,
+    efa: int,
+    network_gbps: int,
+) -> InstanceType:
+    return InstanceType(
+        name=name,
+        device="cuda",
+        accelerators=number,
+        workers=_GPU_WORKERS[:number],
+        multi_node_workers=_GPU_WORKERS[:number],
+        vcpus=vcpus,
+        host_gib=host_gib,
+        device_gib=device_gib,
+        efa=efa,
+        network_gbps=network_gbps,
+        bf16_tflops=bf16_tflops,
+        price_per_hour=price_per_hour,
+    )
+
+
 _TYPES = (
     InstanceType(
         name="trn1.2xlarge", device="neuron", accelerators=1, workers=(1, 2),
@@ -104,26 +147,53 @@ _TYPES = (
         multi_node_workers=(32,), vcpus=128, host_gib=512, device_gib=512, efa=16,
         network_gbps=1600, bf16_tflops=3040, price_per_hour=24.78,
     ),
-    # Logical cores at the default NEURON_LOGICAL_NC_CONFIG=2.
+    # No document of AWS's says that Neuron trains on several trn2.3xlarge.
     InstanceType(
-        name="trn2.48xlarge", device="neuron", accelerators=16, workers=(1, 4, 16, 64),
-        multi_node_workers=(64,), vcpus=192, host_gib=2048, device_gib=1536, efa=16,
-        network_gbps=3200, bf16_tflops=10700,
+        name="trn2.3xlarge", device="neuron", accelerators=1, workers=(1, 4),
+        multi_node_workers=(), vcpus=12, host_gib=128, device_gib=96, efa=1,
+        network_gbps=200, bf16_tflops=667, lnc=2,
     ),
-    InstanceType(
-        name="p4d.24xlarge", device="cuda", accelerators=8, workers=_GPU_WORKERS,
-        multi_node_workers=_GPU_WORKERS, vcpus=96, host_gib=1152, device_gib=320, efa=4,
-        network_gbps=400, bf16_tflops=2496, price_per_hour=21.957642,
+    *(
+        InstanceType(
+            name=name, device="neuron", accelerators=16, workers=(1, 4, 16, 64),
+            multi_node_workers=(64,), vcpus=192, host_gib=2048, device_gib=1536, efa=16,
+            network_gbps=3200, bf16_tflops=10700, lnc=2,
+        )
+        for name in ("trn2.48xlarge", "trn2u.48xlarge")  # trn2u: a quarter of an UltraServer
     ),
-    InstanceType(
-        name="p4de.24xlarge", device="cuda", accelerators=8, workers=_GPU_WORKERS,
-        multi_node_workers=_GPU_WORKERS, vcpus=96, host_gib=1152, device_gib=640, efa=4,
-        network_gbps=400, bf16_tflops=2496, price_per_hour=27.44705,
+    _gpus(
+        "p4d.24xlarge", 8, 320, 2496, 21.957642,
+        vcpus=96, host_gib=1152, efa=4, network_gbps=400,
     ),
-    InstanceType(
-        name="p5.48xlarge", device="cuda", accelerators=8, workers=_GPU_WORKERS,
-        multi_node_workers=_GPU_WORKERS, vcpus=192, host_gib=2048, device_gib=640, efa=32,
-        network_gbps=3200, bf16_tflops=7912, price_per_hour=55.04,
+    _gpus(
+        "p4de.24xlarge", 8, 640, 2496, 27.44705,
+        vcpus=96, host_gib=1152, efa=4, network_gbps=400,
+    ),
+    _gpus("p5.4xlarge", 1, 80, 989, 6.88, vcpus=16, host_gib=256, efa=1, network_gbps=100),
+    _gpus("p5.48xlarge", 8, 640, 7912, 55.04, vcpus=192, host_gib=2048, efa=32, network_gbps=3200),
+    _gpus("p5e.48xlarge", 8, 1128, 7912, None, vcpus=192, host_gib=2048, efa=32, network_gbps=3200),
+    _gpus(
+        "p5en.48xlarge", 8, 1128, 7912, 63.296,
+        vcpus=192, host_gib=2048, efa=16, network_gbps=3200,
+    ),
+    _gpus(
+        "p6-b200.48xlarge", 8, 1432, 18000, 113.9328,
+        vcpus=192, host_gib=2048, efa=8, network_gbps=3200,
+    ),
+    _gpus(
+        "p6-b300.48xlarge", 8, 2148, 18000, 142.42,
+        vcpus=192, host_gib=4096, efa=16, network_gbps=6400,
+    ),
+    _gpus("g6e.xlarge", 1, 44, 362, 1.861, vcpus=4, host_gib=32, efa=0, network_gbps=20),
+    _gpus("g6e.2xlarge", 1, 44, 362, 2.24208, vcpus=8, host_gib=64, efa=0, network_gbps=20),
+    _gpus("g6e.4xlarge", 1, 44, 362, 3.00424, vcpus=16, host_gib=128, efa=0, network_gbps=20),
+    _gpus("g6e.8xlarge", 1, 44, 362, 4.52856, vcpus=32, host_gib=256, efa=1, network_gbps=25),
+    _gpus("g6e.12xlarge", 4, 178, 1448, 10.49264, vcpus=48, host_gib=384, efa=1, network_gbps=100),
+    _gpus("g6e.16xlarge", 1, 44, 362, 7.57719, vcpus=64, host_gib=512, efa=1, network_gbps=35),
+    _gpus("g6e.24xlarge", 4, 178, 1448, 15.06559, vcpus=96, host_gib=768, efa=2, network_gbps=200),
+    _gpus(
+        "g6e.48xlarge", 8, 357, 2896, 30.13118,
+        vcpus=192, host_gib=1536, efa=4, network_gbps=400,
     ),
     # This machine, as N emulated nodes.
     InstanceType(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.config.catalog import ON_GPUS, WITH_EFA
+from trnslurm.config.catalog import ON_GPUS, WITH_EFA, InstanceType
 from trnslurm.config.schema import Config, Notify, Recipe
 from trnslurm.config.tree import plain
+from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
@@ -223,7 +224,8 @@ def _values(
         "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
         "directives": training_options(spec, phase) if spec.on_slurm else [],
-        "neuron_cc_flags": _cc_flags(config.recipe.neuron.cc_flags),
+        "neuron_cc_flags": _cc_flags(config.recipe.neuron.cc_flags, spec.instance),
+        "lnc": spec.instance.lnc,
         "stochastic_rounding": _rounds_stochastically(config.recipe),
         "srun_wait_s": 0 if phase == "precompile" else cluster.slurm.srun_wait_s,
         **_graph_values(spec, phase),
@@ -336,11 +338,17 @@ def _launched(recipe: Recipe, module: str) -> list[str]:
     return ['"$TRNSLURM_PYTHON"', *words] if python else words
 
 
-def _cc_flags(flags: str) -> str:
-    """Return the compiler's flags, with the option that retries failed compilations."""
-    if _RETRY in flags.split():
-        return flags
-    return f"{_RETRY} {flags}" if flags else _RETRY
+def _cc_flags(flags: str, instance: InstanceType) -> str:
+    """Return the compiler's flags, with those that every job has on this instance type."""
+    if instance.lnc and (found := re.search(r"(?<!\S)(--logical-nc-config|--?lnc)\b", flags)):
+        raise RenderError(
+            f"neuron.cc_flags has {found[0]}, which changes the number of cores: set lnc, workers "
+            f"and multi_node_workers under instance_types.{instance.name} of the profile instead"
+        )
+    own = [] if _RETRY in flags.split() else [_RETRY]
+    if instance.lnc:
+        own.append(f"--lnc={instance.lnc}")
+    return " ".join([*own, flags] if flags else own)
 
 
 def _rounds_stochastically(recipe: Recipe) -> bool:
