@@ -267,11 +267,29 @@ def test_one_name_for_all(swept, fake_slurm, cli) -> None:
     assert len(json.loads(cli("metrics", "gpt", "--json").out)["20260101-000000-gpt-1"]) == 2
     done = cli("cancel", "gpt")
     assert [line.split()[0] for line in done.out.splitlines()] == [
-        f"20260101-000000-gpt-{number}" for number in range(11, 0, -1)
+        f"20260101-000000-gpt-{number}" for number in range(1, 12)
     ]
     # Commands of one run say so.
     said = "gpt is a sweep of 11 runs: name one of them, as 20260101-000000-gpt-1"
     assert said in cli("logs", "gpt").error
+
+
+def test_cancelled_with_a_few_commands(site, toy, fake_slurm, cli) -> None:
+    assert cli(*SWEEP, "--sweep", "seed=1,2,3,4", "--precompile", "never").code == 0
+    runs = site.runs()
+    fake_slurm.queue("1001|COMPLETED|None|N/A|n", "1002|RUNNING|None|N/A|n",
+                     "1003|PENDING|Priority|N/A|", "1004|PENDING|Priority|N/A|")  # fmt: skip
+    fake_slurm.forget_calls()
+    done = cli("cancel", runs[0].record().group, "--now")
+    assert [line.split()[0] for line in done.out.splitlines()] == [runs[0].name] + ["Cancelled"] * 3
+    assert [call.command for call in fake_slurm.calls()] == [
+        "squeue",
+        "squeue",
+        "squeue",
+        "scancel",
+    ]
+    # Last run first, so that none starts in between.
+    assert fake_slurm.calls("scancel")[0].arguments == ["1004", "1003", "1002"]
 
 
 def test_a_name_that_means_two_is_refused(swept, make_run, fake_slurm, cli) -> None:

@@ -186,7 +186,7 @@ class Run:
 
         A training on Slurm saves a checkpoint first, unless it has to end `now`.
         """
-        cancel_unless_ended(self._files, now=flag("now", now))
+        cancel_unless_ended([self._files], now=flag("now", now))
         return self
 
     def _why(self, status: RunStatus) -> str:
@@ -279,8 +279,7 @@ class Runs(Sequence[Run]):
     @one_line_errors
     def cancel(self, *, now: bool = False) -> Runs:
         """Cancel all runs that have not ended; return at once."""
-        for run in reversed(self):  # last run first, so that none starts in between
-            run.cancel(now=now)
+        cancel_unless_ended([run._files for run in self], now=flag("now", now))
         return self
 
     def __repr__(self) -> str:

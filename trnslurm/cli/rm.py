@@ -47,22 +47,18 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
       trnslurm cancel last
       trnslurm cancel last --now
     """
-    facts = []
-    for run in reversed(runs):  # last run first, so that none starts in between
-        before, cancelled = cancel_unless_ended(run, now=now)
-        facts += [{"run": each.run.name, "saves": each.saves} for each in cancelled]
-        if console.as_json:
-            continue
-        if not cancelled:
-            click.echo(f"{run.name} has ended already: {before.words}")
-        for each in cancelled:
-            name = each.run.name
-            saving = f"Cancelling {name}: it is asked to save and to end; --now does not wait"
-            step = each.run.cancelled_file.exists() and each.run.newest_step()
-            resume = f"; step {step} is saved: trnslurm resume {name}" if step else ""
-            click.echo(saving if each.saves else f"Cancelled {name}{resume}")
+    ended, cancelled = cancel_unless_ended(runs, now=now)
     if console.as_json:
-        echo_json(facts)
+        echo_json([{"run": each.run.name, "saves": each.saves} for each in cancelled])
+        return
+    for status in ended:
+        click.echo(f"{status.run} has ended already: {status.words}")
+    for each in cancelled:
+        name = each.run.name
+        saving = f"Cancelling {name}: it is asked to save and to end; --now does not wait"
+        step = each.run.cancelled_file.exists() and each.run.newest_step()
+        resume = f"; step {step} is saved: trnslurm resume {name}" if step else ""
+        click.echo(saving if each.saves else f"Cancelled {name}{resume}")
 
 
 @click.command("rm")

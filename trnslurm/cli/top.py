@@ -59,9 +59,9 @@ def top_command(run: str | None, every: float, everything: bool, workspace: Work
 def _cancel(run: RunDir) -> str:
     from trnslurm.submit.cancel import cancel_unless_ended  # as the others: for a key only
 
-    before, cancelled = cancel_unless_ended(run, now=False)
+    ended, cancelled = cancel_unless_ended([run])
     if not cancelled:
-        return f"{run.name} has ended already: {before.state}"
+        return f"{run.name} has ended already: {ended[0].state}"
     return f"Cancelling {run.name}: it saves a checkpoint" if cancelled[0].saves else "Cancelled"
 
 

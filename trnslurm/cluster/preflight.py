@@ -174,7 +174,7 @@ def _why_pending(job: PreflightByHand) -> str:
     slurm = Slurm(job.cluster.slurm.bin_dir)
     try:
         user = str(os.getuid())
-        ours = slurm.jobs_in(str(job.directory), user)
+        ours = slurm.jobs_in([str(job.directory)], user)
         queue = slurm.queue([user])
     except SlurmError:
         return ""

@@ -106,19 +106,19 @@ class RunStatus(Frozen):
 
 def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
     """Return the status of a run; with `leftovers`, ask Slurm even if the run has completed."""
-    statuses, broken = statuses_of([run])
+    statuses, broken = statuses_of([run], leftovers=leftovers)
     if broken:
         raise broken[0]
-    status = statuses[0]
-    if leftovers and status.state == "COMPLETED" and _left_in_queue(run, run.record()):
-        return replace(status, mend=f"trnslurm cancel {run.name}")
-    return status
+    return statuses[0]
 
 
-def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]]:
+def statuses_of(
+    runs: Sequence[RunDir], *, leftovers: bool = False
+) -> tuple[list[RunStatus], list[RunError]]:
     """Return the statuses of runs, from one squeue call per cluster, and errors of damaged runs.
 
-    The attempts are read before that call, and again after it for runs that had not completed.
+    The attempts are read before that call, and again after it for runs that had not completed. With
+    `leftovers`, a run that has completed is to be cancelled if Slurm still has a job of it.
     """
     records: list[tuple[RunDir, Record]] = []
     broken = []
@@ -138,7 +138,15 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
         for bin_dir in {record.bin_dir for _, record in on_slurm}
     }
     now = [r if is_complete(*r) else (ReadOnce(r[0].path), r[1]) for r in records]
-    return [_status(run, record, seen.get(record.bin_dir)) for run, record in now], broken
+    found = [_status(run, record, seen.get(record.bin_dir)) for run, record in now]
+    if leftovers:
+        every = [*zip(now, found, strict=True)]
+        left = _left_in_queue([r for r, status in every if status.state == "COMPLETED"])
+        found = [
+            replace(status, mend=f"trnslurm cancel {status.run}") if run in left else status
+            for (run, _), status in every
+        ]
+    return found, broken
 
 
 def is_complete(run: RunDir, record: Record) -> bool:
@@ -287,16 +295,22 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
     return Seen(queue, slurm.accounting(forgotten))
 
 
-def _left_in_queue(run: RunDir, record: Record) -> bool:
-    """Check whether a job of a completed run is queued, such as after a restart by Slurm."""
-    if record.scheduler != "slurm":
-        return False
-    try:
-        queue = Slurm(record.bin_dir).queue([record.user], timeout_s=_LEFT_TIMEOUT_S)
-    except SlurmError:
-        return False
-    found = (find_job(queue, job, run.path) for job in record.jobs.values())
-    return any(entry.state in STARTABLE for entry in found if entry)
+def _left_in_queue(completed: Sequence[tuple[RunDir, Record]]) -> list[RunDir]:
+    """Return the runs that have a job in the queue, such as after a restart by Slurm."""
+    left: list[RunDir] = []
+    on_slurm = [(run, record) for run, record in completed if record.scheduler == "slurm"]
+    for bin_dir in {record.bin_dir for _, record in on_slurm}:
+        here = [(run, record) for run, record in on_slurm if record.bin_dir == bin_dir]
+        try:
+            users = sorted({record.user for _, record in here})
+            queue = Slurm(bin_dir).queue(users, timeout_s=_LEFT_TIMEOUT_S)
+        except SlurmError:
+            continue
+        for run, record in here:
+            found = (find_job(queue, job, run.path) for job in record.jobs.values())
+            if any(entry.state in STARTABLE for entry in found if entry):
+                left.append(run)
+    return left
 
 
 def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:

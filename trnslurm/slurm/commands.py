@@ -30,7 +30,7 @@ _FIELD = r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)"
 
 
 class QueueEntry(Frozen, kw_only=False):
-    """One job, as squeue or sacct shows it."""
+    """One job, or one task of an array, as squeue or sacct shows it."""
 
     job_id: str
     state: str
@@ -49,15 +49,18 @@ class QueueEntry(Frozen, kw_only=False):
 
 
 def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> QueueEntry | None:
-    """Return a job by its id if it was submitted from this run directory.
+    """Return a job by its id if it was submitted from this run directory, or from its sweep's.
 
     A killed controller forgets the jobs of its last seconds, and gives their ids to new jobs. Only
     the directory's name is compared, because a directory may be mounted in two places.
     """
     entry = queue.get(job_id)
-    if entry and entry.directory and Path(entry.directory).name != directory.name:
-        return None
-    return entry
+    if not entry or not entry.directory:
+        return entry
+    place, name = Path(entry.directory), directory.name
+    if "_" in job_id:  # the array is submitted from SWEEP/array-1, the run is SWEEP-7
+        place, name = place.parent, name.rpartition("-")[0]
+    return entry if place.name == name else None
 
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
@@ -161,10 +164,14 @@ class Slurm(Frozen, kw_only=False):
             raise SlurmError(f"scontrol: shows no {what} {' '.join(names)}")
         return found
 
-    def try_out(self, script: bytes) -> tuple[bool, str]:
-        """Return whether Slurm would accept a script now, with the expected start or the error."""
+    def try_out(self, script: bytes, tasks: int = 1) -> tuple[bool, str]:
+        """Return whether Slurm would accept a script now, with the expected start or the error.
+
+        With several `tasks`, an array of so many: their number may be over a limit.
+        """
         text = script.decode("utf-8", "replace")
-        done = self._run("sbatch", "--test-only", timeout_s=TIMEOUT_S, given=text)
+        array = [f"--array=1-{tasks}"] if tasks > 1 else []
+        done = self._run("sbatch", "--test-only", *array, timeout_s=TIMEOUT_S, given=text)
         return done.returncode == 0, own_words("sbatch", done.stderr).removeprefix("sbatch: ")
 
     def queue(
@@ -172,21 +179,25 @@ class Slurm(Frozen, kw_only=False):
     ) -> dict[str, QueueEntry]:
         """Return every job of these users that the controller knows, by id.
 
+        A task of an array has two ids: ARRAY_TASK, and a number once it has started. The number may
+        be that of the array, which means all tasks in other commands (seen on Slurm 22.05).
         Of the `known` ids, those of steps (JOB.STEP) are included while the step runs.
         """
         text = self.call(
             "squeue",
             "--noheader",
+            "--array",
             "--states=all",
             f"--users={','.join(users)}",
-            "--format=%A|%T|%r|%S|%N|%Z",
+            # https://slurm.schedmd.com/squeue.html#OPT_format: %i is ARRAY_TASK, %A the number
+            "--format=%i %A|%T|%r|%S|%N|%Z",
             timeout_s=timeout_s,
         )
-        found = {}
+        found: dict[str, QueueEntry] = {}
         for line in text.splitlines():
-            parts = line.strip().split("|", 5)
-            if len(parts) >= 5:
-                found[parts[0]] = QueueEntry(*parts)
+            ids, *parts = line.strip().split("|", 5)
+            if len(parts) >= 4:
+                found |= {job: QueueEntry(job, *parts) for job in ids.split()}
         for holder in sorted({job.partition(".")[0] for job in known if "." in job} & found.keys()):
             entry = found[holder]
             found |= {
@@ -208,13 +219,19 @@ class Slurm(Frozen, kw_only=False):
         rows = (line.strip().partition("|") for line in text.splitlines())
         return [(step, name) for step, _, name in rows]
 
-    def jobs_in(self, directory: str, user: str) -> list[str]:
-        """Return the jobs that were submitted from a directory."""
+    def jobs_in(self, directories: Sequence[str], user: str) -> list[str]:
+        """Return the jobs that were submitted from directories, and the tasks that run in them."""
         text = self.call(
-            "squeue", "--noheader", "--states=all", f"--users={user}", "--format=%A|%j|%Z"
+            "squeue",
+            "--noheader",
+            "--array",
+            "--states=all",
+            f"--users={user}",
+            "--format=%i|%j|%Z",
         )
+        wanted = {*directories, *map(os.path.realpath, directories)}
         rows = [line.split("|", 2) for line in text.splitlines()]
-        return [row[0] for row in rows if len(row) == 3 and row[2] == directory]
+        return [row[0] for row in rows if len(row) == 3 and _works_in(row[0], row[2]) in wanted]
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
         """Return the jobs that sacct knows, by id; empty without accounting."""
@@ -228,7 +245,7 @@ class Slurm(Frozen, kw_only=False):
                 "--parsable2",
                 "--duplicates",
                 f"--jobs={','.join(job_ids)}",
-                "--format=JobIDRaw,State,ExitCode,NodeList",
+                "--format=JobID,State,ExitCode,NodeList",  # JobIDRaw lacks the task of an array
             )
         except SlurmError:
             return {}  # "Slurm accounting storage is disabled": ParallelCluster's default
@@ -246,23 +263,24 @@ class Slurm(Frozen, kw_only=False):
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs and steps; one that has ended, or is ending, is no error."""
         if jobs := [job for job in job_ids if "." not in job]:
-            self._scancel(*jobs)
+            self._scancel(*_by_array(jobs))
         # KILL, as without --signal, would leave behind what a step has started by srun.
         for step in (job for job in job_ids if "." in job):
             self._scancel("--signal=TERM", step)
 
-    def ask_to_stop(self, job_id: str, host: str, pid: int) -> None:
-        """Signal a job's batch script to save and end; it may have ended.
+    def ask_to_stop(self, job_ids: Sequence[str]) -> None:
+        """Signal the batch scripts of jobs to save and end; a job may have ended."""
+        if job_ids:
+            self._scancel("--batch", "--signal=USR1", *_by_array(job_ids))
 
-        In a step, scancel would signal srun and the workers as well: kill signals the process
-        `pid` on the node `host` alone.
+    def ask_step_to_stop(self, step: str, host: str, pid: int) -> None:
+        """Signal the process `pid` on the node `host`, a step's batch script, to save and end.
+
+        scancel would signal srun and the workers as well.
         """
-        job, dot, _ = job_id.partition(".")
-        if not dot:
-            self._scancel("--batch", "--signal=USR1", job)
-            return
-        step = (f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}")
-        self.call("srun", *step, "--chdir=/", "--quiet", "kill", "-USR1", str(pid))
+        job = step.partition(".")[0]
+        where = (f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}")
+        self.call("srun", *where, "--chdir=/", "--quiet", "kill", "-USR1", str(pid))
 
     def _scancel(self, *arguments: str) -> None:
         try:
@@ -274,6 +292,27 @@ class Slurm(Frozen, kw_only=False):
     def release(self, job_id: str) -> None:
         """Release a held job."""
         self.call("scontrol", "release", job_id)
+
+
+def _by_array(job_ids: Iterable[str]) -> list[str]:
+    """Return ids in the same order, with the tasks of an array as one id: ARRAY_[TASK,TASK].
+
+    scancel sends the controller a request for each id (seen on Slurm 22.05).
+    """
+    arrays: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        array, _, task = job_id.partition("_")
+        arrays.setdefault(array, []).append(task)
+    return [
+        job if "" in tasks else f"{job}_[{','.join(sorted(tasks, key=int))}]"
+        for job, tasks in arrays.items()
+    ]
+
+
+def _works_in(job_id: str, submitted_from: str) -> str:
+    """Return the directory of a job; that of a task is a link in the directory of its array."""
+    _, array, task = job_id.partition("_")
+    return os.path.realpath(f"{submitted_from}/{task}") if array else submitted_from
 
 
 def _user(uid: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file, utc_time, write_json
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable, this_user
-from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, is_complete, run_status
+from trnslurm.runs.run import Record, RunDir
+from trnslurm.runs.status import RunStatus, is_complete, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
 _TRAIN = "train"
@@ -32,12 +32,48 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
 
     A training that runs on Slurm saves a checkpoint and ends, unless it has to end `now`.
     """
-    refuse_foreign(run.path, "cancel")
-    record = run.record()
-    if record.scheduler == "local" and record.host != socket.gethostname():
-        raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
-    runs, last = [run], record
-    while last.then:  # all runs that wait for it, directly or not
+    return cancel_all([run], now=now)
+
+
+def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
+    """Cancel runs as `cancel` does, with a few commands for all of them."""
+    records = []
+    for run in runs:
+        refuse_foreign(run.path, "cancel")
+        records.append(record := run.record())
+        if record.local and record.host != socket.gethostname():
+            raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
+    every = {run: run.record() for each in runs for run in _with_waiting(each)}
+    # Slurm forgets the cancelling of a job that never started; this file also stops new attempts.
+    for run, record in every.items():
+        if is_complete(run, record):
+            continue  # its leftover jobs are cancelled; the run stays completed
+        try:
+            write_json(run.cancelled_file, {"by": this_user(), "time": utc_time()})
+        except OSError:
+            pass  # cancel the job even if the disk is full
+    saving: set[RunDir] = set()
+    try:
+        for run, record in [*zip(runs, records, strict=True)][::-1]:  # so that none starts
+            if record.local:
+                from trnslurm.submit import on_this_machine
+
+                on_this_machine.stop(run)
+        for bin_dir in {record.bin_dir for record in every.values() if not record.local}:
+            if not (slurm := Slurm(bin_dir)).vanished:
+                here = {run: r for run, r in every.items() if r.bin_dir == bin_dir and not r.local}
+                saving |= _cancel_on_slurm(here, slurm, now=now)
+    except SlurmError:
+        for run in every:
+            run.cancelled_file.unlink(missing_ok=True)
+        raise
+    return [Cancelled(run, saves=run in saving) for run in every]
+
+
+def _with_waiting(run: RunDir) -> list[RunDir]:
+    """Return a run, and all runs that wait for it, directly or not."""
+    runs, last = [run], run.record()
+    while last.then:
         waiting = runs[-1].sibling(last.then)
         try:
             last = waiting.record()
@@ -45,40 +81,28 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
         except RunError:  # deleted or damaged: cancel the others nevertheless
             break
         runs.append(waiting)
-    # Slurm forgets the cancelling of a job that never started; this file also stops new attempts.
-    for each in runs:
-        if is_complete(each, each.record()):
-            continue  # its leftover jobs are cancelled; the run stays completed
-        try:
-            write_json(each.cancelled_file, {"by": this_user(), "time": utc_time()})
-        except OSError:
-            pass  # cancel the job even if the disk is full
-    try:
-        if record.scheduler == "local":
-            from trnslurm.submit import on_this_machine
-
-            on_this_machine.stop(run)
-            return [Cancelled(each, saves=False) for each in runs]
-        slurm = Slurm(record.bin_dir)
-        if slurm.vanished:
-            return [Cancelled(each, saves=False) for each in runs]
-        return _cancel_on_slurm(runs, slurm, now=now)
-    except SlurmError:
-        for each in runs:
-            each.cancelled_file.unlink(missing_ok=True)
-        raise
+    return runs
 
 
-def cancel_unless_ended(run: RunDir, *, now: bool = False) -> tuple[RunStatus, list[Cancelled]]:
-    """Cancel a run that may still have jobs; return its status before, and what was cancelled."""
-    try:
-        before = run_status(run, leftovers=True)
-    except RunError as error:
-        raise RunError(f"{error}{jobs_to_cancel(run)}") from None
+def cancel_unless_ended(
+    runs: Sequence[RunDir], *, now: bool = False
+) -> tuple[list[RunStatus], list[Cancelled]]:
+    """Cancel runs that may still have jobs; return the status of the others, and the cancelled."""
+    statuses, broken = statuses_of(runs, leftovers=True)
+    if broken:
+        raise RunError(f"{broken[0]}{''.join(map(jobs_to_cancel, runs))}")
     # A LOST run may still run, and so may an early phase of a refused run.
-    settled = before.state != "LOST" and all(phase.final for phase in before.phases)
-    settled = settled and before.mend != f"trnslurm cancel {run.name}"
-    return before, [] if before.final and settled else cancel(run, now=now)
+    ended = [
+        status
+        for status in statuses
+        if status.final
+        and status.state != "LOST"
+        and all(phase.final for phase in status.phases)
+        and status.mend != f"trnslurm cancel {status.run}"
+    ]
+    over = {status.path for status in ended}
+    left = [run for run in runs if str(run.path) not in over]
+    return ended, cancel_all(left, now=now) if left else []
 
 
 def jobs_to_cancel(run: RunDir) -> str:
@@ -86,34 +110,38 @@ def jobs_to_cancel(run: RunDir) -> str:
     try:
         refuse_foreign(run.path, "cancel")
         refuse_writable(run.path)
-        jobs = Slurm(None).jobs_in(str(run.path), this_user())
+        jobs = Slurm(None).jobs_in([str(run.path)], this_user())
     except (RunError, SlurmError):
         return ""
     return f": scancel {' '.join(jobs)}" if jobs else ""
 
 
-def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Cancelled]:
-    records = [each.record() for each in runs]
-    known_jobs = [job for record in records for job in record.jobs.values()]
-    queue = slurm.queue(sorted({record.user for record in records}), known=known_jobs)
-    training = {} if now else {each: _training(each, queue) for each in runs}
-    saving = {job for job in training.values() if job}
-    jobs: list[str] = []
-    for each in runs:
-        record = each.record()
-        known = [*record.jobs.values()]
-        if not set(record.phases) <= set(record.jobs):  # its submission was interrupted
-            found = slurm.jobs_in(str(each.path), record.user)
-            known += [job for job in found if job not in known]
-        jobs += [job for job in known if job not in queue or find_job(queue, job, each.path)]
+def _cancel_on_slurm(records: Mapping[RunDir, Record], slurm: Slurm, *, now: bool) -> set[RunDir]:
+    """Cancel the jobs of runs; return the runs that save first."""
+    users = sorted({record.user for record in records.values()})
+    known = [job for record in records.values() for job in record.jobs.values()]
+    queue = slurm.queue(users, known=known)
+    training = {} if now else {run: _training(run, queue) for run in records}
+    saving = {run: job for run, job in training.items() if job}
+    # The submission of these was interrupted.
+    partial = [str(r.path) for r, rec in records.items() if not {*rec.phases} <= {*rec.jobs}]
+    found = [job for user in users for job in (slurm.jobs_in(partial, user) if partial else ())]
+    jobs = [
+        job
+        for run, record in records.items()
+        for job in record.jobs.values()
+        if job not in queue or find_job(queue, job, run.path)
+    ]
     # Last phase first: the end of an earlier phase could release it.
-    if jobs := [job for job in jobs[::-1] if job not in saving]:
+    jobs = [*dict.fromkeys([*found, *jobs[::-1]])]
+    if jobs := [job for job in jobs if job not in saving.values()]:
         slurm.cancel(jobs)
-    for each, job in training.items():
-        if job:
-            last = each.attempts(_TRAIN)[-1]
-            slurm.ask_to_stop(job, last.hosts.partition(",")[0], last.pid)
-    return [Cancelled(each, saves=bool(training.get(each))) for each in runs]
+    slurm.ask_to_stop([job for job in saving.values() if "." not in job])
+    for run, job in saving.items():
+        if "." in job:
+            last = run.attempts(_TRAIN)[-1]
+            slurm.ask_step_to_stop(job, last.hosts.partition(",")[0], last.pid)
+    return {*saving}
 
 
 def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:

@@ -147,8 +147,8 @@ def _cancel_all(runs: Sequence[RunDir], slurm: Slurm, *, looking: bool) -> Slurm
     for wait_s in _LOOKS_S if looking else (0,):
         time.sleep(wait_s)
         try:
-            places = [(str(run.path), record.user) for run, record in records if looking]
-            found = [job for place in places for job in slurm.jobs_in(*place)]
+            places = [str(run.path) for run, _ in records]
+            found = slurm.jobs_in(places, records[0][1].user) if looking else []
             jobs = known | set(found)
             if jobs:
                 slurm.cancel(sorted(jobs, reverse=True))

@@ -290,7 +290,7 @@ def _end_leftovers(run: RunDir, record: Record) -> None:
 
 def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry]:
     """Return the jobs of a run that have not ended; raise if the controller is silent."""
-    ours = {*record.jobs.values(), *slurm.jobs_in(str(run.path), record.user)}
+    ours = {*record.jobs.values(), *slurm.jobs_in([str(run.path)], record.user)}
     queue = slurm.queue([record.user], known=ours)
     found = {job: find_job(queue, job, run.path) for job in sorted(ours)}
     return {job: entry for job, entry in found.items() if entry and entry.state not in JOB_ENDED}
