@@ -288,6 +288,19 @@ def test_requeue_that_cannot_be(script: Script, job: str, word: str, why: str) -
     assert len(script.asked("requeue")) == (3 if "accepted" in why else 0)  # it may be busy
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_task_of_an_array_is_requeued_alone(script: Script, ours: bool) -> None:
+    """The array is submitted from a directory that has a link for each task."""
+    place = script.bench.directory / "array-1"
+    place.mkdir()
+    (place / "3").symlink_to(script.bench.directory if ours else "of-another")
+    script.says(f"{RUNNING} WorkDir={place} StdErr={place}/x \n")
+    script.step(STARTED + "exit 9\n")
+    assert script.run(job="77_3") == 9
+    assert script.ended()[0] == ("REQUEUED" if ours else "FAILED")
+    assert script.asked("requeue") == (["requeue 77_3"] if ours else [])
+
+
 def started_again(script: Script, *, options: str = "", before: str = "") -> None:
     """Let the batch script be run once more after a crash."""
     environ = script.bench.environ

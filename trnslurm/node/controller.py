@@ -48,10 +48,8 @@ class Controller:
         RUNNING.
         """
         job = self._job()
-        work_dir = job.partition(" WorkDir=")[2]
         # A controller that was killed may not know the job, and give its number to another job.
-        other = work_dir and f"/{self._run_name} " not in work_dir and not self.in_step
-        if "Invalid job id" in job or other:
+        if "Invalid job id" in job or not (self.in_step or self._works_here(job)):
             return "FORGOTTEN"
         restarts = re.search(r" Restarts=(\d+) ", job)
         if restarts and int(restarts[1]) > self._restarts:
@@ -61,6 +59,18 @@ class Controller:
         if " PreemptTime=2" in job:  # a year; otherwise None
             return "PREEMPTED"
         return "CANCELLED" if " JobState=COMPLETING " in job else "RUNNING"
+
+    def _works_here(self, job: str) -> bool:
+        """Check whether a job was submitted from this run's directory, as far as is known.
+
+        The directory of an array has a link for each task.
+        """
+        _, array, task = self._job_id.partition("_")
+        if not array:
+            work_dir = job.partition(" WorkDir=")[2]
+            return not work_dir or f"/{self._run_name} " in work_dir
+        place = re.search(r" WorkDir=(.*?) StdErr=", job)
+        return not place or Path(place[1], task).resolve().name == self._run_name
 
     def learn_patience(self) -> None:
         """Ask for this cluster's KillWait."""

@@ -35,7 +35,7 @@ _STANDBY = "TRNSLURM_STANDBY"
 # The script keeps the same variables of Slurm when it closes its environment.
 _KEPT = (
     *("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS_PER_NODE", "SLURM_NODE_ALIASES", "SLURM_SPANK_"),
-    "TRNSLURM_STEP",
+    *("TRNSLURM_STEP", "TRNSLURM_TASK"),
 )
 _PATH = "/usr/local/bin:/usr/bin:/bin"  # until the script sets its own
 _AT_ONCE = 1 << 20
