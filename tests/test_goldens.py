@@ -22,6 +22,7 @@ from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
+from trnslurm.render.array import render_array
 from trnslurm.render.bundle import Bundle, diff
 from trnslurm.render.job import render_data_job, render_job
 from trnslurm.rundir import INGREDIENTS
@@ -36,6 +37,7 @@ BERT = "bert-phase1-2-nodes"
 LLAMA = "llama-fsdp-p4de-2-nodes"
 LOCAL = "local-2-nodes"
 OWN = "own-accelerate-p4d-2-nodes"
+ARRAY = "trn1-array.sbatch"
 # Name -> recipe, nodes, cluster, preset; the bundle to compare with, or None: kept whole; --set.
 CASES: dict[str, tuple[str, str | None, list[str]]] = {
     "trn1-1-node": ("gpt2_zero1 1 trn1 xl", TRN1, []),
@@ -228,8 +230,18 @@ def test_differences_are_the_reviewed_ones(name: str, request: pytest.FixtureReq
     assert file.read_bytes() == difference(name), "run `make goldens` and review"
 
 
+def test_the_script_of_an_array(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    file, script = GOLDENS / ARRAY, rendered(TRN1).files["train.sbatch"]
+    array = render_array(script, "gpt2_zero1", "train", tasks=4, at_most=2)
+    if request.config.getoption("--update-goldens"):
+        file.write_bytes(array)
+    assert file.read_bytes() == array, "run `make goldens` and review"
+    (tmp_path / ARRAY).write_bytes(array)
+    assert run_process(["shellcheck", ARRAY], cwd=tmp_path).out == ""
+
+
 def test_every_golden_has_its_case() -> None:
-    names = [*WHOLE, *(f"{name}.diff" for name in NEAREST)]
+    names = [*WHOLE, *(f"{name}.diff" for name in NEAREST), ARRAY]
     assert sorted(path.name for path in GOLDENS.iterdir()) == sorted(names)
     assert len(WHOLE) == 6
 

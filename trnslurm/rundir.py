@@ -32,6 +32,8 @@ CAPS = "caps.json"
 CHECKPOINTS = "checkpoints"
 OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
+ARRAY = "array-{}"
+"""A job array in the directory of its sweep: its script, and a link to the run of each task."""
 PREPARE = "prepare"
 """The only phase of a run that prepares data."""
 

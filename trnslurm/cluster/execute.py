@@ -73,9 +73,12 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     hosts = phase.hosts.split(",")
     if node >= len(hosts) or not hosts[node]:
         raise RunError(f"{run.name} has not recorded its nodes yet: try again")
+    slurm, job = Slurm(record.bin_dir), phase.job_id.partition(".")[0]
+    if "_" in job:  # srun takes the number of an array's task only (22.05)
+        job = slurm.show("job", job)[0]["JobId"]
     argv = [
-        Slurm(record.bin_dir).path("srun"),
-        f"--jobid={phase.job_id.partition('.')[0]}",
+        slurm.path("srun"),
+        f"--jobid={job}",
         "--overlap",
         "--nodes=1",
         "--ntasks=1",

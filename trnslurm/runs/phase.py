@@ -243,10 +243,10 @@ def _forgotten(
     if last is None and wait.dropped:
         return "CANCELLED", wait.dropped
     if last is None:
-        return (
-            "LOST",
-            "it never started, and Slurm has no record of it" if job_id else "not submitted",
-        )
+        # Slurm forgets the tasks of an array that scancel ends before their start (22.05).
+        after = ", as after scancel" if "_" in job_id else ""
+        unknown = f"it never started, and Slurm has no record of it{after}"
+        return "LOST", unknown if job_id else "not submitted"
     return "LOST", _since(age)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import read_json
+from trnslurm.rundir import ARRAY, read_json
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
@@ -78,7 +79,7 @@ def choose_oldest(
 
 def remove(each: Removable, *, checkpoints: bool) -> None:
     """Remove a run or its checkpoints; refuse if the run runs again."""
-    run = each.run
+    run, group = each.run, each.status.group
     if not run_status(run, leftovers=True).final:
         raise RunError(f"{run.name} runs again: nothing was removed")
     try:
@@ -90,9 +91,20 @@ def remove(each: Removable, *, checkpoints: bool) -> None:
         run.path.rename(hidden)
         RunDir(hidden).record_file.unlink(missing_ok=True)
         shutil.rmtree(hidden)
+        if group:
+            remove_arrays(run.path.with_name(group))
     except OSError as error:
         where = error.filename or run.path
         raise RunError(f"{where}: cannot be removed ({error.strerror})") from None
+
+
+def remove_arrays(sweep: Path) -> None:
+    """Remove the job arrays of a sweep whose runs are all removed, and then its directory."""
+    for place in sweep.glob(ARRAY.format("*")):
+        if not any(link.exists() for link in place.iterdir() if link.is_symlink()):
+            shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):  # there is none, or other arrays are in it
+        sweep.rmdir()
 
 
 def _size(directory: Path) -> int:

@@ -11,6 +11,7 @@ _JOB = {
     "Cleaning": "its last attempt is still being cleaned up",
     "Dependency": "waiting for another job",
     "DependencyNeverSatisfied": "the job that it waits for failed, so it will never start",
+    "JobArrayTaskLimit": "waiting for the end of another run of the sweep",
     "JobHeldUser": "held by its owner: `scontrol release` frees it",
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "held: it was requeued too often",

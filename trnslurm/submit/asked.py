@@ -12,9 +12,16 @@ from trnslurm.slurm.commands import Slurm
 
 _NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
 NO_SUCH_NODE = "node configuration is not available"
+SUBMIT_LIMIT = "submitjob"
+"""A part of the reasons for too many jobs: AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit."""
 # A refusal by a part of sbatch's message: what to do about it, and the options that are meant
 # (seen on Slurm 22.05).
 _HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    SUBMIT_LIMIT: (
+        "jobs that wait count too; sacctmgr show assoc user=$USER format=account,maxsubmitjobs and "
+        "sacctmgr show qos format=name,maxsubmitjobspu have the limits",
+        (),
+    ),
     "accounting/qos policy": (
         "sacctmgr show qos lists the limits of each QOS",
         ("qos", "account", "nodes", "cpus-per-task", "gpus-per-node", "time"),

@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,26 +60,68 @@ def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
     room = last_job(runs[0], waits_for.end)
     records = [(run, run.record()) for run in runs]
     phases = [(run, record, phase) for run, record in records for phase in record.phases]
-    with interrupts_deferred() as interrupts:
+    with _all_or_none(runs, slurm) as interrupts:
         for run, record, phase in phases:
             first = phase == record.phases[0]
             compiling = str(record.precompile.get("waits_for", "")) if first else ""
-            awaited = ":".join(filter(None, [previous, compiling]))
-            dependencies = [f"afterok:{awaited}"] if awaited else []
+            dependencies = _after([previous, compiling])
             if room and run == runs[0] and first:
                 dependencies.append(f"afterany:{room}")
             if waits_for.jobs and run == runs[0] and first:
                 dependencies.append(waits_for.jobs)
-            try:
-                previous = _submit(run, phase, slurm, dependencies)
-            except TrnslurmError as error:
-                take_back(runs, slurm, error)
-                kind = NoAnswerError if isinstance(error, NoAnswerError) else SubmitError
-                raise kind(str(error)) from None
+            previous = _submit(run, run.path, phase, slurm, dependencies)
             run.add_job(phase, previous)
             if interrupts:
-                take_back(runs, slurm, SubmitError("interrupted"))
-                return
+                raise SubmitError("interrupted")
+
+
+def start_array(place: Path, runs: Sequence[RunDir], slurm: Slurm, jobs: str) -> None:
+    """Submit the last phases of runs as the array in `place`, after the jobs that compile for them.
+
+    `jobs` is the dependency on other jobs.
+    """
+    also = [jobs] if jobs else []
+    compiling: list[str] = []
+    with _all_or_none(runs, slurm) as interrupts:
+        for run in runs:
+            record = run.record()
+            previous = str(record.precompile.get("waits_for", ""))
+            for phase in record.phases[:-1]:
+                previous = _submit(run, run.path, phase, slurm, _after([previous]) + also)
+                run.add_job(phase, previous)
+            compiling.append(previous)
+            if interrupts:
+                raise SubmitError("interrupted")
+        phase = runs[0].record().phases[-1]
+        array = _submit(runs[0], place, phase, slurm, _after([*dict.fromkeys(compiling)]) + also)
+        awaited = next(filter(None, compiling), "")
+        for task, run in enumerate(runs, 1):
+            record = run.record()
+            facts = record.precompile
+            if awaited and len(record.phases) == 1:
+                facts = {"waits_for": awaited, **facts}
+            job_ids = {**record.jobs, phase: f"{array}_{task}"}
+            run.write_record(replace(record, jobs=job_ids, precompile=facts))
+        if interrupts:
+            raise SubmitError("interrupted")
+
+
+@contextlib.contextmanager
+def _all_or_none(runs: Sequence[RunDir], slurm: Slurm) -> Iterator[list[int]]:
+    """Hold Ctrl-C back while runs are submitted; take all back if one is refused."""
+    with interrupts_deferred() as interrupts:
+        try:
+            yield interrupts
+        except TrnslurmError as error:
+            take_back(runs, slurm, error)
+            kind = NoAnswerError if isinstance(error, NoAnswerError) else SubmitError
+            raise kind(str(error)) from None  # after Ctrl-C, KeyboardInterrupt takes its place
+
+
+def _after(jobs: Sequence[str]) -> list[str]:
+    """Return the dependency on the success of jobs; none without a job."""
+    awaited = ":".join(filter(None, jobs))
+    return [f"afterok:{awaited}"] if awaited else []
 
 
 def last_job(run: RunDir, other: str) -> str:
@@ -90,7 +132,8 @@ def last_job(run: RunDir, other: str) -> str:
     return record.jobs[record.phases[-1]]
 
 
-def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) -> str:
+def _submit(run: RunDir, place: Path, phase: str, slurm: Slurm, dependencies: Sequence[str]) -> str:
+    """Submit a phase's script from the run's directory, or from that of an array; return the id."""
     # A comma: all of them. https://slurm.schedmd.com/sbatch.html#OPT_dependency
     options = [f"--dependency={','.join(dependencies)}", "--kill-on-invalid-dep=yes"]
     options = options if dependencies else []
@@ -98,11 +141,11 @@ def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) 
     argv += ["timeout", str(_TIMEOUT_S), slurm.path("sbatch"), *options]
     with (
         tempfile.TemporaryDirectory() as scratch,  # submitit's own records are not needed
-        contextlib.chdir(run.path),  # becomes SLURM_SUBMIT_DIR, where the script finds its bundle
+        contextlib.chdir(place),  # becomes SLURM_SUBMIT_DIR, where the script finds its bundle
         contextlib.redirect_stderr(io.StringIO()),  # submitit prints the error that it raises
     ):
         try:
-            return RenderedSlurm(scratch, run.script(phase), argv).send()
+            return RenderedSlurm(scratch, place / run.script(phase).name, argv).send()
         except (FailedJobError, FailedSubmissionError) as error:
             raise _failure(error, slurm, run, phase) from None
 

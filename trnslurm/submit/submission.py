@@ -54,6 +54,10 @@ class PlannedRun(Frozen):
     """Whether its graphs must be compiled first, as known before submitting."""
 
 
+Chain = list[PlannedRun]
+"""Runs of which each waits for the success of the previous one; mostly a single run."""
+
+
 class Submission(Frozen):
     """Runs of one cluster, checked as far as the host can; all of them are started, or none."""
 
@@ -96,10 +100,10 @@ class Submission(Frozen):
         )
 
     @property
-    def chains(self) -> Iterator[list[PlannedRun]]:
+    def chains(self) -> Iterator[Chain]:
         """The runs that start together, because each waits for the success of the previous run."""
         names = {self.name_of(planned) for planned in self.runs if planned.resumes or self.stamp}
-        chain: list[PlannedRun] = []
+        chain: Chain = []
         for planned in self.runs:
             if chain and planned.waits_for.success not in names:
                 yield chain

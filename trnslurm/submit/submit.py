@@ -17,9 +17,11 @@ from trnslurm.console import Console
 from trnslurm.errors import NoAnswerError, RunError, SubmitError, TrnslurmError
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_source
+from trnslurm.runs.removal import remove_arrays
 from trnslurm.runs.root import check_run_root, create_run
 from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm
+from trnslurm.submit.arrays import most_tasks, started_together, write_array
 from trnslurm.submit.cancel import cancel
 from trnslurm.submit.claims import Claims
 from trnslurm.submit.here import find_python
@@ -64,29 +66,32 @@ class _Start:
         self._job = submission.job  # all runs are of one cluster
         self._root = check_run_root(Path(self._job.profile.run_root))
         self._git_source = functools.cache(git_source)
+        self._together = [[chain] for chain in submission.chains]
 
     def all_or_none(self) -> list[RunDir]:
         start = self._scheduler()
         runs: list[RunDir] = []
         with privacy_of(self._job), Claims(self._submission.cache, self._console) as claims:
             try:
-                for chain in self._submission.chains:
-                    with interrupts_deferred() as interrupts, contextlib.ExitStack() as locks:
-                        started = self._make(chain, claims, locks)
-                        runs += started
-                        if interrupts:
-                            break
-                        start(started, chain[0].waits_for)
+                for chains in self._together:
+                    made: list[RunDir] = []
+                    with contextlib.ExitStack() as locks:
+                        for chain in chains:
+                            with interrupts_deferred():
+                                made += self._make(chain, claims, locks)
+                                runs += made[-len(chain) :]
+                        with interrupts_deferred():
+                            start(made, chains[0][0].waits_for)
                     claims.complete()
             except BaseException as error:
                 if not self._submission.resumes:
                     with interrupts_deferred():
-                        _take_back(runs, self._job, error)
+                        self._take_back(runs, error)
                 raise
         return runs
 
     def _scheduler(self) -> Callable[[Sequence[RunDir], WaitsFor], None]:
-        """Return the function that starts a chain of runs; raise now if this host cannot."""
+        """Return the function that starts runs together; raise now if this host cannot."""
         # submitit takes 80 ms to import; only a submission needs it.
         if self._job.local:
             from trnslurm.submit import on_this_machine
@@ -98,14 +103,29 @@ class _Start:
             )
         from trnslurm.submit import on_slurm
 
-        slurm = Slurm(self._job.profile.slurm.bin_dir)
-        if held := self._submission.held:
+        submission, slurm = self._submission, Slurm(self._job.profile.slurm.bin_dir)
+        if held := submission.held:
             from trnslurm.submit.held import start_inside
 
             return lambda runs, waits_for: start_inside(runs[0], held, slurm)
         slurm.path("sbatch")
-        try_out(self._submission, slurm, self._console)
-        return lambda runs, waits_for: on_slurm.start(runs, slurm, waits_for)
+        most = most_tasks(slurm) if submission.sweep else 0
+        try_out(submission, slurm, self._console, most)
+        self._together = started_together(submission, most)
+
+        def start(runs: Sequence[RunDir], waits_for: WaitsFor) -> None:
+            if not submission.sweep or len(runs) == 1:
+                on_slurm.start(runs, slurm, waits_for)
+                return
+            with _whole(self._sweep_directory):
+                place = write_array(self._sweep_directory, runs, submission)
+            on_slurm.start_array(place, runs, slurm, waits_for.jobs)
+
+        return start
+
+    @property
+    def _sweep_directory(self) -> Path:
+        return self._root / f"{self._submission.stamp}-{self._submission.sweep}"
 
     def _make(
         self, chain: Sequence[PlannedRun], claims: Claims, locks: contextlib.ExitStack
@@ -123,7 +143,7 @@ class _Start:
                 run = self._create(planned)
                 runs.append(run)
                 created.append(run)
-                with _whole(run):
+                with _whole(run.path):
                     sources.append(self._write(run, planned.job))
                 locks.enter_context(lock_run(run))
             needs = [self._need(*each, claims) for each in zip(chain, runs, strict=True)]
@@ -131,13 +151,12 @@ class _Start:
             # Last run first: a record never names a run without a record.
             then = ""
             for planned, run, need, git in reversed(every):
-                with _whole(run):
+                with _whole(run.path):
                     if planned.resumes:
                         renew_record(run, planned, need)
                     else:
                         record = new_record(run, planned, need, git, self._command)
-                        group = f"{self._submission.stamp}-{self._submission.sweep}"
-                        group = group if self._submission.sweep else ""
+                        group = self._sweep_directory.name if self._submission.sweep else ""
                         run.write_record(replace(record, group=group, then=then))
                 then = run.name
             remember_root(self._root)
@@ -146,6 +165,26 @@ class _Start:
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
         return runs
+
+    def _take_back(self, runs: Sequence[RunDir], error: BaseException) -> None:
+        """Cancel the started runs of a refused submission, and record why, or remove them."""
+        why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
+        started = [run for run in runs if not run.record().refused]
+        if self._job.local:
+            for run in started:
+                run.write_record(replace(run.record(), refused=str(why)))
+                cancel(run)
+        elif started:
+            from trnslurm.submit import on_slurm
+
+            on_slurm.take_back(started, Slurm(self._job.profile.slurm.bin_dir), why)
+        # A controller that did not answer may have queued a job.
+        queued = isinstance(error, NoAnswerError) or any(run.record().jobs for run in runs)
+        if not queued and isinstance(error, TrnslurmError | KeyboardInterrupt):
+            for run in runs:
+                shutil.rmtree(run.path, ignore_errors=True)
+            if self._submission.sweep:
+                remove_arrays(self._sweep_directory)
 
     def _create(self, planned: PlannedRun) -> RunDir:
         stamp, job = self._submission.stamp, planned.job
@@ -205,27 +244,8 @@ def privacy_of(job: Job) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole(run: RunDir) -> Iterator[None]:
+def _whole(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{run.path}: cannot be written ({error.strerror})") from None
-
-
-def _take_back(runs: Sequence[RunDir], job: Job, error: BaseException) -> None:
-    """Cancel the started runs of a refused submission, and record why, or remove them."""
-    why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
-    started = [run for run in runs if not run.record().refused]
-    if job.local:
-        for run in started:
-            run.write_record(replace(run.record(), refused=str(why)))
-            cancel(run)
-    elif started:
-        from trnslurm.submit import on_slurm
-
-        on_slurm.take_back(started, Slurm(job.profile.slurm.bin_dir), why)
-    # A controller that did not answer may have queued a job.
-    queued = isinstance(error, NoAnswerError) or any(run.record().jobs for run in runs)
-    if not queued and isinstance(error, TrnslurmError | KeyboardInterrupt):
-        for run in runs:
-            shutil.rmtree(run.path, ignore_errors=True)
+        raise RunError(f"{directory}: cannot be written ({error.strerror})") from None

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from trnslurm.console import Console
 from trnslurm.errors import SlurmError, SubmitError
+from trnslurm.render.array import shared_options
 from trnslurm.render.job import script_name
 from trnslurm.slurm.access import minutes
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import effective_cpus, features_of, gpus_of, memory_of, whole_number
 from trnslurm.slurm.reasons import node_state
-from trnslurm.submit.asked import NO_SUCH_NODE, Asked, nodes_of
-from trnslurm.submit.submission import Submission
+from trnslurm.submit.asked import NO_SUCH_NODE, SUBMIT_LIMIT, Asked, nodes_of
+from trnslurm.submit.submission import PlannedRun, Submission
 
-# What differs between the runs of a sweep, and decides nothing.
-_NAMES = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n", re.MULTILINE)
 # Slurm tries a job on these nodes; not, for example, on those that have not registered again since
 # the controller restarted (UNKNOWN).
 _AVAILABLE = ("idle", "in use", "off until a job needs it")
 
 
-def try_out(submission: Submission, slurm: Slurm, console: Console) -> None:
+def try_out(submission: Submission, slurm: Slurm, console: Console, most: int) -> None:
     """Refuse a submission with a script that Slurm would refuse, or leave pending for good.
 
     `sbatch --test-only` sees neither a partition's State, nor its MaxTime, nor its MaxMemPerNode
     (seen on Slurm 22.05; job_start_data in src/slurmctld/job_scheduler.c). It refuses a job whose
     nodes are merely down: those are counted here. An error that it gives for other reasons is left
-    to the submission itself. Scripts with the same #SBATCH lines are tried once.
+    to the submission itself. Scripts with the same #SBATCH lines are tried once: those of a sweep
+    as an array of all its jobs, as far as an array may have so many (`most`), because it does see
+    how many jobs the user may have.
     """
+    jobs = sum(len(_phases(planned)) for planned in submission.runs)
+    tasks = min(jobs, most) if submission.sweep else 1
     tried: dict[bytes, Asked] = {}
     for planned in submission.runs:
         job = planned.job
         origins = planned.resumes.record().origins if planned.resumes else job.origins
-        for phase in planned.need.phases if planned.need else job.phases:
+        for phase in _phases(planned):
             script = job.bundle.files[script_name(phase, "slurm")]
-            options = _NAMES.sub(b"", script)
+            options = shared_options(script)
             if options not in tried:
                 asked = Asked(script=script, origins=origins, instance_type=job.instance_type)
                 tried[options] = asked
-                _try(asked, slurm, console)
+                _try(asked, slurm, console, tasks)
     try:
         partitions = slurm.show("partition")
         for asked in tried.values():
@@ -52,16 +54,21 @@ def try_out(submission: Submission, slurm: Slurm, console: Console) -> None:
         return
 
 
-def _try(asked: Asked, slurm: Slurm, console: Console) -> None:
+def _phases(planned: PlannedRun) -> Sequence[str]:
+    return planned.need.phases if planned.need else planned.job.phases
+
+
+def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
     try:
-        accepted, answer = slurm.try_out(asked.script)
+        accepted, answer = slurm.try_out(asked.script, tasks)
     except SlurmError:  # the submission says it, and cleans up
         return
     if accepted or not asked.is_refusal(answer):
         return
     waits = _waits_for_nodes(asked, slurm) if NO_SUCH_NODE in answer.lower() else ""
     if not waits:
-        raise SubmitError(asked.explain(f"sbatch: {answer}", slurm))
+        many = f"{tasks} jobs of a sweep: " if tasks > 1 and SUBMIT_LIMIT in answer.lower() else ""
+        raise SubmitError(asked.explain(f"{many}sbatch: {answer}", slurm))
     console.warn(waits)
 
 

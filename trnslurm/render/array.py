@@ -1,0 +1,41 @@
+"""Renders the script of a job array, whose tasks run the batch scripts of a sweep's runs."""
+
+from __future__ import annotations
+
+import re
+
+from trnslurm import __version__
+from trnslurm.config.search import packaged_root
+from trnslurm.render.job import script_name
+from trnslurm.render.template import fill, open_templates
+
+_OF_ONE_RUN = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n", re.MULTILINE)
+
+
+def shared_options(script: bytes) -> bytes:
+    """Return the #SBATCH lines of a batch script without those that name its run."""
+    return _OF_ONE_RUN.sub(b"", script)
+
+
+def can_be_task(script: bytes, phase: str) -> bool:
+    """Check whether a batch script, perhaps of a user's template, can be run by a task."""
+    output = rf"#SBATCH --output=logs/{phase}-%j.log".encode()
+    return (
+        b"TRNSLURM_TASK" in script
+        and re.search(rb"^%b\s" % output, script, re.MULTILINE) is not None
+    )
+
+
+def render_array(script: bytes, name: str, phase: str, *, tasks: int, at_most: int | None) -> bytes:
+    """Return the script of an array, with the options of one of its runs' scripts."""
+    values = {
+        "name": f"{name}-{phase}",
+        "version": __version__,
+        "phase": phase,
+        "script": script_name(phase, "slurm"),
+        "tasks": tasks,
+        "array": f"1-{tasks}" + (f"%{at_most}" if at_most else ""),
+        "options": shared_options(script).decode().splitlines(),
+    }
+    environment = open_templates([packaged_root() / "templates"])
+    return fill(environment, "array.sbatch.j2", values).encode()
