@@ -161,24 +161,25 @@ def test_nodes_are_lost(user: User, project: Path) -> None:
     assert user.sandbox.processes_of(run) == []
 
 
+def submit_sweep(user: User, script: Path, *words: str) -> list[Run]:
+    """Submit a sweep over places.n."""
+    options = user.options(1, "device=cpu", "devices=[cpu]", "workers_per_node=1")
+    said = user.trnslurm("submit", str(script), *options, "--time", "10", "--json", *words)
+    return [Run(user, Path(run["directory"]), run["jobs"]) for run in json.loads(said)]
+
+
 def test_runs_of_a_sweep_take_turns(user: User, tmp_path: Path) -> None:
-    """A requeue is no end: the next one's turn comes when the run has ended for good."""
     (tmp_path / "project").mkdir()
     script = tmp_path / "project/hold.py"
     script.write_text(HOLD)
-    options = user.options(1, "device=cpu", "devices=[cpu]", "workers_per_node=1")
-    sweep = ("--sweep", "places.n=1,2,3", "--at-most", "1", "--time", "10", "--launcher", "python")
-    said = user.trnslurm(
-        "submit", str(script), *options, *sweep, "--json", "--", "{n}", str(tmp_path)
-    )
-    found = json.loads(said)
-    first, second, third = (Run(user, Path(run["directory"]), run["jobs"]) for run in found)
+    sweep = ("--sweep", "places.n=1,2,3", "--at-most", "1", "--launcher", "python")
+    runs = submit_sweep(user, script, *sweep, "--", "{n}", str(tmp_path))
+    first, second, third = runs
+    array = first.jobs["train"].removesuffix("_1")
+    assert [run.jobs for run in runs] == [{"train": f"{array}_{task}"} for task in (1, 2, 3)]
     directory = RunDir(first.path)
     eventually(lambda: directory.last_metrics().get("attempt") == 1)
-    assert second.phase("train")["reason"] == f"waiting for the end of {first.path.name}"
-    user.sandbox.slurm("scontrol", "requeue", first.jobs["train"])
-    eventually(lambda: directory.last_metrics().get("attempt") == 2)
-    assert (second.state, third.state) == ("PENDING", "PENDING")
+    assert second.phase("train")["reason"] == "waiting for the end of another run of the sweep"
     # One that fails makes room as well.
     (tmp_path / "go-1").write_text("fail")
     second.until("RUNNING")
@@ -186,6 +187,46 @@ def test_runs_of_a_sweep_take_turns(user: User, tmp_path: Path) -> None:
     user.trnslurm("cancel", str(third.path))
     (tmp_path / "go-2").write_text("")
     second.until("COMPLETED")
-    stands = json.loads(user.trnslurm("status", found[0]["sweep"], "--json"))
+    group = first.path.name.removesuffix("-1")
+    stands = json.loads(user.trnslurm("status", group, "--json"))
     assert [run["state"] for run in stands["runs"]] == ["FAILED", "COMPLETED", "CANCELLED"]
     assert stands["best"] == first.path.name and stands["next"].startswith("trnslurm resume")
+
+
+def test_a_task_of_an_array_is_a_run_of_its_own(user: User, project: Path) -> None:
+    """The last task has the number of the array, by which scontrol would requeue them all."""
+    given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps {n}"
+    given += " --out {checkpoints} --pause 0.02"
+    batch = ("--set", "batch.global_batch=12", "--set", "batch.micro_batch=2")
+    sweep = ("--sweep", "places.n=2,3,100000", *batch)
+    runs = submit_sweep(user, project / "told.py", *sweep, "--", *given.split())
+    *short, last = runs
+    directory = RunDir(last.path)
+    eventually(lambda: directory.newest_step() > 0, said=last.story)
+    for run in short:
+        run.until("COMPLETED")
+    assert last.job()["JobId"] == last.job()["ArrayJobId"] == last.jobs["train"].partition("_")[0]
+    said = user.trnslurm("exec", str(last.path), "--", "printenv", "SLURM_JOB_ID")
+    assert said.strip() == last.job()["JobId"]
+    # What Slurm sends a while before the limit.
+    user.sandbox.slurm("scancel", "--batch", "--signal=USR1", last.jobs["train"])
+    eventually(lambda: directory.last_metrics().get("attempt") == 2, said=last.story)
+    first, second = directory.attempts("train")
+    assert first.state == "REQUEUED" and first.job_id == second.job_id == last.jobs["train"]
+    assert (first.restarts, second.restarts) == (0, 1)
+    # A crash starts the script again in the allocation, where it is the same task.
+    user.sandbox.fault("proc", second.host.rpartition("-")[2], "told.py", "KILL")
+    eventually(lambda: directory.last_metrics().get("attempt") == 3, said=last.story)
+    assert directory.attempts("train")[2].job_id == last.jobs["train"]
+    user.trnslurm("cancel", str(last.path))
+    last.until("CANCELLED")
+    user.trnslurm("resume", str(last.path))
+    assert "_" not in directory.record().jobs["train"]
+    eventually(lambda: directory.last_metrics().get("attempt") == 4, said=last.story)
+    user.trnslurm("cancel", str(last.path), "--now")
+    last.until("CANCELLED")
+    assert [len(RunDir(run.path).attempts("train")) for run in runs] == [1, 1, 4]
+    assert "JOB" in (last.path / f"logs/train-{last.jobs['train']}.log").read_text()
+    eventually(lambda: not user.sandbox.queue())
+    user.trnslurm("rm", "--yes", last.path.name.removesuffix("-3"))
+    assert [*user.run_root.glob("[!.]*")] == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from trnslurm.runs.run import RunDir
+
 from ..waiting import eventually
 from .cluster import CHECKOUT
-from .jobs import JobSandbox, User
+from .jobs import JobSandbox, Run, User
 
 PREFIX = CHECKOUT / ".make/slurm-24.11"
 
@@ -45,6 +49,39 @@ def test_requeued(user: User) -> None:
     run.go()
     run.until("COMPLETED")
     assert run.phase("train")["attempt"] == 2
+
+
+def submit_sweep(user: User, *words: str) -> list[Run]:
+    said = json.loads(user.trnslurm("submit", "probe", *words, "--json"))
+    return [Run(user, Path(run["directory"]), run["jobs"]) for run in said]
+
+
+def test_a_sweep_is_an_array(user: User) -> None:
+    sweep = ("--sweep", "train.lr=0.1,0.2,0.3", "--at-most", "2")
+    runs = submit_sweep(user, *user.options(1, "precompile=always"), *sweep)
+    assert [[*run.jobs] for run in runs] == [["precompile", "train"], ["train"], ["train"]]
+    for run in runs:
+        run.until("COMPLETED")
+    began = [RunDir(run.path).attempts("train")[0].started for run in runs]
+    compiled = RunDir(runs[0].path).attempts("precompile")[0].ended or ""
+    assert "" < compiled <= min(began)
+
+    first, second, third = submit_sweep(user, *user.options(1, "train.wait=true"), *sweep)
+    array = third.jobs["train"].removesuffix("_3")
+    first.until_there(1)
+    second.until_there(1)
+    assert third.phase("train")["reason"] == "waiting for the end of another run of the sweep"
+    first.go()
+    third.until_there(1)
+    assert third.job()["JobId"] == array
+    user.sandbox.slurm("scontrol", "requeue", third.jobs["train"])
+    third.until_there(1, attempt=2)
+    first.until("COMPLETED")
+    assert second.phase("train")["attempt"] == 1
+    assert user.trnslurm("exec", str(third.path), "--", "printenv", "SLURM_JOB_ID").strip() == array
+    user.trnslurm("cancel", first.path.name.removesuffix("-1"), "--now")
+    second.until("CANCELLED")
+    third.until("CANCELLED")
 
 
 def test_cancelled_and_resumed(user: User) -> None:
