@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.api.options import SubmitHost
 from trnslurm.config.search import packaged_root
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
@@ -172,6 +173,19 @@ def test_refused(site, arrays, fake_slurm, cli) -> None:
     before = sorted(site.run_root.iterdir())
     assert cli(*sweep).code == 1
     assert sorted(site.run_root.iterdir()) == before
+
+
+def test_another_user_has_made_its_directory(site, arrays, fake_slurm, cli, monkeypatch) -> None:
+    """Its script would be theirs to change."""
+    site.run_root.mkdir()
+    monkeypatch.setattr(
+        SubmitHost, "settle", lambda host, root, names: (Path(root), "20260101-000000")
+    )
+    (site.run_root / "20260101-000000-toy").mkdir(mode=0o777)
+    (site.run_root / "20260101-000000-toy").chmod(0o777)
+    done = cli(*SWEEP, *NEVER, "--sweep", "seed=1,2")
+    assert done.code == 1 and fake_slurm.calls("sbatch") == [] and runs_of(site) == []
+    assert "every user can write to" in done.err.splitlines()[-1]
 
 
 def test_ctrl_c_while_sbatch_is_asked(site, arrays, fake_slurm, cli, monkeypatch) -> None:

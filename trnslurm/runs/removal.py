@@ -11,7 +11,7 @@ from pathlib import Path
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import ARRAY, read_json
-from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.foreign import is_ours, refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
 
@@ -100,10 +100,12 @@ def remove(each: Removable, *, checkpoints: bool) -> None:
 
 def remove_arrays(sweep: Path) -> None:
     """Remove the job arrays of a sweep whose runs are all removed, and then its directory."""
+    if not sweep.is_dir() or not is_ours(sweep):
+        return
     for place in sweep.glob(ARRAY.format("*")):
         if not any(link.exists() for link in place.iterdir() if link.is_symlink()):
             shutil.rmtree(place, ignore_errors=True)
-    with contextlib.suppress(OSError):  # there is none, or other arrays are in it
+    with contextlib.suppress(OSError):  # other arrays are in it
         sweep.rmdir()
 
 

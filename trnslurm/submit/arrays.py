@@ -14,6 +14,7 @@ from trnslurm.errors import SlurmError
 from trnslurm.render.array import can_be_task, render_array, shared_options
 from trnslurm.render.job import script_name
 from trnslurm.rundir import ARRAY, read_file
+from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.precompile import graphs_of
@@ -66,8 +67,10 @@ def _kind(planned: PlannedRun) -> Hashable:
 
 def write_array(sweep: Path, runs: Sequence[RunDir], submission: Submission) -> Path:
     """Make the directory of an array in the directory of its sweep, and return it."""
+    sweep.mkdir(exist_ok=True)  # others may know its name, and write to the run root
+    refuse_foreign(sweep, "submit from")
     place = sweep / ARRAY.format(1 + len([*sweep.glob(ARRAY.format("*"))]))
-    place.mkdir(parents=True)
+    place.mkdir()
     for task, run in enumerate(runs, 1):
         (place / str(task)).symlink_to(f"../../{run.name}")
     phase = runs[0].record().phases[-1]
