@@ -146,8 +146,9 @@ bench-checkpoint: .venv/.train  ## Measure how long a save interrupts training, 
 bench-data: .venv/.train .venv-datasets/.made  ## Measure data preparation, also with datasets
 	$(BIN)/python benchmarks/packing.py --peer .venv-datasets/bin/python
 
-bench-restart: sandbox .venv/.train  ## Measure the time from a worker's death to the first new step
+bench-restart: sandbox .venv/.train .venv-resiliency/.made  ## Measure the time from a worker's death to the first new step, also of ft_launcher
 	$(BIN)/python benchmarks/restart.py
+	$(BIN)/python benchmarks/restart_peer.py --peer .venv-resiliency/bin/ft_launcher
 
 bench-scale: sandbox .venv/.train  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
 	$(BIN)/python benchmarks/scale.py
@@ -156,7 +157,7 @@ wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## Remove what make built
-	rm -rf .venv .venv-datasets .venv-torchx .venv-pcluster dist site
+	rm -rf .venv .venv-datasets .venv-resiliency .venv-torchx .venv-pcluster dist site
 
 # Reinstalled only when pyproject.toml changes: torch alone takes pip minutes.
 .venv/.train: pyproject.toml | python-venv
@@ -183,6 +184,14 @@ clean:  ## Remove what make built
 	@echo "Installing torchx into .venv-torchx"
 	$(PYTHON) -m venv --clear .venv-torchx
 	.venv-torchx/bin/pip install --quiet --disable-pip-version-check torchx
+	touch $@
+
+# With the packages of .venv, of which torch is the largest.
+.venv-resiliency/.made: .venv/.train
+	@echo "Installing nvidia-resiliency-ext into .venv-resiliency"
+	$(PYTHON) -m venv --clear .venv-resiliency
+	echo $(CURDIR)/.venv/lib/python*/site-packages > "$$(echo .venv-resiliency/lib/python*/site-packages)/train.pth"
+	.venv-resiliency/bin/pip install --quiet --disable-pip-version-check nvidia-resiliency-ext==0.4.1
 	touch $@
 
 .PHONY: python-venv shellcheck sandbox screens sshd
