@@ -124,7 +124,7 @@ class Controller:
         """
         if not self.in_step:
             _scontrol("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")
-        for file in Path().glob(f"slurm_job_{self._job_id}_resize.*"):
+        for file in Path().glob("slurm_job_*_resize.*"):
             file.unlink(missing_ok=True)  # scontrol writes scripts for the shell of the job
 
     def requeue(self) -> str:
