@@ -47,7 +47,8 @@ class Storm:
     rng: random.Random
     undo: dict[str, tuple[float, tuple[Any, ...]]] = field(default_factory=dict)
     """What is out of order -> when it is mended, and by which fault."""
-    resumed: int = 0
+    resumed: list[str] = field(default_factory=list)
+    """The states out of which a person had to resume the run."""
 
     @property
     def sandbox(self) -> JobSandbox:
@@ -69,11 +70,13 @@ class Storm:
             if all_of_it or time.monotonic() >= when:
                 self.sandbox.fault(*words)
                 del self.undo[what]
-        if "controller" not in self.undo and self.run.state in ("FAILED", "HELD", "NODE_FAIL"):
+        if "controller" in self.undo:
+            return
+        if (state := self.run.state) in ("FAILED", "HELD", "NODE_FAIL"):
             print(f"resumed: {self.run.shown()}", flush=True)
             self.run.user.trnslurm("resume", str(self.run.path))
             self.run.jobs = self.run.recorded_jobs()
-            self.resumed += 1
+            self.resumed.append(state)
 
     def _worker(self) -> str:
         what = self.rng.choice(sorted(OF_WORKERS))
@@ -161,8 +164,9 @@ def test_soak(user, control, row) -> None:
 
     eventually(is_completed, 600)
     hosts = [len(run.hosts(attempt)) for attempt in run.attempts if run.steps(attempt)]
-    print(f"attempts on {hosts} nodes, resumed by hand {storm.resumed} times, goodput {good:.0%}")
-    assert storm.resumed == 0
+    print(f"attempts on {hosts} nodes, resumed by hand {storm.resumed}, goodput {good:.0%}")
+    # Slurm before 24.05.6 holds a job if a node goes down while Slurm itself requeues the job.
+    assert {*storm.resumed} <= {"HELD"}
     # 2 and 4 nodes round differently.
     invariants.every_sample_once(run, STEPS)
     invariants.same_numbers(run, control(*steps), rel=1e-4)
@@ -170,4 +174,5 @@ def test_soak(user, control, row) -> None:
     invariants.logs_kept(run)
     row.holds("I1 I2 I3 I4 I6")
     inside = sum(run.said(attempt)["state"] == "RESTARTED" for attempt in run.attempts)
-    row.notes = f"{len(run.attempts)} attempts, {inside} in the same job; goodput {good:.0%}"
+    by_hand = f"{inside} in the same job, {len(storm.resumed)} by hand"
+    row.notes = f"{len(run.attempts)} attempts, {by_hand}; goodput {good:.0%}"
