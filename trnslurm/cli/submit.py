@@ -125,7 +125,8 @@ def submit_command(
     In a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
 
     --sweep submits a run for each of some values, with one name for all; what has the same graphs
-    is compiled once. On the local cluster its runs follow one another.
+    is compiled once. On Slurm its runs are tasks of job arrays; on the local cluster they follow
+    one another.
 
     --elastic also compiles the graphs for other node counts. The run does not wait for them, and
     `trnslurm resume --nodes` can then start at once.

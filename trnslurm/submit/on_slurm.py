@@ -81,27 +81,27 @@ def start_array(place: Path, runs: Sequence[RunDir], slurm: Slurm, jobs: str) ->
     `jobs` is the dependency on other jobs.
     """
     also = [jobs] if jobs else []
+    records = [run.record() for run in runs]
+    phase = records[0].phases[-1]
     compiling: list[str] = []
     with _all_or_none(runs, slurm) as interrupts:
-        for run in runs:
-            record = run.record()
+        for run, record in zip(runs, records, strict=True):
             previous = str(record.precompile.get("waits_for", ""))
-            for phase in record.phases[:-1]:
-                previous = _submit(run, run.path, phase, slurm, _after([previous]) + also)
-                run.add_job(phase, previous)
+            for early in record.phases[:-1]:
+                previous = _submit(run, run.path, early, slurm, _after([previous]) + also)
+                run.add_job(early, previous)
+                if interrupts:
+                    raise SubmitError("interrupted")
             compiling.append(previous)
-            if interrupts:
-                raise SubmitError("interrupted")
-        phase = runs[0].record().phases[-1]
-        array = _submit(runs[0], place, phase, slurm, _after([*dict.fromkeys(compiling)]) + also)
-        awaited = next(filter(None, compiling), "")
-        for task, run in enumerate(runs, 1):
-            record = run.record()
-            facts = record.precompile
-            if awaited and len(record.phases) == 1:
-                facts = {"waits_for": awaited, **facts}
-            job_ids = {**record.jobs, phase: f"{array}_{task}"}
-            run.write_record(replace(record, jobs=job_ids, precompile=facts))
+        awaited = [*filter(None, dict.fromkeys(compiling))]
+        array = _submit(runs[0], place, phase, slurm, _after(awaited) + also)
+        for task, (run, record) in enumerate(zip(runs, records, strict=True), 1):
+            if len(record.phases) > 1:
+                run.add_job(phase, f"{array}_{task}")
+                continue
+            facts = {"waits_for": awaited[0], **record.precompile} if awaited else record.precompile
+            jobs_of = {**record.jobs, phase: f"{array}_{task}"}
+            run.write_record(replace(record, jobs=jobs_of, precompile=facts))
         if interrupts:
             raise SubmitError("interrupted")
 
