@@ -53,6 +53,20 @@ def node(site, fake_slurm, tmp_path: Path):
     return make
 
 
+@pytest.mark.parametrize(
+    ("version", "pin", "match"),
+    [
+        ("2.9.1+cpu", ">=2.9", True), ("2.14.1+cu130", ">=2.9", True), ("3.0", ">=2.9", True),
+        ("2.8.0", ">=2.9", False), (None, ">=2.9", False), ("2.10.0", "2.9", False),
+    ],
+)  # fmt: skip
+def test_only_xla_needs_exact_versions(version: str | None, pin: str, match: bool) -> None:
+    assert software.matches(version, pin) == match
+    exact = software.packages_for("xla-cpu", "2.29.1")
+    assert software.packages_for("cuda", "2.29.1").keys() == exact.keys() - {"torch-xla"}
+    assert exact["torch"] == "2.9"
+
+
 def test_good_environment(node, fake_slurm, cli) -> None:
     node()
     done = cli("env", "check", "--cluster", "pc")

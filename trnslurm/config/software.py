@@ -1,4 +1,4 @@
-"""The software that jobs need, in two sets for Trainium.
+"""The software that jobs need: a range for GPUs and CPUs, exact for XLA, two sets for Trainium.
 
 AWS supports PyTorch/XLA for training up to Neuron SDK 2.29.1: "Neuron no longer supports
 PyTorch/XLA for training starting with Neuron 2.30" (2026-05-20, about-neuron/announcements/
@@ -13,6 +13,7 @@ compare.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from trnslurm.frozen import Frozen
@@ -55,16 +56,26 @@ NEURON_SDKS: Mapping[str, NeuronSdk] = {
         },
     ),
 }  # fmt: skip
-_OF_ALL = {"torch": "2.9", "transformers": "4.57", "accelerate": "1.15"}
-_OF_XLA = {"torch-xla": "2.9"}
+_OF_XLA = {"torch": "2.9", "transformers": "4.57", "accelerate": "1.15"}
+_OF_OTHERS = {name: f">={version}" for name, version in _OF_XLA.items()}
 
 
 def packages_for(device: str, neuron_sdk: str) -> dict[str, str]:
     """Return the Python packages that jobs on a device need, and which versions of them."""
-    xla = _OF_XLA if device in ("neuron", "xla-cpu") else {}
-    return _OF_ALL | xla | dict(NEURON_SDKS[neuron_sdk].pip if device == "neuron" else {})
+    if device in ("cuda", "cpu"):
+        return _OF_OTHERS
+    xla = {} if device == "xla-cuda" else {"torch-xla": _OF_XLA["torch"]}
+    return _OF_XLA | xla | dict(NEURON_SDKS[neuron_sdk].pip if device == "neuron" else {})
 
 
 def matches(version: str | None, pin: str) -> bool:
-    """Check whether a version matches a pin: 2.9.1+cpu matches 2.9."""
-    return version is not None and (version.split("+")[0] + ".").startswith(pin + ".")
+    """Check whether a version matches a pin: 2.9.1+cpu matches 2.9, and 2.14.1 >=2.9."""
+    if version is None:
+        return False
+    if pin.startswith(">="):
+        return _numbers(version) >= _numbers(pin)
+    return (version.split("+")[0] + ".").startswith(pin + ".")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0]))
