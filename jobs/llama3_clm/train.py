@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_utils import no_init_weights
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import is_flash_attn_2_available
 
@@ -31,6 +30,11 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, Positive
 from trnslurm.train.sharded.make import shard_model
 from trnslurm.train.sharded.settings import ShardedSettings
+
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # before transformers 5
+    from transformers.modeling_utils import no_init_weights
 
 RATES = {"tokens/s": "tokens_per_s", "per device": "tokens_per_s_per_device"}
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from trnslurm.rundir import RunFiles, checkpoint_name, checkpoints_in, export_name, step_of
 from trnslurm.train.checkpoint import directory
@@ -201,6 +202,7 @@ def _write(model: Any, tokenizer: Any, output: Path) -> None:
     # If DeepSpeed is installed, transformers (4.57.6) imports it to save, and DeepSpeed would look
     # for a GPU and print to stdout that there is none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers 5 has one, on stderr
     try:
         partial.mkdir(parents=True)
         model.save_pretrained(partial)
