@@ -21,7 +21,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures test test-faults triage test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures test test-faults triage test-newest test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-data bench-restart bench-scale wheel clean
 
 help:  ## Show what can be made
@@ -84,6 +84,13 @@ $(NEWER_SLURM): tests/sandbox/debian-slurm.sh
 	@command -v patchelf > /dev/null || $(call apt,patchelf)
 	rm -rf $@
 	tests/sandbox/debian-slurm.sh $(CURDIR)/$@
+
+# What GPU nodes may have, on CPUs: without XLA, which needs PyTorch 2.9. The losses are also
+# compared with those of .venv.
+test-newest: .venv/.train .venv-newest/.made  ## Test the runtime on the newest PyTorch and transformers
+	export PYTHONPATH=$(CURDIR) TRNSLURM_GPU_DEVICE=cpu TRNSLURM_GPU_RESULTS=.make/newest
+	TRNSLURM_OTHER_PYTHON=$(CURDIR)/$(BIN)/python .venv-newest/bin/python -m pytest tests/gpu -m gpu -q -W default \
+	  -p no:cacheprovider -n 2 --dist loadgroup
 
 test-matrix: .venv/.train  ## Test more worker counts on XLA
 	$(BIN)/pytest tests/train -m matrix
@@ -157,7 +164,7 @@ wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## Remove what make built
-	rm -rf .venv .venv-datasets .venv-resiliency .venv-torchx .venv-pcluster dist site
+	rm -rf .venv .venv-datasets .venv-newest .venv-resiliency .venv-torchx .venv-pcluster dist site
 
 # Reinstalled only when pyproject.toml changes: torch alone takes pip minutes.
 .venv/.train: pyproject.toml | python-venv
@@ -177,6 +184,13 @@ clean:  ## Remove what make built
 	@echo "Installing Hugging Face's datasets into .venv-datasets"
 	$(PYTHON) -m venv --clear .venv-datasets
 	.venv-datasets/bin/pip install --quiet --disable-pip-version-check datasets tokenizers
+	touch $@
+
+# The newest versions on the index, without pins; 6 GB with PyTorch for CUDA, which the index has.
+.venv-newest/.made: pyproject.toml | python-venv
+	@echo "Installing the newest PyTorch and transformers into .venv-newest"
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --editable '.[gpu]' pytest pytest-xdist hypothesis
 	touch $@
 
 # The peer of `make bench`.

@@ -115,13 +115,13 @@ class Trainings:
         )
         return output
 
-    def start(self, bundle: Path) -> subprocess.Popen[bytes]:
+    def start(self, bundle: Path, python: str = sys.executable) -> subprocess.Popen[bytes]:
         """Start a bundle's training, in a process group of its own."""
         with (bundle / "logs/script.log").open("ab") as log:
             return subprocess.Popen(
                 ["bash", "train.sh"],
                 cwd=bundle,
-                env=self._environ | {"TRNSLURM_PYTHON": sys.executable},
+                env=self._environ | {"TRNSLURM_PYTHON": python},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -137,9 +137,9 @@ class Trainings:
             code = process.wait()
         return Ended(directory=bundle, code=code)
 
-    def run(self, bundle: Path) -> Ended:
+    def run(self, bundle: Path, python: str = sys.executable) -> Ended:
         """Train to the end."""
-        return self.wait(bundle, self.start(bundle))
+        return self.wait(bundle, self.start(bundle, python))
 
     def again_from(self, ended: Ended, step: int) -> Ended:
         """Train a copy of a run again that has come no further than a checkpoint."""
