@@ -192,8 +192,8 @@ def test_unknown_recipe_and_cluster(refused) -> None:
     assert refused("submit", "gpt2_zero", "-c", "pc") == (
         "unknown recipe 'gpt2_zero' (did you mean \"gpt2_zero1\"?)"
     )
-    assert refused("submit", "gpt2_zero1", "--cluster", "trn") == (
-        "unknown cluster 'trn' (did you mean \"trn1\"?)"
+    assert refused("submit", "gpt2_zero1", "--cluster", "trn11") == (
+        "unknown cluster 'trn11' (did you mean \"trn1\"?)"
     )
     assert refused("submit", "zzz", "-c", "pc").endswith("`trnslurm recipes` lists them")
     assert refused("submit", "gpt2_zero1", "-c", "zzz").endswith("`trnslurm clusters` lists them")

@@ -120,9 +120,11 @@ def test_the_owned_keys_stand_there() -> None:
 @pytest.mark.parametrize("like", [n for n, t in catalog().items() if t.device == "cuda"])
 def test_gpus(like: str) -> None:
     settings = SandboxSettings(nodes=2, like=like)
-    assert [n["Gres"] for n in lines("NodeName", settings)] == ["gpu:8", "gpu:8"]
-    assert gres(settings) == [("gpu", "", 8)]
-    assert gres_conf(LAYOUT, settings) == "Name=gpu File=/b/sandbox/state/devices/gpu-[0-7]\n"
+    count = catalog()[like].gpus
+    assert [n["Gres"] for n in lines("NodeName", settings)] == [f"gpu:{count}"] * 2
+    assert gres(settings) == [("gpu", "", count)]
+    devices = f"/b/sandbox/state/devices/gpu-[0-{count - 1}]"
+    assert gres_conf(LAYOUT, settings) == f"Name=gpu File={devices}\n"
     assert gres_conf(LAYOUT, SandboxSettings()) == ""
 
 
@@ -183,8 +185,7 @@ def test_profile(like: str) -> None:
     assert types[name].device == "xla-cpu"
     assert types[name].price_per_hour is None  # it costs nothing
     assert types[name].vcpus == catalog()[like].vcpus
-    gpus = tree["slurm"].get("gpus_per_node")
-    assert gpus == (8 if catalog()[like].device == "cuda" else None)
+    assert tree["slurm"].get("gpus_per_node", 0) == catalog()[like].gpus
 
 
 def test_profile_of_claimed_cpus_and_stand_ins() -> None:

@@ -420,6 +420,7 @@ def _(town: Town) -> None:
 def _(town: Town) -> None:
     words = ("--cluster", "local", "--detach", "--set", "group_readable=true", *WAITS)
     run = town.submitted("alice", "local", town.team, *words)
+    town.until_there(run)
     pid = town.job(run, "local").partition("@")[0]
     assert f"{run} belongs to alice" in town.trnslurm("bob", "cancel", run).error
     assert town.run("bob", "kill", pid).code == 1
