@@ -306,6 +306,21 @@ def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
     assert "train.py, line 29" in found(run).fix
 
 
+def test_the_first_task_that_srun_saw_die_goes_before_consequences(run) -> None:
+    """Its node's log just stops; what srun ends after it is killed as well."""
+    killed = "srun: error: node-2: task 1: Killed"
+    ends = "srun: launch/slurm: _step_signal: Terminating StepId=1002.1"
+    last = "srun: error: node-1: task 0: Exited with exit code 1"
+    log(run, 0, PEER_GONE.format(0) + report(0, 1, second=1))
+    log(run, 1, "[Gloo] Rank 1 is connected to 1 peer ranks.\n")
+    (run.logs / "train-1002.log").write_text("\n".join([killed, ends, last]) + "\n")
+    finding = found(run)
+    assert (finding.name, finding.host, finding.lines[0]) == ("task-killed", "node-2", killed)
+    assert finding.brief.endswith("(node-2)")
+    (run.logs / "train-1002.log").write_text("\n".join([last, ends, killed]) + "\n")
+    assert found(run).name != "task-killed"
+
+
 def test_out_of_memory_killer_explains_the_kill(run) -> None:
     oom = "slurmstepd: error: Detected 1 oom_kill event in StepId=1002.0. Some of the step tasks"
     log(run, 0, PEER_GONE.format(0) + report(0, 1, second=1))

@@ -47,6 +47,7 @@ _MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
 _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
+_OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
@@ -349,12 +350,13 @@ def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str
         return _explain(_first_of(first), hits)
     alone = sorted(hits, key=lambda h: (h.cause.rank, not _of_machines(h), h.at))
     if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
-        alone = [h for h in alone if not h.cause.name.startswith("task-")]  # srun's last word
+        death = _first_death(hits)  # the others are srun's last word
+        alone = [h for h in alone if h is death or not h.cause.name.startswith("task-")]
     for hit in alone:
         if hit.cause.kind == CAUSE and _stands_alone(
             hit, beside_effects=bool(suspects) or any(h.cause.kind == EFFECT for h in hits)
         ):
-            return _as_suspect(hit), hit.cause, ()
+            return _on_its_host(_as_suspect(hit), evidence.hosts), hit.cause, ()
     if suspects:
         chosen = _first_of(suspects)
         telling = next((h for h in alone if h.cause.kind == EFFECT), None)
@@ -367,6 +369,25 @@ def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str
     # A worker died of what is harmless elsewhere.
     dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
     return (_first_of(dead) if dead else None), None, ()
+
+
+def _on_its_host(suspect: Suspect, hosts: list[str]) -> Suspect:
+    """Return a suspect with the host that srun's line names."""
+    if suspect.node is not None or not (found := _OF_TASK.match(suspect.lines[0])):
+        return suspect
+    node = hosts.index(found[1]) if found[1] in hosts else None
+    return replace(suspect, node=node, host=found[1])
+
+
+def _first_death(hits: list[Hit]) -> Hit | None:
+    """Return srun's word that a task was killed, if nothing in that log explains it before.
+
+    A program that is told of a timeout aborts.
+    """
+    of_job = sorted((hit for hit in hits if hit.node is None), key=lambda hit: hit.at)
+    if not of_job or of_job[0].cause.name not in ("task-killed", "task-crashed"):
+        return None
+    return None if ": Aborted" in of_job[0].line else of_job[0]
 
 
 def _first_of(suspects: list[Suspect]) -> Suspect:
