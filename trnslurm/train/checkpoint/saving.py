@@ -179,7 +179,7 @@ class Saving:
             self.temporary.mkdir(parents=True, exist_ok=True)
             size, sha256 = self.memory.write(self.temporary / name)
         except OSError as error:
-            return {"error": f"{name}: {error.strerror}"}
+            return {"error": f"{error.strerror}: '{(self.temporary / name).absolute()}'"}
         return {"bytes": size, "sha256": sha256}
 
     def _commit(self, reports: list[Message | None]) -> Message:
@@ -199,7 +199,7 @@ class Saving:
         except (TrainError, DamagedError) as error:
             reason = str(error)
         except OSError as error:
-            reason = f"{Path(error.filename or self.root).name}: {error.strerror}"
+            reason = f"{error.strerror}: '{Path(error.filename or self.root).absolute()}'"
         with suppress(OSError):  # already gone, or the next attempt deletes it first
             directory.remove(self.temporary, self.manifest.attempt)
         newer = self._overtaken()
