@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -47,7 +48,8 @@ class JobSandbox(Sandbox):
             seen = self.on_node(number, "sh", "-c", _LIST).out.splitlines()
             assert seen, f"node {number} shows not a single process"
             lines += [f"{number}: {line}" for line in seen]
-        return [line for line in lines if str(run.path) in line]
+        mentions = re.compile(rf"{re.escape(str(run.path))}(?![\w.-])")  # not another run's
+        return [line for line in lines if mentions.search(line)]
 
     def queue(self) -> list[str]:
         """The jobs that have not ended."""

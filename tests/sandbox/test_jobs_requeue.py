@@ -51,7 +51,7 @@ def test_two_runs_share_a_node(user) -> None:
     for run in (first, second):
         run.go()
         run.until("COMPLETED")
-        eventually(lambda run=run: user.sandbox.processes_of(run) == [])
+        eventually(lambda run=run: user.sandbox.processes_of(run) == [], said=run.story)
 
 
 def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
