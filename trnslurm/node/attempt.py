@@ -521,14 +521,13 @@ class AttemptProgram:
             self._job.allocation = [host for host in self._job.allocation if host not in gone]
             self._job.next_hosts = hosts
             return
+        if ended_by == "RUNNING":
+            self._leave_lost(lost)
         self._ended_by_term = True  # scontrol requeue sends TERM to this process as well
         why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""
         if not why_not:
             self.state.note()  # before Slurm is asked: KILL may follow
             self._expect_kill()
-            lost = [*lost, *self.controller.silent(self._job.allocation)]
-            if lost and ended_by == "RUNNING":
-                self.controller.leave([h for h in self._job.allocation if h not in lost])
             why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
         if why_not:
             state.state = ending.refused
@@ -538,6 +537,12 @@ class AttemptProgram:
         nodes = bad_nodes.applied_to(self.controller.excluded_nodes())
         if nodes is not None and not self.controller.exclude(nodes):
             processes.say(f"warning: {nodes} will not be left out of the next attempt")
+
+    def _leave_lost(self, lost: list[str]) -> None:
+        """Give up the nodes that are lost, for which a requeue would wait."""
+        lost = [*lost, *self.controller.silent(self._job.allocation)]
+        if lost:
+            self.controller.leave([h for h in self._job.allocation if h not in lost])
 
     @cached_property
     def _found(self) -> Finding | None:
