@@ -17,7 +17,7 @@ NAMES = {"TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "2", "SLURM_NODEID": "1"
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
     """What the controller says and is asked; the node's beats reach nobody."""
     said: dict[str, Any] = {
-        "answers": False, "ends": ["RUNNING"], "has": [True], "requeues": True, "requeued": 0,
+        "answers": False, "ends": ["RUNNING"], "has": [True], "requeued": 0,
     }  # fmt: skip
 
     def next_of(what: str) -> Any:
@@ -38,9 +38,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
         def has_node(self, host: str) -> bool:
             assert host == "node-1"
             return bool(next_of("has"))
-
-        def requeues_without(self, host: str) -> bool:
-            return said["requeues"] or not self.has_node(host)
 
         def requeue(self) -> str:
             said["requeued"] += 1
@@ -68,7 +65,6 @@ def state(tmp_path) -> dict[str, Any]:
     "known",
     [
         {},
-        {"requeues": False, "has": [True, True, False]},  # an older Slurm
         {"answers": True, "has": [True, False]},  # the node has rebooted
     ],
 )

@@ -105,22 +105,12 @@ class Controller:
         found = re.search(r" NodeList=([^ (]+) ", self._job())
         return not found or node in self.host_names(found[1])
 
-    def requeues_without(self, node: str) -> bool:
-        """Check whether a requeue succeeds though this node of the job has failed.
-
-        Slurm before 23.11.11 and 24.05.6 does not finish the requeue of a job if one of its nodes
-        goes down meanwhile, and then holds the job for good: kill_running_job_by_node_name in
-        src/slurmctld/job_mgr.c lacks batch_requeue_fini.
-        """
-        found = re.search(r"(\d+)\.(\d+)\.(\d+)", _scontrol("--version")[1])
-        version = tuple(map(int, found.groups())) if found else ()
-        finishes = version >= (24, 5, 6) or (23, 11, 11) <= version < (24,)
-        return finishes or not self.has_node(node)
-
     def leave(self, kept: Sequence[str]) -> None:
         """Give up all nodes but these, for a requeue without the others; the first one must stay.
 
-        The next start may have all nodes again.
+        Slurm before 23.11.11 and 24.05.6 does not finish the requeue of a job if one of its nodes
+        goes down meanwhile, and then holds the job for good: kill_running_job_by_node_name in
+        src/slurmctld/job_mgr.c lacks batch_requeue_fini. The next start may have all nodes again.
         """
         if not self.in_step:
             _scontrol("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")

@@ -53,8 +53,6 @@ def requeue_if_lost(phase: str, attempt: int) -> bool:
         return True
     if controller.answers(first) and controller.has_node(first):
         return False
-    if not controller.requeues_without(first):
-        return False  # Slurm gives the node up after its SlurmdTimeout
     processes.say(f"{first}, the first node of the job, does not answer: the job is requeued")
     state.cause = "requeued"
     state.note("REQUEUED", f"{first}, the job's first node, failed")
