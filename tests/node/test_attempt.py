@@ -175,7 +175,7 @@ def test_state_of_an_attempt_that_completes(script: Script) -> None:
 
 
 def test_a_step_that_srun_aborts_is_no_success(script: Script) -> None:
-    """srun may exit with 0 all the same; what it said in an earlier try does not count."""
+    """srun may exit with 0 then. A step that it aborted in an earlier try does not count."""
     aborts = "echo 'srun: Job step aborted: Waiting up to 7 seconds' >> logs/train-4711.log\n"
     script.step(STARTED + aborts)
     script.options = []
