@@ -187,6 +187,12 @@ def test_a_step_that_srun_aborts_is_no_success(script: Script) -> None:
     script.step(f"if [ -e more ]; then {STARTED}exit 0; fi\n{aborts}touch more; exit 1\n")
     (script.bench.directory / "logs/train-1-node0.log").unlink()
     assert script.run() == 0
+    # What Slurm ends with the step is no failure of the training.
+    (script.bench.directory / "logs/train-1-node0.log").unlink()
+    script.step(STARTED + aborts)
+    script.says(ENDING.format("None", 1, "None"))
+    assert script.run() == 143
+    assert script.ended()[0] == "REQUEUED"
 
 
 def test_slurm_does_not_hold_an_expedited_job_that_failed(script: Script) -> None:

@@ -166,6 +166,8 @@ class AttemptProgram:
         self._standby: relaunch.Standby | None = None
         self._lost: list[str] = []
         """The nodes that were found lost."""
+        self._aborted = False
+        """Whether srun has aborted the step, and may return 0 all the same."""
         self._left_over = False
         """Whether srun was killed, and processes of the step may be left."""
         self._deadline: float | None = None
@@ -205,11 +207,13 @@ class AttemptProgram:
         if self._ended_by_term and not self.trains:
             return TERMINATED
         self._launched = True
+        if self.trains and self.on_slurm and not self._ended_by_term:
+            code = self._end_by_slurm(code)
+        if self._aborted and not self._ended_by_term:
+            code = code or 1
         if code == 0 and self._options.graphs and self.state.phase == "precompile":
             with self._graph_work("verifying the graphs"):
                 graphs.commit(read_place())
-        if self.trains and self.on_slurm and not self._ended_by_term:
-            code = self._end_by_slurm(code)
         if self.trains and (code or self._stop_file.exists()):
             code = self._conclude(code)
         return code
@@ -246,9 +250,8 @@ class AttemptProgram:
         spares, fewer = self._options.spares, self._options.fewer
         if fewer:
             nodes = len(os.environ["TRNSLURM_HOSTS"].split(","))
-        if planned and nodes != planned + (
-            0 if fewer else spares
-        ):  # the plan's arithmetic is for one node count
+        expected = planned + (0 if fewer else spares)
+        if planned and nodes != expected:  # the plan's arithmetic is for one node count
             self.doing = "checking the allocation"
             wanted = f"{planned} nodes and {spares} spare" if spares else f"{planned} nodes"
             message = f"this script is for {wanted}, the allocation has {nodes}"
@@ -322,8 +325,7 @@ class AttemptProgram:
             if self._job.relay:
                 self._job.relay.join(_RELAY_S)
                 self._job.relay = None
-            if code == 0 and self.on_slurm and aborted_steps(self.state) > aborted:
-                code = 1
+            self._aborted = self.on_slurm and aborted_steps(self.state) > aborted
             # Once anything was started a node's log is there, and the exit code is the job's own.
             logs = RUN.node_logs(self.state.phase, self.state.attempt)
             if pause_s is None or code == 0 or self._asked_to_end() or logs:
@@ -366,9 +368,8 @@ class AttemptProgram:
 
     def _end_step(self) -> None:
         """End the step at once."""
-        if (
-            self.controller.in_step
-        ):  # what a killed srun leaves on the nodes stays in the user's job
+        if self.controller.in_step:
+            # What a killed srun leaves on the nodes would stay in the user's job.
             processes.send(self._step, signal.SIGTERM)  # srun then kills its tasks
             self._deadline = time.monotonic() + self.controller.patience_s
             return
