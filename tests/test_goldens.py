@@ -93,7 +93,7 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
     "trn1-podman-2-nodes": (
         "gpt2_zero1 2 trn1 xl",
         TRN1,
-        ["container.runtime=podman", "container.image=ecr.aws/neuron/train:2.31"],
+        ["container.runtime=podman", "container.image=ecr.aws/neuron/train:2.31", "slurm.spares=1"],
     ),
     "local-apptainer-2-nodes": (
         "gpt2_zero1 2 local tiny",

@@ -7,9 +7,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from ..waiting import eventually
+
 
 def test_a_job_and_its_next_attempt_run_from_copies(user) -> None:
-    """The sandbox's nodes share this disk: one unpacks, and the other waits for it."""
+    """The nodes and the spare share a disk here: one unpacks, and the others wait for it."""
     environment, disk = user.home / "environment", user.home / "disk"
     disk.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -20,6 +22,7 @@ def test_a_job_and_its_next_attempt_run_from_copies(user) -> None:
         f"python={python}",
         f"stage_python={disk}",
         f"activate=[source {environment}/bin/activate]",
+        "slurm.spares=1",
     )
     run = user.submit("train.wait=true", *sets, nodes=2)
 
@@ -38,10 +41,12 @@ def test_a_job_and_its_next_attempt_run_from_copies(user) -> None:
     assert pythons(2) == {first}
     run.go()
     run.until("COMPLETED")
-    logs = [
-        "".join(log.read_text() for log in sorted(run.path.glob(f"logs/train-{attempt}-node*.log")))
-        for attempt in (1, 2)
-    ]
+    logs = []
+    for attempt in (1, 2):
+        spare = run.path / f"logs/spares-train-{attempt}.log"
+        eventually(lambda file=spare: file.exists() and first in file.read_text())
+        files = [spare, *sorted(run.path.glob(f"logs/train-{attempt}-node*.log"))]
+        logs.append("".join(file.read_text() for file in files))
     assert [log.count("staging: unpacked to ") for log in logs] == [1, 0]
     assert all("warning" not in log for log in logs)
     (archive,) = user.run_root.glob(".trnslurm-*/*.tar")

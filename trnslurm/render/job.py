@@ -294,6 +294,7 @@ def _range_values(spec: JobSpec, phase: str, place: str) -> dict[str, Any]:
         "asked_nodes": f"{least}-{most}" if starts_on_fewer else most,
         "fewest": least if starts_on_fewer and not place else 0,
         "chooses": has_range or spares > 0,
+        "spares": spares,
         "chosen_nodes": _CHOSEN if has_range or spares else _OF_A_STEP,
     }
 
@@ -439,6 +440,7 @@ def _data_values(job: DataJob) -> dict[str, Any]:
         "asked_nodes": 1,
         "fewest": 0,
         "chooses": False,
+        "spares": 0,
         "chosen_nodes": _OF_A_STEP,
         "standby": False,
         "standby_prefix": "",
