@@ -206,21 +206,10 @@ def test_fewer_nodes_left(user, control, row) -> None:
 
 @pytest.mark.row(29, "the first node of a job with a range goes off, and stays off")
 def test_first_node_of_a_range(user, control, row) -> None:
-    """Slurm 22.05 then holds the job: a person resumes the run."""
     run = submit(user, "slurm.min_nodes=2", nodes=3)
     run.reach(25)
     node = run.hosts()[0]
-
-    def fault() -> None:
-        run.sandbox.fault(node, "power-off")
-        eventually(lambda: run.said(1)["state"] == "REQUEUED", said=run.story)
-        eventually(lambda: run.state == "HELD" or 2 in run.attempts, said=run.story)
-        if run.state == "HELD":
-            assert run.status()["mend"] == f"trnslurm resume {run.path.name}"
-            user.trnslurm("resume", str(run.path))
-            run.jobs = run.recorded_jobs()
-
-    recovery = run.recover(fault)
+    recovery = run.recover(lambda: run.sandbox.fault(node, "power-off"))
     assert node not in run.hosts(recovery.attempt)
     run.finish()
     run.sandbox.fault(node, "power-on")

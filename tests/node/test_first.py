@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm.node import first
+from trnslurm.node import controller, first
 from trnslurm.node.beats import BEATS
 
 NAMES = {"TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "2", "SLURM_NODEID": "1"}
@@ -17,7 +17,7 @@ NAMES = {"TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "2", "SLURM_NODEID": "1"
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
     """What the controller says and is asked; the node's beats reach nobody."""
     said: dict[str, Any] = {
-        "answers": False, "ends": ["RUNNING"], "has": [True], "requeued": 0,
+        "answers": False, "ends": ["RUNNING"], "has": [True], "holds": False, "requeued": 0,
     }  # fmt: skip
 
     def next_of(what: str) -> Any:
@@ -27,6 +27,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
     class Controller:
         def __init__(self, job_id: str, restarts: int, _retry_s: object) -> None:
             assert (job_id, restarts) == ("7", 1)
+            self.holds = False
+
+        def learn_config(self) -> None:
+            self.holds = said["holds"]
 
         def answers(self, host: str) -> bool:
             assert host == "node-1"
@@ -66,6 +70,7 @@ def state(tmp_path) -> dict[str, Any]:
     [
         {},
         {"answers": True, "has": [True, False]},  # the node has rebooted
+        {"holds": True, "has": [True, True, False]},  # an older Slurm has given it up
     ],
 )
 def test_the_job_is_requeued_without_its_first_node(asked, tmp_path, known: dict) -> None:
@@ -84,6 +89,7 @@ def test_the_job_is_requeued_without_its_first_node(asked, tmp_path, known: dict
         {"ends": ["CANCELLED"]},
         {"ends": ["REQUEUED"]},
         {"answers": True, "ends": ["RUNNING", "RUNNING", "CANCELLED"]},  # Slurm ends the job
+        {"holds": True, "ends": ["RUNNING", "RUNNING", "CANCELLED"]},
     ],
 )
 def test_it_is_not(asked, tmp_path, known: dict[str, Any]) -> None:
@@ -100,3 +106,19 @@ def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NODEID", "3")
     monkeypatch.setenv("TRNSLURM_ATTEMPT", "1")
     assert first.main() == 0  # of a job that keeps no signs of life
+
+
+@pytest.mark.parametrize(
+    ("version", "holds"),
+    [
+        ("22.05.8", True), ("23.11.10", True), ("23.11.11", False), ("24.05.5", True),
+        ("24.05.6", False), ("24.11.0", False), ("26.05.5-1", False), ("unknown", False),
+    ],
+)  # fmt: skip
+def test_versions_that_hold_a_job(monkeypatch, version: str, holds: bool) -> None:
+    config = f"KillWait                = 30 sec\nSLURM_VERSION           = {version}\n"
+    monkeypatch.setattr(controller, "_scontrol", lambda *_, **__: (0, config))
+    monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/7")
+    asks = controller.Controller("7", 0, ())
+    asks.learn_config()
+    assert asks.holds == holds

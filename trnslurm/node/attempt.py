@@ -23,7 +23,7 @@ from functools import cached_property
 from trnslurm.node import left_out, processes, relaunch
 from trnslurm.node.beats import BEATS, PERIOD_S
 from trnslurm.node.caps import Caps
-from trnslurm.node.controller import Controller
+from trnslurm.node.controller import NO_KILL, Controller
 from trnslurm.node.ending import (
     Ending,
     aborted_steps,
@@ -258,7 +258,9 @@ class AttemptProgram:
             raise RefusedError(2, f"{message}: render it again with --nodes {nodes - spares}")
         if not self.on_slurm:
             return
-        self.controller.learn_patience()
+        self.controller.learn_config()
+        if self._job.beats and self.controller.holds:
+            os.environ[NO_KILL] = "set"
         # A crash counts even if the attempt could not record it, as when its node died.
         if self.trains and (given_up := reason_to_give_up(state, self._options.max_crashes)):
             state.state, state.reason = "FAILED", given_up

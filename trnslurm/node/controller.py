@@ -11,6 +11,8 @@ from pathlib import Path
 
 from trnslurm.node.beats import answers
 
+NO_KILL = "SLURM_NO_KILL"
+"""srun's --no-kill: Slurm takes a node that is down out of the job, and the step goes on."""
 # The time between TERM and KILL: Slurm's KillWait, at least five seconds. An attempt must have
 # written its last state by then.
 _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
@@ -33,6 +35,11 @@ class Controller:
         self._restarts, self._retry_s = restarts, retry_s
         self.on_slurm = not job_id.startswith("local-")
         self.kill_wait_s = _KILL_WAIT_S if self.on_slurm else _LOCAL_KILL_WAIT_S
+        self.holds = False
+        """Whether Slurm holds a job for good if one of its nodes goes down during a requeue.
+
+        kill_running_job_by_node_name in src/slurmctld/job_mgr.c lacked batch_requeue_fini.
+        """
         self._run_name = Path(os.environ["TRNSLURM_RUN_DIR"]).name  # as sbatch was given it
 
     @property
@@ -72,11 +79,14 @@ class Controller:
         place = re.search(r" WorkDir=(.*?) StdErr=", job)
         return not place or Path(place[1], task).resolve().name == self._run_name
 
-    def learn_patience(self) -> None:
-        """Ask for this cluster's KillWait."""
+    def learn_config(self) -> None:
+        """Ask for this cluster's KillWait, and for what its version does."""
         _, config = _scontrol("show", "config", timeout_s=self.patience_s)
         if found := re.search(r"^KillWait *= *(\d+)", config, re.MULTILINE):
             self.kill_wait_s = max(float(found[1]), _SHORTEST_KILL_WAIT_S)
+        if found := re.search(r"^SLURM_VERSION *= *(\d+)\.(\d+)\.(\d+)", config, re.MULTILINE):
+            version = tuple(map(int, found.groups()))
+            self.holds = not (version >= (24, 5, 6) or (23, 11, 11) <= version < (24,))
 
     def excluded_nodes(self) -> list[str]:
         """Return the nodes that the job leaves out already, including the user's choice."""
@@ -108,9 +118,7 @@ class Controller:
     def leave(self, kept: Sequence[str]) -> None:
         """Give up all nodes but these, for a requeue without the others; the first one must stay.
 
-        Slurm before 23.11.11 and 24.05.6 does not finish the requeue of a job if one of its nodes
-        goes down meanwhile, and then holds the job for good: kill_running_job_by_node_name in
-        src/slurmctld/job_mgr.c lacks batch_requeue_fini. The next start may have all nodes again.
+        Slurm may hold the job otherwise (`holds`). The next start may have all nodes again.
         """
         if not self.in_step:
             _scontrol("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")

@@ -45,13 +45,15 @@ def requeue_if_lost(phase: str, attempt: int) -> bool:
     """Requeue the job if its first node is lost; return False if that must be looked at again.
 
     A node that answers may have rebooted: then Slurm takes it out of the job once slurmd registers.
+    A Slurm that would hold the job is given SlurmdTimeout to take out the node (NO_KILL).
     """
     state = read_state(phase, attempt)
     first = os.environ["TRNSLURM_ALLOCATION"].partition(",")[0]
     controller = Controller(state.job_id, state.restarts, _RETRY_S)
     if controller.what_ends_job() != "RUNNING":
         return True
-    if controller.answers(first) and controller.has_node(first):
+    controller.learn_config()
+    if controller.has_node(first) and (controller.holds or controller.answers(first)):
         return False
     processes.say(f"{first}, the first node of the job, does not answer: the job is requeued")
     state.cause = "requeued"

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from trnslurm.node import processes
 from trnslurm.node.beats import BEATS
+from trnslurm.node.controller import NO_KILL
 from trnslurm.node.standby import RESUME
 from trnslurm.node.state import RUN, AttemptState
 from trnslurm.rundir import utc_time, write_json_once
@@ -41,7 +42,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"  # until the script sets its own
 _AT_ONCE = 1 << 20
 _END_S = 5.0
 # Variables that this program has set for the attempt that runs.
-_KNOWN_LATE = ("TRNSLURM_GRAPH_KEY", BEATS)
+_KNOWN_LATE = ("TRNSLURM_GRAPH_KEY", BEATS, NO_KILL)
 _POLL_S = 0.1
 
 
