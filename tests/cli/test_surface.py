@@ -72,7 +72,7 @@ SURFACE = {
     "compile verify": "KEYS --path -c/--cluster",
     "compile gc": "--older-than --max-size --dry-run -y/--yes --path -c/--cluster",
     "clusters": "--path --json",
-    "cluster detect": "--partition --write --name --bin-dir --json",
+    "cluster detect": "--partition --write --name --bin-dir --dump --from --json",
     "reconnect": "--forget",
     "env check": "--path -c/--cluster --timeout --json",
     "sandbox up": (
@@ -105,7 +105,6 @@ DEFAULTS = {
     ("export", "dtype"): "float32",
     ("doctor", "timeout"): 600.0,
     ("env check", "timeout"): 600.0,
-    ("sandbox up", "nodes"): 4,
     ("sandbox up", "like"): "trn1.32xlarge",
     ("sandbox up", "users"): 0,
     **{(f"sandbox {verb}", "name"): "sandbox" for verb in SANDBOX_VERBS},

@@ -15,8 +15,9 @@ from trnslurm.sandbox.configuration import (
     PARALLELCLUSTER,
     accounts,
     cgroup_conf,
-    gres,
+    devices,
     gres_conf,
+    node_words,
     profile,
     slurm_conf,
     slurmdbd_conf,
@@ -122,9 +123,11 @@ def test_gpus(like: str) -> None:
     settings = SandboxSettings(nodes=2, like=like)
     count = catalog()[like].gpus
     assert [n["Gres"] for n in lines("NodeName", settings)] == [f"gpu:{count}"] * 2
-    assert gres(settings) == [("gpu", "", count)]
-    devices = f"/b/sandbox/state/devices/gpu-[0-{count - 1}]"
-    assert gres_conf(LAYOUT, settings) == f"Name=gpu File={devices}\n"
+    assert devices(settings) == sorted(f"gpu-{n}" for n in range(count))
+    numbers = f"[0-{count - 1}]" if count > 1 else "0"
+    (line,) = gres_conf(LAYOUT, settings).splitlines()
+    names = ",".join(settings.node_names)
+    assert line == f"NodeName={names} Name=gpu File=/b/sandbox/state/devices/gpu-{numbers}"
     assert gres_conf(LAYOUT, SandboxSettings()) == ""
 
 
@@ -132,11 +135,12 @@ def test_claimed_gres_stands_in_gres_conf_as_well() -> None:
     """Otherwise slurmd finds none, and the controller drains the node."""
     asked = SandboxSettings(set=("Gres=gpu:a100:4,gpu:t4:2,shard:9",))
     assert [n["Gres"] for n in lines("NodeName", asked)] == ["gpu:a100:4,gpu:t4:2,shard:9"] * 4
-    devices = "/b/sandbox/state/devices"
+    nodes = f"NodeName={','.join(asked.node_names)}"
+    place = "/b/sandbox/state/devices"
     assert gres_conf(LAYOUT, asked).splitlines() == [
-        f"Name=gpu Type=a100 File={devices}/gpua100-[0-3]",
-        f"Name=gpu Type=t4 File={devices}/gput4-[0-1]",
-        f"Name=shard File={devices}/shard-[0-8]",
+        f"{nodes} Name=gpu Type=a100 File={place}/gpua100-[0-3]",
+        f"{nodes} Name=gpu Type=t4 File={place}/gput4-[0-1]",
+        f"{nodes} Name=shard File={place}/shard-[0-8]",
     ]
 
 
@@ -170,7 +174,8 @@ def test_partitions() -> None:
     ],
 )
 def test_processors_that_slurmd_finds(asked: tuple[str, ...], found: str) -> None:
-    assert topology(SandboxSettings(set=asked)) == found
+    (words, *_) = node_words(SandboxSettings(set=asked)).values()
+    assert topology(words) == found
 
 
 @pytest.mark.parametrize("like", [n for n in catalog() if n != "local"])

@@ -23,6 +23,7 @@ from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
 from trnslurm.sandbox.layout import DEFAULT_NAME, Layout, all_layouts
 from trnslurm.sandbox.lifecycle import down, up
 from trnslurm.sandbox.namespaces import commands, enter, environment, holder_pid, login_environment
+from trnslurm.sandbox.rehearsal import Rehearsal
 from trnslurm.sandbox.settings import SandboxSettings, settings_of
 
 _VARIABLE = "TRNSLURM_SANDBOX"
@@ -73,13 +74,19 @@ def sandbox_command() -> None:
 
 @sandbox_command.command("up")
 @_name_option
-@click.option("-n", "--nodes", type=int, default=4, help="Number of nodes.")
+@click.option(
+    "-n",
+    "--nodes",
+    type=int,
+    default=None,
+    help="Number of nodes, of each kind with --like FILE  [default: 4, all of up to 16].",
+)
 @click.option(
     "--like",
-    metavar="TYPE",
+    metavar="TYPE|FILE",
     default="trn1.32xlarge",
     shell_complete=_types,
-    help="Instance type whose CPUs, memory and features the nodes claim.",
+    help="Instance type that the nodes claim to be, or a file of `cluster detect --dump`.",
 )
 @click.option("--accounting", is_flag=True, help="Run slurmdbd and its database, too.")
 @click.option(
@@ -111,11 +118,19 @@ def sandbox_command() -> None:
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
-    name: str, slurm: str | None, python: str | None, owner: int | None, quiet: bool, **options: Any
+    name: str,
+    slurm: str | None,
+    python: str | None,
+    owner: int | None,
+    quiet: bool,
+    like: str,
+    nodes: int | None,
+    **options: Any,
 ) -> None:
     """Start a sandbox, unless it is up already.
 
-    It looks like AWS ParallelCluster: node names, features, settings, no accounting.
+    It looks like AWS ParallelCluster: node names, features, settings, no accounting. With a file,
+    it has the nodes, partitions, limits, accounts and QOS of the cluster that the file is from.
 
     \b
     Example:
@@ -124,8 +139,14 @@ def up_command_line(
       trnslurm sandbox up --name gpu --like p4d.24xlarge --nodes 2
       trnslurm sandbox up --slurm /opt/slurm-25.11
       trnslurm sandbox up --name two --users 2
+      trnslurm sandbox up --name lab --like ./lab.json
     """
     layout = Layout.named(name)
+    options |= {"like": like, "nodes": 4 if nodes is None else nodes}
+    if "/" in like or like.endswith(".json"):
+        rehearsal = Rehearsal.of(Path(like), nodes)
+        options |= {"nodes": len(rehearsal.names), "seen": rehearsal.seen.tree()}
+        options["accounting"] |= rehearsal.has_accounting
     own_slurm = str(Path(slurm).absolute()) if slurm else ""
     settings = SandboxSettings(python=_interpreter(python), slurm=own_slurm, **options)
     started = time.monotonic()

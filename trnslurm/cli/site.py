@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 from click.shell_completion import get_completion_class
 
-from trnslurm.api.tables import cells_of
+from trnslurm.api.tables import cells_of, count
 from trnslurm.cli import cli
 from trnslurm.cli.options import cluster_option, json_option, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
@@ -23,6 +24,7 @@ from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
 from trnslurm.slurm.profile import find_shared, profile_text
+from trnslurm.slurm.snapshot import Snapshot
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
@@ -45,18 +47,36 @@ def cluster_command() -> None:
 @click.option("--write", is_flag=True, help="Write a profile to your own cluster-config/.")
 @click.option("--name", metavar="NAME", help="Name of the profile  [default: Slurm's ClusterName].")
 @click.option("--bin-dir", metavar="DIR", help="Directory of Slurm's commands.")
+@click.option("--dump", metavar="FILE", help="Write what Slurm says, for --from and a sandbox.")
+@click.option("--from", "source", metavar="FILE", help="Read a file of --dump, on any machine.")
 @json_option
 def detect_command(
-    partition: str | None, write: bool, name: str | None, bin_dir: str | None, console: Terminal
+    partition: str | None,
+    write: bool,
+    name: str | None,
+    bin_dir: str | None,
+    dump: str | None,
+    source: str | None,
+    console: Terminal,
 ) -> None:
     """Inspect this host's Slurm: partitions, nodes, instance types, limits, accounting.
+
+    A dump has nodes, partitions, your accounts and every QOS by name; nothing of other users,
+    addresses and paths.
 
     \b
     Example:
       trnslurm cluster detect
       trnslurm cluster detect --write --partition compute
+      trnslurm cluster detect --dump lab.json
+      trnslurm cluster detect --from lab.json --write
     """
-    slurm, site = _detect(bin_dir)
+    slurm = _find_slurm(bin_dir)
+    seen = _look(slurm, source)
+    if dump:
+        _dump(seen, Path(dump))
+        return
+    site = detect(seen, catalog())
     chosen = _choose(site, partition)
     if console.as_json:
         echo_json({**asdict(site), "chosen": chosen.label})
@@ -68,14 +88,16 @@ def detect_command(
 
 def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -> dict[str, str]:
     """Return the profile of this host's Slurm: name, text and warning."""
-    slurm, site = _detect(bin_dir)
+    slurm = _find_slurm(bin_dir)
+    site = detect(_look(slurm), catalog())
     return _profile(slurm, site, _choose(site, partition), name)
 
 
-def _detect(bin_dir: str | None) -> tuple[Slurm, DetectedCluster]:
-    slurm = _find_slurm(bin_dir)
+def _look(slurm: Slurm, source: str | None = None) -> Snapshot:
+    if source is not None:
+        return Snapshot.load(Path(source))
     try:
-        return slurm, detect(slurm, catalog())
+        return Snapshot.take(slurm)
     except SlurmError as error:
         if not _NO_CONFIGURATION.search(str(error)):
             raise
@@ -83,6 +105,20 @@ def _detect(bin_dir: str | None) -> tuple[Slurm, DetectedCluster]:
             "Slurm is installed here, but has no configuration of a cluster: run this on the "
             "cluster's head or login node, or set SLURM_CONF to its slurm.conf"
         ) from None
+
+
+def _dump(seen: Snapshot, file: Path) -> None:
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(seen.to_json())
+    except OSError as error:
+        raise ConfigError(f"--dump {file}: {error.strerror}") from None
+    click.echo(
+        f"Wrote {file}: {count(len(seen.nodes), 'node')} in "
+        f"{count(len(seen.partitions), 'partition')}"
+    )
+    path = file if "/" in str(file) else f"./{file}"
+    click.echo(f"A cluster like this on one machine: trnslurm sandbox up --like {path}")
 
 
 def _profile(

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import as_user, environment, login
 from trnslurm.sandbox.nodes import BRIDGE, NodeLink
+from trnslurm.sandbox.rehearsal import Rehearsal
 from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, settings_of
 
 _NODES_S = 90
@@ -44,20 +46,21 @@ class BootedCluster:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._settings = settings_of(layout)
+        self._rehearsal = self._settings.rehearsal
         self._host = SandboxHost.of(layout)
         self._user = as_user(self._host)
         self._users = self._settings.user_names
         self._daemons = Daemons(lambda name: layout.log / f"{name}.out")
         self._disks: set[Path] = set()
         os.environ.update(environment(layout))
-        topology = f"HWLOC_SYNTHETIC={configuration.topology(self._settings)}"
-        slurmd = ["env", topology, *self._user, self._host.commands["slurmd"]]
+        slurmd = [*self._user, self._host.commands["slurmd"]]
         stepd = Path(self._host.commands["slurmd"]).with_name("slurmstepd")
         slurmd += ["-d", str(stepd)] if stepd.is_file() else []
-        self._nodes = [
-            NodeLink(layout, n, name, slurmd=slurmd, munged=self._munged(f"munge-{n}"))
-            for n, name in enumerate(self._settings.node_names, 1)
-        ]
+        self._nodes = []
+        for n, (name, words) in enumerate(configuration.node_words(self._settings).items(), 1):
+            own = ["env", f"HWLOC_SYNTHETIC={configuration.topology(words)}", *slurmd]
+            munged = self._munged(f"munge-{n}")
+            self._nodes.append(NodeLink(layout, n, name, slurmd=own, munged=munged))
 
     def boot(self) -> None:
         """Build everything, and wait until every node is idle."""
@@ -68,7 +71,13 @@ class BootedCluster:
         if self._settings.accounting:
             self._step("database", self._mariadb)
             self._step("slurmdbd", self._slurmdbd)
-        self._step("slurmctld", self._slurmctld)
+        like = self._rehearsal
+        if like and like.has_accounting:
+            # Partitions name QOS, which must be there; limits name GRES that slurmctld adds.
+            self._step("accounts", partial(self._accounts, like), self._slurmctld)
+            self._step("limits", partial(self._limits, like))
+        else:
+            self._step("slurmctld", self._slurmctld)
         self._step("slurmd on every node", self._power_on, self._wait_for_nodes)
 
     def reap(self) -> None:
@@ -218,6 +227,19 @@ class BootedCluster:
         """Wait until slurmctld listens; if it has ended, raise its last error."""
         self._daemons.wait("slurmctld", lambda: _listens(HEAD_ADDRESS, _SLURMCTLD_PORT))
 
+    def _accounts(self, rehearsal: Rehearsal) -> None:
+        self._sacctmgr("add", "cluster", configuration.CLUSTER)
+        for words in rehearsal.accounts(self._host.user):
+            self._sacctmgr(*words)
+
+    def _limits(self, rehearsal: Rehearsal) -> None:
+        for words in rehearsal.limits(self._host.user):
+            self._sacctmgr(*words)
+
+    def _sacctmgr(self, *words: str) -> None:
+        sacctmgr = [*self._user, str(self._host.client_dir / "sacctmgr"), "--immediate", "--quiet"]
+        run([*sacctmgr, *words])
+
     def _power_on(self) -> None:
         for step in (NodeLink.power_on, NodeLink.plug_in, NodeLink.connect):
             for node in self._nodes:
@@ -226,6 +248,7 @@ class BootedCluster:
     def _wait_for_nodes(self) -> None:
         sinfo = [*self._user, str(self._host.client_dir / "sinfo")]
         deadline = time.monotonic() + _NODES_S
+        left_out = self._rehearsal.unusable if self._rehearsal else set()
         while True:
             try:
                 text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
@@ -234,7 +257,9 @@ class BootedCluster:
                 raise
             rows = [line.split("|", 2) for line in text.splitlines()]
             unready = {
-                name: f"{name} is {state} ({why})" for name, state, why in rows if state != "idle"
+                name: f"{name} is {state} ({why})"
+                for name, state, why in rows
+                if state != "idle" and name not in left_out
             }
             if not unready:
                 return

@@ -11,6 +11,7 @@ import yaml
 from trnslurm.errors import did_you_mean
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
+from trnslurm.sandbox.rehearsal import gres_of
 from trnslurm.sandbox.settings import (
     HEAD,
     HEAD_ADDRESS,
@@ -22,6 +23,7 @@ from trnslurm.sandbox.settings import (
     node_address,
     split_settings,
 )
+from trnslurm.slurm.profile import slurm_keys
 
 # The settings of ParallelCluster's cookbook that work on one machine. Left out: cgroups (ordinary
 # users have none), power saving (there is nothing to power up) and nss_slurm.
@@ -52,6 +54,7 @@ PARALLELCLUSTER: Mapping[str, str] = {
     "UnkillableStepTimeout": "300",  # newer Slurms ask for five times MessageTimeout
     "WaitTime": "0",
 }
+CLUSTER = "parallelcluster"
 # Differs from ParallelCluster: nodes claim CPUs and memory, and cgroups track no processes.
 _HERE = {
     "SlurmdParameters": "config_overrides",
@@ -63,6 +66,12 @@ FIRST_ID = 2_000_000_001
 # ParallelCluster leaves this share of the memory to the system.
 _SCHEDULABLE_MEMORY = 0.95
 _WORKERS = range(1, 9)
+_CPU_NODE = {
+    "device": "cpu",
+    "accelerators": 1,
+    "workers": [*_WORKERS],
+    "multi_node_workers": [*_WORKERS],
+}
 
 
 def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, first_job: int) -> str:
@@ -72,6 +81,9 @@ def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, fir
     values["FirstJobId"] = str(first_job)
     default = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
     partitions = {PARTITION: default}
+    if rehearsal := settings.rehearsal:
+        partitions = rehearsal.partitions()
+        values |= rehearsal.config()
     for key, value in extra:
         if key.lower() == "partitionname":
             partitions[value.split()[0]] = f"PartitionName={value}"
@@ -82,11 +94,9 @@ def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, fir
     lines = [f"# Written by `trnslurm sandbox up --name {layout.name}`."]
     lines += [f"{key}={value}" for key, value in _owned(layout, host).items()]
     lines += [f"{key}={value}" for key, value in sorted(values.items())]
-    facts = " ".join(f"{key}={value}" for key, value in _node_facts(settings).items())
-    lines += [
-        f"NodeName={name} NodeAddr={node_address(n)} {facts} State=UNKNOWN"
-        for n, name in enumerate(settings.node_names, 1)
-    ]
+    for n, (name, words) in enumerate(node_words(settings).items(), 1):
+        facts = " ".join(f"{key}={value}" for key, value in ({"State": "UNKNOWN"} | words).items())
+        lines.append(f"NodeName={name} NodeAddr={node_address(n)} {facts}")
     return "\n".join([*lines, *partitions.values()]) + "\n"
 
 
@@ -106,31 +116,30 @@ def unknown_key_hint(key: str) -> str:
     return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
 
 
-def gres(settings: SandboxSettings) -> list[tuple[str, str, int]]:
-    """Return name, type (or "") and count of each generic resource that a node claims."""
-    found = []
-    for claim in filter(None, _node_facts(settings).get("Gres", "").split(",")):
-        name, *kind, count = claim.split(":")
-        found.append((name, "".join(kind), int(count)))
-    return found
+def devices(settings: SandboxSettings) -> list[str]:
+    """Return the names of the device files that represent generic resources."""
+    every = (g for words in node_words(settings).values() for g in gres_of(words.get("Gres", "")))
+    return sorted({f"{g.name}{g.kind}-{n}" for g in every for n in range(g.count)})
 
 
 def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
     """Return gres.conf, whose device files slurmd counts, and numbers in CUDA_VISIBLE_DEVICES."""
-    lines = []
-    for name, kind, count in gres(settings):
-        words = [f"Name={name}", *([f"Type={kind}"] if kind else [])]
-        lines.append(f"{' '.join(words)} File={layout.devices}/{name}{kind}-[0-{count - 1}]\n")
-    return "".join(lines)
+    nodes: dict[str, list[str]] = {}
+    for name, words in node_words(settings).items():
+        for g in gres_of(words.get("Gres", "")):
+            kind = f" Type={g.kind}" if g.kind else ""
+            numbers = f"[0-{g.count - 1}]" if g.count > 1 else "0"
+            line = f"Name={g.name}{kind} File={layout.devices}/{g.name}{g.kind}-{numbers}"
+            nodes.setdefault(line, []).append(name)
+    return "".join(f"NodeName={','.join(names)} {line}\n" for line, names in nodes.items())
 
 
-def topology(settings: SandboxSettings) -> str:
-    """Return the processors that slurmd finds, in the syntax of hwloc's synthetic topologies.
+def topology(words: Mapping[str, str]) -> str:
+    """Return a node's processors, as slurmd is to find them, in hwloc's synthetic syntax.
 
     Claimed CPUs are not enough, because task/affinity binds tasks to the processors that slurmd
     finds.
     """
-    words = _node_facts(settings)
     sockets = int(words.get("Sockets") or words.get("SocketsPerBoard") or words["CPUs"])
     cores, threads = int(words.get("CoresPerSocket", 1)), int(words.get("ThreadsPerCore", 1))
     return f"package:{sockets} core:{cores} pu:{threads}"
@@ -192,7 +201,7 @@ def database_init(password: str) -> str:
 def _owned(layout: Layout, host: SandboxHost) -> dict[str, str]:
     plugins = {"PluginDir": str(host.plugins)} if host.plugins else {}
     return plugins | {
-        "ClusterName": "parallelcluster",
+        "ClusterName": CLUSTER,
         "SlurmctldHost": f"{HEAD}({HEAD_ADDRESS})",
         "SlurmctldPort": "6820",
         "SlurmdPort": "6818",
@@ -223,7 +232,11 @@ def _accounting(layout: Layout, settings: SandboxSettings) -> dict[str, str]:
     }
 
 
-def _node_facts(settings: SandboxSettings) -> dict[str, str]:
+def node_words(settings: SandboxSettings) -> dict[str, dict[str, str]]:
+    """Return the words of each node's line in slurm.conf."""
+    _, own = split_settings(settings.set)
+    if settings.rehearsal:
+        return {name: words | dict(own) for name, words in settings.rehearsal.words().items()}
     instance = settings.instance
     features = ["dynamic", settings.like, settings.resource]
     facts = {
@@ -233,13 +246,13 @@ def _node_facts(settings: SandboxSettings) -> dict[str, str]:
     }
     if instance.device == "cuda":
         facts["Gres"] = f"gpu:{instance.accelerators}"
-    _, words = split_settings(settings.set)
-    return {**facts, **words}
+    return {name: {**facts, **own} for name in settings.node_names}
 
 
 def profile(layout: Layout, settings: SandboxSettings) -> str:
     """Return the cluster profile: a Slurm cluster whose nodes compute on this machine's CPU."""
-    name = f"sandbox-{settings.like}"
+    likely = settings.rehearsal.best() if settings.rehearsal else None
+    name = "sandbox-" + (settings.like if not settings.seen else "node")
     tree: dict[str, Any] = {
         "description": f"Sandbox on this machine: {settings.nodes} nodes that look like "
         f"{settings.like}, jobs on its CPU",
@@ -255,15 +268,20 @@ def profile(layout: Layout, settings: SandboxSettings) -> str:
         ]
         if settings.neuron_stand_ins
         else [],
-        "slurm": {
-            "partition": PARTITION,
-            "max_nodes": settings.nodes,
-            "bin_dir": str(layout.bin),
-        },
-        "instance_types": {name: _instance(settings)},
+        "slurm": {"bin_dir": str(layout.bin)},
     }
-    if settings.instance.device == "cuda":
-        tree["slurm"]["gpus_per_node"] = settings.instance.accelerators
+    if likely:
+        keys = slurm_keys(likely) | ({"gpus_per_node": likely.gpus} if likely.gpus else {})
+        tree["slurm"] |= {key: value for key, value in keys.items() if value is not None}
+        size = {"vcpus": likely.cpus, "host_gib": likely.memory_mib // 1024}
+        tree["instance_types"] = {name: _CPU_NODE | size}
+    elif settings.seen:
+        tree["instance_types"] = {name: _CPU_NODE}
+    else:
+        tree["slurm"] |= {"partition": PARTITION, "max_nodes": settings.nodes}
+        tree["instance_types"] = {name: _instance(settings)}
+        if settings.instance.device == "cuda":
+            tree["slurm"]["gpus_per_node"] = settings.instance.accelerators
     header = "# Written by `trnslurm sandbox up`, gone with `trnslurm sandbox down`.\n"
     return header + yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
 

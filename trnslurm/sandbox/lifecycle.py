@@ -103,12 +103,11 @@ def _write_files(layout: Layout, settings: SandboxSettings, host: SandboxHost) -
         layout.etc / "hosts": configuration.hosts(settings),
         layout.profile: configuration.profile(layout, settings),
     }
-    if gres := configuration.gres(settings):
+    if devices := configuration.devices(settings):
         texts[layout.etc / "gres.conf"] = configuration.gres_conf(layout, settings)
         layout.devices.mkdir()
-    for name, kind, count in gres:
-        for n in range(count):
-            (layout.devices / f"{name}{kind}-{n}").symlink_to("/dev/null")
+    for name in devices:
+        (layout.devices / name).symlink_to("/dev/null")
     for directory in (layout.log, layout.state / "slurmctld"):
         directory.chmod(0o700)  # private: other users' output and job scripts
     if settings.users:

@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.rehearsal import Rehearsal
+from trnslurm.slurm.snapshot import Snapshot
 
 MAX_NODES = 128
 HEAD = "head-node"
@@ -73,7 +76,9 @@ class SandboxSettings:
 
     nodes: int = 4
     like: str = "trn1.32xlarge"
-    """The instance type that the nodes claim to be."""
+    """The instance type that the nodes claim to be, or the file that `seen` is from."""
+    seen: Mapping[str, Any] | None = None
+    """What `cluster detect --dump` has written of the cluster that the sandbox is like."""
     accounting: bool = False
     neuron_stand_ins: bool = False
     users: int = 0
@@ -92,12 +97,17 @@ class SandboxSettings:
             raise SandboxError(
                 f"--users {self.users}: a sandbox has 0 to {len(USERS)} further users"
             )
-        if self.instance.device not in ("neuron", "cuda"):
+        if not self.seen and self.instance.device not in ("neuron", "cuda"):
             raise SandboxError(f"--like {self.like}: not an instance type of a cluster")
         for setting in self.set:
             _check_setting(setting)
-        if self.neuron_stand_ins and self.instance.device != "neuron":
+        if self.neuron_stand_ins and (self.seen or self.instance.device != "neuron"):
             raise SandboxError(f"--neuron-stand-ins: {self.like} has no Neuron devices")
+
+    @cached_property
+    def rehearsal(self) -> Rehearsal | None:
+        """The cluster that the sandbox is like; None: one of instances of the type `like`."""
+        return Rehearsal(Snapshot.parse(self.seen)) if self.seen else None
 
     @property
     def instance(self) -> InstanceType:
@@ -112,6 +122,8 @@ class SandboxSettings:
     @property
     def node_names(self) -> list[str]:
         """ParallelCluster's names: queue, `dy` for dynamic, resource, number."""
+        if self.rehearsal:
+            return self.rehearsal.names
         return [f"{PARTITION}-dy-{self.resource}-{n}" for n in range(1, self.nodes + 1)]
 
     @property

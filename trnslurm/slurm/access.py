@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 
-from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
-from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.snapshot import Snapshot
 
 _GIB = {"": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
@@ -72,26 +71,15 @@ class Grant(Frozen):
     """Keys that the user must find out, with what Slurm said."""
 
 
-def read_access(slurm: Slurm, config: Mapping[str, str], user: str) -> Access:
-    """Return what sacctmgr shows of the user's accounts and of every QOS."""
-    enforce = config.get("AccountingStorageEnforce", "").lower()
+def read_access(seen: Snapshot) -> Access:
+    """Return the user's accounts and every QOS, as far as accounting told of them."""
+    enforce = seen.config.get("AccountingStorageEnforce", "").lower()
     enforced = any(word in enforce for word in ("associations", "limits", "qos", "wckeys", "safe"))
     limited = "limits" in enforce or "safe" in enforce
-    if "slurmdbd" not in config.get("AccountingStorageType", ""):
+    if "slurmdbd" not in seen.config.get("AccountingStorageType", ""):
         return Access(off=True)
-    if not slurm.find("sacctmgr"):
+    if (ours := seen.associations) is None:
         return Access(enforced=enforced)
-    try:
-        # https://slurm.schedmd.com/sacctmgr.html: withassoc gives a line per association
-        users = _rows(
-            slurm, "user", user, "withassoc",
-            columns="DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall",
-        )  # fmt: skip
-        every = _rows(slurm, "qos", columns="Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall")
-    except SlurmError:
-        return Access(enforced=enforced)
-    cluster = config.get("ClusterName", "").lower()
-    ours = [row for row in users if row[1].lower() == cluster]
     return Access(
         default_account=ours[0][0] if ours else "",
         associations=tuple(
@@ -104,7 +92,7 @@ def read_access(slurm: Slurm, config: Mapping[str, str], user: str) -> Access:
             )
             for _, _, account, partition, names, default, *tres, wall in ours
         ),
-        qos={name: _limits(tres, wall) if limited else Limits() for name, *tres, wall in every},
+        qos={name: _limits(tres, wall) if limited else Limits() for name, *tres, wall in seen.qos},
         enforced=enforced,
         known=True,
     )
@@ -186,13 +174,6 @@ def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
 def _holds(limits: Limits, node: Limits) -> bool:
     pairs = [(getattr(limits, name), getattr(node, name)) for name in _NAMES]
     return all(most is None or need is None or need <= most for most, need in pairs)
-
-
-def _rows(slurm: Slurm, *words: str, columns: str) -> list[list[str]]:
-    text = slurm.call("sacctmgr", "-nP", "show", *words, f"format={columns}")
-    width = columns.count(",") + 1
-    rows = (line.split("|") for line in text.splitlines())
-    return [row for row in rows if len(row) == width]
 
 
 def _limits(tres: Iterable[str], wall: str) -> Limits:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import grp
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +12,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.slurm.access import Access, Grant, Limits, grant, mebibytes, minutes, read_access
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import UNUSABLE, node_state
+from trnslurm.slurm.snapshot import Snapshot
 
 # Names that NVML and sites give to slices of a GPU (MIG): 1g.10gb, nvidia_a100_80gb_pcie_3g.40gb.
 _SLICE = re.compile(r"(?i)(^|[^a-z0-9])(\d+g[._-]?\d+gb|mig)")
@@ -108,17 +106,13 @@ def _best(among: Sequence[Nodes]) -> Nodes | None:
     return among[order.index(max(order))] if order else None
 
 
-def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> DetectedCluster:
+def detect(seen: Snapshot, types: Mapping[str, InstanceType]) -> DetectedCluster:
     """Return the partitions and nodes that the controller shows to this user."""
-    config = slurm.configuration()
-    nodes = slurm.show("node")
-    partitions = slurm.show("partition")
-    access = read_access(slurm, config, getpass.getuser())
-    groups = _groups()
+    config, access = seen.config, read_access(seen)
     found = [
         kind
-        for fields in partitions
-        for kind in _Partition(fields, nodes, config, types).kinds(access, groups)
+        for fields in seen.partitions
+        for kind in _Partition(fields, seen.nodes, config, types).kinds(access, seen.groups)
     ]
     if not found:
         raise SlurmError("scontrol shows you no partition with nodes")
@@ -140,7 +134,7 @@ def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> DetectedCluster:
 def find_partition(slurm: Slurm, name: str, types: Mapping[str, InstanceType]) -> Nodes:
     """Return the likely nodes for training of one partition, whoever may use it."""
     fields = slurm.show("partition", name)[0]
-    kinds = _Partition(fields, slurm.show("node"), {}, types).kinds(Access(), _groups())
+    kinds = _Partition(fields, slurm.show("node"), {}, types).kinds(Access(), None)
     if found := _best(kinds):
         return found
     raise SlurmError(f"scontrol shows you no nodes of partition {name}")
@@ -187,7 +181,7 @@ class _Partition:
         if self._hidden:  # powered down, where PrivateData lacks `cloud`
             self._nodes = _from_totals(fields)
 
-    def kinds(self, access: Access, groups: frozenset[str]) -> list[Nodes]:
+    def kinds(self, access: Access, groups: Sequence[str] | None) -> list[Nodes]:
         """Return the kinds of nodes of the partition."""
         alike: dict[tuple[object, ...], list[Mapping[str, str]]] = {}
         for node in self._nodes:
@@ -201,7 +195,7 @@ class _Partition:
         nodes: Sequence[Mapping[str, str]],
         kinds: int,
         access: Access,
-        groups: frozenset[str],
+        groups: Sequence[str] | None,
     ) -> Nodes:
         sources: dict[str, str] = {}
         gpus = _usable_gpus(nodes[0].get("Gres", ""))
@@ -382,18 +376,18 @@ class _Partition:
         source = min(most, key=lambda key: most[key])
         return most[source], source
 
-    def _refusal(self, groups: frozenset[str]) -> str:
+    def _refusal(self, groups: Sequence[str] | None) -> str:
         """Return why the partition does not take this user's jobs; empty: it does."""
         fields = self._fields
         state = fields.get("State", "UP")
         allowed = fields.get("AllowGroups", "ALL")
         if state != "UP":
             return f"its State is {state}"
-        if fields.get("RootOnly") == "YES" and os.getuid():
+        if fields.get("RootOnly") == "YES" and groups is not None:
             return "RootOnly"
         if fields.get("ReqResv") == "YES":
             return "it needs a reservation"
-        if allowed != "ALL" and os.getuid() and not groups & set(allowed.split(",")):
+        if allowed != "ALL" and groups is not None and not {*groups} & {*allowed.split(",")}:
             return f"its groups are {allowed}"
         if whole_number(fields.get("MaxNodes")) == 0:
             return "MaxNodes is 0"
@@ -441,13 +435,3 @@ def whole_number(text: str | None) -> int | None:
 def _least(*numbers: int | None) -> int | None:
     known = [n for n in numbers if n is not None]
     return min(known) if known else None
-
-
-def _groups() -> frozenset[str]:
-    names: list[str] = []
-    for number in {os.getgid(), *os.getgroups()}:
-        try:
-            names.append(grp.getgrgid(number).gr_name)
-        except KeyError:  # this host does not know its name
-            continue
-    return frozenset(names)

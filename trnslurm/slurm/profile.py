@@ -86,14 +86,8 @@ def _others(site: DetectedCluster, chosen: Nodes) -> Iterator[str]:
             yield f"#   {n.label}: {n.nodes} nodes, {n.cpus} CPUs{gpus}"
 
 
-def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
-    sources = dict(chosen.sources)
-    sources["partition"] = "the site's default" if chosen.default else "scontrol show partition"
-    sources["max_time_min"] = "MaxTime" if chosen.max_time_min else "the partition has no MaxTime"
-    sources["account"] = "the partition does not take your default account"
-    sources["qos"] = "your default QOS does not allow a job on whole nodes here"
-    sources["constraint"] = "a feature that the partition's other nodes do not have"
-    sources["gpu_type"] = "Gres of its nodes; the partition has other GPUs too"
+def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, object]:
+    """Return what a profile's `slurm` says of these nodes; None: nothing."""
     values: dict[str, object] = {
         "partition": chosen.name,
         "account": chosen.account,
@@ -108,9 +102,22 @@ def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
     }
     if known and known.gpus != chosen.gpus:
         values["gpus_per_node"] = chosen.gpus
-        sources.setdefault("gpus_per_node", "Gres of its nodes")
     if not chosen.exclusive:
         values["exclusive"] = False
+    return values
+
+
+def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
+    sources = dict(chosen.sources)
+    sources["partition"] = "the site's default" if chosen.default else "scontrol show partition"
+    sources["max_time_min"] = "MaxTime" if chosen.max_time_min else "the partition has no MaxTime"
+    sources["account"] = "the partition does not take your default account"
+    sources["qos"] = "your default QOS does not allow a job on whole nodes here"
+    sources["constraint"] = "a feature that the partition's other nodes do not have"
+    sources["gpu_type"] = "Gres of its nodes; the partition has other GPUs too"
+    values = slurm_keys(chosen, known)
+    if "gpus_per_node" in values:
+        sources.setdefault("gpus_per_node", "Gres of its nodes")
     always = ("partition", "max_nodes", "max_time_min", "cpus_per_task")
     for key, value in values.items():
         if value is None and key not in always:

@@ -1,0 +1,164 @@
+"""What Slurm's controller tells this user of a cluster, asked once, and kept as a file.
+
+`cluster detect --dump` writes one, `cluster detect --from` and `sandbox up --like` read it. It has
+nodes, partitions, limits and accounts by name, and nothing of addresses, paths or other users.
+"""
+
+from __future__ import annotations
+
+import getpass
+import grp
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from trnslurm.errors import ConfigError, SlurmError
+from trnslurm.frozen import Frozen
+from trnslurm.slurm.commands import Slurm
+
+FORMAT = 1
+# What shapes jobs: slurm.conf(5).
+CONFIG = (
+    *("AccountingStorageEnforce", "AccountingStorageType", "ClusterName", "DefMemPerCPU"),
+    *("DefMemPerGPU", "DefMemPerNode", "EnforcePartLimits", "GresTypes", "JobRequeue", "KillWait"),
+    *("LaunchParameters", "MaxArraySize", "MaxJobCount", "MaxMemPerCPU", "MaxMemPerNode"),
+    *("OverTimeLimit", "PreemptMode", "PreemptType", "PriorityType", "SLURM_VERSION"),
+    *("SchedulerParameters", "SelectType", "SelectTypeParameters", "SlurmctldParameters"),
+    *("SlurmdTimeout", "TaskPlugin"),
+)
+NODE = (
+    *("ActiveFeatures", "AvailableFeatures", "Boards", "CPUEfctv", "CPUSpecList", "CPUTot"),
+    *("CoreSpecCount", "CoresPerSocket", "Gres", "MemSpecLimit", "NodeName", "Partitions"),
+    *("RealMemory", "Sockets", "State", "ThreadsPerCore", "TmpDisk", "Weight"),
+)
+ASSOCIATIONS = "DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall"
+QOS = "Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall"
+_MOST_BYTES = 64 << 20
+
+Fields = Mapping[str, str]
+Rows = Sequence[Sequence[str]]
+
+
+class Snapshot(Frozen):
+    """A cluster as its controller describes it to one user."""
+
+    config: Fields
+    partitions: Sequence[Fields]
+    nodes: Sequence[Fields]
+    associations: Rows | None = None
+    """Of the user, and of no other; None: sacctmgr gave no answer."""
+    qos: Rows = ()
+    groups: Sequence[str] | None = None
+    """Those of the user that partitions name; None: the user is root, and may use them all."""
+
+    @classmethod
+    def take(cls, slurm: Slurm) -> Self:
+        """Ask the controller, and the accounting where there is one."""
+        config = slurm.configuration()
+        nodes, partitions = slurm.show("node"), slurm.show("partition")
+        associations: Rows | None = None
+        qos: Rows = ()
+        if "slurmdbd" in config.get("AccountingStorageType", "") and slurm.find("sacctmgr"):
+            associations, qos = _accounting(slurm, config.get("ClusterName", ""))
+        return cls(
+            config={key: config[key] for key in CONFIG if key in config},
+            partitions=partitions,
+            nodes=[{key: node[key] for key in NODE if key in node} for node in nodes],
+            associations=associations,
+            qos=qos,
+            groups=own_groups(partitions),
+        )
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Read what `to_json` wrote; the file may be from anyone."""
+        try:
+            if file.stat().st_size > _MOST_BYTES:
+                raise ConfigError(
+                    f"{file}: too large to be one of `trnslurm cluster detect --dump`"
+                )
+            return cls.parse(json.loads(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ConfigError(f"{file}: not a file of `trnslurm cluster detect --dump`") from None
+
+    @classmethod
+    def parse(cls, tree: Mapping[str, Any]) -> Self:
+        """Return the snapshot of a file's content; raise a ValueError if it is none."""
+        if tree["format"] != FORMAT:
+            raise ValueError(tree["format"])
+        rows = tree["associations"]
+        return cls(
+            config=_fields(tree["config"]),
+            partitions=[_fields(each) for each in tree["partitions"]],
+            nodes=[_fields(each) for each in tree["nodes"]],
+            associations=None if rows is None else [_words(row) for row in rows],
+            qos=[_words(row) for row in tree["qos"]],
+            groups=None if tree["groups"] is None else _words(tree["groups"]),
+        )
+
+    def tree(self) -> dict[str, Any]:
+        """Return what a file has."""
+        return {
+            "format": FORMAT,
+            "config": dict(self.config),
+            "partitions": [dict(each) for each in self.partitions],
+            "nodes": [dict(each) for each in self.nodes],
+            "associations": self.associations,
+            "qos": self.qos,
+            "groups": self.groups,
+        }
+
+    def to_json(self) -> str:
+        """Return the file's content."""
+        return json.dumps(self.tree(), indent=1) + "\n"
+
+
+def own_groups(partitions: Sequence[Fields]) -> list[str] | None:
+    """Return this user's groups among those that partitions name; None for root."""
+    if os.getuid() == 0:
+        return None
+    asked = {g for fields in partitions for g in fields.get("AllowGroups", "").split(",")}
+    names = set()
+    for number in {os.getgid(), *os.getgroups()}:
+        try:
+            names.add(grp.getgrgid(number).gr_name)
+        except KeyError:  # this host does not know its name
+            continue
+    return sorted(asked & names)
+
+
+def _accounting(slurm: Slurm, cluster: str) -> tuple[list[list[str]] | None, list[list[str]]]:
+    """Return this user's associations and every QOS; None if sacctmgr does not tell."""
+    try:
+        # https://slurm.schedmd.com/sacctmgr.html: withassoc gives a line per association
+        users = _rows(slurm, "user", getpass.getuser(), "withassoc", columns=ASSOCIATIONS)
+        every = _rows(slurm, "qos", columns=QOS)
+    except SlurmError:
+        return None, []
+    return [row for row in users if row[1].lower() == cluster.lower()], every
+
+
+def _rows(slurm: Slurm, *words: str, columns: str) -> list[list[str]]:
+    text = slurm.call("sacctmgr", "-nP", "show", *words, f"format={columns}")
+    width = columns.count(",") + 1
+    rows = (line.split("|") for line in text.splitlines())
+    return [row for row in rows if len(row) == width]
+
+
+def _fields(tree: Mapping[str, str]) -> dict[str, str]:
+    return {_word(key): _word(value) for key, value in tree.items()}
+
+
+def _words(row: Sequence[str]) -> list[str]:
+    return [_word(word) for word in row]
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[ -~]*", text):
+        raise ValueError(text)
+    return text
