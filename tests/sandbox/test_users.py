@@ -136,7 +136,9 @@ def town() -> Iterator[Town]:
     above.chmod(0o755)
     sandbox = Sandbox(base=above / "b")
     try:
+        shared = "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP"
         options = ("--nodes", 2, "--users", 2, "--set", AT_ONCE, "--set", "KillWait=5")
+        options += ("--set", shared)
         # No Python: until `make_reachable`, ours may be root's alone. Each job names it.
         up = sandbox.trnslurm("up", "-q", "--python", "/bin/sh", *options)
         assert (up.code, up.err) == (0, "")
@@ -452,6 +454,36 @@ def test_users_stay_when_the_machine_gets_one(town: Town) -> None:
     mounts = town.sandbox.trnslurm("exec", "--", "findmnt", "-nro", "TARGET,FSTYPE").ok.splitlines()
     assert "/etc overlay" in mounts
     assert not {"/etc/passwd", "/etc/group"} & {line.split()[0] for line in mounts}
+
+
+def test_a_restart_beside_the_job_of_another_user(town: Town) -> None:
+    """On the same node: bob's workers die and start again, alice's stay the same processes."""
+    sets = ("slurm.partition=shared", "slurm.exclusive=false", "train.wait=true")
+    words = [word for setting in sets for word in ("--set", setting)]
+    crash = ("--set", "train.save=[1]", "--set", "train.fail_attempts=[1]")
+    hers = town.submitted("alice", "beside", town.runs, *words)
+    town.until_there(hers)
+    node = json.loads(next(hers.glob("facts-train-*")).read_text())["host"]
+    his = town.submitted(
+        "bob", "restarts", town.runs, *words, *crash, f"--sbatch=--nodelist={node}"
+    )
+    town.until_there(his)
+
+    def processes(user: str) -> str:
+        ps = ("exec", "--node", node, "--", "ps", "--no-headers", "-o", "pid,args", "-u", user)
+        return town.sandbox.trnslurm(*ps).out
+
+    before = processes("alice")
+    assert "code/jobs/probe/train.py" in before
+    (his / "go-1").touch()
+    eventually(lambda: (his / "facts-train-2-0.json").exists(), said=lambda: town.story(his))
+    assert json.loads((his / "state/train-1.json").read_text())["state"] == "RESTARTED"
+    assert processes("alice") == before
+    for run in (his, hers):
+        (run / "go").touch()
+    for user in ("alice", "bob"):
+        eventually(lambda user=user: processes(user) == "", said=lambda: processes("bob"))
+    assert town.sandbox.trnslurm("exec", "--node", node, "--", "ls", "/dev/shm").ok == ""
 
 
 def test_what_is_left_of_an_ordinary_day(town: Town) -> None:
