@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import trnslurm
 from trnslurm.render.job import slurm_time
 from trnslurm.slurm import profile
 
@@ -447,3 +448,79 @@ def test_silent_controller(site, fake_slurm, cli) -> None:
     done = cli("cluster", "detect")
     assert done.code == 1
     assert done.error.endswith("Unable to contact slurm controller")
+
+
+CLUSTER_FILE = Path(trnslurm.__file__).parents[1] / "cluster-config/parallelcluster"
+
+
+def test_profile_of_a_parallelcluster_file(cli, home: Path) -> None:
+    """Before the cluster is there: the same as the profile that comes with trnslurm."""
+    file = CLUSTER_FILE / "trn1-16-nodes.yaml"
+    done = cli("cluster", "detect", "--from", file, "--write", "--name", "east")
+    assert done.code == 0
+    assert done.err == f"warning: {file}: c6i.16xlarge is not in the catalog: left out\n"
+    own = yaml.safe_load((home / ".config/trnslurm/cluster-config/east.yaml").read_text())
+    shipped = yaml.safe_load((CLUSTER_FILE.parent / "trn1.yaml").read_text())
+    assert own["instance_type"] == shipped["instance_type"]
+    assert own["slurm"]["partition"] == shipped["slurm"]["partition"]
+    assert (own["slurm"]["max_nodes"], own["slurm"]["cpus_per_task"]) == (16, 128)
+    assert own["run_root"].startswith("/fsx")
+
+
+QUEUES = """
+Scheduling:
+  SlurmSettings: {EnableMemoryBasedScheduling: true, CustomSlurmSettings: [{DefMemPerCPU: 1000}]}
+  SlurmQueues:
+    - Name: gpu
+      CustomSlurmSettings: {MaxTime: 90, DefaultTime: "01:00:00"}
+      ComputeResources:
+        - Name: block
+          InstanceType: p5.48xlarge
+          MinCount: 2
+          MaxCount: 2
+          DisableSimultaneousMultithreading: true
+          SchedulableMemory: 100000
+        - {Name: spot, InstanceType: p5.48xlarge, Efa: {Enabled: true}}
+"""
+
+
+def test_queues_of_a_parallelcluster_file(cli, tmp_path) -> None:
+    """Static and dynamic nodes; a block without hyperthreads; limits of a queue."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(QUEUES)
+    site = json.loads(cli("cluster", "detect", "--from", file, "--json").out)
+    (both,) = site["partitions"]  # of one type; the fewer CPUs are those of the block
+    assert (both["nodes"], both["gpus"], both["cpus"], both["max_time_min"]) == (12, 8, 96, 90)
+    assert site["partitions"][0]["default_time_min"] == 60
+    dump = tmp_path / "cluster.json"
+    assert cli("cluster", "detect", "--from", file, "--dump", dump).code == 0
+    again = json.loads(cli("cluster", "detect", "--from", dump, "--json").out)
+    assert again == site
+    nodes = json.loads(dump.read_text())["nodes"]
+    assert [n["NodeName"] for n in nodes][:3] == [
+        "gpu-st-block-1",
+        "gpu-st-block-2",
+        "gpu-dy-spot-1",
+    ]
+    assert (nodes[0]["CPUTot"], nodes[0]["RealMemory"]) == ("96", "100000")
+    assert nodes[2]["AvailableFeatures"] == "dynamic,p5.48xlarge,spot,efa,gpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Scheduling: 3", "not a ParallelCluster file with Slurm queues"),
+        ("Scheduling: {Scheduler: awsbatch}", "not a ParallelCluster file with Slurm queues"),
+        (
+            QUEUES.replace("p5.48xlarge", "x1.big"),
+            "no instance type that trnslurm knows, but",
+        ),
+        (QUEUES.replace("gpu", '"g\\nInclude=x"'), "not a ParallelCluster file"),
+        ("a: [", "cluster.yaml:2: "),
+    ],
+)
+def test_other_yaml_files(cli, tmp_path, text: str, says: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    done = cli("cluster", "detect", "--from", file)
+    assert done.code == 1 and says in done.error, done

@@ -86,7 +86,8 @@ def sandbox_command() -> None:
     metavar="TYPE|FILE",
     default="trn1.32xlarge",
     shell_complete=_types,
-    help="Instance type that the nodes claim to be, or a file of `cluster detect --dump`.",
+    help="Instance type that the nodes claim to be, or a file: of `cluster detect --dump`, or of "
+    "ParallelCluster.",
 )
 @click.option("--accounting", is_flag=True, help="Run slurmdbd and its database, too.")
 @click.option(
@@ -143,7 +144,7 @@ def up_command_line(
     """
     layout = Layout.named(name)
     options |= {"like": like, "nodes": 4 if nodes is None else nodes}
-    if "/" in like or like.endswith(".json"):
+    if "/" in like or like.endswith((".json", ".yaml", ".yml")):
         rehearsal = Rehearsal.of(Path(like), nodes)
         options |= {"nodes": len(rehearsal.names), "seen": rehearsal.seen.tree()}
         options["accounting"] |= rehearsal.has_accounting

@@ -23,6 +23,7 @@ from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
+from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
 from trnslurm.slurm.profile import find_shared, profile_text
 from trnslurm.slurm.snapshot import Snapshot
 
@@ -48,7 +49,9 @@ def cluster_command() -> None:
 @click.option("--name", metavar="NAME", help="Name of the profile  [default: Slurm's ClusterName].")
 @click.option("--bin-dir", metavar="DIR", help="Directory of Slurm's commands.")
 @click.option("--dump", metavar="FILE", help="Write what Slurm says, for --from and a sandbox.")
-@click.option("--from", "source", metavar="FILE", help="Read a file of --dump, on any machine.")
+@click.option(
+    "--from", "source", metavar="FILE", help="Read a file of --dump, or of ParallelCluster (.yaml)."
+)
 @json_option
 def detect_command(
     partition: str | None,
@@ -70,9 +73,18 @@ def detect_command(
       trnslurm cluster detect --write --partition compute
       trnslurm cluster detect --dump lab.json
       trnslurm cluster detect --from lab.json --write
+      trnslurm cluster detect --from trn1-16-nodes.yaml --write --name trn1-east
     """
     slurm = _find_slurm(bin_dir)
-    seen = _look(slurm, source)
+    shared = None
+    if source is None:
+        seen, shared = _look(slurm), find_shared()
+    elif is_cluster_file(Path(source)):
+        seen, shared, left_out = read_cluster_file(Path(source), catalog())
+        for kind in left_out:
+            click.echo(f"warning: {source}: {kind} is not in the catalog: left out", err=True)
+    else:
+        seen = Snapshot.load(Path(source))
     if dump:
         _dump(seen, Path(dump))
         return
@@ -83,19 +95,17 @@ def detect_command(
     elif not write:
         _print_site(site, chosen)
     if write:
-        write_profile(**_profile(slurm, site, chosen, name))
+        write_profile(**_profile(slurm, site, chosen, name, shared))
 
 
 def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -> dict[str, str]:
     """Return the profile of this host's Slurm: name, text and warning."""
     slurm = _find_slurm(bin_dir)
     site = detect(_look(slurm), catalog())
-    return _profile(slurm, site, _choose(site, partition), name)
+    return _profile(slurm, site, _choose(site, partition), name, find_shared())
 
 
-def _look(slurm: Slurm, source: str | None = None) -> Snapshot:
-    if source is not None:
-        return Snapshot.load(Path(source))
+def _look(slurm: Slurm) -> Snapshot:
     try:
         return Snapshot.take(slurm)
     except SlurmError as error:
@@ -122,12 +132,11 @@ def _dump(seen: Snapshot, file: Path) -> None:
 
 
 def _profile(
-    slurm: Slurm, site: DetectedCluster, chosen: Nodes, name: str | None
+    slurm: Slurm, site: DetectedCluster, chosen: Nodes, name: str | None, shared: Path | None
 ) -> dict[str, str]:
     # A ClusterName such as lab-2.5 is no profile's name.
     own = re.sub(r"[^\w-]", "-", site.cluster)
     _refuse_shadowing(name or own, given=name is not None)
-    shared = find_shared()
     known = catalog().get(chosen.instance_type or "")
     warning = ""
     if shared is None and known and known.device == "neuron":

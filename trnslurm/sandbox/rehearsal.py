@@ -1,4 +1,4 @@
-"""A sandbox like the cluster in a file of `cluster detect --dump`: its nodes, partitions, accounts.
+"""A sandbox like the cluster in a file, of `cluster detect --dump` or of ParallelCluster.
 
 Not everything can be had here: cgroups, nodes that are powered up on demand, hosts from which
 alone a partition takes jobs. A partition takes jobs of every group if the user's is among its own.
@@ -14,6 +14,7 @@ from trnslurm.config.catalog import catalog
 from trnslurm.errors import SandboxError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.slurm.detect import Nodes, detect, features_of, whole_number
+from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
 from trnslurm.slurm.reasons import UNUSABLE, node_state
 from trnslurm.slurm.snapshot import Fields, Snapshot
 
@@ -63,7 +64,10 @@ class Rehearsal:
     @classmethod
     def of(cls, file: Path, most: int | None) -> Rehearsal:
         """Take the nodes of a cluster, at most so many of a kind."""
-        seen = Snapshot.load(file)
+        if is_cluster_file(file):
+            seen, *_ = read_cluster_file(file, catalog())
+        else:
+            seen = Snapshot.load(file)
         if most is None:
             most = len(seen.nodes) if len(seen.nodes) <= ALL_NODES else OF_A_KIND
         found: dict[tuple[str | None, ...], int] = {}
