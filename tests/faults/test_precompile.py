@@ -50,12 +50,21 @@ def test_precompile_fails_once(prober, row) -> None:
     row.holds("I4 I6")
 
 
-@pytest.mark.row(14, "a precompile is requeued while it runs")
-def test_precompile_requeued(prober, row) -> None:
+@pytest.mark.parametrize(
+    "reboots",
+    [
+        pytest.param(False, marks=pytest.mark.row(14, "a precompile is requeued while it runs")),
+        pytest.param(True, marks=pytest.mark.row(31, "the node of a precompile reboots")),
+    ],
+)
+def test_precompile_requeued(prober, row, reboots: bool) -> None:
     run = submit(prober, "precompile=always", "train.wait=true")
-    run.until_there(1, phase="precompile")
+    facts = run.until_there(1, phase="precompile")
     run.keep_logs()
-    run.control("requeue", "precompile")
+    if reboots:
+        run.sandbox.fault(facts[0]["host"], "reboot")
+    else:
+        run.control("requeue", "precompile")
     run.until_there(1, phase="precompile", attempt=2)
     assert run.attempts == [], "the training waits"
     run.go()
