@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node import lookout
+from trnslurm.node import lookout, stacks
 from trnslurm.node.hang import HangWatch, Worker, judge
-from trnslurm.node.lookout import Activity, Process, main_frames, workers_of
+from trnslurm.node.lookout import Activity
+from trnslurm.node.stacks import Process, main_frames, workers_of
 from trnslurm.node.state import AttemptState
 
 from ..waiting import eventually
@@ -142,7 +143,7 @@ def python(tmp_path: Path) -> subprocess.Popen[str]:
 
 def test_stacks_of_a_process_that_goes_on(python: subprocess.Popen[str]) -> None:
     for _ in range(2):
-        eventually(lambda: 'threading.py", line ' in lookout.stacks_of(python.pid))
+        eventually(lambda: 'threading.py", line ' in stacks.stacks_of(python.pid))
     assert python.poll() is None
 
 
@@ -164,24 +165,24 @@ def test_py_spy_is_asked_where_a_process_does_not_answer(
             f"echo '{json.dumps(threads)}'\n"
         )
         tool.chmod(0o755)
-        assert lookout.stacks_of(process.pid) == ""
+        assert stacks.stacks_of(process.pid) == ""
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        assert main_frames(lookout.stacks_of(process.pid)) == [
+        assert main_frames(stacks.stacks_of(process.pid)) == [
             LOAD,
             ("/proj/train.py", 88, "<module>"),
         ]
-        assert lookout.stacks_of(process.pid, until=0) == ""
+        assert stacks.stacks_of(process.pid, until=0) == ""
         tool.write_text("#!/bin/sh\necho '[{}]'\n")
-        assert lookout.stacks_of(process.pid) == ""
+        assert stacks.stacks_of(process.pid) == ""
         process.kill()
 
 
 def test_a_process_without_the_handler_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
-        assert lookout.stacks_of(process.pid) == ""
+        assert stacks.stacks_of(process.pid) == ""
         assert process.poll() is None
         process.kill()
-    assert lookout.stacks_of(process.pid) == ""
+    assert stacks.stacks_of(process.pid) == ""
 
 
 def test_idle_and_quiet_times(monkeypatch: pytest.MonkeyPatch) -> None:

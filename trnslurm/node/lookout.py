@@ -10,15 +10,13 @@ up the others, it kills the node's processes. It ends when its task, the process
 """
 
 import argparse
-import json
-import math
 import os
 import re
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,16 @@ from typing import Any, NamedTuple
 from trnslurm.node import first, processes
 from trnslurm.node.beats import BEATS, PERIOD_S, Sender
 from trnslurm.node.guard import Watched
+from trnslurm.node.stacks import (
+    ALL_STACKS_S,
+    Process,
+    facts_of,
+    name_of,
+    processes_with,
+    stacks_of,
+    what_is,
+    workers_of,
+)
 from trnslurm.node.state import RUN
 from trnslurm.rundir import write_json
 
@@ -40,16 +48,7 @@ _FAULT_BYTES = 128 << 10
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs that wait while their processes compute where this program does not see them.
 _ELSEWHERE = {"docker", "kubectl", "podman", "srun", "ssh"}
-# How long a process may take to write its stacks.
-_STACKS_S = 2.0
-# How long py-spy may take for a process, and all processes together.
-_PY_SPY_S, _ALL_STACKS_S = 5.0, 45.0
-_MOST_FRAMES = 40
-# The name of that file in startup/sitecustomize.py, which this program must not import.
-STACKS_FILE = "trnslurm-stacks"
 _NEURON_COUNTERS = Path("/sys/devices/virtual/neuron_device")
-_THREAD = re.compile(r"^(Current thread|Thread) 0x\w+.*\(most recent call first\):$", re.M)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 
 
 def main() -> int:
@@ -67,13 +66,10 @@ def period_of(limit_s: float) -> float:
     return min(MOST_PERIOD_S, max(1.0, limit_s / 30))
 
 
-class Process(NamedTuple):
-    """A process of this node's part of the job."""
-
-    pid: int
-    parent: int
-    state: str
-    rank: int | None
+def own_processes() -> list[Process]:
+    """Return the processes that descend from node.sh, by variables that it exports."""
+    names = ("TRNSLURM_NODE", "TRNSLURM_PHASE", "TRNSLURM_ATTEMPT", "TRNSLURM_RUN_DIR")
+    return processes_with(f"{name}={os.environ[name]}".encode() for name in names)
 
 
 class Use(NamedTuple):
@@ -81,26 +77,6 @@ class Use(NamedTuple):
 
     cpu_s: float
     read_and_written: int
-
-
-def own_processes() -> list[Process]:
-    """Return the processes that descend from node.sh, by variables that it exports."""
-    names = ("TRNSLURM_NODE", "TRNSLURM_PHASE", "TRNSLURM_ATTEMPT", "TRNSLURM_RUN_DIR")
-    wanted = {f"{name}={os.environ[name]}".encode() for name in names}
-    found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            variables = Path(f"/proc/{entry.name}/environ").read_bytes().split(b"\0")
-        except OSError:  # another user's, or it has ended
-            continue
-        stat = processes.read_stat(int(entry.name))
-        if stat and stat.state not in "ZX" and wanted.issubset(variables):
-            ranks = [int(v[5:]) for v in variables if re.fullmatch(rb"RANK=\d+", v)]
-            rank = ranks[-1] if ranks else None
-            found.append(Process(int(entry.name), stat.parent, stat.state, rank))
-    return sorted(found)
 
 
 def use_of(pid: int) -> Use | None:
@@ -268,7 +244,7 @@ class Lookout:
         """Write the stacks of all processes to the log; yield what each worker does."""
         host = os.uname().nodename
         running = [p for p in running if p.rank is not None] or running  # without the launcher
-        until = time.monotonic() + _ALL_STACKS_S
+        until = time.monotonic() + ALL_STACKS_S
         texts = {p.pid: "" if p.state in "Tt" else stacks_of(p.pid, until) for p in running}
         workers = workers_of([p for p in running if texts[p.pid]], workers_of(running))
         if self._phase == "precompile" and not any(p.rank is not None for p in running):
@@ -282,115 +258,7 @@ class Lookout:
             head = f"no progress: stacks of {who} (node {self._node}, {host}), {what_is(process)}"
             processes.say(f"{head}\n{text or '  it writes none'}")
             if process in workers:
-                yield {
-                    "rank": process.rank,
-                    "state": process.state,
-                    "program": what_is(process),
-                    "host": host,
-                    "frames": main_frames(text),
-                }
-
-
-def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> list[Process]:
-    """Return each rank's topmost process, with those in `otherwise` for ranks that have none.
-
-    Without ranks it is the topmost process of the node.
-    """
-    ranks = {process.pid: process.rank for process in running}
-    found = [p for p in running if p.rank is not None and ranks.get(p.parent) != p.rank]
-    found = found or [p for p in running if p.parent not in ranks][:1]
-    there = {process.rank for process in found}
-    return [*found, *(p for p in otherwise if p.rank not in there)]
-
-
-def name_of(pid: int, file: str = "comm") -> str:
-    """Return the name of a process's program, or another line of /proc; empty if it has ended."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/{file}").read_text(errors="replace").strip()
-    return ""
-
-
-def what_is(process: Process) -> str:
-    """Return the program of a process, its state, and where in the kernel it waits."""
-    waits = name_of(process.pid, "wchan")
-    return f"{name_of(process.pid)}: state {process.state}, {waits or '-'}"
-
-
-def stacks_of(pid: int, until: float = math.inf) -> str:
-    """Return the stacks of a Python process; empty if there are none to get.
-
-    A process that does not offer them, or does not answer, is asked by py-spy if the node has it,
-    until a time.
-    """
-    return _own_stacks(pid) or (_stacks_by_py_spy(pid) if time.monotonic() < until else "")
-
-
-def _stacks_by_py_spy(pid: int) -> str:
-    """Return the stacks as py-spy dumps them, in the form of faulthandler."""
-    code, said = processes.ask_tool(
-        "py-spy", "dump", "--json", "--pid", str(pid), limit_s=_PY_SPY_S
-    )
-    try:
-        threads = json.loads(said) if code == 0 else []
-        lines = []
-        for thread in threads:
-            is_main = thread["os_thread_id"] == pid
-            head = f"{'Current thread' if is_main else 'Thread'} 0x{thread['os_thread_id']:016x}"
-            lines += ["", f"{head} (most recent call first):"]
-            lines += [
-                '  File "{filename}", line {line} in {name}'.format(**frame)
-                for frame in thread["frames"]
-            ]
-    except (ValueError, LookupError, TypeError):
-        return ""
-    return "\n".join(lines[1:])
-
-
-def _own_stacks(pid: int) -> str:
-    """Return the stacks that a process writes itself, by startup/sitecustomize.py."""
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            links = [(entry.path, Path(entry.path).readlink().name) for entry in entries]
-        file = next(path for path, name in links if name.startswith(f"memfd:{STACKS_FILE} "))
-        with open(file, "rb") as stream:  # noqa: PTH123
-            begin = stream.seek(0, os.SEEK_END)
-            # Without a handler the signal would end the process.
-            if not _catches(pid, signal.SIGRTMAX):
-                return ""
-            os.kill(pid, signal.SIGRTMAX)
-            return _read_on(stream.fileno(), begin)
-    except (OSError, StopIteration):
-        return ""
-
-
-def _catches(pid: int, signum: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.M)
-    return bool(found and int(found[1], 16) >> (signum - 1) & 1)
-
-
-def _read_on(fd: int, begin: int) -> str:
-    """Return what is written to a file, once it has stopped to grow."""
-    end = time.monotonic() + _STACKS_S
-    size = begin
-    while time.monotonic() < end:
-        time.sleep(0.05)
-        before, size = size, os.fstat(fd).st_size
-        if size == before > begin:
-            break
-    return os.pread(fd, size - begin, begin).decode(errors="replace").rstrip()
-
-
-def main_frames(text: str) -> list[tuple[str, int, str]]:
-    """Return file, line and function of the main thread's frames, innermost first."""
-    heads = list(_THREAD.finditer(text))
-    if not heads:
-        return []
-    # The signal is handled by the main thread if it can; else that is the last one.
-    head = next((h for h in heads if h[1] == "Current thread"), heads[-1])
-    end = next((h.start() for h in heads if h.start() > head.start()), len(text))
-    frames = _FRAME.findall(text, head.end(), end)
-    return [(file, int(line), name) for file, line, name in frames[:_MOST_FRAMES]]
+                yield facts_of(process, text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Python runs this at the start of every process of a training, so that a signal yields its stacks.
 
-The stacks go to a file in memory, which node/lookout.py finds among the open files of the process.
+The stacks go to a file in memory, which node/stacks.py finds among the open files of the process.
 Python runs only the first sitecustomize on its path, so this one runs the next one, such as a
 site's own.
 """

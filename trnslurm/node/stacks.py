@@ -1,0 +1,186 @@
+"""The stacks of a run's processes on one node, as they write them themselves or py-spy sees them.
+
+    python -m trnslurm.node.stacks RUN PHASE ATTEMPT
+
+As a program it prints a line of JSON for each worker of an attempt: `trnslurm stacks` asks it.
+"""
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trnslurm.node import processes
+
+# The name of that file in startup/sitecustomize.py, which this program must not import.
+STACKS_FILE = "trnslurm-stacks"
+# How long a process may take to write its stacks.
+_STACKS_S = 2.0
+# How long py-spy may take for a process, and all processes together.
+_PY_SPY_S, ALL_STACKS_S = 5.0, 45.0
+_MOST_FRAMES = 40
+_THREAD = re.compile(r"^(Current thread|Thread) 0x\w+.*\(most recent call first\):$", re.M)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what the workers of an attempt do on this host."""
+    run, phase, attempt = argv
+    names = {"TRNSLURM_RUN_DIR": run, "TRNSLURM_PHASE": phase, "TRNSLURM_ATTEMPT": attempt}
+    running = processes_with(f"{name}={value}".encode() for name, value in names.items())
+    until = time.monotonic() + ALL_STACKS_S
+    for process in workers_of([p for p in running if p.rank is not None] or running):
+        text = "" if process.state in "Tt" else stacks_of(process.pid, until)
+        print(json.dumps(facts_of(process, text) | {"pid": process.pid, "text": text}))
+    return 0
+
+
+class Process(NamedTuple):
+    """A process of this node's part of the job."""
+
+    pid: int
+    parent: int
+    state: str
+    rank: int | None
+
+
+def processes_with(wanted: Iterable[bytes]) -> list[Process]:
+    """Return the processes that have all these variables, `NAME=VALUE`."""
+    needed, found = set(wanted), []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            variables = Path(f"/proc/{entry.name}/environ").read_bytes().split(b"\0")
+        except OSError:  # another user's, or it has ended
+            continue
+        stat = processes.read_stat(int(entry.name))
+        if stat and stat.state not in "ZX" and needed.issubset(variables):
+            ranks = [int(v[5:]) for v in variables if re.fullmatch(rb"RANK=\d+", v)]
+            rank = ranks[-1] if ranks else None
+            found.append(Process(int(entry.name), stat.parent, stat.state, rank))
+    return sorted(found)
+
+
+def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> list[Process]:
+    """Return each rank's topmost process, with those in `otherwise` for ranks that have none.
+
+    Without ranks it is the topmost process of the node.
+    """
+    ranks = {process.pid: process.rank for process in running}
+    found = [p for p in running if p.rank is not None and ranks.get(p.parent) != p.rank]
+    found = found or [p for p in running if p.parent not in ranks][:1]
+    there = {process.rank for process in found}
+    return [*found, *(p for p in otherwise if p.rank not in there)]
+
+
+def name_of(pid: int, file: str = "comm") -> str:
+    """Return the name of a process's program, or another line of /proc; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace").strip()
+    return ""
+
+
+def what_is(process: Process) -> str:
+    """Return the program of a process, its state, and where in the kernel it waits."""
+    waits = name_of(process.pid, "wchan")
+    return f"{name_of(process.pid)}: state {process.state}, {waits or '-'}"
+
+
+def stacks_of(pid: int, until: float = math.inf) -> str:
+    """Return the stacks of a Python process; empty if there are none to get.
+
+    A process that does not offer them, or does not answer, is asked by py-spy if the node has it,
+    until a time.
+    """
+    return _own_stacks(pid) or (_stacks_by_py_spy(pid) if time.monotonic() < until else "")
+
+
+def _stacks_by_py_spy(pid: int) -> str:
+    """Return the stacks as py-spy dumps them, in the form of faulthandler."""
+    code, said = processes.ask_tool(
+        "py-spy", "dump", "--json", "--pid", str(pid), limit_s=_PY_SPY_S
+    )
+    try:
+        threads = json.loads(said) if code == 0 else []
+        lines = []
+        for thread in threads:
+            is_main = thread["os_thread_id"] == pid
+            head = f"{'Current thread' if is_main else 'Thread'} 0x{thread['os_thread_id']:016x}"
+            lines += ["", f"{head} (most recent call first):"]
+            lines += [
+                '  File "{filename}", line {line} in {name}'.format(**frame)
+                for frame in thread["frames"]
+            ]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return "\n".join(lines[1:])
+
+
+def _own_stacks(pid: int) -> str:
+    """Return the stacks that a process writes itself, by startup/sitecustomize.py."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            links = [(entry.path, Path(entry.path).readlink().name) for entry in entries]
+        file = next(path for path, name in links if name.startswith(f"memfd:{STACKS_FILE} "))
+        with open(file, "rb") as stream:  # noqa: PTH123
+            begin = stream.seek(0, os.SEEK_END)
+            # Without a handler the signal would end the process.
+            if not _catches(pid, signal.SIGRTMAX):
+                return ""
+            os.kill(pid, signal.SIGRTMAX)
+            return _read_on(stream.fileno(), begin)
+    except (OSError, StopIteration):
+        return ""
+
+
+def _catches(pid: int, signum: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.M)
+    return bool(found and int(found[1], 16) >> (signum - 1) & 1)
+
+
+def _read_on(fd: int, begin: int) -> str:
+    """Return what is written to a file, once it has stopped to grow."""
+    end = time.monotonic() + _STACKS_S
+    size = begin
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        before, size = size, os.fstat(fd).st_size
+        if size == before > begin:
+            break
+    return os.pread(fd, size - begin, begin).decode(errors="replace").rstrip()
+
+
+def facts_of(process: Process, text: str) -> dict[str, Any]:
+    """Return what a process does, by its stacks."""
+    return {
+        "rank": process.rank,
+        "state": process.state,
+        "program": what_is(process),
+        "host": os.uname().nodename,
+        "frames": main_frames(text),
+    }
+
+
+def main_frames(text: str) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the main thread's frames, innermost first."""
+    heads = list(_THREAD.finditer(text))
+    if not heads:
+        return []
+    # The signal is handled by the main thread if it can; else that is the last one.
+    head = next((h for h in heads if h[1] == "Current thread"), heads[-1])
+    end = next((h.start() for h in heads if h.start() > head.start()), len(text))
+    frames = _FRAME.findall(text, head.end(), end)
+    return [(file, int(line), name) for file, line, name in frames[:_MOST_FRAMES]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
