@@ -39,6 +39,8 @@ def test_a_job_and_its_next_attempt_run_from_copies(user) -> None:
     assert Path(first).parents[2].parent == disk
     user.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
     assert pythons(2) == {first}
+    said = user.trnslurm("stacks", str(run.path)).splitlines()
+    assert said[0] == "2 workers: 0-1" and said[1].startswith("  code/jobs/probe/train.py:")
     run.go()
     run.until("COMPLETED")
     logs = []

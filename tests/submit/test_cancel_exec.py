@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -253,6 +254,56 @@ def test_exec_on_a_local_run_is_here(make_run, run_cli) -> None:
     assert (done.code, done.out) == (0, f"{run.path}\n")
     assert missing.code == 1
     assert missing.error == "no-such-command: No such file or directory"
+
+
+WORKER = {
+    "host": "node-1", "state": "S", "program": "python: state S, -", "pid": 9, "text": "Thread",
+    "frames": [["/env/lib/site-packages/torch/a.py", 7, "wait"], ["RUN/code/train.py", 3, "f"]],
+}  # fmt: skip
+
+
+def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, request) -> None:
+    """Workers at the same place are one group; the one elsewhere stands out."""
+    frames = [[f.replace("RUN", str(running.path)), n, name] for f, n, name in WORKER["frames"]]
+    alike = [WORKER | {"rank": rank, "frames": frames} for rank in (1, 0, 3)]
+    other = WORKER | {"rank": 2, "host": "node-2", "frames": []}
+    answers = tmp_path / "answers"
+    answers.write_text("\n".join(["noise", *map(json.dumps, [*alike, other])]))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$PYTHONPATH $*" > {tmp_path}/asked; cat {answers}\n')
+    python.chmod(0o755)
+    there = {"TRNSLURM_RUN_DIR": str(running.path), "TRNSLURM_PYTHON": str(python)}
+    worker = subprocess.Popen(["sleep", "600"], env=os.environ | there)
+    request.addfinalizer(worker.kill)
+    done = cli("stacks", running.name)
+    assert done.out.splitlines() == [
+        "3 workers: 0-1,3",
+        "  torch/a.py:7 wait",
+        "  code/train.py:3 f",
+        "",
+        "worker 2 on node-2, python: state S, -",
+        "  no Python stack: stopped, in a library before its start, or another program",
+        "",
+    ]
+    (call,) = fake_slurm.calls("srun")
+    assert {"--jobid=1002", "--nodes=2", "--nodelist=node-1,node-2"} <= {*call.arguments}
+    words = f"{running.path}/code -m trnslurm.node.stacks {running.path} train 2\n"
+    assert (tmp_path / "asked").read_text() == words
+    assert [w["rank"] for w in json.loads(cli("stacks", running.name, "--json").out)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert (
+        "worker 2 on node-2, python: state S, -\nThread\n"
+        in cli("stacks", running.name, "--full").out
+    )
+    answers.write_text("")
+    assert cli("stacks", running.name).error == f"{running.name}: there is no worker yet"
+    worker.kill()
+    worker.wait()
+    assert "has no process of the run" in cli("stacks", running.name).error
 
 
 def test_a_job_that_has_a_lost_one_s_number_is_left_alone(fake_slurm, make_run, cli) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,7 +18,8 @@ from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
 from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.phase import PhaseStatus
+from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm, without_overrides
 
@@ -53,6 +55,27 @@ exit 1
 """
 
 
+# The run's own Python and code, as a process of the run on this node has them.
+_ASK_STACKS = r"""
+for process in /proc/[0-9]*; do
+  [ -O "$process" ] || continue
+  { mapfile -d "" -t variables < "$process/environ"; } 2> /dev/null || continue
+  ours= python=
+  for variable in "${variables[@]}"; do
+    case $variable in
+      TRNSLURM_RUN_DIR=*) if [ "${variable#*=}" -ef "$1" ]; then ours=${variable#*=}; fi ;;
+      TRNSLURM_PYTHON=*) python=${variable#*=} ;;
+    esac
+  done
+  [ "$ours" ] && command -v -- "$python" > /dev/null || continue
+  PYTHONPATH="$ours/code" exec "$python" -m trnslurm.node.stacks "$ours" "$2" "$3"
+done
+echo "error: $(uname -n) has no process of the run whose Python can be started here" >&2
+exit 1
+"""
+_STACKS_S = 90.0
+
+
 def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     """Run a command on one node of a running job, with our terminal; return its exit code.
 
@@ -60,34 +83,73 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     """
     command = command or ("/bin/bash", "-c", _SHELL, "bash", str(run.path), run.name)
     refuse_foreign(run.path, "run a command in")
-    record, status = run.record(), run_status(run)
-    if status.state not in ("RUNNING", "PRECOMPILING"):
-        raise RunError(f"{run.name} is {status.state}: exec needs a running job")
+    record, phase = _running(run, "exec")
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
     if record.scheduler == "local":
-        if record.host != socket.gethostname():
-            raise RunError(f"{run.name} runs on {record.host}: use exec there")
         return _attached(command, cwd=str(run.path))
-    phase = next(p for p in status.phases if p.state == "RUNNING")
     hosts = phase.hosts.split(",")
     if node >= len(hosts) or not hosts[node]:
         raise RunError(f"{run.name} has not recorded its nodes yet: try again")
+    argv = _step_words(run, record, phase, [hosts[node]])
+    argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+    return _attached([*argv, *command], path=search_path("", record.bin_dir))
+
+
+def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
+    """Return what each worker of a running job does, in the order of their ranks."""
+    refuse_foreign(run.path, "ask the workers of")
+    record, phase = _running(run, "stacks")
+    argv = ["/bin/bash", "-c", _ASK_STACKS, "bash", str(run.path), phase.phase, str(phase.attempt)]
+    if record.scheduler == "slurm":
+        hosts = list(filter(None, phase.hosts.split(",")))
+        if not hosts:
+            raise RunError(f"{run.name} has not recorded its nodes yet: try again")
+        argv = [*_step_words(run, record, phase, hosts), "--ntasks-per-node=1", *argv]
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_STACKS_S,
+            check=False,
+            env=without_overrides(os.environ),
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{run.name}: its nodes did not answer in {_STACKS_S:g} s") from None
+    workers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not workers:
+        said = " ".join(done.stderr.split()[-40:]) or "there is no worker yet"
+        raise RunError(f"{run.name}: {said}")
+    return sorted(workers, key=lambda w: (w["rank"] is None, w["rank"], w["host"]))
+
+
+def _running(run: RunDir, command: str) -> tuple[Record, PhaseStatus]:
+    """Return the record and the phase of a run that has processes on this host or on nodes."""
+    record, status = run.record(), run_status(run)
+    if status.state not in ("RUNNING", "PRECOMPILING"):
+        raise RunError(f"{run.name} is {status.state}: {command} needs a running job")
+    if record.scheduler == "local" and record.host != socket.gethostname():
+        raise RunError(f"{run.name} runs on {record.host}: use {command} there")
+    return record, next(p for p in status.phases if p.state == "RUNNING")
+
+
+def _step_words(run: RunDir, record: Record, phase: PhaseStatus, hosts: Sequence[str]) -> list[str]:
+    """Return the words of an srun that runs beside the job's own step."""
     slurm, job = Slurm(record.bin_dir), phase.job_id.partition(".")[0]
     if "_" in job:  # srun takes the number of an array's task only (22.05)
         job = slurm.show("job", job)[0]["JobId"]
-    argv = [
+    return [
         slurm.path("srun"),
         f"--jobid={job}",
         "--overlap",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={hosts[node]}",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
+        f"--nodelist={','.join(hosts)}",
         f"--chdir={run.path}",
         "--export=ALL",
     ]
-    argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    return _attached([*argv, *command], path=search_path("", record.bin_dir))
 
 
 def _attached(argv: Sequence[str], cwd: str | None = None, path: str = "") -> int:

@@ -1,0 +1,81 @@
+"""stacks: what each worker of a running job does now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from trnslurm.api.tables import count
+from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.cli.output import Terminal, echo_json
+from trnslurm.cluster.execute import stacks_in_run
+from trnslurm.runs.run import RunDir
+
+_SHOWN = 12
+"""The innermost frames, of which most people need the first few."""
+
+
+@click.command("stacks")
+@run_argument
+@click.option("--full", is_flag=True, help="Every thread of every worker, as it writes them.")
+@path_option
+@json_option
+def stacks_command(run: RunDir, full: bool, console: Terminal) -> None:
+    """Show what each worker of a running job does now.
+
+    That is its Python stack, the innermost frame first. Workers at the same place are shown
+    together; those elsewhere may hold them up. The workers go on meanwhile.
+
+    \b
+    Example:
+      trnslurm stacks last
+      trnslurm stacks last --full > stacks.txt
+    """
+    workers = stacks_in_run(run)
+    if console.as_json:
+        echo_json(workers)
+    elif full:
+        for worker in workers:
+            click.echo(f"{_name(worker)}, {worker['program']}\n{worker['text'] or '  (none)'}\n")
+    else:
+        click.echo("\n".join(_lines(workers, f"{run.path}/")))
+
+
+def _lines(workers: Sequence[Mapping[str, Any]], place: str) -> Iterator[str]:
+    """Yield the groups of workers at the same place, the largest first.
+
+    Files in the run's directory and of packages have short names.
+    """
+    groups: dict[tuple[tuple[str, int, str], ...], list[Mapping[str, Any]]] = {}
+    for worker in workers:
+        groups.setdefault(tuple(tuple(f) for f in worker["frames"]), []).append(worker)
+    for frames, members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        names = _ranks([w["rank"] for w in members if w["rank"] is not None])
+        what = f"{count(len(members), 'worker')}: {names}" if names else _name(members[0])
+        yield what if len(members) > 1 else f"{_name(members[0])}, {members[0]['program']}"
+        for file, line, function in frames[:_SHOWN]:
+            short = file.removeprefix(place).rpartition("/site-packages/")[2]
+            yield f"  {short}:{line} {function}"
+        if len(frames) > _SHOWN:
+            yield f"  and {len(frames) - _SHOWN} more: --full"
+        if not frames:
+            yield "  no Python stack: stopped, in a library before its start, or another program"
+        yield ""
+
+
+def _name(worker: Mapping[str, Any]) -> str:
+    who = "process" if worker["rank"] is None else f"worker {worker['rank']}"
+    return f"{who} on {worker['host']}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as 0-6,8."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
