@@ -62,6 +62,13 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
             {**EARLY, "attempts": [attempt(checkpoint=40)]},
             "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
         ),
+        # A custom script that writes checkpoints, and begins at its first step all the same.
+        (
+            {"attempts": TERM["TIMEOUT"], "changed": 9.0, "repeats": 1},
+            "TIMEOUT|TIMEOUT|repeats|time limit; it began at step 1 again, not after what it had "
+            "saved",
+        ),
+        ({"attempts": TERM["TIMEOUT"], "changed": 9.0}, "REQUEUED|TIMEOUT|time limit|time limit"),
         ({"stop": "cancelled", **SAVED, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),
         # Asked for in another way, by a file that somebody wrote.
         ({"stop": "", **SAVED}, "STOPPED|STOPPED||saved step 40"),

@@ -412,6 +412,47 @@ def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
     assert "copied" not in found(run).cause
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("own", "own"), ("own.a", "own"), ("pkg.part", "src/pkg"), ("one", "one.py"), ("owner", "")],
+)
+def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, name: str) -> None:
+    run.code.mkdir()
+    write_json(run.project_file, {"links": {}, "left_out": ["own", "one.py", "src/pkg"]})
+    record(run, 0, 1.0, f"ModuleNotFoundError: No module named '{module}'")
+    assert found(run).options == (("--set", f"links=[{name}]") if name else ())
+
+
+CRASH = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f8f2b7fe740 (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/a.py", line 3 in b
+  File "/home/me/train.py", line 6 in crash
+Signal 11 (SIGSEGV) received by PID 41
+"""
+
+
+def test_a_crash_whose_stack_is_there_is_placed(run) -> None:
+    log(run, 0, CRASH)
+    assert found(run).cause.endswith(", at train.py, line 6")
+    assert "PYTHONFAULTHANDLER" not in found(run).fix
+    log(run, 0, CRASH.splitlines()[-1])
+    assert found(run).fix.startswith("--set env.PYTHONFAULTHANDLER=1 shows where; ")
+
+
+def test_shapes_are_to_be_printed_in_the_script(run) -> None:
+    """Not in the package whose layer refuses them."""
+    log(
+        run,
+        0,
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in f\n'
+        '    net(x)\n  File "/env/lib/site-packages/torch/nn/linear.py", line 134, in forward\n'
+        "    return 1\nRuntimeError: mat1 and mat2 shapes cannot be multiplied (4x32 and 64x1)\n",
+    )
+    assert "print the input's shape at train.py, line 12 " in found(run).fix
+
+
 WAIT = (
     "[rank{0}]:[E ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=175, OpType={1}, NumelIn={2}, NumelOut=1, Timeout(ms)=600000) ran "
@@ -478,6 +519,12 @@ def test_the_end_of_a_log_without_errors_is_read(run) -> None:
     limit = "slurmstepd: error: *** JOB 2 ON n CANCELLED AT 2026-11-22T10:00:01 DUE TO TIME LIMIT"
     (run.logs / "train-1002.log").write_text(f"{limit}\n")
     assert found(run).name == "members-missing" and limit in found(run).lines
+    log(
+        run,
+        0,
+        2 * "The IPv6 network addresses of (gpu-1, 262) cannot be retrieved (gai error: -3)\n",
+    )
+    assert "the name of the master, gpu-1, cannot be resolved" in found(run).cause
     log(run, 0, "Epoch 3: 40%\n")
     assert found(run).name == "time-limit"
 

@@ -171,10 +171,8 @@ def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(make_run, dead, cl
     )
     run.cancelled_file.write_text("{}")
     shown = cli("status", run.name).out
-    assert (
-        shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; no step is saved)\n")
-        and "next" not in shown
-    )
+    begins = f"{run.name}: CANCELLED (by trnslurm cancel; no step is saved)\nnext: trnslurm resume"
+    assert shown.startswith(f"{begins} {run.name}\n")
     run.checkpoints.mkdir()
     (run.checkpoints / "model.pt").touch()
     shown = cli("status", run.name).out
@@ -186,6 +184,44 @@ def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(make_run, dead, cl
     shown = cli("status", run.name).out
     assert shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; step 40 is saved)\n")
     assert f"\nnext: trnslurm resume {run.name}\n" in shown
+
+
+def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> None:
+    run = make_run(states={"precompile": [DONE], "train": [DONE]})
+    run.code.mkdir()
+    write_json(run.project_file, {"links": {}, "left_out": []})
+    run.metrics_file.write_text('{"attempt": 1, "step": 12, "steps": 100, "loss": 2.5}\n')
+    begins = f"{run.name}: COMPLETED (its script ended at step 12 of 100)\n"
+    shown = cli("status", run.name).out
+    assert shown.startswith(begins) and "next: " not in shown
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    shown = cli("status", run.name).out
+    assert shown.startswith(f"{begins}next: trnslurm resume {run.name}\n")
+
+
+UNRESOLVED = "The IPv6 network addresses of (gpu-1, 26062) cannot be retrieved (gai error: -3"
+
+
+def test_workers_that_never_met_by_the_time_limit(make_run, dead, cli) -> None:
+    """More time would not help; a training that reported a step may need it."""
+    reason = "time limit; it ended without a new checkpoint"
+    run = failed(make_run, dead, UNRESOLVED, state="TIMEOUT", reason=reason, cause="time limit")
+    shown = cli("status", run.name).out
+    assert f"TIMEOUT ({reason}; " in shown and "cannot be resolved" in shown
+    assert "--time" not in shown
+    run.metrics_file.write_text('{"attempt": 1, "step": 1, "steps": 9, "loss": 2.5}\n')
+    assert "--time MORE" in cli("status", run.name).out
+
+
+def test_a_script_that_does_not_continue(make_run, dead, cli) -> None:
+    reason = "time limit; it began at step 1 again, not after what it had saved"
+    run = failed(make_run, dead, "", state="TIMEOUT", reason=reason, cause="repeats")
+    run.checkpoints.mkdir(exist_ok=True)
+    (run.checkpoints / "model.pt").touch()
+    assert (
+        "next: have the script load what it finds in {checkpoints} when it starts, then "
+        f"{AGAIN}\n"
+    ) in cli("status", run.name).out
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,10 @@ def test_interrupted_from_the_keyboard(site, here) -> None:
             process.kill()
     run = site.run()
     assert process.returncode == 130
-    assert err.splitlines()[-1] == f"{run.name}: CANCELLED (by trnslurm cancel; no step is saved)"
+    assert err.splitlines()[-2:] == [
+        f"{run.name}: CANCELLED (by trnslurm cancel; no step is saved)",
+        f"next: trnslurm resume {run.name}",
+    ]
     assert run.attempts("train")[0].state == "CANCELLED"
     assert not run.record().local_job_alive
 

@@ -7,6 +7,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trnslurm.node.hosts import brief
@@ -16,6 +17,7 @@ from trnslurm.node.state import (
     CAP,
     CRASH,
     ERROR,
+    REPEATS,
     RUN,
     AttemptState,
     knows_resuming,
@@ -41,6 +43,8 @@ class Facts:
     changed: float = 0.0
     """When a custom script, whose steps are unknown, last saved anything. After a crash this is no
     progress, because the checkpoint may be incomplete."""
+    repeats: int = 0
+    """The step at which it began, if that is where the attempt before it had begun too."""
     max_crashes: int
     requeue: bool
     """Whether the script may requeue its job."""
@@ -79,7 +83,8 @@ class Facts:
 
     @property
     def progress(self) -> bool:
-        return self.newest > self.last.checkpoint or self.changed > self.last.changed
+        wrote = self.changed > self.last.changed and not self.repeats
+        return self.newest > self.last.checkpoint or wrote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,9 @@ def _ending(facts: Facts) -> Ending:
         if facts.progress:
             return _stopped_by(facts, "time limit", "TIMEOUT")
         # A requeued attempt would only repeat this one.
+        if facts.repeats:
+            why = f"it began at step {facts.repeats} again, not after what it had saved"
+            return _final("TIMEOUT", f"time limit; {why}", REPEATS)
         return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
     if stopped:
         return _final("STOPPED", _and(facts.stop or "", _saved(facts)))
@@ -307,6 +315,7 @@ def read_facts(
         exit_code=exit_code,
         newest=step,
         changed=changed,
+        repeats=_repeats(state.attempt) if changed else 0,
         max_crashes=max_crashes,
         requeue=requeue,
         trouble=trouble,
@@ -324,6 +333,16 @@ def read_facts(
         saved=int(stopped["step"]) if stopped.get("saved") else None,
         cancelled=RUN.cancelled_file.exists(),
     )
+
+
+def _repeats(attempt: int) -> int:
+    """Return the first step that an attempt reported, if the one before had begun there too."""
+    first: dict[int, int] = {}
+    with suppress(OSError), open_file(RUN.metrics_file) as file:
+        for found in re.finditer(rb'"attempt": (\d+), "step": (\d+)', file.read()):
+            first.setdefault(int(found[1]), int(found[2]))
+    step = first.get(attempt, 0)
+    return step if 0 < step <= first.get(attempt - 1, 0) else 0
 
 
 def next_hosts(

@@ -15,7 +15,7 @@ from trnslurm.node.processes import say
 from trnslurm.rundir import RunFiles, changed_at, read_json, utc_time, write_json
 
 RUN = RunFiles(Path())  # the program's working directory
-CRASH, ERROR, CAP = "crash", "error", "cap"
+CRASH, ERROR, CAP, REPEATS = "crash", "error", "cap", "repeats"
 UNDER_WAY = ("STARTING", "RUNNING")
 HEARTBEAT_S = 30.0
 _MAX_REASON = 400

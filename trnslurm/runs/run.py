@@ -34,6 +34,8 @@ ERROR = "error"
 """The cause of an attempt that failed with an error that a retry would repeat."""
 CAP = "cap"
 """The cause of an attempt that ended because its run had used what it may."""
+REPEATS = "repeats"
+"""The cause of an attempt that began where the one before it had begun."""
 DIED = ("FAILED", "STARTING", "RUNNING")
 """The states of an attempt that failed, if another attempt followed it."""
 _LINES_WITHOUT_LOSS = 50

@@ -24,7 +24,7 @@ from trnslurm.runs.phase import (
     held_by_slurm,
     phase_status,
 )
-from trnslurm.runs.run import CAP, ERROR, Attempt, ReadOnce, Record, RunDir, latest_values
+from trnslurm.runs.run import CAP, ERROR, REPEATS, Attempt, ReadOnce, Record, RunDir, latest_values
 from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
@@ -173,10 +173,14 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
         if not phase.attempt:
             continue
         crashed = phase.state == "REQUEUED" and not run.was_stopped(phase.phase, phase.attempt)
-        if phase.state in ("FAILED", "NODE_FAIL", "LOST") or crashed:
+        # Nothing reported or saved until the time limit: the workers may never have met.
+        still = phase.state == "TIMEOUT" and not (run.newest_step() or run.last_metrics())
+        if phase.state in ("FAILED", "NODE_FAIL", "LOST") or crashed or still:
             from trnslurm.node.triage.finding import find_cause  # its patterns are for this only
 
-            return find_cause(run.path, phase.phase, phase.attempt)
+            found = find_cause(run.path, phase.phase, phase.attempt)
+            told = found and found.name and found.name != "time-limit"
+            return found if told or not still else None
     return None
 
 
@@ -192,7 +196,8 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
     named = found  # for the function below
 
     def tell(reason: str) -> str:
-        if not _BARE.search(reason) and named.brief and status.state in ("LOST", "NODE_FAIL"):
+        untold = ("LOST", "NODE_FAIL", "TIMEOUT")
+        if not _BARE.search(reason) and named.brief and status.state in untold:
             return "; ".join(filter(None, [reason, named.brief]))
         return _BARE.sub(lambda _: named.line, reason)
 
@@ -233,9 +238,12 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     known = cause_of([record.refused]) if failed and not found else None
     if status.mend == resume and reports_nothing(run):
         fix, mend = new_submission(asdict(record), "call trnslurm.saved() in the script")
-    elif status.state == "TIMEOUT" and not saved and not status.mend.endswith("=MORE"):
+    elif (last := run.newest_attempt(record, record.phases[-1])) and last.cause == REPEATS:
+        fix = "have the script load what it finds in {checkpoints} when it starts"
+        fix, mend = new_submission(asdict(record), fix)
+    elif status.state == "TIMEOUT" and not (saved or found or status.mend.endswith("=MORE")):
         fix, mend = longer(asdict(record))
-    elif failed and found:
+    elif found and (failed or status.state == "TIMEOUT"):
         fix, mend = way_back(
             asdict(record),
             found.mend,
@@ -375,13 +383,18 @@ def _saved(run: RunDir) -> str:
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
-    """Return the step at which train.stop_at ended a training early, in words; or nothing."""
+    """Return the step at which a training ended early, in words; or nothing.
+
+    By train.stop_at; or a custom script exited with 0 before the last of the steps it reports.
+    """
     step, steps = (metrics.get(key, 0) for key in ("step", "steps"))
     if not isinstance(step, int) or not isinstance(steps, int) or not 0 < step < steps:
         return ""
     train = read_json(run.plan_file).get("train")
     stop_at = train.get("stop_at") if isinstance(train, Mapping) else None
-    return f"{STOP_AT}, step {step} of {steps}" if stop_at == step else ""
+    if stop_at == step:
+        return f"{STOP_AT}, step {step} of {steps}"
+    return f"its script ended at step {step} of {steps}" if run.project_file.exists() else ""
 
 
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
@@ -420,7 +433,7 @@ def _next_command(
 ) -> str:
     """Return the command that continues a run; empty if it needs none, or should not continue.
 
-    `ended` says where train.stop_at ended a completed run. `ahead` is the command that continues
+    `ended` says where a completed run ended early. `ahead` is the command that continues
     the failed run that this run waits for.
     """
     if PREPARE in record.phases:
@@ -432,8 +445,8 @@ def _next_command(
         queued = any(phase.state in _QUEUED for phase in phases)
         if queued:
             return f"trnslurm cancel {run.name}"
-        ended_saved = phases[-1].final and _saved(run)
-        return f"trnslurm resume {run.name}" if ended_saved else ""
+        has_begun = phases[-1].final and phases[-1].attempt
+        return f"trnslurm resume {run.name}" if has_begun else ""
     if ahead:
         return ahead
     last = run.newest_attempt(record, record.phases[-1])

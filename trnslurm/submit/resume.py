@@ -103,7 +103,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             locks.enter_context(lock_run(each))
         statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
         record = run.record()
-        if statuses[0].state == "COMPLETED":
+        if statuses[0].state == "COMPLETED" and statuses[0].reason.startswith(STOP_AT):
             how = replace(how, stop_at=how.stop_at or 0)
         held = not how.changes(record.nodes) and statuses[0].state == "HELD"
         if held and (released := _held_after_launch(run, record, statuses[0])):

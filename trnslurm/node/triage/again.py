@@ -45,6 +45,7 @@ _TWICE = {
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
@@ -78,11 +79,23 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
     """
     listed = read_json(RunFiles(run).project_file).get("left_out")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
-    for match in (m for line in lines if (m := _NO_FILE.search(line))):
-        path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
-        if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
-            return name
+    for line in lines:
+        if match := _NO_FILE.search(line):
+            path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
+            if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
+                return name
+        if match := _NO_MODULE.search(line):
+            module = match[1].replace(".", "/")
+            ours = (name for name in names if _is_module(name, module))
+            if name := next(ours, ""):
+                return name
     return ""
+
+
+def _is_module(name: str, module: str) -> bool:
+    """Check whether a path of the project is a module, or a package above it, on Python's path."""
+    path = name.removeprefix("src/").removesuffix(".py")
+    return module == path or module.startswith(f"{path}/")
 
 
 def comes_again(

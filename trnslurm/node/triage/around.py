@@ -26,6 +26,9 @@ _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker|pin memory|replica)")
 _INNER = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 _MOST_MISSING = 8
 _OF_PYTHON = re.compile(r"<frozen |/lib/python3\.\d+/(?!(site|dist)-packages)")
+# https://docs.python.org/3/library/faulthandler.html
+_CRASH = re.compile(r"Fatal Python error: .*\n\n?(?:Current t|T)hread .*\n((?:  File .*\n)+)")
+_CRASH_FRAME = re.compile(r'  File "(.*)", line (\d+) in ')
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
 
 
@@ -49,21 +52,37 @@ def general_cause(suspect: Suspect) -> Cause | None:
 
 
 def owner_of(suspect: Suspect) -> dict[str, str]:
-    """Return whose code raised the exception that tells the cause, and where."""
+    """Return whose code raised the exception that tells the cause, and where.
+
+    `own` is the innermost line that is no package's.
+    """
     lines = suspect.lines
     if suspect.telling in lines:  # of several chained exceptions
         lines = lines[: lines.index(suspect.telling)]
     frames = frames_in(lines)
     if not frames:
-        return {"owner": "the program", "file": suspect.place, "code": ""}
+        return {"owner": "the program", "file": suspect.place, "own": suspect.place, "code": ""}
     file, line = next((f for f in reversed(frames) if not _OF_PYTHON.search(f[0])), frames[-1])
     code = [said.strip() for said in lines if said.startswith("    ")]
     package = _PACKAGE.search(file)
+    of_script = (f for f in reversed(frames) if not _OF_PYTHON.search(f[0]))
+    own = next((f for f in of_script if not _PACKAGE.search(f[0])), (file, line))
     return {
         "owner": package[1] if package else Path(file).name,
         "file": f"{Path(file).name}, line {line}",
+        "own": f"{Path(own[0]).name}, line {own[1]}",
         "code": code[-1] if code else "",
     }
+
+
+def crashed_at(log: str) -> str:
+    """Return the line at which a process crashed, by the stack that Python's faulthandler wrote."""
+    if not (stack := _CRASH.search(log)):
+        return ""
+    frames = [(file, line) for file, line in _CRASH_FRAME.findall(stack[1])]
+    own = (f for f in frames if not _OF_PYTHON.search(f[0]) and not _PACKAGE.search(f[0]))
+    file, line = next(own, frames[0])
+    return f"{Path(file).name}, line {line}"
 
 
 def refined(

@@ -11,6 +11,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.triage.again import Raised, comes_again, not_copied, what_was_raised
 from trnslurm.node.triage.around import (
     compared,
+    crashed_at,
     ends_of,
     general_cause,
     last_words,
@@ -32,6 +33,7 @@ from trnslurm.node.triage.evidence import (
     batch_log,
     clean,
     gather,
+    read_log,
 )
 from trnslurm.node.triage.hub import missing_here
 from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
@@ -50,6 +52,7 @@ _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
+_CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
@@ -170,6 +173,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         if general := general_cause(suspect):
             cause, fix = general.explain(ends_of(suspect), **owner)
             mend = general.mend
+    if known and known.name in _CRASHES and (at := crashed_at(read_log(run / suspect.place))):
+        cause, fix = f"{cause}, at {at}", fix.partition("; ")[2]
     options: tuple[str, ...] = ()
     left_out = not_copied(run, said)
     if left_out:
