@@ -199,6 +199,19 @@ def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> No
     assert shown.startswith(f"{begins}next: trnslurm resume {run.name}\n")
 
 
+def test_a_script_that_has_saved_is_corrected_in_its_run(make_run, dead, cli) -> None:
+    """A new run would begin at step 0, whatever the old one has saved."""
+    log = TRACEBACK + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x32 and 64x1)\n"
+    run = failed(make_run, dead, log)
+    assert f"then {AGAIN}\n" in cli("status", run.name).out
+    run.code.mkdir()
+    write_json(run.project_file, {"links": {}, "left_out": []})
+    (run.path / "work").mkdir()
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    then = f"(in work/ of the run directory), then trnslurm resume {run.name}\n"
+    assert then in cli("status", run.name).out
+
+
 UNRESOLVED = "The IPv6 network addresses of (gpu-1, 26062) cannot be retrieved (gai error: -3"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.mend import in_words, longer, new_submission, way_back
+from trnslurm.node.triage.mend import SUBMIT, in_words, longer, new_submission, short, way_back
 from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at, read_file, read_json, utc_time
 from trnslurm.runs.phase import (
     BY_SCANCEL,
@@ -243,6 +243,9 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
         fix, mend = new_submission(asdict(record), fix)
     elif status.state == "TIMEOUT" and not (saved or found or status.mend.endswith("=MORE")):
         fix, mend = longer(asdict(record))
+    elif found and failed and found.mend == SUBMIT and not found.options and _continues_work(run):
+        # A new run would begin at step 0.
+        fix, mend = f"{short(found.fix)} (in work/ of the run directory)", resume
     elif found and (failed or status.state == "TIMEOUT"):
         fix, mend = way_back(
             asdict(record),
@@ -259,6 +262,11 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     else:
         return status
     return replace(status, fix=fix, mend=mend)
+
+
+def _continues_work(run: RunDir) -> bool:
+    """Check whether a custom script would go on from what it saved, with the run's copy of it."""
+    return bool(run.newest_step()) and run.project_file.exists() and (run.path / "work").is_dir()
 
 
 def reports_nothing(run: RunDir) -> bool:
