@@ -159,6 +159,29 @@ def test_a_job_gets_what_the_cluster_would_give(sandbox) -> None:
 
 
 @pytest.mark.parametrize(
+    ("select", "parameters"), [("linear", ""), ("cons_tres", "CR_CORE_MEMORY")]
+)
+def test_defaults_per_gpu_and_whole_nodes(
+    path_without_slurm, tmp_path, select: str, parameters: str
+) -> None:
+    """scontrol shows JobDefaults, which is no key of slurm.conf; select/linear takes no CR_CPU."""
+    config = {key: CONFIG[key] for key in ("ClusterName", "SLURM_VERSION")}
+    config |= {"SelectType": f"select/{select}", "SelectTypeParameters": parameters or "NONE"}
+    gpus = {"PartitionName": "gpu", "MaxTime": "12:00:00"}
+    if select == "cons_tres":
+        gpus |= {"JobDefaults": "DefCpuPerGPU=4,DefMemPerGPU=2000"}
+    dump = DUMP | {"config": config, "partitions": [gpus], "associations": None, "qos": []}
+    dump["nodes"] = [GPU_NODE | {"NodeName": "g1", "Partitions": "gpu"}]
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(dump))
+    with started_sandbox(path_without_slurm, (), "--like", str(file)) as sandbox:
+        (here,) = show(sandbox, "partition")
+        assert {key: here[key] for key in gpus} == gpus
+        controller = Slurm(str(sandbox.path / "bin")).configuration()
+        assert controller["SelectType"] == f"select/{select}"
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "not a file of `trnslurm cluster detect --dump`"),

@@ -83,13 +83,16 @@ def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, fir
     partitions = {PARTITION: default}
     if rehearsal := settings.rehearsal:
         partitions = rehearsal.partitions()
-        values |= rehearsal.config()
+        values |= _config(settings)
     for key, value in extra:
         if key.lower() == "partitionname":
             partitions[value.split()[0]] = f"PartitionName={value}"
         else:
             known = next((k for k in values if k.lower() == key.lower()), key)
             values[known] = value
+    chosen = {key.lower() for key, _ in extra} | {key.lower() for key in _config(settings)}
+    if values["SelectType"] == "select/linear" and "selecttypeparameters" not in chosen:
+        del values["SelectTypeParameters"]  # it refuses those of select/cons_tres
     values["AuthInfo"] = f"socket={layout.run}/munge.sock,{values['AuthInfo']}"
     lines = [f"# Written by `trnslurm sandbox up --name {layout.name}`."]
     lines += [f"{key}={value}" for key, value in _owned(layout, host).items()]
@@ -98,6 +101,10 @@ def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, fir
         facts = " ".join(f"{key}={value}" for key, value in ({"State": "UNKNOWN"} | words).items())
         lines.append(f"NodeName={name} NodeAddr={node_address(n)} {facts}")
     return "\n".join([*lines, *partitions.values()]) + "\n"
+
+
+def _config(settings: SandboxSettings) -> dict[str, str]:
+    return settings.rehearsal.config() if settings.rehearsal else {}
 
 
 def cgroup_conf(host: SandboxHost) -> str:

@@ -34,11 +34,12 @@ _CONFIG = (
 _PARTITION = (
     *("AllowAccounts", "AllowGroups", "AllowQos", "Default", "DefaultTime", "DefMemPerCPU"),
     *("DefMemPerNode", "DenyAccounts", "DenyQos", "ExclusiveUser", "GraceTime", "Hidden"),
-    *("JobDefaults", "LLN", "MaxCPUsPerNode", "MaxCPUsPerSocket", "MaxMemPerCPU"),
+    *("LLN", "MaxCPUsPerNode", "MaxCPUsPerSocket", "MaxMemPerCPU"),
     *("MaxMemPerNode", "MaxNodes", "MaxTime", "MinNodes", "OverSubscribe", "OverTimeLimit"),
     *("PreemptMode", "PriorityJobFactor", "PriorityTier", "QoS", "ReqResv", "RootOnly"),
     *("SelectTypeParameters", "State", "TRESBillingWeights"),
 )
+_JOB_DEFAULT = re.compile(r"(Def(?:Cpu|Mem)PerGPU)=(\d+)")
 _DEFAULTS = {"GraceTime": "0", "MinNodes": "0", "State": "UP"}
 _DEFAULTS |= {"PriorityJobFactor": "1", "PriorityTier": "1"}
 
@@ -116,6 +117,7 @@ class Rehearsal:
             if " " in value:
                 raise SandboxError(f"{key}: {value!r} is no word of slurm.conf")
             found[key] = value.replace("select/cons_res", "select/cons_tres")
+        found |= dict(_JOB_DEFAULT.findall(self._seen.config.get("JobDefaults", "")))
         if not self.has_accounting:
             found.pop("AccountingStorageEnforce", None)
         kinds = {g.name for node in self._seen.nodes for g in _own_gres(node)}
@@ -138,6 +140,8 @@ class Rehearsal:
             value = fields.get(key, "")
             if value not in _UNSET and value != _DEFAULTS.get(key):
                 words[key] = value
+        # Slurm shows these together; slurm.conf has a key for each.
+        words |= dict(_JOB_DEFAULT.findall(fields.get("JobDefaults", "")))
         if "PreemptType" not in self.config():
             words.pop("PreemptMode", None)
         groups = self._seen.groups

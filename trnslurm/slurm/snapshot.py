@@ -24,7 +24,14 @@ FORMAT = 1
 CONFIG = (
     *("AccountingStorageEnforce", "AccountingStorageType", "ClusterName", "DefMemPerCPU"),
     *("DefMemPerGPU", "DefMemPerNode", "EnforcePartLimits", "GresTypes", "JobRequeue", "KillWait"),
-    *("LaunchParameters", "MaxArraySize", "MaxJobCount", "MaxMemPerCPU", "MaxMemPerNode"),
+    *(
+        "JobDefaults",
+        "LaunchParameters",
+        "MaxArraySize",
+        "MaxJobCount",
+        "MaxMemPerCPU",
+        "MaxMemPerNode",
+    ),
     *("OverTimeLimit", "PreemptMode", "PreemptType", "PriorityType", "SLURM_VERSION"),
     *("SchedulerParameters", "SelectType", "SelectTypeParameters", "SlurmctldParameters"),
     *("SlurmdTimeout", "TaskPlugin"),
