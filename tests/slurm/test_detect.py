@@ -259,6 +259,12 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
         {"partition": "gp1d", "max_nodes": 5, "max_time_min": 1440, "default_time_min": 480,
          "cpus_per_task": 34, "mem_per_node_mib": 0},
     ),
+    # The same nodes in two partitions, the shorter one first.
+    "for-development": (
+        "", "h*3 Gres=gpu:8", "dev Nodes=h MaxTime=04:00:00\nlong Nodes=h MaxTime=2-00:00:00",
+        {"partition": "long", "max_nodes": 3, "max_time_min": 2880, "default_time_min": 2880,
+         "cpus_per_task": 64},
+    ),
     "before-CPUEfctv": (
         "", "a*2 CPUTot=64 CPUEfctv= CoreSpecCount=2 ThreadsPerCore=2", "main Nodes=a",
         {"partition": "main", "max_nodes": 2, "max_time_min": None, "cpus_per_task": 60},
@@ -365,6 +371,8 @@ QOS = ("normal||||", "long||cpu=32,gres/gpu=4||7-00:00:00", "gpu||node=2|gres/gp
         ("", {}),
         ("AllowAccounts=grant,boss", {"account": "grant", "max_nodes": 1, "max_time_min": 1440}),
         ("DenyAccounts=me", {"account": "grant", "max_nodes": 1, "max_time_min": 1440}),
+        # Where there is a list of the allowed, Slurm ignores that of the denied.
+        ("AllowAccounts=me DenyAccounts=me", {}),
         ("AllowQos=gpu", {"account": "grant", "max_nodes": 1, "max_time_min": 1440}),
         # Only a part of a node fits.
         ("AllowQos=long", {"qos": "long", "max_nodes": 1, "max_time_min": 10080,
@@ -390,6 +398,9 @@ def test_accounts_and_qos(site, fake_slurm, cli, home: Path, limits, expected) -
     found = {key: slurm[key] for key in slurm if key not in ("data_partition", "bin_dir")}
     found.pop("default_time_min", None), found.pop("mem_per_node_mib", None)
     assert found == usual | expected
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    # An account below a denied one is denied too, by newer Slurm.
+    assert ("# partition: ?  DenyAccounts=" in text) == limits.startswith("DenyAccounts")
 
 
 def test_accounting_that_does_not_answer(site, fake_slurm, cli, home: Path) -> None:

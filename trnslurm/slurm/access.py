@@ -144,11 +144,14 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     # The first that allows a whole node; else the first.
     whole = [choice for choice in choices if _holds(choice[2], node)]
     association, word, limits = (whole or choices)[0]
+    denied = partition.get("DenyAccounts", "").replace("(null)", "")
+    says = f"partition|DenyAccounts={denied}; newer Slurm denies the accounts below them too"
     return Grant(
         account=association.account if association.account != access.default_account else None,
         qos=word if word != _by_default(association)[0] else None,
         limits=limits,
         limited_by=f"QOS {word}" if word else f"account {association.account}",
+        questions=(says,) if denied and accounts is None else (),
     )
 
 
@@ -168,7 +171,8 @@ def _allowed(partition: Mapping[str, str], what: str) -> list[str] | None:
 
 
 def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
-    return (allowed is None or name in allowed) and name not in denied.split(",")
+    # By slurm.conf(5), a list of the allowed ones puts that of the denied out of force.
+    return name in allowed if allowed is not None else name not in denied.split(",")
 
 
 def _holds(limits: Limits, node: Limits) -> bool:

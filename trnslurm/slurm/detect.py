@@ -85,7 +85,8 @@ class DetectedCluster(Frozen):
     def best(self, partition: str | None = None) -> Nodes | None:
         """Return the likely nodes for training, in a partition or in all; None: there are none.
 
-        Accelerators first, then time for more than a test, then the site's default partition.
+        Accelerators first, then time for more than a test, then the site's default partition,
+        then more nodes, then more time.
         """
         return _best([n for n in self.partitions if partition in (None, n.name, n.label)])
 
@@ -100,6 +101,7 @@ def _best(among: Sequence[Nodes]) -> Nodes | None:
             n.max_time_min is None or n.max_time_min >= _SHORT_MIN,
             n.default,
             n.nodes * (1 if n.accelerators else n.cpus),
+            n.max_time_min or float("inf"),
         )
         for n in among
     ]
