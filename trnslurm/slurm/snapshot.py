@@ -44,6 +44,10 @@ NODE = (
 ASSOCIATIONS = "DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall"
 QOS = "Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall"
 _MOST_BYTES = 64 << 20
+_COUNTS = (
+    *("CPUTot", "CoreSpecCount", "CoresPerSocket", "MemSpecLimit", "RealMemory", "Sockets"),
+    "ThreadsPerCore",
+)
 
 Fields = Mapping[str, str]
 Rows = Sequence[Sequence[str]]
@@ -101,10 +105,10 @@ class Snapshot(Frozen):
         rows = tree["associations"]
         return cls(
             config=_fields(tree["config"]),
-            partitions=[_fields(each) for each in tree["partitions"]],
-            nodes=[_fields(each) for each in tree["nodes"]],
-            associations=None if rows is None else [_words(row) for row in rows],
-            qos=[_words(row) for row in tree["qos"]],
+            partitions=[_fields(each, "PartitionName") for each in tree["partitions"]],
+            nodes=[_fields(each, "NodeName", "Partitions") for each in tree["nodes"]],
+            associations=None if rows is None else _table(rows, ASSOCIATIONS),
+            qos=_table(tree["qos"], QOS),
             groups=None if tree["groups"] is None else _words(tree["groups"]),
         )
 
@@ -157,8 +161,21 @@ def _rows(slurm: Slurm, *words: str, columns: str) -> list[list[str]]:
     return [row for row in rows if len(row) == width]
 
 
-def _fields(tree: Mapping[str, str]) -> dict[str, str]:
-    return {_word(key): _word(value) for key, value in tree.items()}
+def _fields(tree: Mapping[str, str], *needed: str) -> dict[str, str]:
+    """Return fields that are text; some are needed, and numbers are numbers."""
+    fields = {_word(key): _word(value) for key, value in tree.items()}
+    bad = [key for key in _COUNTS if not re.fullmatch(r"\d{1,12}", fields.get(key, "0"))]
+    if bad or any(not fields.get(key) for key in needed):
+        raise ValueError(bad)
+    return fields
+
+
+def _table(rows: Rows, columns: str) -> list[list[str]]:
+    """Return rows that have as many words as the table has columns."""
+    table = [_words(row) for row in rows]
+    if any(len(row) != columns.count(",") + 1 for row in table):
+        raise ValueError(columns)
+    return table
 
 
 def _words(row: Sequence[str]) -> list[str]:
