@@ -24,14 +24,8 @@ FORMAT = 1
 CONFIG = (
     *("AccountingStorageEnforce", "AccountingStorageType", "ClusterName", "DefMemPerCPU"),
     *("DefMemPerGPU", "DefMemPerNode", "EnforcePartLimits", "GresTypes", "JobRequeue", "KillWait"),
-    *(
-        "JobDefaults",
-        "LaunchParameters",
-        "MaxArraySize",
-        "MaxJobCount",
-        "MaxMemPerCPU",
-        "MaxMemPerNode",
-    ),
+    *("JobDefaults", "LaunchParameters", "MaxArraySize", "MaxJobCount", "MaxMemPerCPU"),
+    "MaxMemPerNode",
     *("OverTimeLimit", "PreemptMode", "PreemptType", "PriorityType", "SLURM_VERSION"),
     *("SchedulerParameters", "SelectType", "SelectTypeParameters", "SlurmctldParameters"),
     *("SlurmdTimeout", "TaskPlugin"),
@@ -70,6 +64,7 @@ class Snapshot(Frozen):
         """Ask the controller, and the accounting where there is one."""
         config = slurm.configuration()
         nodes, partitions = slurm.show("node"), slurm.show("partition")
+        nodes = [node for node in nodes if node.get("Partitions")]
         associations: Rows | None = None
         qos: Rows = ()
         if "slurmdbd" in config.get("AccountingStorageType", "") and slurm.find("sacctmgr"):
