@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from trnslurm.node.ending import (
     next_hosts,
     read_facts,
     reason_to_give_up,
+    step_repeated,
     who_ended,
 )
 from trnslurm.node.state import AttemptState, read_state
@@ -262,6 +264,30 @@ def run(tmp_path, monkeypatch):
         (tmp_path / "state" / f"{name}.json").write_text(json.dumps(data))
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "repeats"),
+    [
+        ((1, 4.2), (1, 4.1), 1),  # from the start, by another seed
+        ((1, 4.2), (1, 2.0), 0),  # it counts from 1, and has learned something
+        ((1, 4.2), (41, 2.0), 0),
+        ((1, None), (1, None), 1),  # it reports no loss
+        ((0, 4.2), (0, 4.2), 0),
+        ((31, 2.0), (41, 2.0), 0),
+    ],
+)
+def test_an_attempt_that_begins_where_the_one_before_had(run, first, then, repeats) -> None:
+    """The lines of the newest attempt follow those of the one before."""
+    lines = [
+        {"attempt": attempt, "step": step + more, "steps": 900}
+        | ({} if loss is None else {"loss": loss})
+        for attempt, (step, loss) in ((3, first), (4, then))
+        for more in (0, 1)
+    ]
+    Path("metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert step_repeated(4) == repeats
+    assert step_repeated(3) == 0
 
 
 def preflight(*bad, host="ip-10-0-0-{}"):

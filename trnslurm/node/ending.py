@@ -3,12 +3,14 @@
 Crashes are counted per job, so a resubmitted run starts with a count of 0.
 """
 
+import json
 import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trnslurm.node.hosts import brief
 from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
@@ -28,6 +30,7 @@ from trnslurm.node.triage.finding import Finding
 from trnslurm.rundir import open_file, read_json
 
 _LOG_BYTES = 64 << 10
+_SAME_LOSS = 0.9
 _NO_WAY_BACK = "not restarted: it takes no {resume} and reported no checkpoint"
 
 
@@ -315,7 +318,7 @@ def read_facts(
         exit_code=exit_code,
         newest=step,
         changed=changed,
-        repeats=_repeats(state.attempt) if changed else 0,
+        repeats=step_repeated(state.attempt) if changed else 0,
         max_crashes=max_crashes,
         requeue=requeue,
         trouble=trouble,
@@ -335,14 +338,23 @@ def read_facts(
     )
 
 
-def _repeats(attempt: int) -> int:
-    """Return the first step that an attempt reported, if the one before had begun there too."""
-    first: dict[int, int] = {}
-    with suppress(OSError), open_file(RUN.metrics_file) as file:
-        for found in re.finditer(rb'"attempt": (\d+), "step": (\d+)', file.read()):
-            first.setdefault(int(found[1]), int(found[2]))
-    step = first.get(attempt, 0)
-    return step if 0 < step <= first.get(attempt - 1, 0) else 0
+def step_repeated(attempt: int) -> int:
+    """Return the first step that an attempt reported, if the one before had begun there too.
+
+    A script may count its steps from 1 and still continue: then its loss has become smaller.
+    """
+    first: dict[int, dict[str, Any]] = {}
+    with suppress(OSError, ValueError), open_file(RUN.metrics_file) as file:
+        for line in file:
+            found = re.match(rb'{"attempt": (\d+), "step": \d', line)
+            if found and int(found[1]) not in first:
+                first[int(found[1])] = json.loads(line)
+    now, before = first.get(attempt, {}), first.get(attempt - 1, {})
+    if not 0 < now.get("step", 0) <= before.get("step", 0):
+        return 0
+    loss, was = now.get("loss"), before.get("loss")
+    continues = loss is not None and was is not None and loss < _SAME_LOSS * was
+    return 0 if continues else int(now["step"])
 
 
 def next_hosts(
