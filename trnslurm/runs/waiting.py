@@ -67,6 +67,9 @@ class Diagnosis:
         return not self.problems and not self.unknown
 
 
+_NO_NODE = ": it waits until an admin puts one back, or you submit it to another partition"
+
+
 def diagnose(run: RunDir) -> Diagnosis:
     """Return what Slurm and the run's files say about why the run waits."""
     record, status = run.record(), run_status(run)
@@ -111,7 +114,7 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
     state = slurm.show("partition", found.partition)[0]["State"]
     if trouble := _PARTITION.get(state, state):
         found.problems.append(f"partition {found.partition} is {trouble}")
-    nodes = [n for n in slurm.show("node") if found.partition in n["Partitions"].split(",")]
+    nodes = [n for n in slurm.show("node") if found.partition in n.get("Partitions", "").split(",")]
     states = {node["NodeName"]: node_state(node["State"]) for node in nodes}
     found.nodes = dict(Counter(states.values()))
     for node in nodes:
@@ -127,5 +130,5 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
         found.problems.append(
             f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
             f"{len(nodes)} nodes in partition {found.partition} can run it"
-            + (f": trnslurm cancel {found.run} && {fewer}" if usable else "")
+            + (f": trnslurm cancel {found.run} && {fewer}" if usable else _NO_NODE)
         )
