@@ -423,6 +423,17 @@ def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, n
     assert found(run).options == (("--set", f"links=[{name}]") if name else ())
 
 
+def test_an_empty_list_may_come_of_what_was_not_copied(run) -> None:
+    run.code.mkdir()
+    for left_out, begins in (
+        (["tokens"], "see whether the script looks for tokens, not "),
+        ([], ""),
+    ):
+        write_json(run.project_file, {"links": {}, "left_out": left_out})
+        record(run, 0, 1.0, "IndexError: list index out of range")
+        assert found(run).fix.startswith(begins or "print the list")
+
+
 CRASH = """\
 Fatal Python error: Segmentation fault
 

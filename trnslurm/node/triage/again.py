@@ -72,13 +72,18 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
     return Raised(kind[0], place)
 
 
+def left_out_of(run: Path) -> list[str]:
+    """Return the paths of a script's project that its run did not copy."""
+    listed = read_json(RunFiles(run).project_file).get("left_out")
+    return [str(name) for name in listed] if isinstance(listed, list) else []
+
+
 def not_copied(run: Path, lines: Iterable[str]) -> str:
     """Return the path that a script misses because its run did not copy it; empty: there is none.
 
     The path is in the script's project.
     """
-    listed = read_json(RunFiles(run).project_file).get("left_out")
-    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    names = left_out_of(run)
     for line in lines:
         if match := _NO_FILE.search(line):
             path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]

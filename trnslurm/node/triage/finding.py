@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.again import Raised, comes_again, not_copied, what_was_raised
+from trnslurm.node.triage.again import Raised, comes_again, left_out_of, not_copied, what_was_raised
 from trnslurm.node.triage.around import (
     compared,
     crashed_at,
@@ -52,6 +52,8 @@ _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
+_NO_FILES = ("data-empty", "general-empty-sequence")
+"""Causes that may come of files that are not there."""
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
@@ -180,6 +182,9 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if left_out:
         (cause, fix), mend = _why_not_copied(left_out), SUBMIT
         options = ("--set", f"links=[{left_out}]")
+    elif (c := known or general) and c.name in _NO_FILES and (gone := left_out_of(run)):
+        few = ", ".join(gone[:3])
+        fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
     elif lacking := missing_here(run, known, words):
         (cause, fix), mend = lacking, RESUME
     if again and mend in ("", EITHER, PASSES):
