@@ -46,9 +46,19 @@ def worker(rank: int | None, *frames: tuple[str, int, str], state: str = "S") ->
     return Worker(rank, node, f"node-{node}", state, f"python: state {state}, futex_wait", frames)
 
 
+SELECT = ("/usr/lib/python3.11/selectors.py", 415, "select")
+LOADER = ("/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1265, "_try_get_data")
+
+
 @pytest.mark.parametrize(
     ("workers", "rank", "line"),
     [
+        (
+            [worker(0, SELECT, LOADER, ITEM), worker(1, SELECT, LOADER, ITEM)],
+            None,
+            "no worker has made any progress for 60 s after step 7: all are at train.py:88 (step), "
+            "waiting for the data loader",
+        ),
         (
             [worker(0, REDUCE, ITEM), worker(1, LOAD), worker(2, REDUCE, ITEM)],
             1,

@@ -81,6 +81,8 @@ class Worker(NamedTuple):
         file, line, function = own
         called = self.frames[0][2]
         text = f"{Path(file).name}:{line} ({function})"
+        if any(f[0].endswith("torch/utils/data/dataloader.py") for f in self.frames):
+            return f"{text}, waiting for the data loader"
         return text if own is self.frames[0] else f"{text}, in {called}"
 
 
