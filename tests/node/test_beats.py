@@ -69,6 +69,19 @@ def test_the_first_node_answers(listens: Beats, sender: Make) -> None:
     assert node.silent_s >= 59.0
 
 
+def test_an_answer_causes_no_sign_of_life(listens: Beats, sender: Make, monkeypatch) -> None:
+    """Else two nodes would keep each other busy."""
+    monkeypatch.setattr(beats, "PERIOD_S", 3600.0)
+    node = sender(3, 1)
+    monkeypatch.setattr(node, "send", sent := Mock(wraps=node.send))
+    assert node.send_if_due() > 3000
+    eventually(lambda: heard(listens) == {1})
+    for _ in range(3):
+        node.told_to_end()
+        assert node.send_if_due() > 3000
+    assert sent.call_count == 1
+
+
 def test_all_nodes_are_silent(
     listens: Beats, sender: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,7 @@ class Sender:
         self._who = f"{attempt} {node}".encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._heard = time.monotonic()
+        self._heard = self._due = time.monotonic()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -119,6 +119,17 @@ class Sender:
         select.select([self._socket], [], [], within_s)
         self.told_to_end()
         return self._heard > before
+
+    def send_if_due(self) -> float:
+        """Send a sign of life if it is time; return in how many seconds the next one is due.
+
+        An answer to the last one must not cause the next.
+        """
+        now = time.monotonic()
+        if now >= self._due:
+            self.send()
+            self._due = now + PERIOD_S
+        return self._due - now
 
     def send(self, word: bytes = b"lives") -> None:
         with suppress(OSError):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnslurm.node import first, processes
-from trnslurm.node.beats import BEATS, PERIOD_S, Sender
+from trnslurm.node.beats import BEATS, Sender
 from trnslurm.node.guard import Watched
 from trnslurm.node.stacks import (
     ALL_STACKS_S,
@@ -185,8 +185,7 @@ class Lookout:
         fds = [fd for fd in (self._task.fd, self._beats) if fd is not None]
         while not self._task.gone() and (left_s := end - time.monotonic()) > 0:
             if self._beats:
-                self._beats.send()
-                left_s = min(left_s, PERIOD_S)
+                left_s = min(left_s, self._beats.send_if_due())
             select.select(fds, [], [], left_s if self._task.fd is not None else 0.2)
             if self._beats and self._beats.told_to_end():
                 self._end(self._beats)
