@@ -305,6 +305,15 @@ def update(number, *hosts, hours=1, now=0.0, excluded=()):
     return change.applied_to(excluded), left_out.trouble(number, hosts)
 
 
+def test_enough_nodes_are_left(run):
+    """The longest left out are taken again; the job could never start otherwise."""
+    for now, host in enumerate("abc"):
+        left_out.update({host: "stuck"}, ["x", host], hours=24, now=float(now), most=2)
+    assert [*left_out.read_excluded()] == ["b", "c"]
+    change = left_out.update({"d": "stuck"}, ["x", "d"], hours=24, now=3.0, most=0)
+    assert change.applied_to(["b", "c", "users"]) == "users"
+
+
 def test_a_bad_node_is_left_out_until_its_time_is_over(run):
     run("preflight-train-1", **preflight(1))
     why = "preflight failed; 15 of 16 devices"

@@ -108,6 +108,16 @@ def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.main() == 0  # of a job that keeps no signs of life
 
 
+def test_nodes_that_a_job_can_do_without(monkeypatch) -> None:
+    said = {"job": "JobId=7 Partition=gpu WorkDir=/runs/7", "partition": "A=1 TotalNodes=4 B=2"}
+    monkeypatch.setattr(controller, "_scontrol", lambda *words, **_: (0, f"{said[words[1]]} "))
+    monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/7")
+    asks = controller.Controller("7", 0, ())
+    assert [asks.can_do_without(needed) for needed in (2, 4, 5)] == [2, 0, 0]
+    said["partition"] = "slurm_load_partitions error"
+    assert asks.can_do_without(2) > 1000
+
+
 @pytest.mark.parametrize(
     ("version", "holds"),
     [

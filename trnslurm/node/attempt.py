@@ -495,7 +495,11 @@ class AttemptProgram:
             if ending.here:
                 bad = {host: why for host, why in bad.items() if host not in hosts_then}
             bad_nodes = left_out.update(
-                bad, hosts, hours=self._options.exclude_hours, now=time.time()
+                bad,
+                hosts,
+                hours=self._options.exclude_hours,
+                now=time.time(),
+                most=self._can_do_without() if bad and self.on_slurm else sys.maxsize,
             )
         except Exception:  # then the exit code and Slurm's state decide
             processes.say(traceback.format_exc())
@@ -508,6 +512,14 @@ class AttemptProgram:
         if self.state.state != "COMPLETED" and ending.cause not in (CRASH, ERROR):
             return TERMINATED  # even after exit code 0: runs that wait for its success must wait
         return code
+
+    def _can_do_without(self) -> int:
+        """Return how many nodes of its partition the job can do without."""
+        options, counts = self._options, self._job.scripts
+        # With graphs, the job asks for all nodes of its range.
+        starts_on_fewer = options.fewer and not options.graphs
+        needed = min(counts) if starts_on_fewer else max(counts) + options.spares
+        return self.controller.can_do_without(needed)
 
     def _start_again(
         self, ending: Ending, bad_nodes: left_out.Change, hosts: list[str], lost: list[str]

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,13 @@ class Controller:
         """Return the nodes that the job leaves out already, including the user's choice."""
         found = re.search(r" ExcNodeList=([^ (]+) ", self._job())
         return self.host_names(found[1]) if found else []
+
+    def can_do_without(self, needed: int) -> int:
+        """Return how many of its partition's nodes a job that needs so many can do without."""
+        partition = re.search(r" Partition=(\S+) ", self._job())
+        _, said = _scontrol("show", "partition", "-o", partition[1]) if partition else (1, "")
+        total = re.search(r" TotalNodes=(\d+) ", said)
+        return max(0, int(total[1]) - needed) if total else sys.maxsize
 
     def host_names(self, nodes: str) -> list[str]:
         """Return the nodes of a list in Slurm's notation."""

@@ -6,6 +6,7 @@ so a job that is already waiting does not get a node whose time is over.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +32,26 @@ class Change:
         return None if wanted == set(excluded) else ",".join(sorted(wanted))
 
 
-def update(bad: Mapping[str, str], hosts: Sequence[str], *, hours: float, now: float) -> Change:
-    """Record bad nodes, with the reasons, among an attempt's nodes; return the change."""
+def update(
+    bad: Mapping[str, str],
+    hosts: Sequence[str],
+    *,
+    hours: float,
+    now: float,
+    most: int = sys.maxsize,
+) -> Change:
+    """Record bad nodes, with the reasons, among an attempt's nodes; return the change.
+
+    `most` is how many nodes the job can do without: the longest left out are taken again. With too
+    few nodes left, Slurm would never start the job (BadConstraints).
+    """
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
         bad = {}  # a problem of all nodes is not theirs
     before = read_excluded()
     after = {host: entry for host, entry in before.items() if float(entry["until"]) > now}
     after |= {host: {"until": now + hours * 3600, "why": why} for host, why in bad.items()}
+    newest = sorted(after, key=lambda host: -float(after[host]["until"]))[:most]
+    after = {host: entry for host, entry in after.items() if host in newest}
     if after != before:
         write_json(RUN.excluded_file, {"nodes": after})
     return Change(frozenset(before), frozenset(after))
