@@ -31,7 +31,11 @@ LOGS = ROOT / "tests/node/triage_logs"
 # What is in their logs does not tell the cause, or too little of it.
 NOT_RIGHT = {
     "data-neg-mmap-wrong-path-1-r2",
+    "deepspeed_lightning-ds090-batch-assert-h2-9",
     "huggingface-fsdp-save-oom-1-r2",
+    "nccl-ib-broken-nodes-h2-9",
+    "pytorch-odd-pairs-second-backward-h2-17",
+    "slurm-container-image-ignored-h2-3",
 }
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on node-1,node-2"}
 PEER_GONE = (
