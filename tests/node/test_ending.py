@@ -64,7 +64,7 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
             {**EARLY, "attempts": [attempt(checkpoint=40)]},
             "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
         ),
-        # A custom script that writes checkpoints, and begins at its first step all the same.
+        # A custom script that writes checkpoints, but begins at its first step again.
         (
             {"attempts": TERM["TIMEOUT"], "changed": 9.0, "repeats": 1},
             "TIMEOUT|TIMEOUT|repeats|time limit; it began at step 1 again, not after what it had "

@@ -167,7 +167,7 @@ class AttemptProgram:
         self._lost: list[str] = []
         """The nodes that were found lost."""
         self._aborted = False
-        """Whether srun has aborted the step, and may return 0 all the same."""
+        """Whether srun has aborted the step: it may still return 0."""
         self._left_over = False
         """Whether srun was killed, and processes of the step may be left."""
         self._deadline: float | None = None
