@@ -11,6 +11,7 @@ from trnslurm.api.tables import count
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.cluster.execute import stacks_in_run
+from trnslurm.node.hosts import spans
 from trnslurm.runs.run import RunDir
 
 _SHOWN = 12
@@ -52,7 +53,7 @@ def _lines(workers: Sequence[Mapping[str, Any]], place: str) -> Iterator[str]:
     for worker in workers:
         groups.setdefault(tuple(tuple(f) for f in worker["frames"]), []).append(worker)
     for frames, members in sorted(groups.items(), key=lambda group: -len(group[1])):
-        names = _ranks([w["rank"] for w in members if w["rank"] is not None])
+        names = ",".join(spans([w["rank"] for w in members if w["rank"] is not None]))
         what = f"{count(len(members), 'worker')}: {names}" if names else _name(members[0])
         yield what if len(members) > 1 else f"{_name(members[0])}, {members[0]['program']}"
         for file, line, function in frames[:_SHOWN]:
@@ -68,14 +69,3 @@ def _lines(workers: Sequence[Mapping[str, Any]], place: str) -> Iterator[str]:
 def _name(worker: Mapping[str, Any]) -> str:
     who = "process" if worker["rank"] is None else f"worker {worker['rank']}"
     return f"{who} on {worker['host']}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as 0-6,8."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)

@@ -28,15 +28,20 @@ def brief(hosts: Sequence[str]) -> str:
 
 def _ranges(numbers: Sequence[int], width: int) -> str:
     """Return numbers as [1-100,102], and a single number without brackets."""
+    words = spans(numbers, width)
+    alone = len(words) < 2 and "-" not in "".join(words)
+    return "".join(words) if alone else f"[{','.join(words)}]"
+
+
+def spans(numbers: Sequence[int], width: int = 1) -> list[str]:
+    """Return numbers as 1-100 and 102; `width` fills them with zeros."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    words = [
+    return [
         f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}"
         for first, last in ranges
     ]
-    alone = len(words) < 2 and "-" not in "".join(words)
-    return "".join(words) if alone else f"[{','.join(words)}]"

@@ -220,9 +220,7 @@ def _words(node: Fields) -> dict[str, str]:
     if features := features_of(node):
         words["Feature"] = ",".join(features)
     if gres := _own_gres(node):
-        words["Gres"] = ",".join(
-            ":".join(filter(None, (g.name, g.kind, str(g.count)))) for g in gres
-        )
+        words["Gres"] = ",".join(map(str, gres))
     if any(" " in word for word in words.values()):
         raise SandboxError(f"node {node['NodeName']}: {words} has a word that slurm.conf has not")
     return words | ({"State": "DRAIN", "Reason": "as-there"} if _is_unusable(node) else {})
