@@ -161,6 +161,7 @@ SHARED = {
     "node.hosts",
     "node.notify",
     "node.triage",
+    "node.usage",
     "prepare.options",
 }
 

@@ -44,6 +44,7 @@ _LINES_AT_ONCE = 256
 _STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
 _NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
 _OF_NODE = r"[a-z]+-[a-z]+-[0-9]+-node([0-9]+)\.json"
+_USAGE = r"node([0-9]+)\.jsonl"
 _FAILED = r"failed-[a-z]+-[0-9]+-rank([0-9]+)\.json"
 _STEP = r"step-([0-9]{8,})"
 _REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
@@ -239,6 +240,24 @@ class RunFiles(Frozen, kw_only=False):
 
     def stacks_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.stacks_file(phase, attempt, "*").name))
+
+    def usage_file(self, node: int | str) -> Path:
+        """What a node used, a line a minute."""
+        return self.path / "usage" / f"node{node}.jsonl"
+
+    def usage_files(self) -> dict[int, Path]:
+        """Return what the nodes used, by their rank."""
+        found = self.usage_file("*")
+        files = found.parent.glob(found.name)
+        known = {int(m[1]): file for file in files if (m := re.fullmatch(_USAGE, file.name))}
+        return dict(sorted(known.items()))
+
+    def notices_file(self, phase: str, attempt: int, node: int | str) -> Path:
+        """What a person should know about a node's devices, memory and network."""
+        return self.state / f"notices-{phase}-{attempt}-node{node}.json"
+
+    def notices_files(self, phase: str, attempt: int) -> dict[int, Path]:
+        return _by_node(self.state.glob(self.notices_file(phase, attempt, "*").name))
 
     @property
     def guard_file(self) -> Path:

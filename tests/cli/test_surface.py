@@ -60,6 +60,7 @@ SURFACE = {
     "triage": "RUN --phase --attempt --path --json",
     "cancel": "RUN --now --path --json",
     "exec": "RUN --node COMMAND --path",
+    "usage": "RUN --path --json",
     "stacks": "RUN --full --path --json",
     "doctor": "RUN -c/--cluster -n/--nodes --timeout --run --report --path --json",
     "export": (

@@ -55,7 +55,7 @@ def told(script: Script) -> list[dict[str, Any]]:
 
 
 def notify(script: Script, **settings: Any) -> None:
-    every = ["start", "failure", "requeue", "end", "stall"]
+    every = ["start", "failure", "requeue", "end", "stall", "notice"]
     write_json(
         script.bench.directory / "notify.json",
         {"command": None, "webhook": None, "events": every, **settings},

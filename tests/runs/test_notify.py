@@ -18,7 +18,7 @@ from ..toy_site import write_attempt
 from ..webhook import SECRET, Webhook, serving
 
 TOY = ("toy", "--cluster", "pc", "--nodes", "2")
-ALL = ["failure", "requeue", "end", "stall"]
+ALL = ["failure", "requeue", "end", "stall", "notice"]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_reviewed_bundle_keeps_them(warm, site, cli, tmp_path: Path) -> None:
     [
         (["--set", "notify.events=[ended]"],
          "--set notify.events=[ended]: notify.events[0] is 'ended' (did you mean \"end\"?); "
-         "expected one of start, failure, requeue, end, stall"),
+         "expected one of start, failure, requeue, end, stall, notice"),
         (["--set", "notify.hook=x"], "--set notify.hook=x: unknown key notify.hook (did you mean "
          '"notify.webhook"?)'),
         (["--set", "notify.webhook=https://x/y"], "notify.webhook is a URL, which would be in the "

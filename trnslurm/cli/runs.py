@@ -48,6 +48,7 @@ from trnslurm.runs.status import (
     run_status,
     standing_of,
 )
+from trnslurm.runs.usage import usage_of
 from trnslurm.slurm.reasons import LACKS_NODES
 
 _SHOWN_ATTEMPTS = 5
@@ -180,6 +181,7 @@ def status_command(
                 **asdict(status),
                 "failure": asdict(found) if found else None,
                 "spares": {**asdict(spares), "left": spares.left} if spares else None,
+                "usage": usage_of(run, status).facts(),
             }
         )
         return
@@ -205,6 +207,11 @@ def status_command(
     if "step" in status.metrics:
         step, loss = progress(status)
         click.echo(f"step {step}, loss {loss}{_age_of(status)}")
+    usage = usage_of(run, status)
+    if not status.final and usage.now:
+        click.echo(f"use: {usage.brief()}")
+    for line in usage.told():
+        click.echo(line)
     for name, text in nodes_told(run, status.nodes, status.attempts).items():
         click.echo(f"{name}: {text}")
     _say_attempts(status)

@@ -102,7 +102,7 @@ class Container(Frozen):
     """The image's Python."""
 
 
-Event = Literal["start", "failure", "requeue", "end", "stall"]
+Event = Literal["start", "failure", "requeue", "end", "stall", "notice"]
 
 
 class Notify(Frozen):
@@ -112,7 +112,7 @@ class Notify(Frozen):
     """A shell line that reads the message as JSON from its standard input."""
     webhook: str | None = None
     """A file of mode 0600 that has the URL to which the message is posted."""
-    events: tuple[Event, ...] = ("failure", "requeue", "end", "stall")
+    events: tuple[Event, ...] = ("failure", "requeue", "end", "stall", "notice")
     """The events that send a message."""
 
 
@@ -151,6 +151,8 @@ class Cluster(Frozen):
     """Users whose compiled graphs are trusted, in addition to the job's user and root."""
     preflight: bool = True
     """Check all nodes before a job's workers start."""
+    usage_seconds: NotNegative[float] = 10.0
+    """How often each node looks what its devices, processors, memory and network do; 0: never."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every job on this cluster."""
     container: Container = field(default_factory=Container)

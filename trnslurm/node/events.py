@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any
 
+from trnslurm.node.hosts import brief
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
 from trnslurm.node.state import CAP, ERROR, RUN, AttemptState
 from trnslurm.node.triage.finding import find_cause
 from trnslurm.node.triage.mend import in_words, longer, way_back
+from trnslurm.node.usage.read import notices
 from trnslurm.rundir import changed_at, last_lines, read_json
 
 BESIDE_S = 60.0
@@ -54,6 +56,7 @@ class Messages:
         self._notify = read_notify(RUN)
         self._senders = senders
         self._stall = StallWatch(state.attempt)
+        self._noticed: set[tuple[str, float]] = set()
         self._ended = threading.Event()
 
     @_ignored("start")
@@ -64,7 +67,8 @@ class Messages:
             why = f"it ended without recording its state, as when {first or 'its node'} fails"
             self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
         self._tell("start", self._state.state)
-        if self._notify and "stall" in self._notify.events and self._state.phase == "train":
+        watched = {"stall", "notice"} & {*self._notify.events} if self._notify else {}
+        if watched and self._state.phase == "train":
             threading.Thread(target=self._watch, daemon=True).start()
 
     @_ignored("end")
@@ -91,11 +95,24 @@ class Messages:
                 say("notify: a message was not sent before the attempt ended")
 
     def _watch(self) -> None:
-        """Send a message about every stall, while the attempt runs."""
+        """Send a message about every stall, and what nodes notice, while the attempt runs."""
         while not self._ended.wait(self._stall.period_s):
             with _ignored("stall"):
                 if self._stall.seen(time.time()):
                     self._tell_stall(BESIDE_S)
+            with _ignored("notice"):
+                self._tell_notices()
+
+    def _tell_notices(self) -> None:
+        """Send one message about all that the nodes notice for the first time."""
+        new: dict[str, list[str]] = {}
+        for notice in notices(RUN, self._state.phase, self._state.attempt):
+            if (which := (notice.host, notice.since)) not in self._noticed:
+                self._noticed.add(which)
+                new.setdefault(notice.text, []).append(notice.host)
+        if new:
+            said = [f"{brief(hosts)}: {text}" for text, hosts in new.items()]
+            self._tell("notice", "RUNNING", "; ".join(said))
 
     def _tell_stall(self, limit_s: float) -> None:
         if not self._stall.told:

@@ -1,4 +1,4 @@
-"""How much memory of this node a job can still use."""
+"""How much memory of this node a job has, and can still use."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Memory(NamedTuple):
+    """GiB that a job can still use, of those that it may use."""
+
+    left: float
+    whole: float
+
+
+def memory() -> Memory:
+    """Return the memory that the node has, or the tightest of the cgroups of this process."""
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    left, whole = (
+        re.search(rf"^{n}: +(\d+) kB$", text, re.M) for n in ("MemAvailable", "MemTotal")
+    )
+    gib = [int(match[1]) / (1 << 20) if match else 0.0 for match in (left, whole)]
+    return min([Memory(*gib), *_of_cgroups()])
 
 
 def available_gib() -> float:
-    """Return the memory that the node has, and that the cgroups of this process allow."""
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
-    match = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
-    return min([int(match[1]) / (1 << 20) if match else 0, *_left_by_cgroups()])
+    """Return the memory that a job can still use."""
+    return memory().left
 
 
-def _left_by_cgroups() -> Iterator[float]:
-    """Yield how many GiB each cgroup around this process still allows, apart from cached files."""
+def _of_cgroups() -> Iterator[Memory]:
+    """Yield what each cgroup around this process allows; cached files do not count as used."""
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
@@ -32,4 +48,5 @@ def _left_by_cgroups() -> Iterator[float]:
                 rows = map(
                     str.split, (each / "memory.stat").read_text(encoding="ascii").splitlines()
                 )
-                yield (most - next(int(n) for name, n in rows if name == used)) / (1 << 30)
+                left = most - next(int(n) for name, n in rows if name == used)
+                yield Memory(left / (1 << 30), most / (1 << 30))

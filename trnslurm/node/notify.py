@@ -119,7 +119,7 @@ def _line(message: Message) -> str:
     """Return the message in one line."""
     phase, attempt, nodes = message["phase"], message["attempt"], message["nodes"]
     which = f" (attempt {attempt})" if attempt > 1 else ""
-    what = {"start": f"{phase} starts", "stall": "no progress"}.get(
+    what = {"start": f"{phase} starts", "stall": "no progress", "notice": "note"}.get(
         message["event"], message["state"] if phase == "train" else f"{phase} {message['state']}"
     )
     line = f"{message['run']}: {what}{which} on {nodes} node{'' if nodes == 1 else 's'}"

@@ -28,6 +28,9 @@ export GLOO_SOCKET_IFNAME
 # Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
 export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
 
+# Note what this node's devices, processors, memory and network do, until the work ends.
+("$TRNSLURM_PYTHON" -m trnslurm.node.usage --task=$$ --node="$SLURM_NODEID" --seconds=10 &)
+
 # Watch this node's processes for a hang, until they end.
 export TRNSLURM_NODE="$SLURM_NODEID"
 ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)

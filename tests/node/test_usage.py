@@ -1,0 +1,273 @@
+"""What a node notes about its use: real figures of this machine, stand-ins for devices' tools."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trnslurm.node.usage import __main__ as program
+from trnslurm.node.usage.devices import (
+    Device,
+    Devices,
+    Report,
+    Tool,
+    read_neuron_monitor,
+    read_nvidia_smi,
+    tools_for,
+)
+from trnslurm.node.usage.host import Host
+from trnslurm.node.usage.notice import Look, Notices
+from trnslurm.node.usage.read import newest_lines, notices
+from trnslurm.rundir import RunFiles
+
+from ..waiting import eventually
+
+RECORDED = Path(__file__).with_name("device_tools")
+CODE = Path(__file__).parents[2]
+GPUS = read_nvidia_smi((RECORDED / "nvidia-smi.csv").read_text().splitlines())
+
+
+def test_tools_of_the_vendors_are_read() -> None:
+    assert GPUS and GPUS.kind == "GPU"
+    assert GPUS.devices[0] == Device(0.98, 70012 / 1024, 655.21, 1755.0)
+    assert GPUS.devices[1].slowed_by == "heat"
+    assert GPUS.devices[3] == Device(None, 40.0, None, 1410.0)
+    assert GPUS.errors["GPU 1: uncorrected memory errors"] == 3
+    text = (RECORDED / "neuron-monitor.json").read_text()
+    cores = read_neuron_monitor(["not JSON", text, '{"cut": '])
+    assert cores and cores.devices == {
+        0: Device(use=0.935, memory_gib=10.0),
+        1: Device(use=0.88, memory_gib=10.0),
+    }
+    assert cores.errors == {
+        "executions with hardware errors": 1,
+        "executions with runtime errors": 0,
+        "Neuron device 0: uncorrected memory errors": 0,
+        "Neuron device 0: uncorrected SRAM errors": 2,
+    }
+
+
+@pytest.mark.parametrize("line", ["", "[]", "1, 2", "null", "Unable to determine the device"])
+def test_other_output_is_nothing(line: str) -> None:
+    assert read_nvidia_smi([line]) is None
+    found = read_neuron_monitor([line])
+    assert found is None or not found.devices
+
+
+@pytest.mark.parametrize("key", ["neuron_runtime_data", "system_data"])
+@pytest.mark.parametrize("value", [None, 3, [None], {"neuron_hw_counters": []}, [{"report": 1}]])
+def test_odd_reports_have_no_devices(key: str, value: object) -> None:
+    found = read_neuron_monitor([json.dumps({key: value})])
+    assert found == Report("NeuronCore", {}, {})
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Iterator[Callable[..., Devices]]:
+    made: list[Devices] = []
+
+    def make(*scripts: str) -> Devices:
+        tools = [Tool(["bash", "-c", script], read_nvidia_smi) for script in scripts]
+        made.append(Devices(tools or [Tool([str(tmp_path / "missing")], read_nvidia_smi)]))
+        return made[-1]
+
+    yield make
+    for devices in made:
+        devices.close()
+
+
+def test_a_report_comes_while_the_tool_runs(tool: Callable[..., Devices]) -> None:
+    devices = tool(f"cat {RECORDED / 'nvidia-smi.csv'}; exec sleep 600")
+    assert eventually(devices.report) == GPUS
+    assert devices.report() is None  # nothing new
+
+
+def test_the_next_tool_is_tried(tool: Callable[..., Devices]) -> None:
+    devices = tool("echo Field is not valid; exit 2", f"cat {RECORDED / 'nvidia-smi.csv'}")
+    assert eventually(devices.report) == GPUS
+
+
+def test_bad_tools_do_no_harm(tool: Callable[..., Devices]) -> None:
+    assert tool().report() is None
+    silent = tool("exec sleep 600")
+    assert silent.report() is None  # at once
+    assert silent.report() is None
+    chatty = tool("yes garbage")
+    for _ in range(3):
+        assert chatty.report() is None
+
+
+def test_nvidia_smi_asks_for_this_jobs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    first, *others = tools_for("cuda", 10.0)
+    assert "--id=2,3" in first.command and "--loop=10" in first.command
+    assert len(others) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "$(date)")
+    assert not any("--id" in word for word in tools_for("cuda", 10.0)[0].command)
+    assert tools_for("cpu", 10.0) == []
+
+
+def test_counters_of_the_kernel(tmp_path: Path) -> None:
+    own = min(os.sched_getaffinity(0))
+
+    def write(busy: int, received: int, words: int, downed: int) -> None:
+        files = {
+            "proc/stat": f"cpu{own} {busy} 0 0 100 0 0 0 0 0 0\ncpu999 5 5 5 5 5 5 5 5\n",
+            "proc/net/dev": "a\nb\n    lo: 9999 0 0 0 0 0 0 0 9999 0\n"
+            f"  eth0: {received} 0 0 0 0 0 0 0 {2 * received} 0 0\n",
+            "sys/class/infiniband/efa_0/ports/1/hw_counters/rx_bytes": f"{received}\n",
+            "sys/class/infiniband/efa_0/ports/1/hw_counters/tx_bytes": "0\n",
+            "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": f"{words}\n",
+            "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": "0\n",
+            "sys/class/infiniband/mlx5_0/ports/1/counters/link_downed": f"{downed}\n",
+        }
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+    write(0, 0, 0, 0)
+    host = Host(tmp_path, tmp_path)
+    write(300, 1_000_000, 250_000, 1)
+    found = host.look()
+    assert found["cpu"] == 1.0  # no tick was idle
+    assert found["net_out_mb_s"] == pytest.approx(2 * found["net_in_mb_s"])
+    assert found["fabric_in_mb_s"] == pytest.approx(2 * found["net_in_mb_s"])
+    assert 0 < found["memory_left_gib"] <= found["memory_gib"]
+    assert host.errors() == {"mlx5_0: the link went down": 1}
+
+
+def run_looks(
+    looks: Callable[[float], tuple[dict[str, float], Report | None]],
+    hours: float,
+    *,
+    devices: bool = True,
+) -> Notices:
+    """Let a node be looked at every ten seconds."""
+    found = Notices(devices=devices)
+    for second in range(0, int(3600 * hours), 10):
+        figures, report = looks(float(second))
+        found.look(Look(float(second), figures, report), dict(report.errors) if report else {})
+    return found
+
+
+def gpus(*shares: float, slowed_by: str = "") -> Report:
+    devices = {n: Device(share, 10.0, 300.0, 1100.0, slowed_by) for n, share in enumerate(shares)}
+    return Report("GPU", devices, {})
+
+
+def texts(found: Notices) -> list[str]:
+    return [notice.text for notice in found.all if notice.until is None]
+
+
+def test_idle_devices() -> None:
+    some = run_looks(lambda _: ({"cpu": 0.1}, gpus(0.9, 0.8, 0.0, 0.95)), 0.5)
+    assert texts(some) == ["GPU 2 did nothing for 10 min while others worked"]
+    none = run_looks(lambda _: ({"cpu": 0.43}, gpus(0.0, 0.0)), 0.5)
+    assert texts(none) == ["no GPU did anything for 10 min; the processors are 43% busy"]
+    begins = run_looks(lambda at: ({}, gpus(*[float(at > 550)] * 2)), 0.5)
+    assert not begins.all  # a model was loaded for nine minutes
+    works_again = run_looks(lambda at: ({}, gpus(0.9, float(at > 1200))), 0.5)
+    assert [notice.until is None for notice in works_again.all] == [False]
+    assert not run_looks(lambda _: ({}, gpus(0.0, 0.9)), 0.5, devices=False).all
+
+
+def test_starved_devices_and_slow_clocks() -> None:
+    starved = run_looks(lambda _: ({"cpu": 0.99}, gpus(0.3, 0.4)), 0.5)
+    assert [text.split(":")[0] for text in texts(starved)] == [
+        "the devices compute 35% of the time, and all processors are busy"
+    ]
+    hot = run_looks(lambda _: ({}, gpus(0.9, 0.9, slowed_by="heat")), 0.5)
+    assert texts(hot) == ["GPUs 0, 1: the clock is lowered by heat, to 1100 MHz"]
+
+
+def test_errors_that_rise() -> None:
+    name = "GPU 0: uncorrected memory errors"
+    found = run_looks(lambda at: ({}, Report("GPU", {}, {name: 7 + int(at > 60)})), 0.1)
+    assert texts(found) == [f"{name} (1 since the start)"]
+
+
+def test_memory_that_runs_out() -> None:
+    def leaks(at: float) -> tuple[dict[str, float], None]:
+        left = 400 - at / 3600 * 40 + random.uniform(-1, 1)
+        return {"memory_left_gib": left, "memory_gib": 480.0}, None
+
+    (text,) = texts(run_looks(leaks, 2))
+    assert text.startswith(("39.", "40.", "41.")) and "used up in an hour" in text
+
+    def short(_: float) -> tuple[dict[str, float], None]:
+        return {"memory_left_gib": 1.0, "memory_gib": 480.0, "shm_left_gib": 0.01}, None
+
+    assert texts(run_looks(short, 0.1)) == [
+        "1.0 of 480 GiB of memory are left",
+        "/dev/shm has 10 MiB left",
+    ]
+
+
+def test_healthy_nodes_have_no_notice() -> None:
+    """Eight hours: caches fill, epochs come and go, evaluations and saves pause the devices."""
+    random.seed(5)
+
+    def healthy(at: float) -> tuple[dict[str, float], Report]:
+        pause = at % 3600 < 200  # an evaluation on one device
+        shares = [0.0 if pause and n else random.uniform(0.7, 1.0) for n in range(8)]
+        filled = 60 * (1 - math.exp(-at / 600))
+        left = 400 - filled - 15 * (at % 5400) / 5400 + random.uniform(-2, 2)
+        figures = {"cpu": 0.3, "memory_left_gib": left, "memory_gib": 480.0, "write_ms": 40.0}
+        return figures | {"shm_left_gib": 100.0}, gpus(*shares)
+
+    assert not run_looks(healthy, 8).all
+
+
+def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
+    run, tools = RunFiles(tmp_path / "run"), tmp_path / "bin"
+    run.state.mkdir(parents=True)
+    tools.mkdir()
+    run.state_file("train", 1).write_text("{}")
+    (tools / "nvidia-smi").write_text(f"#!/bin/bash\ncat {RECORDED}/nvidia-smi.csv\nsleep 600\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    environ = os.environ | {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": str(CODE),
+        "TRNSLURM_PHASE": "train",
+        "TRNSLURM_ATTEMPT": "1",
+        "TRNSLURM_DEVICE": "cuda",
+    }
+    with subprocess.Popen(["sleep", "600"]) as task:
+        command = [sys.executable, "-m", "trnslurm.node.usage", f"--task={task.pid}"]
+        command += ["--node=1", "--seconds=0.1"]
+        with subprocess.Popen(command, cwd=run.path, env=environ) as usage:
+            children = Path(f"/proc/{usage.pid}/task/{usage.pid}/children")
+            tool = eventually(lambda: children.read_text().split())
+            # Two looks later its report has been read.
+            eventually(lambda: usage.poll() is not None or _waits(int(tool[0])))
+            subprocess.run(["sleep", "0.5"], check=True)
+            task.kill()
+            assert usage.wait(60) == 0
+    (line,) = newest_lines(run, "train", 1).values()
+    assert line["device_use"] == [0.98, 0.97, 0.0, None] and line["kind"] == "GPU"
+    assert line["errors"] == {"GPU 1: uncorrected memory errors": 3}
+    assert 0 <= line["cpu"] <= 1 and line["memory_left_gib"] > 0
+    assert not list(notices(run, "train", 1))
+    assert not Path(f"/proc/{tool[0]}").exists()
+
+
+def _waits(pid: int) -> bool:
+    """Check whether the stand-in has printed, and sleeps."""
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def test_a_long_file_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_MOST_BYTES", 1000)
+    file = tmp_path / "usage/node0.jsonl"
+    for number in range(500):
+        program.append(file, json.dumps({"number": number}))
+    numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
+    assert file.stat().st_size < 1100
+    assert numbers[0] < 50 and numbers[-1] == 499 and numbers == sorted(numbers)

@@ -1,0 +1,170 @@
+"""Notes what this node uses, every few seconds, until its task ends.
+
+    python -m trnslurm.node.usage --task=PID --node=N --seconds=10
+
+A line a minute goes to usage/nodeN.jsonl in the run directory, the means of its looks; what a
+person should know, to state/notices-….json. No error here ends anything but this program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trnslurm.node.guard import Watched
+from trnslurm.node.state import RUN
+from trnslurm.node.usage.devices import Device, Devices, Report, tools_for
+from trnslurm.node.usage.host import Figures, Host
+from trnslurm.node.usage.notice import Look, Notices
+from trnslurm.rundir import write_json
+
+LINE_S = 60.0
+_POLL_S = 0.2
+_MOST_BYTES = 1 << 20
+_DEVICE = "device_"
+
+
+def main() -> int:
+    """Look until the task ends."""
+    parser = argparse.ArgumentParser(prog="usage", allow_abbrev=False)
+    parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="between two looks")
+    options = parser.parse_args()
+    with suppress(OSError):
+        os.nice(10)
+    task = Watched(options.task)
+    devices = Devices(tools_for(os.environ.get("TRNSLURM_DEVICE", ""), options.seconds))
+    usage = Usage(options.node, devices)
+    try:
+        # A step that was started ahead has no attempt yet.
+        while not usage.begun():
+            if _ends_within(task, options.seconds):
+                return 0
+        while not _ends_within(task, options.seconds):
+            usage.look(time.time())
+        usage.write(time.time())
+    finally:
+        devices.close()
+    return 0
+
+
+def _ends_within(task: Watched, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    fds = [task.fd] if task.fd is not None else []
+    while not task.gone() and (left_s := end - time.monotonic()) > 0:
+        select.select(fds, [], [], left_s if fds else min(left_s, _POLL_S))
+    return task.gone()
+
+
+class Usage:
+    """The figures of one node in an attempt."""
+
+    def __init__(self, node: int, devices: Devices) -> None:
+        self._node, self._devices, self._host = node, devices, Host()
+        self._phase, self._attempt = (
+            os.environ["TRNSLURM_PHASE"],
+            int(os.environ["TRNSLURM_ATTEMPT"]),
+        )
+        self._notices = Notices(devices=self._phase == "train")
+        self._figures: list[Figures] = []
+        self._reports: list[Report] = []
+        self._errors: dict[str, int] = {}
+        self._written = 0.0
+        self._write_ms = 0.0
+
+    def begun(self) -> bool:
+        return RUN.state_file(self._phase, self._attempt).exists()
+
+    def look(self, now: float) -> None:
+        """Look once; write a line when a minute has passed, and what is to be noticed at once."""
+        figures, report = self._host.look(), self._devices.report()
+        figures["write_ms"] = self._write_ms
+        self._written = self._written or now
+        self._figures.append(figures)
+        if report:
+            self._reports.append(report)
+            self._errors |= report.errors
+        self._errors |= self._host.errors()
+        if self._notices.look(Look(now, figures, report), self._errors):
+            told = [{"text": n.text, "since": n.since, "until": n.until} for n in self._notices.all]
+            facts = {"host": _host_name(), "notices": told}
+            with suppress(OSError):
+                write_json(RUN.notices_file(self._phase, self._attempt, self._node), facts)
+        if now - self._written >= LINE_S:
+            self.write(now)
+
+    def write(self, now: float) -> None:
+        """Write a line with the means since the last one."""
+        line = {
+            "time": round(now, 1),
+            "phase": self._phase,
+            "attempt": self._attempt,
+            "host": _host_name(),
+            **_means(self._figures),
+            **_means_of_devices(self._reports),
+        }
+        if not self._figures:
+            return
+        if wrong := {name: number for name, number in self._errors.items() if number}:
+            line["errors"] = wrong
+        start = time.monotonic()
+        with suppress(OSError):
+            append(RUN.usage_file(self._node), json.dumps(line, separators=(",", ":")))
+        self._write_ms = 1000 * (time.monotonic() - start)
+        self._figures, self._reports, self._written = [], [], now
+
+
+def append(file: Path, line: str) -> None:
+    """Append a line to a file; of a file that is long, first drop every other line."""
+    file.parent.mkdir(exist_ok=True)
+    with suppress(FileNotFoundError):
+        if file.stat().st_size > _MOST_BYTES:
+            kept = file.read_text(encoding="utf-8").splitlines(keepends=True)[::-2][::-1]
+            shorter = file.with_name(f".{file.name}")
+            shorter.write_text("".join(kept), encoding="utf-8")
+            shorter.replace(file)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(f"{line}\n")
+
+
+def _means(looks: Sequence[Figures]) -> Figures:
+    names = dict.fromkeys(name for figures in looks for name in figures)
+    return {name: round(statistics.fmean(f[name] for f in looks if name in f), 3) for name in names}
+
+
+def _means_of_devices(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return the devices' numbers, and a list of means for each figure that their tool has."""
+    if not reports:
+        return {}
+    names = sorted({name for report in reports for name in report.devices})
+    found: dict[str, Any] = {"kind": reports[-1].kind, "devices": names}
+    for field in ("use", "memory_gib", "power_w", "mhz"):
+        means = [
+            _mean([getattr(r.devices.get(n, Device()), field) for r in reports]) for n in names
+        ]
+        if any(mean is not None for mean in means):
+            found[f"{_DEVICE}{field}"] = means
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.fmean(known), 3) if known else None
+
+
+def _host_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Reads what the nodes of a run have noted about their use; other users may have written it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from trnslurm.rundir import RunFiles, last_line, read_json
+
+
+class Notice(NamedTuple):
+    """What a person should know about a node."""
+
+    text: str
+    since: float
+    until: float | None = None
+    """None: it is still true."""
+    host: str = ""
+
+
+def notices(run: RunFiles, phase: str, attempt: int) -> Iterator[Notice]:
+    """Yield what is true now, by node."""
+    for file in run.notices_files(phase, attempt).values():
+        facts = read_json(file)
+        host, listed = facts.get("host"), facts.get("notices")
+        for notice in listed if isinstance(listed, list) else []:
+            text, since, until = (_at(notice, name) for name in ("text", "since", "until"))
+            if until is None and isinstance(text, str) and isinstance(since, int | float):
+                yield Notice(text, float(since), host=host if isinstance(host, str) else "a node")
+
+
+def _at(data: Any, name: str) -> Any:
+    return data.get(name) if isinstance(data, dict) else None
+
+
+def newest_lines(run: RunFiles, phase: str, attempt: int) -> dict[int, dict[str, Any]]:
+    """Return the newest line of each node that took part in an attempt."""
+    lines = {node: last_line(file) for node, file in run.usage_files().items()}
+    which = (phase, attempt)
+    return {n: li for n, li in lines.items() if (li.get("phase"), li.get("attempt")) == which}

@@ -1,0 +1,183 @@
+"""Reads what the nodes of a run use, as each has noted it; tells what holds up the others."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trnslurm.frozen import Frozen
+from trnslurm.node.hosts import brief
+from trnslurm.node.usage.read import Notice, newest_lines, notices
+from trnslurm.runs.foreign import cleaned, printable
+from trnslurm.runs.run import RunDir, is_number
+from trnslurm.runs.status import RunStatus
+
+# A node whose devices compute this much less than the others' has them wait.
+_LESS = 0.2
+_LEAST_NODES = 2
+_STALE_S = 180.0
+
+
+class NodeUsage(Frozen):
+    """What a node used in the last minute that it noted; None: unknown."""
+
+    node: int
+    host: str
+    at: float
+    """When the minute ended."""
+    kind: str
+    """What its devices are: GPU, NeuronCore, or empty."""
+    devices: float | None
+    """The share of time in which they computed, the mean of all."""
+    device_memory_gib: float | None
+    """The memory used, of the fullest."""
+    power_w: float | None
+    cpu: float | None
+    """The share of its processors' time that was used."""
+    memory_left_gib: float | None
+    memory_gib: float | None
+    net_in_mb_s: float | None
+    net_out_mb_s: float | None
+    fabric_in_mb_s: float | None
+    fabric_out_mb_s: float | None
+
+
+class Usage(Frozen):
+    """What the nodes of a run's newest attempt use, and what a person should know about them."""
+
+    nodes: tuple[NodeUsage, ...]
+    notices: tuple[Notice, ...]
+
+    @property
+    def now(self) -> bool:
+        """Whether the nodes still report."""
+        newest = max((node.at for node in self.nodes), default=0.0)
+        return time.time() - newest < _STALE_S
+
+    def told(self) -> list[str]:
+        """Return what a person should know, nodes with the same text together."""
+        hosts: dict[str, list[str]] = {}
+        for notice in self.notices:
+            hosts.setdefault(printable(notice.text), []).append(printable(notice.host))
+        told = [f"{brief(names)}: {text}" for text, names in hosts.items()]
+        return [*told, *self._holds_up()]
+
+    def _holds_up(self) -> list[str]:
+        """Tell of a node whose GPUs compute much less than those of the others.
+
+        A GPU that waits for others in a collective of NCCL counts as computing; one that waits for
+        its own host or its data does not.
+        """
+        known = [(n, n.devices) for n in self.nodes if n.kind == "GPU" and n.devices is not None]
+        if len(known) < _LEAST_NODES or not self.now:
+            return []
+        usual = statistics.median_high([share for _, share in known])
+        slow = [(n.host, share) for n, share in known if share < usual - _LESS]
+        return [
+            f"{host}: its GPUs compute {share:.0%} of the time, those of the others {usual:.0%}: "
+            "its data loader or its processors hold up the others"
+            for host, share in slow
+            if 2 * len(slow) < len(known) or len(known) == _LEAST_NODES
+        ]
+
+    def brief(self) -> str:
+        """Return the figures of all nodes in a line; empty without any."""
+        parts = []
+        for name, values in (
+            (f"{self.nodes[0].kind}s" if self.nodes else "", [n.devices for n in self.nodes]),
+            ("processors", [n.cpu for n in self.nodes]),
+        ):
+            if known := [value for value in values if value is not None]:
+                low, high = min(known), max(known)
+                span = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+                parts.append(f"{name} {span}")
+        left = [n.memory_left_gib for n in self.nodes if n.memory_left_gib is not None]
+        if left:
+            parts.append(f"memory left {min(left):.0f} GiB")
+        moved = [n.fabric_in_mb_s if n.fabric_in_mb_s else n.net_in_mb_s for n in self.nodes]
+        if sent := [value for value in moved if value is not None]:
+            parts.append(f"network {_rate(statistics.fmean(sent))} a node")
+        return ", ".join(parts)
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it for --json."""
+        return {"nodes": [asdict(n) for n in self.nodes], "notices": self.told()}
+
+
+def usage_of(run: RunDir, status: RunStatus) -> Usage:
+    """Return what the nodes of the newest attempt have noted."""
+    phase = next((p for p in reversed(status.phases) if p.attempt), None)
+    if phase is None:
+        return Usage(nodes=(), notices=())
+    which = phase.phase, phase.attempt
+    lines = {node: cleaned(line) for node, line in newest_lines(run, *which).items()}
+    return Usage(
+        nodes=tuple(_node(number, line) for number, line in lines.items()),
+        notices=() if status.final else tuple(notices(run, *which)),
+    )
+
+
+def _node(number: int, line: dict[str, Any]) -> NodeUsage:
+    def figure(name: str) -> float | None:
+        value: Any = line.get(name)
+        return float(value) if is_number(value) else None
+
+    def listed(name: str) -> list[float]:
+        values = line.get(name)
+        return [float(v) for v in values if is_number(v)] if isinstance(values, list) else []
+
+    shares, watts = listed("device_use"), listed("device_power_w")
+    return NodeUsage(
+        node=number,
+        host=printable(str(line.get("host", "?"))),
+        at=figure("time") or 0.0,
+        kind=printable(str(line.get("kind", ""))),
+        devices=statistics.fmean(shares) if shares else None,
+        device_memory_gib=max(listed("device_memory_gib"), default=None),
+        power_w=sum(watts) if watts else None,
+        **{
+            name: figure(name)
+            for name in (
+                *("cpu", "memory_left_gib", "memory_gib", "net_in_mb_s", "net_out_mb_s"),
+                *("fabric_in_mb_s", "fabric_out_mb_s"),
+            )
+        },
+    )
+
+
+def _rate(mb_s: float) -> str:
+    return f"{mb_s / 1000:.1f} GB/s" if mb_s >= 1000 else f"{mb_s:.1f} MB/s"
+
+
+def share(value: float | None) -> str:
+    """Return a share for a table."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def rows_of(nodes: Sequence[NodeUsage]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table of nodes, without columns that no node has."""
+    columns: dict[str, Callable[[NodeUsage], str]] = {
+        "node": lambda n: str(n.node),
+        "host": lambda n: n.host,
+        "devices": lambda n: share(n.devices),
+        "GiB used": lambda n: _plain(n.device_memory_gib, ".1f"),
+        "watts": lambda n: _plain(n.power_w, ".0f"),
+        "processors": lambda n: share(n.cpu),
+        "memory left": lambda n: _plain(n.memory_left_gib, ".0f"),
+        "of GiB": lambda n: _plain(n.memory_gib, ".0f"),
+        "net in": lambda n: _plain(n.net_in_mb_s, ".1f"),
+        "out MB/s": lambda n: _plain(n.net_out_mb_s, ".1f"),
+        "fabric in": lambda n: _plain(n.fabric_in_mb_s, ".0f"),
+        "fabric out": lambda n: _plain(n.fabric_out_mb_s, ".0f"),
+        "as of": lambda n: time.strftime("%H:%M", time.localtime(n.at)),
+    }
+    cells = {name: [cell(n) for n in nodes] for name, cell in columns.items()}
+    kept = [name for name, values in cells.items() if any(value != "-" for value in values)]
+    return kept, [[cells[name][row] for name in kept] for row in range(len(nodes))]
+
+
+def _plain(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
