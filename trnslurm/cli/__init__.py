@@ -34,6 +34,7 @@ _COMMANDS = {
     "top": ("top", "Show runs live: progress, loss, speed, time left, last lines."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print, draw or send the numbers of each step, or of a sweep's runs."),
+    "exporter": ("exporter", "Give the figures of active runs and of their nodes to Prometheus."),
     "report": ("report", "Write a page about a run, or a page that compares several runs."),
     "compare": ("report", "Compare runs: their states, and what differs in their configuration."),
     "triage": ("runs", "Show which rank failed first, why, and what to do."),

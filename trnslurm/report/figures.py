@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import itertools
 import math
 import re
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,6 +65,14 @@ _PART_KEYS = {
     UNDONE: "training that was lost and repeated",
     ENDING: "after the last step",
 }
+# Figures of the nodes' use: the key in their lines, the title, and the axis.
+_USE = (
+    ("device_use", "Use of the devices", "share of time in which they computed"),
+    ("cpu", "Use of the processors", "share of their time"),
+    ("memory_left_gib", "Memory left", "GiB"),
+    ("net_in_mb_s", "Network", "MB/s received"),
+    ("fabric_in_mb_s", "EFA or InfiniBand", "MB/s received"),
+)
 _MOST_POINTS = 2000
 _SIZE = (5.4, 2.7)
 _RESTART = (_INK, "¦ a restart")
@@ -124,6 +134,7 @@ def drawings(runs: Sequence[History]) -> list[Drawing]:
     found += [_curves(runs, name) for name in ("grad_norm", "lr", speed, *own_numbers(runs))]
     if len(runs) == 1:
         found += [_step_time(runs[0]), _timeline(runs[0])]
+        found += [_use(runs[0], *what) for what in _USE]
     return [each for each in found if each.keys]
 
 
@@ -267,6 +278,60 @@ def _timeline(run: History) -> Drawing:
     keys += [(_INK, "| a checkpoint")] if saves else []
     gaps = "between bars it had no nodes" if len(stays) > 1 else ""
     return Drawing("timeline", "Timeline of the nodes", gaps, draw, keys if stays else ())
+
+
+def _use(run: History, name: str, title: str, axis: str) -> Drawing:
+    """Return a figure of the nodes' use over time: a line for each, or a band of many."""
+    zero = run.stays[0].began if run.stays else 0.0
+    nodes = {n: points for n, lines in run.use.items() if (points := _points(lines, name, zero))}
+    several = 1 < len(nodes) <= len(SERIES)
+    ends = [points[-1][0] for points in nodes.values()]
+    keys = [(SERIES[0], "")]
+    if several:
+        keys = [(SERIES[n], f"node {node}") for n, node in enumerate(nodes)]
+    elif len(nodes) > 1:
+        keys = [(SERIES[0], f"median of {len(nodes)} nodes; the band has all")]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        factor, unit = _unit(max(ends))
+        if several or len(nodes) == 1:
+            for number, points in enumerate(nodes.values()):
+                shown = _thinned(points)
+                x, y = [at * factor for at, _ in shown], [value for _, value in shown]
+                axes.plot(x, y, color=SERIES[number], lw=1.2, marker="o" if len(x) == 1 else None)
+        else:
+            minutes = collections.defaultdict(list)
+            for at, value in itertools.chain.from_iterable(nodes.values()):
+                minutes[at // 60].append(value)
+            shown_minutes = sorted(minutes)
+            x = [60 * minute * factor for minute in shown_minutes]
+            low, middle, high = (
+                [choose(minutes[minute]) for minute in shown_minutes]
+                for choose in (min, statistics.median, max)
+            )
+            axes.fill_between(x, low, high, color=SERIES[0], alpha=0.25, lw=0)
+            axes.plot(x, middle, color=SERIES[0], lw=1.4)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(f"{unit} since the first start")
+        axes.set_ylabel(axis)
+        _tidy(axes)
+
+    drawn = keys if nodes and (len(nodes) > 1 or name != "net_in_mb_s") else ()
+    return Drawing(name.replace("_", "-"), title, "means of a minute", draw, drawn)
+
+
+def _points(
+    lines: Sequence[Mapping[str, Any]], name: str, zero: float
+) -> list[tuple[float, float]]:
+    """Return time and value of each line; of several devices, the mean."""
+    found = []
+    for line in lines:
+        value: Any = line.get(name)
+        values = [v for v in value if is_number(v)] if isinstance(value, list) else [value]
+        if values and all(map(is_number, values)):
+            found.append((max(0.0, line["time"] - zero), statistics.fmean(values)))
+    return found
 
 
 def svg(drawing: Drawing) -> str:

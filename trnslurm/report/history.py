@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import PREPARE, read_file, read_json, seconds_of
+from trnslurm.rundir import PREPARE, read_file, read_json, read_json_lines, seconds_of
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.phase import FINAL
@@ -40,6 +41,7 @@ _UNREADABLE = (
 Point = tuple[int, float, float, int]
 """Step, time and value of a metric, and the attempt that wrote it."""
 _MOST_RUNS = 100
+_MOST_NODES = 64
 
 
 class Stay(Frozen):
@@ -213,6 +215,16 @@ class History(Frozen, kw_only=False):
     def last(self) -> dict[str, float]:
         """The latest value of each metric."""
         return latest_values(self.steps)
+
+    @cached_property
+    def use(self) -> dict[int, list[dict[str, Any]]]:
+        """What its nodes noted about their use, by node; of a large run, what the first did."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for node, file in [*self.run.usage_files().items()][:_MOST_NODES]:
+            with suppress(OSError):
+                lines = [cleaned(line) for line in read_json_lines(file)]
+                found[node] = [line for line in lines if is_number(line.get("time"))]
+        return found
 
     def series(self, name: str) -> list[Point]:
         """Return all values of a metric."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.api.tables import figure
+from trnslurm.api.tables import figure, text_table
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
@@ -18,10 +18,12 @@ from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status
+from trnslurm.runs.usage import Usage, rows_of, usage_of
 
 HEADER = ("run", "state", "step", "loss", "left", "nodes", "speed", "reason")
 _RECENT = 20
 _POINTS = 400
+_MOST_NODES = 8
 _ALIVE = ("RUNNING", "PRECOMPILING")
 
 
@@ -72,6 +74,8 @@ def view_of(run: RunDir, *, lines: int) -> View:
     named = f": {brief(hosts.split(','))}" if hosts else ""
     preset = f" ({status.preset})" if status.preset else ""
     told = nodes_told(run, status.nodes, status.attempts)
+    usage = usage_of(run, status)
+    alive = not status.final and usage.now
     facts = [
         ("recipe", f"{status.recipe}{preset} on {status.cluster}"),
         ("nodes", f"{status.nodes}{named}"),
@@ -83,6 +87,9 @@ def view_of(run: RunDir, *, lines: int) -> View:
         ("held out", figure(held_out, ".4f") if held_out is not None else ""),
         ("speed", speed_of(last).replace("-", "")),
         ("left", time_left(status, statistics.median(recent) if recent else None).strip("-")),
+        ("use", usage.brief() if alive else ""),
+        *(("", line) for line in usage.told()),
+        *(("", line) for line in _lines_of(usage) if alive),
         ("next", status.next),
         ("note", status.note),
     ]
@@ -93,6 +100,13 @@ def view_of(run: RunDir, *, lines: int) -> View:
         facts=[(name, text) for name, text in facts if text],
         log=log_lines(run, lines),
     )
+
+
+def _lines_of(usage: Usage) -> list[str]:
+    """Return a line for each node, if the screen has room for them."""
+    nodes = usage.nodes if 1 < len(usage.nodes) <= _MOST_NODES else ()
+    header, rows = rows_of(nodes)
+    return text_table(header, rows, right=",".join({*header} - {"host"})) if rows else []
 
 
 @functools.lru_cache(maxsize=64)
