@@ -259,6 +259,10 @@ class RunFiles(Frozen, kw_only=False):
     def notices_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.notices_file(phase, attempt, "*").name))
 
+    def pace_file(self, phase: str, attempt: int) -> Path:
+        """Where the time of each worker's steps goes, and who is slower than the others."""
+        return self.state / f"pace-{phase}-{attempt}.json"
+
     @property
     def guard_file(self) -> Path:
         """Why the guard of a local run has ended its script."""

@@ -19,12 +19,14 @@ class Notice(NamedTuple):
 
 
 def notices(run: RunFiles, phase: str, attempt: int) -> Iterator[Notice]:
-    """Yield what is true now, by node."""
-    for file in run.notices_files(phase, attempt).values():
+    """Yield what is true now, by node, and what is true of the workers' pace."""
+    files = [*run.notices_files(phase, attempt).values(), run.pace_file(phase, attempt)]
+    for file in files:
         facts = read_json(file)
-        host, listed = facts.get("host"), facts.get("notices")
+        listed = facts.get("notices")
         for notice in listed if isinstance(listed, list) else []:
             text, since, until = (_at(notice, name) for name in ("text", "since", "until"))
+            host = _at(notice, "host") or facts.get("host")
             if until is None and isinstance(text, str) and isinstance(since, int | float):
                 yield Notice(text, float(since), host=host if isinstance(host, str) else "a node")
 

@@ -1,6 +1,8 @@
 """cpu with gloo and cuda with NCCL: eager PyTorch."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +12,43 @@ import torch.utils.checkpoint
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import MachineError
+
+
+class CudaTimer(Timer):
+    """Counts the time that the device, not its host, waits in collectives.
+
+    The host gives work to the device and goes on: by its clock, collectives would take no time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks: deque[tuple[Any, Any]] = deque()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Count the time of a block."""
+        if name != "collectives":
+            with super().__call__(name):
+                yield
+            return
+        event: Any = torch.cuda.Event  # not annotated
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        before, self.doing = self.doing, name
+        start.record()
+        try:
+            yield
+        finally:
+            end.record()
+            self.doing = before
+            self._marks.append((start, end))
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds by name; collectives that are not over count the next time."""
+        waited = 0.0
+        while self._marks and self._marks[0][1].query():
+            start, end = self._marks.popleft()
+            waited += start.elapsed_time(end) / 1000
+        return super().take() | {"collectives": waited}
 
 
 class TorchDevice(Device):
@@ -23,7 +62,7 @@ class TorchDevice(Device):
         # such groups hang at times (https://github.com/pytorch/pytorch/issues/153960, still open).
         dist.init_process_group("nccl" if name == "cuda" else "gloo")
         self.name = name
-        self.timer = Timer()
+        self.timer = CudaTimer() if name == "cuda" else Timer()
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.local_world = environment.local_world

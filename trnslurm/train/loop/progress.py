@@ -127,7 +127,7 @@ class StepReporter:
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
-        # The rest includes a device's work while its host continues: on neuron and cuda, all of it.
+        # The rest includes a device's work while its host continues: on neuron, all of it.
         spent = sum(sum(done.spent.values()) for done in steps) / len(steps)
         times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
         memory = {key: round(value) for key, value in self._device.memory().items()}

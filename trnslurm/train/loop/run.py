@@ -195,7 +195,7 @@ class TrainingRun:
             scores=scores,
         )
         overdue = self._reporter.note(done, flag=self._saves.overdue())
-        self._watchdog.step_done(step)
+        self._watchdog.step_done(step, done.spent)
         if self._stopping is not None:
             self.over = self._stopping.step_done(step)
             if not self.over:

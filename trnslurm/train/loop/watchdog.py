@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
+from trnslurm.train.loop.pace import LOOK_S, Pace, Spent, Worker
 from trnslurm.train.loop.stopping import leave
 
 # Graphs are compiled in the first steps; a few more tell how long one takes.
@@ -51,6 +53,8 @@ class Sign:
     doing: str
     node: int
     host: str
+    spent: tuple[float, ...] = ()
+    """Where the time of its steps went; pace.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,7 @@ class Watchdog:
         self._steps = 0
         self._step_since = time.monotonic()
         self._closed = threading.Event()
+        self._spent = Spent()
         # Only the thread uses the rest.
         self._turn = 0
         self._beats = -1
@@ -113,18 +118,21 @@ class Watchdog:
         self._dumps = 0
         self._dumped = -math.inf
         self._suspected: tuple[float, list[Sign]] | None = None
+        self._pace = Pace(environment) if factor and environment.rank == 0 else None
+        self._paced = time.monotonic()
 
     def start(self) -> None:
         """Begin to watch."""
         if self._store:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def step_done(self, step: int) -> None:
-        """Learn how long a step takes."""
+    def step_done(self, step: int, spent: Mapping[str, float]) -> None:
+        """Learn how long a step takes, and where its time goes."""
         now = time.monotonic()
         self._steps += 1
         if self._steps > STEPS_THAT_COMPILE:
             self._durations.append(now - self._step_since)
+            self._spent = self._spent.with_step(spent, now - self._step_since)
         self._step_since = now
         self._step = step + 1
 
@@ -147,6 +155,7 @@ class Watchdog:
             if dumps > self._dumps:
                 self._dumps = dumps
                 self._dump(now)
+        self._compare_pace(now)
         limit_s = self._limit_s()
         if limit_s is None or now - self._since <= limit_s or self._closed.is_set():
             return
@@ -178,10 +187,21 @@ class Watchdog:
             doing=self._device.timer.doing,
             node=self._environment.node,
             host=self._host,
+            spent=self._spent,
         )
         assert self._store is not None
         self._store.set(str(self._environment.rank), json.dumps(asdict(sign)))
         return int(self._store.add("dumps", 0))
+
+    def _compare_pace(self, now: float) -> None:
+        """Compare the workers' steps, on worker 0, now and then."""
+        if self._pace is None or now - self._paced < LOOK_S:
+            return
+        self._paced = now
+        signs = self._ask(self._signs, patience_s=self._patience_s)
+        if signs and all(sign.spent for sign in signs):
+            workers = [Worker(s.node, s.host, Spent(int(s.spent[0]), *s.spent[1:])) for s in signs]
+            self._pace.look(self._step, workers)
 
     def _signs(self) -> list[Sign]:
         assert self._store is not None
