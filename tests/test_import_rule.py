@@ -93,6 +93,7 @@ PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PAC
 FLOORS = [
     "frozen",
     "rundir",
+    "tracing",
     "contract",
     "__init__",
     "errors",
@@ -116,7 +117,7 @@ FLOORS = [
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
     "node": {"frozen", "rundir"},  # programs on the nodes
-    "train": {"rundir", "declared"},  # the training runtime
+    "train": {"rundir", "tracing", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
 }

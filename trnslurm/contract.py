@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.rundir import RunFiles, write_json
+from trnslurm.tracing import Tracer
 
 # How often, about, the workers meet to agree on a stop.
 _LOOK_S = 1.0
@@ -76,11 +77,16 @@ class _Worker:
         self._calls, self._pause = 0, 1
         self._agreements = 0
         self._looked = time.monotonic()
+        self._tracer = Tracer(self._files, self._rank)
+        self._asks_to_stop = False
+        """Whether it asks after every step, and so tells when a step is done."""
         _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
         self._follow_term()
 
     def report(self, step: int, steps: int | None, numbers: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl."""
+        if not self._asks_to_stop:
+            self._tracer.step_done()
         if self._rank:
             return
         line: dict[str, Any] = {"attempt": self._attempt, "step": step}
@@ -104,6 +110,8 @@ class _Worker:
 
     def should_stop(self) -> bool:
         """Agree with the other workers, at every call or, where steps are short, now and then."""
+        self._asks_to_stop = True
+        self._tracer.step_done()
         self._calls += 1
         if not self._stops and self._calls >= self._pause:
             self._stops = self._agree()

@@ -264,6 +264,15 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / f"pace-{phase}-{attempt}.json"
 
     @property
+    def profile_request(self) -> Path:
+        """Asks workers of a training to record their next steps."""
+        return self.state / "profile.json"
+
+    def profile_file(self, which: str, rank: int, kind: str) -> Path:
+        """What a worker recorded for a request: its trace, or the summary."""
+        return self.path / "profile" / which / f"worker{rank}.{kind}"
+
+    @property
     def guard_file(self) -> Path:
         """Why the guard of a local run has ended its script."""
         return self.state / "guard.json"

@@ -62,6 +62,7 @@ SURFACE = {
     "cancel": "RUN --now --path --json",
     "exec": "RUN --node COMMAND --path",
     "usage": "RUN --path --json",
+    "profile": "RUN --steps --workers --path --json",
     "stacks": "RUN --full --path --json",
     "doctor": "RUN -c/--cluster -n/--nodes --timeout --run --report --path --json",
     "export": (
@@ -102,6 +103,8 @@ DEFAULTS = {
     ("metrics", "lines"): 20,
     ("exec", "node"): 0,
     ("watch", "every"): "30s",
+    ("profile", "steps"): 3,
+    ("profile", "workers"): "0",
     ("exporter", "every"): 30.0,
     ("exporter", "host"): "127.0.0.1",
     ("top", "every"): 5.0,

@@ -137,5 +137,8 @@ def test_the_names_are_there_without_the_launcher() -> None:
         "print(sorted(m for m in sys.modules if m.startswith('trnslurm')))"
     )
     done = run_process([sys.executable, "-c", code])
-    needed = ["trnslurm", "trnslurm.contract", "trnslurm.frozen", "trnslurm.rundir"]
+    needed = [
+        *("trnslurm", "trnslurm.contract", "trnslurm.frozen", "trnslurm.rundir"),
+        "trnslurm.tracing",
+    ]
     assert done.ok.strip() == str(needed)

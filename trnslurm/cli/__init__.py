@@ -43,6 +43,10 @@ _COMMANDS = {
     "watch": ("resume", "Print each change of a run's state until it ends."),
     "exec": ("runs", "Run a command, or a shell, on a node of a running job."),
     "usage": ("usage", "Show what each node of a run uses: devices, processors, memory."),
+    "profile": (
+        "profile",
+        "Record the next steps of a running training, and say where their time goes.",
+    ),
     "stacks": ("stacks", "Show what each worker of a running job does now."),
     "doctor": ("doctor", "Show why a run is not running, or check a cluster's nodes."),
     "note": ("rm", "Write a note about a run, or print it."),

@@ -28,7 +28,7 @@ from trnslurm.rundir import (
 _PACKAGE = Path(__file__).resolve().parent.parent
 # The parts of this package that a training job copies, and the modules that every job copies.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
-_SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py")
+_SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py", "tracing.py")
 _PROGRAMS = (b"#!", b"\x7fELF")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20

@@ -17,7 +17,10 @@ _ROOT = "code/"
 # Our version, file names, checks of values: modules that do not shape graphs.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
-    for name in ("__init__", "contract", "declared", "errors", "frozen", "rundir", "train/models")
+    for name in (
+        *("__init__", "contract", "declared", "errors", "frozen", "rundir", "tracing"),
+        "train/models",
+    )
 }
 
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.profiler
 from torch import Tensor
+
+from trnslurm.tracing import SPAN
 
 
 class Timer:
@@ -20,6 +23,8 @@ class Timer:
         self._spent: dict[str, float] = {}
         self.doing = ""
         """The innermost block that this worker is in."""
+        self.traces = False
+        """Whether blocks are spans of a trace."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -27,10 +32,16 @@ class Timer:
         start = time.monotonic()
         before, self.doing = self.doing, name
         try:
-            yield
+            with self._span(name):
+                yield
         finally:
             self.doing = before
             self._spent[name] = self._spent.get(name, 0.0) + time.monotonic() - start
+
+    def _span(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        if not self.traces:
+            return contextlib.nullcontext()
+        return torch.profiler.record_function(f"{SPAN}{name}")
 
     def take(self) -> dict[str, float]:
         """Return the seconds by name, and start over."""

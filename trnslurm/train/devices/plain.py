@@ -36,7 +36,8 @@ class CudaTimer(Timer):
         before, self.doing = self.doing, name
         start.record()
         try:
-            yield
+            with self._span(name):
+                yield
         finally:
             end.record()
             self.doing = before

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from trnslurm.tracing import Tracer
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy
 from trnslurm.train.checkpoint.state import TrainingState
@@ -127,6 +128,7 @@ class TrainingRun:
     def _watch(self, steps: range) -> None:
         """Begin to watch for requests to stop and for stalls; a precompile has neither."""
         watches = self.trains and len(steps) > 0
+        self._tracer = Tracer(self.environment.files, self.environment.rank)
         self._watchdog = Watchdog(
             self.device,
             self.environment,
@@ -196,6 +198,8 @@ class TrainingRun:
         )
         overdue = self._reporter.note(done, flag=self._saves.overdue())
         self._watchdog.step_done(step, done.spent)
+        self._tracer.step_done()
+        self.device.timer.traces = self._tracer.records
         if self._stopping is not None:
             self.over = self._stopping.step_done(step)
             if not self.over:

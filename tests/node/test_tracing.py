@@ -1,0 +1,121 @@
+"""A worker records its steps when asked; where their time goes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trnslurm import tracing
+from trnslurm.rundir import RunFiles, read_json, write_json
+from trnslurm.tracing import IDLE, OTHER, Tracer, kind_of, shares
+
+from ..waiting import eventually
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("trnslurm: collectives", "collectives"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "collectives"),
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data"),
+        ("trnslurm: checkpoint", "evaluation and saving"),
+        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>", "attention"),
+        ("aten::scaled_dot_product_attention", "attention"),
+        ("aten::addmm", "matrix products"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "matrix products"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("aten::gelu", OTHER),
+        ("aten::commutes", OTHER),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_the_outer_span_of_a_purpose_counts() -> None:
+    spans = [
+        (0.0, 4.0, "matrix products"),
+        (1.0, 2.0, "copies"),  # inside
+        (5.0, 6.0, "data"),
+        (5.5, 6.0, OTHER),
+        (6.0, 8.0, tracing._BESIDE),
+        (6.5, 7.0, OTHER),  # hides the collective
+    ]
+    assert shares(spans, 10.0) == {
+        "matrix products": 0.4,
+        "collectives": 0.15,
+        "data": 0.1,
+        OTHER: 0.05,
+        IDLE: 0.3,
+    }
+    assert shares([], 0.0) == {IDLE: 0.0}
+
+
+def ask(files: RunFiles, **changes: Any) -> None:
+    write_json(files.profile_request, {"id": "a-1", "steps": 2, "workers": [0, 3]} | changes)
+
+
+def worker(tmp_path: Path, rank: int = 3) -> tuple[RunFiles, Tracer]:
+    files = RunFiles(tmp_path)
+    files.state.mkdir(exist_ok=True)
+    return files, Tracer(files, rank)
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_LOOK_S", 0.0)
+
+
+def test_a_worker_records(tmp_path: Path) -> None:
+    files, tracer = worker(tmp_path)
+    tracer.step_done()
+    assert not tracer.records
+    ask(files)
+    tracer.step_done()
+    layer, batch = torch.nn.Linear(256, 256), torch.randn(512, 256)
+    for _ in range(2):
+        assert tracer.records
+        layer(batch).sum().backward()
+        time.sleep(0.01)
+        tracer.step_done()
+    assert not tracer.records
+    file = files.profile_file("a-1", 3, "summary.json")
+    facts = eventually(lambda: read_json(file))
+    assert facts["steps"] == 2 and facts["rank"] == 3
+    assert facts["shares"]["matrix products"] > 0 and facts["shares"][IDLE] > 0
+    assert sum(facts["shares"].values()) == pytest.approx(1.0, abs=0.01)
+    with gzip.open(file.with_name(facts["trace"]), "rt") as trace:
+        assert "aten::addmm" in {e.get("name") for e in json.load(trace)["traceEvents"]}
+    tracer.step_done()
+    assert not tracer.records  # once for each request
+    assert not Tracer(files, 3).records
+
+
+@pytest.mark.parametrize(
+    "request_", [{"workers": [1]}, {"workers": 3}, {"steps": 0}, {"id": "../x"}, {"id": None}]
+)
+def test_other_requests_are_ignored(tmp_path: Path, request_: dict[str, Any]) -> None:
+    files, tracer = worker(tmp_path)
+    ask(files, **request_)
+    tracer.step_done()
+    assert not tracer.records
+
+
+def test_a_second_profiler_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("Kineto is already in use")
+
+    monkeypatch.setattr(torch.profiler, "profile", refuse)
+    files, tracer = worker(tmp_path)
+    ask(files)
+    tracer.step_done()
+    facts = read_json(files.profile_file("a-1", 3, "summary.json"))
+    assert not tracer.records and "already in use" in facts["problem"]

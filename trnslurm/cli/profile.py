@@ -1,0 +1,71 @@
+"""profile: where the time of a running training's steps goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from trnslurm.api.tables import count
+from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.cli.output import Terminal, echo_json
+from trnslurm.errors import RunError
+from trnslurm.runs.profile import ask, recorded
+from trnslurm.runs.run import RunDir
+from trnslurm.tracing import MOST_STEPS
+
+_LEAST_SHARE = 0.005
+
+
+def _ranks(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise click.BadParameter("numbers of workers, separated by commas: 0,8")
+    return tuple(sorted({int(word) for word in words}))
+
+
+@click.command("profile")
+@run_argument
+@click.option(
+    "--steps",
+    type=click.IntRange(1, MOST_STEPS),
+    default=3,
+    metavar="N",
+    help="How many steps to record.",
+)
+@click.option(
+    "--workers", default="0", metavar="RANKS", callback=_ranks, help="Which workers: 0,8."
+)
+@path_option
+@json_option
+def profile_command(run: RunDir, steps: int, workers: tuple[int, ...], console: Terminal) -> None:
+    """Record the next steps of a running training, and say where their time goes.
+
+    The workers go on meanwhile. The traces, in profile/ of the run directory, are for
+    https://ui.perfetto.dev or chrome://tracing.
+
+    \b
+    Example:
+      trnslurm profile last
+      trnslurm profile last --steps 10 --workers 0,8
+    """
+    name = ask(run, steps=steps, workers=workers)
+    console.say(f"Asked {count(len(workers), 'worker')} for the next {count(steps, 'step')}")
+    found = []
+    for each in recorded(run, name, workers):
+        found.append(each)
+        if console.as_json:
+            continue
+        who = f"worker {each.rank} on {each.host}"
+        if each.problem:
+            click.echo(f"{who}: {each.problem}")
+            continue
+        shares = [f"{kind} {v:.0%}" for kind, v in each.shares.items() if v >= _LEAST_SHARE]
+        click.echo(f"{who}, {count(each.steps, 'step')} in {each.seconds:.2f} s:")
+        click.echo(f"  {', '.join(shares)}")
+        if each.trace:
+            click.echo(f"  trace: {each.trace}")
+    if console.as_json:
+        echo_json([asdict(each) | {"trace": each.trace and str(each.trace)} for each in found])
+    if all(each.problem for each in found):
+        raise RunError(f"{run.name}: no worker recorded its steps")

@@ -1,0 +1,82 @@
+"""Asks workers of a running training to record their next steps, and reads what they say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trnslurm.errors import RunError
+from trnslurm.frozen import Frozen
+from trnslurm.rundir import read_json, write_json
+from trnslurm.runs.foreign import cleaned, printable, refuse_foreign
+from trnslurm.runs.run import RunDir, is_number
+from trnslurm.runs.status import run_status
+
+_POLL_S = 1.0
+_LOOK_S = 15.0
+
+
+class Recorded(Frozen):
+    """The steps that a worker has recorded."""
+
+    rank: int
+    host: str
+    problem: str
+    """Why there is no trace; empty if there is one."""
+    steps: int
+    seconds: float
+    shares: dict[str, float]
+    """The share of the time that each kind of work took, the largest first."""
+    trace: Path | None
+
+
+def ask(run: RunDir, *, steps: int, workers: Sequence[int]) -> str:
+    """Ask for a recording; return its name."""
+    refuse_foreign(run.path, "ask the workers of")
+    status = run_status(run)
+    if status.state != "RUNNING" or status.phases[-1].phase != "train":
+        raise RunError(f"{run.name} is {status.state}: profile needs a training that runs")
+    number = read_json(run.plan_file).get("workers")
+    if isinstance(number, int) and max(workers) >= number:
+        raise RunError(f"{run.name} has workers 0 to {number - 1}, but no worker {max(workers)}")
+    name = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    request = {"id": name, "steps": steps, "workers": list(workers)}
+    write_json(run.profile_request, request)
+    return name
+
+
+def recorded(run: RunDir, name: str, workers: Sequence[int]) -> Iterator[Recorded]:
+    """Yield what each worker has recorded, as soon as it has; end early if the training does."""
+    left = list(workers)
+    look_at = time.monotonic() + _LOOK_S
+    while left:
+        for rank in list(left):
+            if facts := read_json(run.profile_file(name, rank, "summary.json")):
+                left.remove(rank)
+                yield _recorded(run, name, rank, cleaned(facts))
+        if left and time.monotonic() > look_at:
+            look_at = time.monotonic() + _LOOK_S
+            if (status := run_status(run)).final:
+                raise RunError(f"{run.name} is {status.state}: its workers recorded nothing more")
+        if left:
+            time.sleep(_POLL_S)
+
+
+def _recorded(run: RunDir, name: str, rank: int, facts: dict[str, Any]) -> Recorded:
+    shares, steps, seconds = (facts.get(key) for key in ("shares", "steps", "seconds"))
+    trace = run.profile_file(name, rank, "json.gz")
+    return Recorded(
+        rank=rank,
+        host=printable(str(facts.get("host", "?"))),
+        problem=printable(str(facts.get("problem", ""))),
+        steps=steps if isinstance(steps, int) else 0,
+        seconds=float(seconds) if is_number(seconds) and seconds else 0.0,
+        shares={
+            printable(kind): float(share)
+            for kind, share in (shares.items() if isinstance(shares, dict) else ())
+            if is_number(share)
+        },
+        trace=trace if trace.exists() else None,
+    )

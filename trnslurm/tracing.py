@@ -1,0 +1,174 @@
+"""Records a few steps of a worker when a person asks for it, and says where their time went.
+
+`trnslurm profile RUN` writes a request into the run directory. Each worker looks for it after a
+step, now and then; one that is asked records the next steps with torch.profiler, and writes a trace
+for Perfetto and a summary. Our jobs and the contract call Tracer.step_done. Standard library only:
+the worker's own PyTorch does the work, if the worker has imported it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from trnslurm.rundir import RunFiles, read_json, write_json
+
+# 1,000 workers then list a directory 100 times a second.
+_LOOK_S = 10.0
+MOST_STEPS = 100
+SPAN = "trnslurm: "
+"""The beginning of the names of our own spans."""
+OTHER, IDLE = "other computing", "Python, or waiting"
+COLLECTIVES = "collectives"
+_BESIDE = "collectives that nothing else hides"
+# Where one is inside another, the first of this list counts.
+_KINDS = {
+    COLLECTIVES: rf"{SPAN}collectives|nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter",
+    "data": rf"{SPAN}data|DataLoader",
+    "evaluation and saving": rf"{SPAN}(eval|checkpoint)",
+    "attention": r"attention|flash|fmha",
+    "matrix products": r"aten::((addm|m|bm|baddbm)m|linear|matmul|conv|mkldnn)|gemm|cutlass|nvjet",
+    "optimizer": r"Optimizer|adam|_foreach_|lamb",
+    "copies": r"memcpy|memset|aten::(_to_)?copy",
+    OTHER: "",
+}
+
+
+class Tracer:
+    """One worker's part: it looks for requests, and records."""
+
+    def __init__(self, files: RunFiles, rank: int) -> None:
+        self._files, self._rank = files, rank
+        self._next_look = time.monotonic() + _LOOK_S
+        self._done = read_json(files.profile_request).get("id")  # of an earlier attempt
+        self._recording: Any = None
+        self._request: dict[str, Any] = {}
+        self._left = 0
+        self._began = 0.0
+
+    @property
+    def records(self) -> bool:
+        """Whether the coming step is recorded."""
+        return self._recording is not None
+
+    def step_done(self) -> None:
+        """Begin or end a recording, if it is time; call it after every step."""
+        if self.records:
+            self._left -= 1
+            if self._left <= 0:
+                self._end()
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_S
+            self._look()
+
+    def _look(self) -> None:
+        file = self._files.profile_request
+        with suppress(OSError):
+            # The directory is listed: NFS may answer from memory for a single file.
+            if file.name not in os.listdir(file.parent):  # noqa: PTH208
+                return
+        request = read_json(file)
+        which, steps, workers = (request.get(name) for name in ("id", "steps", "workers"))
+        if which == self._done or not isinstance(which, str) or not re.fullmatch(r"[\w-]+", which):
+            return
+        self._done = which
+        asked = isinstance(workers, list) and self._rank in workers
+        if asked and isinstance(steps, int) and 0 < steps <= MOST_STEPS:
+            self._request, self._left = request, steps
+            self._begin()
+
+    def _begin(self) -> None:
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            self._write({"problem": "the worker has not imported PyTorch"})
+            return
+        try:
+            profiler: Any = importlib.import_module("torch.profiler")  # the worker's own
+            kinds = profiler.ProfilerActivity
+            which = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_available() else [])]
+            recording = profiler.profile(activities=which)
+            recording.start()
+        except Exception as error:  # another profiler may be active
+            self._write({"problem": f"torch.profiler: {error}"})
+            return
+        self._recording, self._began = recording, time.monotonic()
+
+    def _end(self) -> None:
+        recording, self._recording = self._recording, None
+        seconds = time.monotonic() - self._began
+        request = self._request
+        try:
+            recording.stop()
+        except Exception as error:
+            self._write({"problem": f"torch.profiler: {error}"})
+            return
+
+        def write() -> None:
+            try:
+                trace = self._files.profile_file(request["id"], self._rank, "json.gz")
+                trace.parent.mkdir(parents=True, exist_ok=True)
+                recording.export_chrome_trace(str(trace))
+                facts = {"steps": request["steps"], "seconds": round(seconds, 6)}
+                told = shares(spans_of(recording.events()), seconds)
+                self._write(facts | {"shares": told, "trace": trace.name})
+            except Exception as error:
+                self._write({"problem": f"{type(error).__name__}: {error}"})
+
+        # Training goes on meanwhile.
+        threading.Thread(target=write, name="trace", daemon=True).start()
+
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        file = self._files.profile_file(self._request["id"], self._rank, "summary.json")
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"rank": self._rank, "host": os.uname().nodename, **facts})
+
+
+Span = tuple[float, float, str]
+"""Beginning and end in seconds, and the kind."""
+
+
+def spans_of(events: Iterable[Any]) -> list[Span]:
+    """Return what a device did, or else what the thread did that did most."""
+    on_device: list[Span] = []
+    threads: dict[int, list[Span]] = {}
+    for event in events:
+        span = (event.time_range.start / 1e6, event.time_range.end / 1e6, kind_of(event.name))
+        if "CUDA" in str(event.device_type):
+            # Computing beside a collective hides it.
+            on_device.append((*span[:2], span[2] if span[2] != COLLECTIVES else _BESIDE))
+        else:
+            threads.setdefault(event.thread, []).append(span)
+    most = max(threads.values(), key=lambda spans: sum(e - s for s, e, _ in spans), default=[])
+    return on_device or most
+
+
+def kind_of(name: str) -> str:
+    """Return what an operation or a kernel is for."""
+    return next(kind for kind, words in _KINDS.items() if re.search(words, name, re.IGNORECASE))
+
+
+def shares(spans: Sequence[Span], seconds: float) -> dict[str, float]:
+    """Return the share of the time that each kind took, the largest first, and the rest."""
+    order = [*_KINDS, _BESIDE]
+    marks = [(start, 1, kind) for start, _, kind in spans] + [(e, -1, kind) for _, e, kind in spans]
+    under_way = dict.fromkeys(order, 0)
+    took = dict.fromkeys(order, 0.0)
+    before = 0.0
+    for at, change, kind in sorted(marks):
+        if now := next((name for name in order if under_way[name]), None):
+            took[now] += at - before
+        under_way[kind] += change
+        before = at
+    took[COLLECTIVES] += took.pop(_BESIDE)
+    rest = max(0.0, seconds - sum(took.values()))
+    known = sorted(took.items(), key=lambda pair: -pair[1])
+    told = [(kind, time_s) for kind, time_s in known if time_s > 0] + [(IDLE, rest)]
+    return {kind: round(time_s / (seconds or 1.0), 4) for kind, time_s in told}
