@@ -34,7 +34,7 @@ def usage_command(run: RunDir, console: Terminal) -> None:
         return
     if not found.nodes:
         raise RunError(
-            f"no node of {run.name} has noted its use: they do a minute after an attempt begins, "
+            f"no node of {run.name} has noted its use: they do when an attempt begins, "
             "unless usage_seconds of the profile is 0"
         )
     header, rows = rows_of(found.nodes)

@@ -2,8 +2,8 @@
 
     python -m trnslurm.node.usage --task=PID --node=N --seconds=10
 
-A line a minute goes to usage/nodeN.jsonl in the run directory, the means of its looks; what a
-person should know, to state/notices-….json. No error here ends anything but this program.
+The first look, and every minute the means of its looks, are a line of usage/nodeN.jsonl in the run
+directory; what a person should know is in state/notices-….json. No error here ends anything else.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class Usage:
         """Look once; write a line when a minute has passed, and what is to be noticed at once."""
         figures, report = self._host.look(), self._devices.report()
         figures["write_ms"] = self._write_ms
-        self._written = self._written or now
         self._figures.append(figures)
         if report:
             self._reports.append(report)
