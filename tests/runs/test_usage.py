@@ -68,7 +68,7 @@ def test_usage_of_every_node(run: RunDir, cli) -> None:
     note(run, 1, device_use=[0.5, None])
     notice(run, 0, "/dev/shm has 10 MiB left")
     said = cli("usage", "last").out.splitlines()
-    assert said[0].split()[:4] == ["node", "host", "devices", "GiB"]
+    assert said[0].split()[:4] == ["node", "host", "devices", "device"]
     assert said[1].split()[:4] == ["0", "c-1", "95%", "70.1"]
     assert said[3] == "c-1: /dev/shm has 10 MiB left"
     assert said[4].startswith("c-2: its GPUs compute 50% of the time, those of the others 95%")

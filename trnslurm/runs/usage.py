@@ -163,15 +163,12 @@ def rows_of(nodes: Sequence[NodeUsage]) -> tuple[list[str], list[list[str]]]:
         "node": lambda n: str(n.node),
         "host": lambda n: n.host,
         "devices": lambda n: share(n.devices),
-        "GiB used": lambda n: _plain(n.device_memory_gib, ".1f"),
+        "device GiB": lambda n: _plain(n.device_memory_gib, ".1f"),
         "watts": lambda n: _plain(n.power_w, ".0f"),
-        "processors": lambda n: share(n.cpu),
-        "memory left": lambda n: _plain(n.memory_left_gib, ".0f"),
-        "of GiB": lambda n: _plain(n.memory_gib, ".0f"),
-        "net in": lambda n: _plain(n.net_in_mb_s, ".1f"),
-        "out MB/s": lambda n: _plain(n.net_out_mb_s, ".1f"),
-        "fabric in": lambda n: _plain(n.fabric_in_mb_s, ".0f"),
-        "fabric out": lambda n: _plain(n.fabric_out_mb_s, ".0f"),
+        "CPUs": lambda n: share(n.cpu),
+        "GiB left": lambda n: _pair(n.memory_left_gib, n.memory_gib, ".0f"),
+        "net in/out MB/s": lambda n: _pair(n.net_in_mb_s, n.net_out_mb_s, ".0f"),
+        "fabric in/out": lambda n: _pair(n.fabric_in_mb_s, n.fabric_out_mb_s, ".0f"),
         "as of": lambda n: time.strftime("%H:%M", time.localtime(n.at)),
     }
     cells = {name: [cell(n) for n in nodes] for name, cell in columns.items()}
@@ -181,3 +178,7 @@ def rows_of(nodes: Sequence[NodeUsage]) -> tuple[list[str], list[list[str]]]:
 
 def _plain(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _pair(one: float | None, other: float | None, form: str) -> str:
+    return "-" if one is None else f"{_plain(one, form)}/{_plain(other, form)}"
