@@ -18,6 +18,7 @@ from matplotlib import image
 from trnslurm.report.figures import SERIES, drawings
 from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDONE, History
 from trnslurm.report.page import write_report
+from trnslurm.report.summary import used_by
 from trnslurm.rundir import seconds_of
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
@@ -310,3 +311,28 @@ def test_a_browser_shows_it_in_light_in_dark_and_on_a_phone(interrupted, tmp_pat
     ):  # fmt: skip
         # Of the bars of the timeline; on two nodes ten minutes were undone, and forty were not.
         assert has(pixels, training) > 2 * has(pixels, undone) > 200
+
+
+def test_what_all_runs_used(interrupted: History, cli) -> None:
+    (toy, every) = used_by([interrupted], ["recipe", "state"])
+    assert toy.what == (interrupted.record.recipe, "COMPLETED") and every.what == ("all", "")
+    assert toy.node_hours == pytest.approx(interrupted.node_hours())
+    assert toy.trained == pytest.approx(interrupted.node_hours(TRAINING))
+    assert toy.lost == pytest.approx(interrupted.lost_node_hours)
+    assert toy.goodput == pytest.approx(toy.trained / toy.node_hours)
+    twice = used_by([interrupted, interrupted], ["user"])[-1]
+    assert (twice.runs, twice.node_hours) == (2, pytest.approx(2 * toy.node_hours))
+
+
+def test_a_period_is_printed(interrupted: History, cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trnslurm.api.search.known_roots", lambda: [interrupted.run.path.parent])
+    said = cli("report", "--since", "2025-12-31", "--by", "user,recipe").out.splitlines()
+    assert said[0].split()[:4] == ["user", "recipe", "runs", "node-hours"]
+    assert said[-1].startswith("all") or said[-1].startswith("cost: without")
+    (row, every) = json.loads(cli("report", "--since", "2025-12-31", "--json").out)
+    assert row["recipe"] == interrupted.record.recipe and every["recipe"] == "all"
+    assert row["node_hours"] == pytest.approx(interrupted.node_hours())
+    assert "No run" in cli("report", "--since", "2026-11-01").err
+    assert "take user, recipe" in cli("report", "--since", "1d", "--by", "colour").error
+    assert "--since is for all runs" in cli("report", "last", "--since", "1d").error
+    assert "name a run" in cli("report").error

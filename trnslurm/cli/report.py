@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from trnslurm.api.search import run_roots
+from trnslurm.api.search import RunFilter, list_statuses, run_roots
+from trnslurm.api.tables import parse_time
 from trnslurm.cli.options import json_option, runs_argument, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.errors import RunError
 from trnslurm.report.history import History, histories_of
 from trnslurm.report.page import write_report
+from trnslurm.report.summary import BY, HEADER, cells, remark, used_by
 from trnslurm.report.tables import differing, tables_of_many
 from trnslurm.runs.foreign import printable
+from trnslurm.runs.run import RunDir
+
+
+def _keys(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    for word in words:
+        if word not in BY or words.count(word) > 1:
+            raise click.BadParameter(f"{printable(word)!r}: take {', '.join(BY)}, each once")
+    return words
 
 
 @click.command("report")
-@runs_argument()
+@runs_argument(required=False)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Print what all runs since TIME used, instead of a page: 30d, 2026-11-01.",
+)
+@click.option(
+    "--by",
+    default="recipe",
+    metavar="KEYS",
+    callback=_keys,
+    help=f"With --since: a row for each {', '.join(BY)}, or several: user,recipe.",
+)
 @click.option(
     "-o",
     "--output",
@@ -28,22 +52,69 @@ from trnslurm.runs.foreign import printable
 )
 @click.option("--png", is_flag=True, help="Also write each figure as a PNG next to the page.")
 @workspace_option
+@json_option
 def report_command(
-    runs: tuple[str, ...], output: Path | None, png: bool, workspace: Workspace
+    runs: tuple[str, ...],
+    since: str | None,
+    by: tuple[str, ...],
+    output: Path | None,
+    png: bool,
+    workspace: Workspace,
+    console: Terminal,
 ) -> None:
     """Write a page about a run, or a page that compares several runs.
 
     It is one HTML file that needs no network: curves, a timeline of attempts and what each cost,
     the batch plan and what ran, and the configuration. Several runs, or a sweep, are compared.
 
+    With --since it prints node-hours, goodput and cost of all runs since then: goodput is the share
+    of the node-hours that trained.
+
     \b
     Example:
       trnslurm report last
       trnslurm report last -o report.html --png
+      trnslurm report --since 30d --by user,recipe
       trnslurm report 20261121-183212-gpt2_zero1 20261122-090412-gpt2_zero1 -o compared.html
     """
+    if since is not None:
+        if runs or output or png:
+            raise click.UsageError("--since is for all runs: it takes no RUN, and writes no page")
+        _print_use(workspace, console, parse_time(since), by)
+        return
+    if console.as_json:
+        raise click.UsageError("--json is for --since")
+    if not runs:
+        raise click.UsageError("name a run, such as last; or a time: --since 30d")
     histories = histories_of(runs, run_roots(workspace))
     write_page(histories, runs, output, pictures=png)
+
+
+def _print_use(workspace: Workspace, console: Terminal, since: str, by: Sequence[str]) -> None:
+    statuses, broken = list_statuses(workspace, RunFilter(everything=True, since=since))
+    for error in broken:
+        console.warn(str(error))
+    found = [RunDir(Path(status.path)) for status in statuses]
+    histories = [
+        History(run, run.record(), status) for run, status in zip(found, statuses, strict=True)
+    ]
+    used = used_by(histories, by)
+    if console.as_json:
+        echo_json(
+            [
+                dict(zip(by, each.what, strict=True))
+                | {name: value for name, value in asdict(each).items() if name != "what"}
+                | {"goodput": each.goodput}
+                for each in used
+            ]
+        )
+        return
+    if not histories:
+        console.say("No run was submitted since then")
+        return
+    echo_table([*by, *HEADER], [cells(each) for each in used], right=",".join(HEADER))
+    if line := remark(used[-1]):
+        click.echo(line)
 
 
 def write_page(
