@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 all: help
 .PHONY: all help demo docs pictures test test-faults triage test-newest test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-all bench-launcher bench-checkpoint bench-data bench-restart bench-scale wheel clean
+  bench-all bench-launcher bench-checkpoint bench-data bench-restart bench-scale wheel release clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -162,6 +162,10 @@ bench-scale: sandbox .venv/.train  ## Measure a job on sandboxes of 2 to 128 nod
 
 wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
+
+release: .venv/.train  ## Make dist/: wheel, source, one-file launcher, checksums (DRAFT=1)
+	rm -rf dist
+	$(BIN)/python .ci/release.py $(if $(DRAFT),--draft) dist
 
 clean:  ## Remove what make built
 	rm -rf .venv .venv-datasets .venv-newest .venv-resiliency .venv-torchx .venv-pcluster dist site

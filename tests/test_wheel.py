@@ -21,11 +21,28 @@ def run(command: Sequence[str], **options: object) -> subprocess.CompletedProces
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    done = run([sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)])
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_release(tmp_path_factory.mktemp("dist"))
+
+
+def make_release(out: Path) -> Path:
+    """Make a release of the files that are here."""
+    done = run([sys.executable, str(ROOT / ".ci/release.py"), "--draft", str(out)])
     assert done.returncode == 0, done.stdout + done.stderr
-    return next(out.glob("*.whl"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(release: Path) -> Path:
+    return next(release.glob("*.whl"))
+
+
+def test_a_release_is_the_same_when_made_again(release: Path, tmp_path: Path) -> None:
+    again = make_release(tmp_path)
+    sums = (release / "SHA256SUMS").read_text()
+    assert sums == (again / "SHA256SUMS").read_text()
+    assert len(sums.splitlines()) == 5
+    assert "PyYAML" in (release / "licences.txt").read_text()
 
 
 def test_wheel_holds_templates_jobs_and_profiles(wheel: Path) -> None:
@@ -40,8 +57,8 @@ def test_wheel_holds_templates_jobs_and_profiles(wheel: Path) -> None:
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
 
 
-def test_installed_wheel_renders_and_plans_as_the_checkout_does(
-    wheel: Path, tmp_path: Path
+def test_every_form_renders_and_plans_as_the_checkout_does(
+    release: Path, wheel: Path, tmp_path: Path
 ) -> None:
     assert run([sys.executable, "-m", "venv", str(tmp_path / "venv")]).returncode == 0
     pip = run([str(tmp_path / "venv/bin/pip"), "install", "--quiet", str(wheel)])
@@ -51,12 +68,14 @@ def test_installed_wheel_renders_and_plans_as_the_checkout_does(
     render = ["render", "gpt2_zero1", "--nodes", "2", "--cluster", "trn1", "-o"]
     for program, target in (
         ([installed], "installed"),
+        ([sys.executable, "-I", str(release / "trnslurm.pyz")], "one-file"),
         ([sys.executable, "-m", "trnslurm"], "checkout"),
     ):
         done = run([*program, *render, target], cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
-    same = run(["diff", "-r", "installed", "checkout"], cwd=tmp_path)
-    assert same.returncode == 0, same.stdout
+    for form in ("installed", "one-file"):
+        same = run(["diff", "-r", form, "checkout"], cwd=tmp_path)
+        assert same.returncode == 0, same.stdout
     plan = run([installed, "plan", "gpt2_zero1", "--nodes", "2"], cwd=tmp_path, env=environment)
     assert plan.returncode == 0 and "524,288" in plan.stdout
     # The launcher comes without the training stack.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.rundir import write_json
 from trnslurm.runs.run import process_start
 from trnslurm.runs.status import run_status
 
@@ -39,6 +40,19 @@ def test_cancel_names_the_jobs_of_a_damaged_run(fake_slurm, make_run, cli) -> No
         "scheduler, nodes, phases, created, user, host): scancel 1001"
     )
     assert fake_slurm.calls("scancel") == []
+
+
+def test_a_newer_run_is_refused(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    record = json.loads(run.record_file.read_text())
+    assert record["format"] == 1
+    fake_slurm.queue(*PENDING)
+    write_json(run.record_file, {k: v for k, v in record.items() if k != "format"})
+    assert cli("status", run.name).code == 0  # it was made before there were formats
+    write_json(run.record_file, record | {"format": 2, "versions": {"trnslurm": "2.0.0"}})
+    for command in ("status", "cancel", "resume"):
+        said = cli(command, run.name).error
+        assert said.startswith(f"{run.name} is a run of trnslurm 2.0.0, which this one, ")
 
 
 GOLDEN = Path(__file__).parents[1] / "goldens/trn1-2-nodes/train.sbatch"

@@ -16,7 +16,7 @@ from trnslurm.errors import TrnslurmError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # The dependencies in pyproject.toml, and their dependencies.
-_NEEDED = (
+NEEDED = (
     "click",
     "PyYAML",
     "Jinja2",
@@ -92,7 +92,7 @@ def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def _needed() -> Iterator[tuple[str, bytes]]:
     """Yield the Python sources of the needed packages; all work without compiled parts."""
-    for package in _NEEDED:
+    for package in NEEDED:
         try:
             distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:

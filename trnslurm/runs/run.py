@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
+from trnslurm import __version__
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import (
@@ -42,6 +43,10 @@ _LINES_WITHOUT_LOSS = 50
 _FRESH_S = 60
 _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
+
+
+FORMAT = 1
+"""Of run directories; a version that older ones cannot read has a higher one."""
 
 
 class Record(Frozen):
@@ -92,6 +97,7 @@ class Record(Frozen):
     """Phase -> its attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
     """The run before each resume: nodes, jobs, state, reason, and the time of the resume."""
+    format: int = FORMAT
 
     @property
     def local(self) -> bool:
@@ -167,7 +173,9 @@ class RunDir(RunFiles, kw_only=False):
     def record(self) -> Record:
         """Read run.json."""
         try:
-            record = read_fields(Record, load_json(self.record_file))
+            told = load_json(self.record_file)
+            _refuse_newer(self.name, told)
+            record = read_fields(Record, told)
             _check_record(record)
             refuse_writable(self.path)
             return replace(record, bin_dir=commands_of(record.bin_dir, self.path))
@@ -345,6 +353,17 @@ class ReadOnce(RunDir):
         if phase not in self._known:
             self._known[phase] = super().attempts(phase)
         return self._known[phase]
+
+
+def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
+    """Refuse a run of a newer trnslurm, whose files may mean something else."""
+    number, versions = told.get("format", FORMAT), told.get("versions")
+    if isinstance(number, int) and number > FORMAT:
+        by = versions.get("trnslurm") if isinstance(versions, dict) else None
+        raise RunError(
+            f"{name} is a run of trnslurm {printable(str(by or 'of a newer version'))}, which this "
+            f"one, {__version__}, cannot read: update trnslurm"
+        )
 
 
 def _check_record(record: Record) -> None:
