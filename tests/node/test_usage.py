@@ -15,9 +15,9 @@ import pytest
 
 from trnslurm.node.usage import __main__ as program
 from trnslurm.node.usage.devices import (
-    Device,
+    DeviceReport,
     Devices,
-    Report,
+    DeviceUse,
     Tool,
     read_neuron_monitor,
     read_nvidia_smi,
@@ -37,15 +37,15 @@ GPUS = read_nvidia_smi((RECORDED / "nvidia-smi.csv").read_text().splitlines())
 
 def test_tools_of_the_vendors_are_read() -> None:
     assert GPUS and GPUS.kind == "GPU"
-    assert GPUS.devices[0] == Device(0.98, 70012 / 1024, 655.21, 1755.0)
+    assert GPUS.devices[0] == DeviceUse(0.98, 70012 / 1024, 655.21, 1755.0)
     assert GPUS.devices[1].slowed_by == "heat"
-    assert GPUS.devices[3] == Device(None, 40.0, None, 1410.0)
+    assert GPUS.devices[3] == DeviceUse(None, 40.0, None, 1410.0)
     assert GPUS.errors["GPU 1: uncorrected memory errors"] == 3
     text = (RECORDED / "neuron-monitor.json").read_text()
     cores = read_neuron_monitor(["not JSON", text, '{"cut": '])
     assert cores and cores.devices == {
-        0: Device(use=0.935, memory_gib=10.0),
-        1: Device(use=0.88, memory_gib=10.0),
+        0: DeviceUse(use=0.935, memory_gib=10.0),
+        1: DeviceUse(use=0.88, memory_gib=10.0),
     }
     assert cores.errors == {
         "executions with hardware errors": 1,
@@ -66,7 +66,7 @@ def test_other_output_is_nothing(line: str) -> None:
 @pytest.mark.parametrize("value", [None, 3, [None], {"neuron_hw_counters": []}, [{"report": 1}]])
 def test_odd_reports_have_no_devices(key: str, value: object) -> None:
     found = read_neuron_monitor([json.dumps({key: value})])
-    assert found == Report("NeuronCore", {}, {})
+    assert found == DeviceReport("NeuronCore", {}, {})
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_counters_of_the_kernel(tmp_path: Path) -> None:
 
 
 def run_looks(
-    looks: Callable[[float], tuple[dict[str, float], Report | None]],
+    looks: Callable[[float], tuple[dict[str, float], DeviceReport | None]],
     hours: float,
     *,
     devices: bool = True,
@@ -157,9 +157,11 @@ def run_looks(
     return found
 
 
-def gpus(*shares: float, slowed_by: str = "") -> Report:
-    devices = {n: Device(share, 10.0, 300.0, 1100.0, slowed_by) for n, share in enumerate(shares)}
-    return Report("GPU", devices, {})
+def gpus(*shares: float, slowed_by: str = "") -> DeviceReport:
+    devices = {
+        n: DeviceUse(share, 10.0, 300.0, 1100.0, slowed_by) for n, share in enumerate(shares)
+    }
+    return DeviceReport("GPU", devices, {})
 
 
 def texts(found: Notices) -> list[str]:
@@ -189,7 +191,7 @@ def test_starved_devices_and_slow_clocks() -> None:
 
 def test_errors_that_rise() -> None:
     name = "GPU 0: uncorrected memory errors"
-    found = run_looks(lambda at: ({}, Report("GPU", {}, {name: 7 + int(at > 60)})), 0.1)
+    found = run_looks(lambda at: ({}, DeviceReport("GPU", {}, {name: 7 + int(at > 60)})), 0.1)
     assert texts(found) == [f"{name} (1 since the start)"]
 
 
@@ -214,7 +216,7 @@ def test_healthy_nodes_have_no_notice() -> None:
     """Eight hours: caches fill, epochs come and go, evaluations and saves pause the devices."""
     random.seed(5)
 
-    def healthy(at: float) -> tuple[dict[str, float], Report]:
+    def healthy(at: float) -> tuple[dict[str, float], DeviceReport]:
         pause = at % 3600 < 200  # an evaluation on one device
         shares = [0.0 if pause and n else random.uniform(0.7, 1.0) for n in range(8)]
         filled = 60 * (1 - math.exp(-at / 600))

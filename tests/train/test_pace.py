@@ -14,7 +14,7 @@ import torch
 from trnslurm.node.usage.read import notices
 from trnslurm.rundir import RunFiles, read_json
 from trnslurm.train.devices.plain import CudaTimer
-from trnslurm.train.loop.pace import Pace, Spent, Worker
+from trnslurm.train.loop.pace import Pace, Spent, WorkerTime
 
 Times = tuple[float, float]
 """How long a worker computes, and gets its data, in a step."""
@@ -40,7 +40,7 @@ class Training:
                     told = {"data": data, "collectives": whole - compute - data}
                     self.spent[rank] = self.spent[rank].with_step(told, whole)
                 self.step += 1
-            workers = [Worker(n // 2, f"c-{n // 2}", s) for n, s in enumerate(self.spent)]
+            workers = [WorkerTime(n // 2, f"c-{n // 2}", s) for n, s in enumerate(self.spent)]
             self.pace.look(self.step, workers)
         return [f"{n.host}: {n.text}" for n in notices(self.files, "train", 1)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -57,10 +58,9 @@ def report_command(
     runs: tuple[str, ...],
     since: str | None,
     by: tuple[str, ...],
-    output: Path | None,
-    png: bool,
     workspace: Workspace,
     console: Terminal,
+    **page: Any,
 ) -> None:
     """Write a page about a run, or a page that compares several runs.
 
@@ -78,7 +78,7 @@ def report_command(
       trnslurm report 20261121-183212-gpt2_zero1 20261122-090412-gpt2_zero1 -o compared.html
     """
     if since is not None:
-        if runs or output or png:
+        if runs or any(page.values()):
             raise click.UsageError("--since is for all runs: it takes no RUN, and writes no page")
         _print_use(workspace, console, parse_time(since), by)
         return
@@ -87,7 +87,7 @@ def report_command(
     if not runs:
         raise click.UsageError("name a run, such as last; or a time: --since 30d")
     histories = histories_of(runs, run_roots(workspace))
-    write_page(histories, runs, output, pictures=png)
+    write_page(histories, runs, page["output"], pictures=page["png"])
 
 
 def _print_use(workspace: Workspace, console: Terminal, since: str, by: Sequence[str]) -> None:

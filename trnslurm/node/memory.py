@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Memory(NamedTuple):
+class HostMemory(NamedTuple):
     """GiB that a job can still use, of those that it may use."""
 
     left: float
     whole: float
 
 
-def memory() -> Memory:
+def memory() -> HostMemory:
     """Return the memory that the node has, or the tightest of the cgroups of this process."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     left, whole = (
         re.search(rf"^{n}: +(\d+) kB$", text, re.M) for n in ("MemAvailable", "MemTotal")
     )
     gib = [int(match[1]) / (1 << 20) if match else 0.0 for match in (left, whole)]
-    return min([Memory(*gib), *_of_cgroups()])
+    return min([HostMemory(*gib), *_of_cgroups()])
 
 
 def available_gib() -> float:
@@ -31,7 +31,7 @@ def available_gib() -> float:
     return memory().left
 
 
-def _of_cgroups() -> Iterator[Memory]:
+def _of_cgroups() -> Iterator[HostMemory]:
     """Yield what each cgroup around this process allows; cached files do not count as used."""
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -49,4 +49,4 @@ def _of_cgroups() -> Iterator[Memory]:
                     str.split, (each / "memory.stat").read_text(encoding="ascii").splitlines()
                 )
                 left = most - next(int(n) for name, n in rows if name == used)
-                yield Memory(left / (1 << 30), most / (1 << 30))
+                yield HostMemory(left / (1 << 30), most / (1 << 30))

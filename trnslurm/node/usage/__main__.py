@@ -22,7 +22,7 @@ from typing import Any
 
 from trnslurm.node.guard import Watched
 from trnslurm.node.state import RUN
-from trnslurm.node.usage.devices import Device, Devices, Report, tools_for
+from trnslurm.node.usage.devices import DeviceReport, Devices, DeviceUse, tools_for
 from trnslurm.node.usage.host import Figures, Host
 from trnslurm.node.usage.notice import Look, Notices
 from trnslurm.rundir import write_json
@@ -44,7 +44,7 @@ def main() -> int:
         os.nice(10)
     task = Watched(options.task)
     devices = Devices(tools_for(os.environ.get("TRNSLURM_DEVICE", ""), options.seconds))
-    usage = Usage(options.node, devices)
+    usage = NodeNotes(options.node, devices)
     try:
         # A step that was started ahead has no attempt yet.
         while not usage.begun():
@@ -66,7 +66,7 @@ def _ends_within(task: Watched, seconds: float) -> bool:
     return task.gone()
 
 
-class Usage:
+class NodeNotes:
     """The figures of one node in an attempt."""
 
     def __init__(self, node: int, devices: Devices) -> None:
@@ -77,7 +77,7 @@ class Usage:
         )
         self._notices = Notices(devices=self._phase == "train")
         self._figures: list[Figures] = []
-        self._reports: list[Report] = []
+        self._reports: list[DeviceReport] = []
         self._errors: dict[str, int] = {}
         self._written = 0.0
         self._write_ms = 0.0
@@ -141,7 +141,7 @@ def _means(looks: Sequence[Figures]) -> Figures:
     return {name: round(statistics.fmean(f[name] for f in looks if name in f), 3) for name in names}
 
 
-def _means_of_devices(reports: Sequence[Report]) -> dict[str, Any]:
+def _means_of_devices(reports: Sequence[DeviceReport]) -> dict[str, Any]:
     """Return the devices' numbers, and a list of means for each figure that their tool has."""
     if not reports:
         return {}
@@ -149,7 +149,7 @@ def _means_of_devices(reports: Sequence[Report]) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": reports[-1].kind, "devices": names}
     for field in ("use", "memory_gib", "power_w", "mhz"):
         means = [
-            _mean([getattr(r.devices.get(n, Device()), field) for r in reports]) for n in names
+            _mean([getattr(r.devices.get(n, DeviceUse()), field) for r in reports]) for n in names
         ]
         if any(mean is not None for mean in means):
             found[f"{_DEVICE}{field}"] = means

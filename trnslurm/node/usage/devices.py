@@ -29,7 +29,7 @@ _PAUSES_S = (0.0, 30.0, 300.0)
 _BY_HEAT, _BY_POWER = 0x20 | 0x40, 0x8 | 0x80
 
 
-class Device(NamedTuple):
+class DeviceUse(NamedTuple):
     """What a GPU or a NeuronCore did; None where its tool does not say."""
 
     use: float | None = None
@@ -41,17 +41,17 @@ class Device(NamedTuple):
     """What lowers its clock: heat, or its power supply."""
 
 
-class Report(NamedTuple):
+class DeviceReport(NamedTuple):
     """One report of a tool."""
 
     kind: str
     """The devices' name: GPU, or NeuronCore."""
-    devices: Mapping[int, Device]
+    devices: Mapping[int, DeviceUse]
     errors: Errors
     """Counters of errors, by what they count."""
 
 
-Parse = Callable[[list[str]], Report | None]
+Parse = Callable[[list[str]], DeviceReport | None]
 
 
 class Tool(NamedTuple):
@@ -103,9 +103,9 @@ def _neuron_config(seconds: float) -> str:
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
-def read_nvidia_smi(lines: list[str]) -> Report | None:
+def read_nvidia_smi(lines: list[str]) -> DeviceReport | None:
     """Read the last line of each GPU. A part of a GPU (MIG) has no utilization: [N/A]."""
-    devices: dict[int, Device] = {}
+    devices: dict[int, DeviceUse] = {}
     errors: Errors = {}
     for line in lines:
         words = [word.strip() for word in line.split(",")]
@@ -115,7 +115,7 @@ def read_nvidia_smi(lines: list[str]) -> Report | None:
         use, memory, power, clock, wrong = map(_number, words[1:6])
         reasons = int(words[6], 16) if re.fullmatch(r"0x[0-9a-fA-F]+", words[-1]) else 0
         slowed = "heat" if reasons & _BY_HEAT else "its power supply" if reasons & _BY_POWER else ""
-        devices[index] = Device(
+        devices[index] = DeviceUse(
             use=None if use is None else use / 100,
             memory_gib=None if memory is None else memory * _MIB / _GIB,
             power_w=power,
@@ -124,10 +124,10 @@ def read_nvidia_smi(lines: list[str]) -> Report | None:
         )
         if wrong is not None:
             errors[f"GPU {index}: uncorrected memory errors"] = int(wrong)
-    return Report("GPU", devices, errors) if devices else None
+    return DeviceReport("GPU", devices, errors) if devices else None
 
 
-def read_neuron_monitor(lines: list[str]) -> Report | None:
+def read_neuron_monitor(lines: list[str]) -> DeviceReport | None:
     """Read the last whole report; each is a line of JSON (neuron-monitor-user-guide of AWS)."""
     for line in reversed(lines):
         with suppress(ValueError, RecursionError):
@@ -136,7 +136,7 @@ def read_neuron_monitor(lines: list[str]) -> Report | None:
     return None
 
 
-def _of_neuron(report: Mapping[str, Any]) -> Report:
+def _of_neuron(report: Mapping[str, Any]) -> DeviceReport:
     use: dict[int, float] = {}
     memory: dict[int, float] = {}
     errors: Errors = {}
@@ -166,8 +166,8 @@ def _of_neuron(report: Mapping[str, Any]) -> Report:
                 index = device.get("neuron_device_index")
                 errors[f"Neuron device {index}: uncorrected {where} errors"] = count
     cores_there = sorted({*use, *memory})
-    devices = {n: Device(use=use.get(n), memory_gib=memory.get(n)) for n in cores_there}
-    return Report("NeuronCore", devices, errors)
+    devices = {n: DeviceUse(use=use.get(n), memory_gib=memory.get(n)) for n in cores_there}
+    return DeviceReport("NeuronCore", devices, errors)
 
 
 def _at(data: Any, *names: str) -> Mapping[str, Any]:
@@ -195,7 +195,7 @@ class Devices:
         self._text = b""
         self._reported = False
 
-    def report(self) -> Report | None:
+    def report(self) -> DeviceReport | None:
         """Return what the tool has reported since the last call; None: nothing."""
         if self._process is None and self._tools and time.monotonic() >= self._start_at:
             self._start()

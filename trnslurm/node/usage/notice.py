@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trnslurm.node.usage.devices import Report
+from trnslurm.node.usage.devices import DeviceReport
 from trnslurm.node.usage.host import Figures
 from trnslurm.node.usage.read import Notice
 
@@ -28,7 +28,7 @@ class Look(NamedTuple):
 
     at: float
     figures: Figures
-    report: Report | None
+    report: DeviceReport | None
 
 
 class Notices:
@@ -151,7 +151,7 @@ class Notices:
             text = f"{lost:.1f} GiB of memory are used up in an hour: {left:.0f} are left"
             yield "leak", text
 
-    def _reported(self, within_s: float) -> list[Report]:
+    def _reported(self, within_s: float) -> list[DeviceReport]:
         """Return the reports of this time; none if it has not passed, or they are few."""
         newest = self._looks[-1].at
         looks = [look for look in self._looks if newest - look.at <= within_s]

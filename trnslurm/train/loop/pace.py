@@ -52,7 +52,7 @@ class Spent(NamedTuple):
         return Spent(steps, *means)
 
 
-class Worker(NamedTuple):
+class WorkerTime(NamedTuple):
     """A worker, and what it has spent so far."""
 
     node: int
@@ -70,7 +70,7 @@ class Pace:
         self._waits: list[float] = []
         self._told: dict[tuple[str, int], dict[str, object]] = {}
 
-    def look(self, step: int, workers: Sequence[Worker]) -> None:
+    def look(self, step: int, workers: Sequence[WorkerTime]) -> None:
         """Compare the workers; write the file."""
         now = [worker.spent for worker in workers]
         if not self._before:
@@ -100,7 +100,7 @@ class Pace:
             write_json(self._file, facts)
 
     def _slow(
-        self, workers: Sequence[Worker], means: Sequence[Spent]
+        self, workers: Sequence[WorkerTime], means: Sequence[Spent]
     ) -> Iterator[tuple[tuple[str, int], str]]:
         """Yield what is slow in this look: the worker, or -1 for all, and a text."""
         step_s = statistics.fmean(sum(mean[1:]) for mean in means)

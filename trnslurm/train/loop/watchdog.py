@@ -29,7 +29,7 @@ from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
-from trnslurm.train.loop.pace import LOOK_S, Pace, Spent, Worker
+from trnslurm.train.loop.pace import LOOK_S, Pace, Spent, WorkerTime
 from trnslurm.train.loop.stopping import leave
 
 # Graphs are compiled in the first steps; a few more tell how long one takes.
@@ -200,7 +200,9 @@ class Watchdog:
         self._paced = now
         signs = self._ask(self._signs, patience_s=self._patience_s)
         if signs and all(sign.spent for sign in signs):
-            workers = [Worker(s.node, s.host, Spent(int(s.spent[0]), *s.spent[1:])) for s in signs]
+            workers = [
+                WorkerTime(s.node, s.host, Spent(int(s.spent[0]), *s.spent[1:])) for s in signs
+            ]
             self._pace.look(self._step, workers)
 
     def _signs(self) -> list[Sign]:
