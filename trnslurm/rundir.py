@@ -230,6 +230,10 @@ class RunFiles(Frozen, kw_only=False):
     def still_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.still_file(phase, attempt, "*").name))
 
+    def alone_file(self, phase: str, attempt: int) -> Path:
+        """Exists once worker 0 of several has ended without ever joining the others."""
+        return self.state / f"alone-{phase}-{attempt}.json"
+
     def hang_file(self, phase: str, attempt: int) -> Path:
         """Asks all nodes for the stacks of their processes, because none makes progress."""
         return self.state / f"hang-{phase}-{attempt}.json"

@@ -17,6 +17,13 @@ from ..processes import run_process
 ROOT = Path(__file__).parents[2]
 BATCH = ("--set", "batch.global_batch=8", "--set", "batch.micro_batch=2")
 GIVEN = ("--batch-size", "{micro_batch}", "--accum", "{accumulation}", "--out", "{checkpoints}")
+UNTOLD = """
+import sys, torch
+import torch.distributed as dist
+if sys.argv[1] == "together":
+    dist.init_process_group("gloo")
+    dist.destroy_process_group()
+"""
 LONELY = """
 import torch, trnslurm
 print("alone", flush=True)
@@ -102,3 +109,15 @@ def test_workers_that_would_each_train_alone_are_ended(project: Project) -> None
     (project.directory / "lonely.py").write_text(LONELY)
     said = project.submit("./lonely.py", code=1)
     assert "2 workers were started, but this one has opened no process group" in said
+
+
+def test_workers_that_worked_alone_are_told_of(project: Project) -> None:
+    """The script makes no calls and has done its work: the run is COMPLETED, with a reason."""
+    (project.directory / "untold.py").write_text(UNTOLD)
+    for how, reason in (
+        ("alone", "its 2 workers shared no process group: each worked alone"),
+        ("together", ""),
+    ):
+        project.submit("./untold.py", "--", how)
+        seen = project.status()
+        assert (seen["state"], seen["reason"]) == ("COMPLETED", reason)

@@ -214,7 +214,8 @@ class AttemptProgram:
         if code == 0 and self._options.graphs and self.state.phase == "precompile":
             with self._graph_work("verifying the graphs"):
                 graphs.commit(read_place())
-        if self.trains and (code or self._stop_file.exists()):
+        alone = RUN.alone_file("train", self.state.attempt).exists()
+        if self.trains and (code or alone or self._stop_file.exists()):
             code = self._conclude(code)
         return code
 

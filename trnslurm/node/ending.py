@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trnslurm.node import alone
 from trnslurm.node.hosts import brief
 from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
 from trnslurm.node.ports import who_holds
@@ -77,6 +78,8 @@ class Facts:
     """Whether it would have other nodes."""
     capped: str = ""
     """Why no other attempt may follow: the run has used what it may."""
+    alone: str = ""
+    """What shows that several workers never joined; empty: they did, as far as known."""
     newer: int = 0
     """The newest attempt of the run, if it has replaced this one; else 0."""
 
@@ -116,7 +119,8 @@ def _ending(facts: Facts) -> Ending:
     if facts.newer:  # a requeued job would replace that attempt in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and not facts.answered and facts.saved is None:
-        return _final("COMPLETED", "")  # the training was finished, even if a stop was requested
+        # The training was finished, even if a stop was requested.
+        return _final("COMPLETED", facts.alone)
     by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
     if facts.cancelled:
         return _final("CANCELLED", _saved(facts))
@@ -330,6 +334,7 @@ def read_facts(
         fit=bool(next_hosts),
         capped=capped,
         moves=bool(next_hosts) and list(next_hosts) != state.hosts.split(","),
+        alone=alone.reason(RUN, state.attempt),
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),

@@ -1,10 +1,13 @@
 """Python runs this at the start of every process of a training, so that a signal yields its stacks.
 
+The first of several workers also tells at its end if it never joined the others.
+
 The stacks go to a file in memory, which node/stacks.py finds among the open files of the process.
 Python runs only the first sitecustomize on its path, so this one runs the next one, such as a
 site's own.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import importlib.machinery
@@ -39,6 +42,25 @@ def _wait_at_gate() -> None:
         wait()
 
 
+def _tell_at_end() -> None:
+    """Have worker 0 of several tell if it worked alone; not the processes that it starts."""
+    values = os.environ
+    if values.get("RANK") != "0" or values.get("WORLD_SIZE", "1") == "1":
+        return
+    environ = f"/proc/{os.getppid()}/environ"
+    with contextlib.suppress(OSError), open(environ, "rb") as file:  # noqa: PTH123
+        if not any(word.startswith(b"RANK=") for word in file.read().split(b"\0")):
+            atexit.register(_tell_if_alone)
+
+
+def _tell_if_alone() -> None:
+    with contextlib.suppress(Exception):  # the worker has done its work
+        from trnslurm.node.alone import tell
+
+        tell()
+
+
 _offer_stacks()
+_tell_at_end()
 _run_next()
 _wait_at_gate()
