@@ -396,6 +396,18 @@ def test_only_consequences_are_said_to_be_that(run) -> None:
     assert "only consequences were found; the first: rank 0 on node 0 (node-1)" in first
 
 
+def test_a_script_is_not_to_be_upgraded_by_pip(run) -> None:
+    packages = "/env/lib/python3.11/site-packages"
+    said = f"ImportError: cannot import name 'old' from 'lib' ({packages}/lib/__init__.py)"
+    frame = '  File "{}", line 3, in <module>\n    from lib import old\n'
+    for file, begins in (
+        ("/proj/train.py", "install an older lib for which"),
+        (f"{packages}/other/a.py", "pip install -U other, or install an older lib for which"),
+    ):
+        log(run, 0, f"Traceback (most recent call last):\n{frame.format(file)}{said}\n")
+        assert found(run).fix.startswith(begins)
+
+
 def test_harmless_lines_are_never_named(run) -> None:
     log(run, 0, "ValueError: Target is multiclass but average='binary'\n")
     assert find_cause(run.path, "train", 1) is None

@@ -54,14 +54,15 @@ def general_cause(suspect: Suspect) -> Cause | None:
 def owner_of(suspect: Suspect) -> dict[str, str]:
     """Return whose code raised the exception that tells the cause, and where.
 
-    `own` is the innermost line that is no package's.
+    `own` is the innermost line that is no package's. `newer` upgrades the package, if it is one.
     """
     lines = suspect.lines
     if suspect.telling in lines:  # of several chained exceptions
         lines = lines[: lines.index(suspect.telling)]
     frames = frames_in(lines)
     if not frames:
-        return {"owner": "the program", "file": suspect.place, "own": suspect.place, "code": ""}
+        place = suspect.place
+        return {"owner": "the program", "file": place, "own": place, "code": "", "newer": ""}
     file, line = next((f for f in reversed(frames) if not _OF_PYTHON.search(f[0])), frames[-1])
     code = [said.strip() for said in lines if said.startswith("    ")]
     package = _PACKAGE.search(file)
@@ -69,6 +70,7 @@ def owner_of(suspect: Suspect) -> dict[str, str]:
     own = next((f for f in of_script if not _PACKAGE.search(f[0])), (file, line))
     return {
         "owner": package[1] if package else Path(file).name,
+        "newer": f"pip install -U {package[1]}, or " if package else "",
         "file": f"{Path(file).name}, line {line}",
         "own": f"{Path(own[0]).name}, line {own[1]}",
         "code": code[-1] if code else "",

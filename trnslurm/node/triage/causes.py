@@ -12,7 +12,7 @@ from typing import Any
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 
-_PLACE = re.compile(r"\{(what|package|owner|file|own|code)\}")
+_PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
 _SHORTEST = 3
