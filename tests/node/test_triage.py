@@ -426,6 +426,9 @@ def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
         assert (found(run).again, found(run).mend) == (True, "submit")
     record(run, 0, 1.0, error.format("database.bin"))
     assert "copied" not in found(run).cause
+    # In a library's own words.
+    record(run, 0, 1.0, "FileNotFoundError: No root directory. Indicators: ['.root']")
+    assert found(run).options == ("--set", "links=[.root]")
 
 
 @pytest.mark.parametrize(
@@ -448,6 +451,20 @@ def test_an_empty_list_may_come_of_what_was_not_copied(run) -> None:
         write_json(run.project_file, {"links": {}, "left_out": left_out})
         record(run, 0, 1.0, "IndexError: list index out of range")
         assert found(run).fix.startswith(begins or "print the list")
+
+
+def test_a_download_without_internet_is_no_problem_of_the_rendezvous(run) -> None:
+    """The data may be there, but not copied: then the script tries to download them again."""
+    run.code.mkdir()
+    unknown = "<urlopen error [Errno -2] Name or service not known>"
+    for left_out, begins in (
+        ([".root", "data"], "see whether the script looks for data, .root, not copied"),
+        ([], "download it where there is internet"),
+    ):
+        write_json(run.project_file, {"links": {}, "left_out": left_out})
+        record(run, 0, 1.0, f"RuntimeError: Error downloading images.gz:\n{unknown}")
+        assert found(run).name == "download-unreachable"
+        assert found(run).fix.startswith(begins)
 
 
 CRASH = """\

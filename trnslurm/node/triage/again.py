@@ -47,6 +47,7 @@ _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
 # After this time, a script that reports no steps is assumed to have finished some.
@@ -73,9 +74,10 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
 
 
 def left_out_of(run: Path) -> list[str]:
-    """Return the paths of a script's project that its run did not copy."""
+    """Return the paths of a script's project that its run did not copy, hidden ones last."""
     listed = read_json(RunFiles(run).project_file).get("left_out")
-    return [str(name) for name in listed] if isinstance(listed, list) else []
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    return sorted(names, key=lambda name: name.startswith("."))
 
 
 def not_copied(run: Path, lines: Iterable[str]) -> str:
@@ -88,6 +90,10 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
         if match := _NO_FILE.search(line):
             path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
             if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
+                return name
+        if line.startswith("FileNotFoundError: "):  # in a library's own words
+            named = {word.removeprefix("./").rstrip("/") for word in _QUOTED.findall(line)}
+            if name := next((n for n in names if n in named), ""):
                 return name
         if match := _NO_MODULE.search(line):
             module = match[1].replace(".", "/")

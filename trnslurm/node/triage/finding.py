@@ -52,7 +52,7 @@ _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
-_NO_FILES = ("data-empty", "general-empty-sequence")
+_NO_FILES = ("data-empty", "download-unreachable", "general-empty-sequence")
 """Causes that may come of files that are not there."""
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
