@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,26 @@ def test_variables_that_the_job_lacks_are_named(
         ("IN_PROFILE", "--env IN_PROFILE and --set env.IN_PROFILE=… contradict each other"),
     ):
         assert cli(*words, "--env", name).error.startswith(why)
+
+
+def test_an_active_environment_that_the_job_does_not_take_is_named(
+    site, fake_slurm, cli, project, tmp_path, monkeypatch
+) -> None:
+    active = tmp_path / "my env"
+    (active / "bin").mkdir(parents=True)
+    (active / "bin/python").symlink_to(sys.executable)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    words = ("submit", "./train.py", *CPU, *TIME, "--dry-run")
+    told = f"not that of the active environment: --set python='{active}/bin/python'\n"
+    for environment, more, tells in (
+        (active, (), True),
+        (active, ("--set", f"python={active}/bin/python"), False),
+        (active, ("--set", "activate=[true]"), False),
+        ("", (), False),
+    ):
+        monkeypatch.setenv("VIRTUAL_ENV", str(environment))
+        said = cli(*words, *more)
+        assert (told in said.out + said.err) == tells
 
 
 NCCL = 'dist.init_process_group(backend="nccl")'

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.api.tables import count, dollars, hours, text_table
@@ -31,7 +33,8 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
         return
     for need in submission.needs:
         yield _held_line(need.job, submission.held) if submission.held else _size_line(need)
-        yield from filter(None, (_project_line(need.job), _variables_line(need.job)))
+        lines = (_project_line(need.job), _python_line(need.job), _variables_line(need.job))
+        yield from filter(None, lines)
         if not remote and (line := _graphs_line(need, submission.cache)):
             yield line
     if not remote:
@@ -104,6 +107,26 @@ def _project_line(job: Job) -> str:
     if links := job.project["links"]:
         line += f"; links to {', '.join(links)}"
     return f"{line}; the script runs in a copy of them, work/ of the run directory"
+
+
+def _python_line(job: Job) -> str:
+    """Return that a custom script's job on Slurm does not take this shell's environment."""
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    profile = job.profile
+    ours = job.project is not None and not (job.local or profile.activate)
+    if not ours or not active or profile.container.image:
+        return ""
+    if os.environ.get("CONDA_DEFAULT_ENV") == "base" or _is_below(profile.python, active):
+        return ""
+    return (
+        f"The job's Python is {profile.python}, as the profile says, not that of the active "
+        f"environment: --set python={shlex.quote(f'{active}/bin/python')}"
+    )
+
+
+def _is_below(python: str, environment: str) -> bool:
+    """Check whether an interpreter is in an environment; it may be a link that leads out."""
+    return Path(python).parent.resolve() == (Path(environment) / "bin").resolve()
 
 
 def _variables_line(job: Job) -> str:
