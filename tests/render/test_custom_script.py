@@ -323,6 +323,14 @@ def test_an_active_environment_that_the_job_does_not_take_is_named(
         assert (told in said.out + said.err) == tells
 
 
+def test_ignored_data_are_named_before_hidden_files(site, fake_slurm, cli, project) -> None:
+    for name in (".a", ".b", ".c", "data"):
+        (project / name).write_text("")
+    (project / ".gitignore").write_text("data\n")
+    said = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")
+    assert ", not data, .a, .b and 1 more (.gitignore, or hidden)" in said.out + said.err
+
+
 NCCL = 'dist.init_process_group(backend="nccl")'
 SET = "torch.cuda.set_device(rank)"
 MAIN = "def main():\n    args = parse()\n    for x in args: print(x)\n    {}\n\n"

@@ -101,7 +101,8 @@ def _project_line(job: Job) -> str:
     line = f"with {count(len(sizes), 'file')} ({sum(sizes) / 2**20:.1f} MiB)"
     if job.source_dir:
         line += f" of {job.source_dir}"
-    if left_out := job.project["left_out"]:
+    # A hidden file is seldom what a script reads.
+    if left_out := sorted(job.project["left_out"], key=lambda name: name.startswith(".")):
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         line += f", not {', '.join(left_out[:3])}{more} (.gitignore, or hidden)"
     if links := job.project["links"]:
