@@ -265,6 +265,20 @@ def test_what_is_taken_along(tmp_path: Path) -> None:
     }
 
 
+def test_what_git_keeps_though_it_is_ignored_is_taken_along(tmp_path: Path) -> None:
+    for name in ("a.py", "data/kept.py", "data/new.bin", ".env"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / ".gitignore").write_text("data/\n.env\n")
+    git = ("git", "-C", str(tmp_path))
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-f", "a.py", "data/kept.py", ".env"], check=True)
+    files = project_files(tmp_path, "a.py", [])
+    taken = {name.removeprefix("code/project/") for name in files if "project/" in name}
+    assert taken == {"a.py", "data/kept.py"}
+    assert json.loads(files["code/project.json"])["left_out"] == [".env", "data/new.bin"]
+
+
 def test_too_much_is_refused_by_name(site, cli, project) -> None:
     (project / "weights.bin").write_bytes(b"x" * (65 << 20))
     said = cli("render", "./train.py", *CPU, *TIME).error

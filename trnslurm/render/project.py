@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _OF_A_JOB = re.compile(
     r"|MASTER_(ADDR|PORT)|(SLURM|TRNSLURM|NEURON_RT)_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD)\w*"
 )
 _MOST_MIB, _MOST_FILES = 64, 20_000
+_GIT_TIMEOUT_S = 20
 # What no script reads: it is left out, and not mentioned.
 _NEVER = (
     *("__pycache__", "node_modules", ".git", ".gitignore", ".gitattributes", ".github", ".venv"),
@@ -63,6 +65,7 @@ class _Walk:
         self.root, self.linked = root, linked
         self.links: dict[str, str] = {}
         self.left_out: list[str] = []
+        self._tracked = _tracked_though_ignored(root)
 
     def files(self, directory: Path, rules: tuple[_Rules, ...] = ()) -> Iterator[Path]:
         """Yield the files to copy; collect the links and the ignored files."""
@@ -95,11 +98,33 @@ class _Walk:
     def _link(self, path: Path) -> None:
         self.links[path.relative_to(self.root).as_posix()] = str(path.resolve())
 
-    @staticmethod
-    def _ignored(path: Path, rules: tuple[_Rules, ...], *, is_dir: bool) -> bool:
+    def _ignored(self, path: Path, rules: tuple[_Rules, ...], *, is_dir: bool) -> bool:
         """Check whether git would ignore a path: the nearest .gitignore with a match decides."""
+        if path.relative_to(self.root).as_posix() in self._tracked:
+            return False
         answers = (rule.ignores(path, is_dir=is_dir) for rule in reversed(rules))
         return next((answer for answer in answers if answer is not None), False)
+
+
+def _tracked_though_ignored(root: Path) -> frozenset[str]:
+    """Return the files that a .gitignore names and git keeps all the same, and their directories.
+
+    Without git, or outside a repository, there are none.
+    """
+    words = ("ls-files", "-z", "--cached", "--ignored", "--exclude-standard")
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", "-C", str(root), *words],
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    names = os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
+    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    return frozenset(above - {"."}).union(names)
 
 
 def _is_loop(path: Path) -> bool:
