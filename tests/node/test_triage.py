@@ -406,6 +406,11 @@ def test_a_script_is_not_to_be_upgraded_by_pip(run) -> None:
     ):
         log(run, 0, f"Traceback (most recent call last):\n{frame.format(file)}{said}\n")
         assert found(run).fix.startswith(begins)
+    for file, told in (("/proj/train.py", False), (f"{packages}/other/a.py", True)):
+        said = "ValueError: memory statistics are not supported on CPU devices"
+        log(run, 0, f"Traceback (most recent call last):\n{frame.format(file)}{said}\n")
+        assert ("install a version of other" in found(run).fix) == told
+        assert "version of train.py" not in found(run).fix
 
 
 def test_harmless_lines_are_never_named(run) -> None:

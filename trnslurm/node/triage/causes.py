@@ -13,6 +13,10 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
+# What only a package can do: a script of the user's is not installed.
+_OF_PACKAGE = re.compile(
+    r"(,? or|;) (install (a|the) (newer )?version of|update|upgrade) \{owner\}[^,;(]*(\([^)]*\))?"
+)
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
 _SHORTEST = 3
@@ -106,7 +110,8 @@ class Cause(Frozen):
         if more and named.get("package", "").split(".")[0] == more["owner"]:
             more = more | {"owner": "the script"}
         named = more | named
-        texts = (_PLACE.sub(lambda p: named.get(p[1], ""), text) for text in (self.cause, self.fix))
+        fix = self.fix if named.get("newer", "?") else _OF_PACKAGE.sub("", self.fix)
+        texts = (_PLACE.sub(lambda p: named.get(p[1], ""), text) for text in (self.cause, fix))
         cause, fix = (" ".join(text.replace(" ()", "").split()) for text in texts)
         return cause, fix
 
