@@ -192,7 +192,8 @@ def places(site, make_run, graphs, fake_slurm, cli, tmp_path: Path) -> list[Plac
         ("runs",), ("runs", "--json"), ("status", VICTIM), ("status", VICTIM, "--json"),
         ("logs", VICTIM), ("logs", VICTIM, "--batch"), ("logs", VICTIM, "--node", "1"),
         ("metrics", VICTIM), ("metrics", VICTIM, "--json"), ("triage", VICTIM), ("doctor", VICTIM),
-        ("resume", VICTIM), ("cancel", VICTIM), ("compile", "status"),
+        ("resume", VICTIM), ("cancel", VICTIM), ("compile", "status"), ("usage", VICTIM),
+        ("usage", VICTIM, "--json"), ("exporter",), ("report", "--since", "2020-01-01"),
         ("submit", "toy", "--cluster", "pc", "--from", VICTIM, "--dry-run"),
     )  # fmt: skip
     found = [Place(file, reading) for file in sorted(run.path.rglob("*")) if file.is_file()]
@@ -241,6 +242,14 @@ def fill(run: RunDir) -> None:
     write_json(run.stuck_file("train", 1), {"rank": 1, "node": 0, "host": "n1", "step": 3})
     write_json(run.graphs_file(1, 0), {"host": "n1", "problem": "1 of 4 failed", "files": []})
     run.heartbeat_file.touch()
+    use = {"phase": "train", "attempt": 1, "time": 1.0, "host": "n1", "kind": "GPU", "cpu": 0.5}
+    use |= {"devices": [0, 1], "device_use": [0.9, None], "memory_left_gib": 9.0}
+    notice = {"text": "GPU 1 did nothing", "since": 1.0, "until": None, "host": "n2"}
+    for number in (0, 1):
+        run.usage_file(number).parent.mkdir(exist_ok=True)
+        run.usage_file(number).write_text(f"{json.dumps(use)}\n")
+    write_json(run.notices_file("train", 1, 0), {"host": "n1", "notices": [notice]})
+    write_json(run.pace_file("train", 1), {"step": 3, "workers": [[0, 1.0]], "notices": [notice]})
     line = {"attempt": 1, "steps": 30, "loss": 3.0, "samples_per_s": 2.0, "time": 1.0}
     lines = [json.dumps(line | {"step": step}) for step in range(1, 9)]
     run.metrics_file.write_text("\n".join(lines) + "\n")

@@ -88,7 +88,13 @@ def test_what_is_over_is_not_told(run: RunDir, cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "null", "[]", '{"phase": "train", "attempt": 1, "host": "\\u001b[31m"}']
+    "line",
+    [
+        '{"phase": "train", "attempt": 1, "time": 1e99}',
+        "null",
+        "[]",
+        '{"phase": "train", "attempt": 1, "host": "\\u001b[31m"}',
+    ],
 )
 def test_odd_files_do_no_harm(run: RunDir, cli, line: str) -> None:
     note(run, 0)

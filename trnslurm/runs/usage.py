@@ -19,6 +19,7 @@ from trnslurm.runs.status import RunStatus
 _LESS = 0.2
 _LEAST_NODES = 2
 _STALE_S = 180.0
+_LATEST = float(1 << 33)
 
 
 class NodeUsage(Frozen):
@@ -133,7 +134,7 @@ def _node(number: int, line: dict[str, Any]) -> NodeUsage:
     return NodeUsage(
         node=number,
         host=printable(str(line.get("host", "?"))),
-        at=figure("time") or 0.0,
+        at=min(max(0.0, figure("time") or 0.0), _LATEST),
         kind=printable(str(line.get("kind", ""))),
         devices=statistics.fmean(shares) if shares else None,
         device_memory_gib=max(listed("device_memory_gib"), default=None),
