@@ -161,6 +161,7 @@ SHARED = {
     "node.graphs",
     "node.hosts",
     "node.notify",
+    "node.stacks",
     "node.triage",
     "node.usage",
     "prepare.options",

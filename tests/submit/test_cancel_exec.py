@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.node.stacks import in_parts
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import process_start
 from trnslurm.runs.status import run_status
@@ -282,7 +284,12 @@ def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, reque
     alike = [WORKER | {"rank": rank, "frames": frames} for rank in (1, 0, 3)]
     other = WORKER | {"rank": 2, "host": "node-2", "frames": []}
     answers = tmp_path / "answers"
-    answers.write_text("\n".join(["noise", *map(json.dumps, [*alike, other])]))
+    each = [
+        [*in_parts(f"h:{w['rank']}", json.dumps(w | {"padding": "x" * 3000}))] for w in (*alike, other)
+    ]
+    assert max(map(len, each[0])) < 1024  # else srun mixes the lines of nodes
+    mixed = [line for lines in itertools.zip_longest(*each) for line in lines if line]
+    answers.write_text("\n".join(["noise", *mixed]))
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$PYTHONPATH $*" > {tmp_path}/asked; cat {answers}\n')
     python.chmod(0o755)

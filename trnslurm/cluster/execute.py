@@ -14,6 +14,7 @@ from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.node.stacks import joined
 from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
@@ -118,7 +119,7 @@ def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"{run.name}: its nodes did not answer in {_STACKS_S:g} s") from None
-    workers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    workers = [json.loads(text) for text in joined(done.stdout.splitlines())]
     if not workers:
         said = " ".join(done.stderr.split()[-40:]) or "there is no worker yet"
         raise RunError(f"{run.name}: {said}")

@@ -2,7 +2,10 @@
 
     python -m trnslurm.node.stacks RUN PHASE ATTEMPT
 
-As a program it prints a line of JSON for each worker of an attempt: `trnslurm stacks` asks it.
+As a program it prints what each worker of an attempt does, as JSON: `trnslurm stacks` asks it on
+all nodes by srun. srun passes on at most 1024 bytes of a task's output at a time
+(SLURM_IO_MAX_MSG_LEN in io_hdr.h), so that longer lines of several nodes would mix: a worker's JSON
+comes in parts, each with the worker's name.
 """
 
 import json
@@ -12,7 +15,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ _STACKS_S = 2.0
 # How long py-spy may take for a process, and all processes together.
 _PY_SPY_S, ALL_STACKS_S = 5.0, 45.0
 _MOST_FRAMES = 40
+_PARTS, _PART = "part-of-stacks", 800
 _THREAD = re.compile(r"^(Current thread|Thread) 0x\w+.*\(most recent call first\):$", re.M)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 
@@ -38,8 +42,33 @@ def main(argv: Sequence[str]) -> int:
     until = time.monotonic() + ALL_STACKS_S
     for process in workers_of([p for p in running if p.rank is not None] or running):
         text = "" if process.state in "Tt" else stacks_of(process.pid, until)
-        print(json.dumps(facts_of(process, text) | {"pid": process.pid, "text": text}))
+        facts = facts_of(process, text) | {"pid": process.pid, "text": text}
+        for line in in_parts(f"{os.uname().nodename}:{process.pid}", json.dumps(facts)):
+            print(line, flush=True)
     return 0
+
+
+def in_parts(who: str, text: str) -> Iterator[str]:
+    """Yield ASCII text in lines that srun does not break: whose it is, which part of how many."""
+    parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
+    for number, part in enumerate(parts):
+        yield f"{_PARTS} {who} {number} {len(parts)} {part}"
+
+
+def joined(lines: Iterable[str]) -> list[str]:
+    """Return the texts whose parts are all among these lines."""
+    found: dict[str, dict[int, str]] = {}
+    whole: dict[str, int] = {}
+    for line in lines:
+        words = line.split(" ", 4)
+        if len(words) == 5 and words[0] == _PARTS and words[2].isdigit() and words[3].isdigit():
+            found.setdefault(words[1], {})[int(words[2])] = words[4]
+            whole[words[1]] = int(words[3])
+    return [
+        "".join(parts[number] for number in sorted(parts))
+        for who, parts in found.items()
+        if len(parts) == whole[who]
+    ]
 
 
 class Process(NamedTuple):
