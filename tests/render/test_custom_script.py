@@ -338,11 +338,12 @@ def test_an_active_environment_that_the_job_does_not_take_is_named(
 
 
 def test_ignored_data_are_named_before_hidden_files(site, fake_slurm, cli, project) -> None:
-    for name in (".a", ".b", ".c", "data"):
+    for name in ("a/.keep", ".b", ".c", "data"):
+        (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("")
     (project / ".gitignore").write_text("data\n")
     said = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")
-    assert ", not data, .a, .b and 1 more (.gitignore, or hidden)" in said.out + said.err
+    assert ", not data, .b, .c and 1 more (.gitignore, or hidden)" in said.out + said.err
 
 
 NCCL = 'dist.init_process_group(backend="nccl")'

@@ -102,7 +102,7 @@ def _project_line(job: Job) -> str:
     if job.source_dir:
         line += f" of {job.source_dir}"
     # A hidden file is seldom what a script reads.
-    if left_out := sorted(job.project["left_out"], key=lambda name: name.startswith(".")):
+    if left_out := sorted(job.project["left_out"], key=lambda name: "/." in f"/{name}"):
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         line += f", not {', '.join(left_out[:3])}{more} (.gitignore, or hidden)"
     if links := job.project["links"]:

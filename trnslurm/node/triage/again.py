@@ -77,7 +77,7 @@ def left_out_of(run: Path) -> list[str]:
     """Return the paths of a script's project that its run did not copy, hidden ones last."""
     listed = read_json(RunFiles(run).project_file).get("left_out")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
-    return sorted(names, key=lambda name: name.startswith("."))
+    return sorted(names, key=lambda name: "/." in f"/{name}")
 
 
 def not_copied(run: Path, lines: Iterable[str]) -> str:
