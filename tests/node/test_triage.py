@@ -447,6 +447,18 @@ def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, n
     assert found(run).options == (("--set", f"links=[{name}]") if name else ())
 
 
+def test_the_python_that_lacks_a_package_is_named(run) -> None:
+    record(run, 0, 1.0, "ModuleNotFoundError: No module named 'einops'")
+    script = run.path / "train.sbatch"
+    for text, python in (
+        ("export TRNSLURM_PYTHON=/env/bin/python\n", "/env/bin/python"),
+        ("export TRNSLURM_PYTHON='$x'\n", "that Python"),
+        ("export TRNSLURM_PYTHON=/env/bin/python\n# preparing the container\n", "that Python"),
+    ):
+        script.write_text(text)
+        assert found(run).fix.startswith(f"pip install einops with {python}; ")
+
+
 def test_an_empty_list_may_come_of_what_was_not_copied(run) -> None:
     run.code.mkdir()
     for left_out, begins in (

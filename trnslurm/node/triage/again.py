@@ -17,7 +17,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import RunFiles, last_line, read_json, seconds_of
+from trnslurm.rundir import RunFiles, last_line, read_file, read_json, seconds_of
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -47,6 +47,7 @@ _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_PYTHON = re.compile(r"^export TRNSLURM_PYTHON=(/[\w./+-]+)$", re.MULTILINE)
 _QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
@@ -78,6 +79,16 @@ def left_out_of(run: Path) -> list[str]:
     listed = read_json(RunFiles(run).project_file).get("left_out")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     return sorted(names, key=lambda name: "/." in f"/{name}")
+
+
+def python_of(run: Path, phase: str) -> str:
+    """Return the Python that a job's script names; empty: none, or a container has its own."""
+    try:
+        script = read_file(RunFiles(run).script(phase)).decode(errors="replace")
+    except OSError:
+        return ""
+    named = _PYTHON.search(script)
+    return named[1] if named and "preparing the container" not in script else ""
 
 
 def not_copied(run: Path, lines: Iterable[str]) -> str:

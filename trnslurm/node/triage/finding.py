@@ -8,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.again import Raised, comes_again, left_out_of, not_copied, what_was_raised
+from trnslurm.node.triage.again import (
+    Raised,
+    comes_again,
+    left_out_of,
+    not_copied,
+    python_of,
+    what_was_raised,
+)
 from trnslurm.node.triage.around import (
     compared,
     crashed_at,
@@ -187,6 +194,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
     elif lacking := missing_here(run, known, words):
         (cause, fix), mend = lacking, RESUME
+    if python := python_of(run, phase):
+        fix = fix.replace("that Python", python)
     if again and mend in ("", EITHER, PASSES):
         mend = SUBMIT
     if again and not known:
