@@ -235,8 +235,12 @@ def test_a_script_that_is_no_python_is_refused(site, cli, project) -> None:
 def test_a_script_elsewhere_brings_its_own_directory(site, cli, project, tmp_path) -> None:
     (tmp_path / "else").mkdir()
     (tmp_path / "else/go.py").write_text("")
-    files = rendered(site, cli, str(tmp_path / "else/go.py"))
-    assert [name for name in files if name.startswith("code/project/")] == ["code/project/go.py"]
+    relative = os.path.relpath(tmp_path / "else/go.py", project)
+    assert relative.startswith("../")
+    for script in (str(tmp_path / "else/go.py"), relative):
+        files = rendered(site, cli, script)
+        taken = [name for name in files if name.startswith("code/project/")]
+        assert taken == ["code/project/go.py"]
 
 
 def test_what_is_taken_along(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,8 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     """
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    entry, here = file.absolute(), Path.cwd()
+    # Without "..", which would seem to be below this directory.
+    entry, here = Path(os.path.abspath(file)), Path.cwd()  # noqa: PTH100
     root = (project or (here if entry.is_relative_to(here) else entry.parent)).absolute()
     if not entry.is_relative_to(root):
         raise ConfigError(f"{file} is not below its project {root}")
