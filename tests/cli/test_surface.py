@@ -106,7 +106,6 @@ DEFAULTS = {
     ("report", "by"): "recipe",
     ("profile", "steps"): 3,
     ("profile", "workers"): "0",
-    ("exporter", "every"): 30.0,
     ("exporter", "host"): "127.0.0.1",
     ("top", "every"): 5.0,
     ("watch", "most"): 3,

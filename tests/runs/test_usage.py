@@ -137,8 +137,11 @@ def test_it_is_served_and_written(run: RunDir, cli, tmp_path: Path) -> None:
             assert samples(answer.read().decode())["trnslurm_run_state"]
         server.terminate()
     file = tmp_path / "trnslurm.prom"
-    with subprocess.Popen([*command, "--output", str(file)]) as writer:
-        while not file.exists():
+    assert cli("exporter", "--output", file).code == 0
+    file.write_text("")
+    again = [*command, "--output", str(file), "--every", "5"]
+    with subprocess.Popen(again) as writer:
+        while not file.read_text():
             assert writer.poll() is None
             time.sleep(0.05)
         writer.terminate()

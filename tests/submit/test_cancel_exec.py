@@ -285,7 +285,8 @@ def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, reque
     other = WORKER | {"rank": 2, "host": "node-2", "frames": []}
     answers = tmp_path / "answers"
     each = [
-        [*in_parts(f"h:{w['rank']}", json.dumps(w | {"padding": "x" * 3000}))] for w in (*alike, other)
+        [*in_parts(f"h:{w['rank']}", json.dumps(w | {"padding": "x" * 3000}))]
+        for w in (*alike, other)
     ]
     assert max(map(len, each[0])) < 1024  # else srun mixes the lines of nodes
     mixed = [line for lines in itertools.zip_longest(*each) for line in lines if line]

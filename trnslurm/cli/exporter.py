@@ -17,6 +17,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.trackers.openmetrics import CONTENT_TYPE, exposition
 
 _HOST = "127.0.0.1"
+_EVERY_S = 30.0
 
 
 @click.command("exporter")
@@ -26,14 +27,14 @@ _HOST = "127.0.0.1"
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to this file again and again, for node_exporter's textfile collector.",
+    help="Write it to this file, for node_exporter's textfile collector.",
 )
 @click.option(
     "--every",
     type=click.FloatRange(min=5.0),
-    default=30.0,
     metavar="S",
-    help="Ask Slurm and read the runs at most once in this many seconds.",
+    help="With --output: again after so many seconds. With --port: read the runs at most so "
+    "often.  [default: 30]",
 )
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana instead.")
 @workspace_option
@@ -41,7 +42,7 @@ def exporter_command(
     port: int | None,
     host: str,
     output: Path | None,
-    every: float,
+    every: float | None,
     dashboard: bool,
     workspace: Workspace,
 ) -> None:
@@ -53,7 +54,7 @@ def exporter_command(
     Example:
       trnslurm exporter
       trnslurm exporter --port 9469
-      trnslurm exporter --output /var/lib/node_exporter/trnslurm.prom
+      trnslurm exporter --output /var/lib/node_exporter/trnslurm.prom --every 30
       trnslurm exporter --dashboard > dashboard.json
     """
     if sum(map(bool, (port is not None, output, dashboard))) > 1:
@@ -69,13 +70,15 @@ def exporter_command(
         return exposition([status for status in statuses if not status.final])
 
     if output:
-        while True:
-            _write(output, told())
+        _write(output, told())
+        while every is not None:
             time.sleep(every)
+            _write(output, told())
+        return
     if port is None:
         click.echo(told(), nl=False)
         return
-    _serve(host, port, _Remembered(told, every))
+    _serve(host, port, _Remembered(told, every or _EVERY_S))
 
 
 class _Remembered:
