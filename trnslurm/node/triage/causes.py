@@ -15,7 +15,7 @@ from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
 # What only a package can do: a script of the user's is not installed.
 _OF_PACKAGE = re.compile(
-    r"(,? or|;) (install (a|the) (newer )?version of|update|upgrade) \{owner\}[^,;(]*(\([^)]*\))?"
+    r"(,? or|;) (install a (newer )?version of|update|upgrade) \{owner\}[^,;(]*(\([^)]*\))?"
 )
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
