@@ -44,6 +44,7 @@ _SLOWEST = (
     "sandbox/test_jobs_chain.py",
     "train/checkpoint/test_processes.py",
     "local/test_local_runs.py",
+    "mirror/test_training.py",
 )
 _COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")

@@ -117,6 +117,7 @@ FLOORS = [
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
     "node": {"frozen", "rundir"},  # programs on the nodes
+    "mirror": {"rundir"},  # copies in S3
     "train": {"rundir", "tracing", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
@@ -157,6 +158,7 @@ PREPARE_FLOORS = [
 ]
 # What launcher rooms may import of these: libraries of the nodes; api, cli: the sandbox.
 SHARED = {
+    "mirror",
     "node.caps",
     "node.graphs",
     "node.hosts",

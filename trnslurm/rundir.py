@@ -29,6 +29,7 @@ INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
 NOTIFY = "notify.json"
 CAPS = "caps.json"
+MIRROR = "mirror.json"
 CHECKPOINTS = "checkpoints"
 OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
@@ -94,6 +95,11 @@ class RunFiles(Frozen, kw_only=False):
     def caps_file(self) -> Path:
         """How much the run may use over all attempts; missing without a cap."""
         return self.path / CAPS
+
+    @property
+    def mirror_file(self) -> Path:
+        """Where in S3 checkpoints are copied to, and fetched from; missing without either."""
+        return self.path / MIRROR
 
     @property
     def patch_file(self) -> Path:
@@ -306,6 +312,11 @@ class RunFiles(Frozen, kw_only=False):
         if isinstance(path, str) and path and _step_in(saved) >= own and Path(path).exists():
             return Path(path)
         return self.checkpoints / checkpoint_name(own) if own else None
+
+    @property
+    def mirrored_file(self) -> Path:
+        """The newest checkpoint of which S3 has a copy, and why it has none of a newer one."""
+        return self.state / "mirror.json"
 
     def failed_file(self, phase: str, attempt: int, rank: int | str) -> Path:
         """What a worker died of."""

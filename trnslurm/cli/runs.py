@@ -37,6 +37,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.node.hosts import brief
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
+from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
 from trnslurm.runs.phase import STATES, WAITING, PhaseStatus
 from trnslurm.runs.run import DIED, Attempt, RunDir
@@ -175,13 +176,14 @@ def status_command(
         raise click.UsageError("--lowest and --highest compare the runs of a sweep")
     status, found = explained(run, run_status(run, leftovers=True))
     if console.as_json:
-        spares = spares_of(run, status.attempts)
+        spares, copies = spares_of(run, status.attempts), mirrored(run)
         echo_json(
             {
                 **asdict(status),
                 "failure": asdict(found) if found else None,
                 "spares": {**asdict(spares), "left": spares.left} if spares else None,
                 "usage": usage_of(run, status).facts(),
+                "mirror": asdict(copies) if copies else None,
             }
         )
         return
@@ -214,6 +216,8 @@ def status_command(
         click.echo(line)
     for name, text in nodes_told(run, status.nodes, status.attempts).items():
         click.echo(f"{name}: {text}")
+    if copies := mirrored(run):
+        click.echo(f"mirror: {copies}")
     _say_attempts(status)
     for line in found.report() if found else ():
         click.echo(line)
@@ -257,6 +261,8 @@ def _say_chain(status: RunStatus) -> None:
         click.echo(f"in the sweep {status.group}, with {format_values(status.values)}")
     if status.after:
         click.echo(f"starts from the result of {status.after}")
+    if status.copied_from:
+        click.echo(f"continues {status.copied_from}")
     if status.then:
         click.echo(f"{status.then} starts from its result")
 

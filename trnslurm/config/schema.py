@@ -159,6 +159,12 @@ class Cluster(Frozen):
     """The image of every job on this cluster, or the way to start a recipe's image."""
     notify: Notify = field(default_factory=Notify)
     """Who gets messages about every run on this cluster."""
+    mirror: NotEmpty[str | None] = None
+    """Where in S3 each checkpoint is copied to: s3://BUCKET/PREFIX; None: nowhere."""
+    mirror_mib_per_s: MoreThanZero[float] = 200.0
+    """At most so many MiB per second are sent."""
+    mirror_wait_min: NotNegative[float] = 10.0
+    """Minutes that a training waits at its end for copies of which nothing arrives in S3."""
     ask_above_node_hours: NotNegative[float | None] = None
     """Above this many node-hours, submit asks for confirmation or --yes."""
     slurm: Slurm = field(default_factory=Slurm)

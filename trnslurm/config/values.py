@@ -52,6 +52,8 @@ _MOUNT = rf"~?/{_PLAIN}*(:/{_PLAIN}*(:r[ow])?)?"
 _IMAGE = r"[^\s$`\"\\.-][^\s$`\"\\]*"
 # The URL of a file, without user and password, and with a harmless name.
 _URL = r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*"
+# As trnslurm.mirror.store, which also says whose characters these are.
+_S3 = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()-]+)*/?"
 LONGEST_MIN = 365 * 24 * 60
 """A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
 _OF_A_SCRIPT: dict[str, Any] = {
@@ -146,6 +148,11 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
             )
     _check_container(tree)
     _check_notify(tree["notify"])
+    if tree["mirror"] is not None and not re.fullmatch(_S3, tree["mirror"]):
+        raise ConfigError(
+            f"mirror is {tree['mirror']!r}: it must be s3://BUCKET/PREFIX, of letters, digits and "
+            "-_.!*'()"
+        )
     if tree["stage_python"]:
         _check_staging(tree)
     for user in tree["compile_trust"]:

@@ -42,6 +42,7 @@ from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.hang import HangWatch
 from trnslurm.node.hosts import brief
 from trnslurm.node.job import Job
+from trnslurm.node.mirror import Mirror, begins_elsewhere, start_fetching, why_not
 from trnslurm.node.state import CAP, CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
 from trnslurm.node.triage.causes import matching
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
@@ -177,6 +178,7 @@ class AttemptProgram:
         """When this program must have ended, because KILL follows."""
         self._hang: HangWatch | None = None
         self._caps = Caps(RUN, read_json(RUN.caps_file))
+        self._mirror = Mirror(wanted=self.trains)
         self._capped_by = ""
         """The cap for which the workers were asked to save and to end."""
         self._capped_at = math.inf
@@ -217,6 +219,8 @@ class AttemptProgram:
         alone = RUN.alone_file("train", self.state.attempt).exists()
         if self.trains and (code or alone or self._stop_file.exists()):
             code = self._conclude(code)
+        if self.trains and code == 0:
+            self._wait_for_mirror()
         return code
 
     def _end_by_slurm(self, code: int) -> int:
@@ -270,6 +274,8 @@ class AttemptProgram:
     def _mark_running(self) -> None:
         """Record that the step runs, and start the heartbeat, which dies with this process."""
         self._take_signals(0)
+        if self.trains and (place := begins_elsewhere()):
+            self._fetch(place)
         if self._ended_by_term:
             raise RefusedError(TERMINATED, "")
         self.state.hosts = os.environ["TRNSLURM_HOSTS"]
@@ -291,6 +297,29 @@ class AttemptProgram:
             self._hang = HangWatch(self.state, self._options.hang_minutes)
         self._events.begun(earlier_attempts(self.state))
 
+    def _fetch(self, place: str) -> None:
+        """Fetch the checkpoint with which the run begins."""
+        self.doing = f"fetching the newest checkpoint of {place}"
+        start_heartbeat()
+        fetching, pid, status = start_fetching(place), 0, 0
+        while not pid:
+            self._take_signals(_LOOK_S)
+            if self._ended_by_term:
+                processes.send(fetching, signal.SIGKILL)
+            pid, status = os.waitpid(fetching, 0 if self._ended_by_term else os.WNOHANG)
+        if status and not self._ended_by_term:
+            raise RefusedError(1, f"{self.doing}: {why_not() or 'see the lines above'}")
+        self.state.checkpoint, self.state.changed = saved_by_now()
+
+    def _wait_for_mirror(self) -> None:
+        """Wait until S3 has the last checkpoint, unless Slurm or the user ends the job before."""
+        self.doing = "copying the last checkpoint to S3"
+        self._mirror.finish()
+        while self._mirror.runs() and not RUN.cancelled_file.exists():
+            arrived, _ = self._signals.wait(_LOOK_S)
+            if arrived & processes.END_SIGNALS:  # the training is complete all the same
+                break
+
     def finish(self, code: int) -> int:
         """Write the final state of this attempt; return its exit code."""
         state = self.state
@@ -300,6 +329,7 @@ class AttemptProgram:
                 why = self._found.brief if self._launched and self._found else ""
                 state.reason = why or f"exit code {code} while {self.doing}"
         state.exit_code = code
+        self._mirror.end()
         self.state.note()
         if self._launched and (state.state == "FAILED" or state.cause == CRASH):
             self._say_why()
@@ -308,6 +338,8 @@ class AttemptProgram:
         reason = f" ({state.reason})" if state.reason else ""
         text = f"{utc_time()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
         processes.say(text, _STDOUT)
+        if state.state not in ("REQUEUED", "RESTARTED") and (missing := self._mirror.missing()):
+            processes.say(f"warning: {missing}")
         if self._standby and not self._job.next_hosts:
             self._standby.end()
         self._events.ended(0 if self._job.next_hosts else self._last_moment - time.monotonic())
@@ -363,6 +395,7 @@ class AttemptProgram:
             if self._ended_by_term or time.monotonic() < look_at:
                 continue
             look_at = time.monotonic() + (period_s or 0.0)
+            self._mirror.look()
             if self._standby:
                 self._standby.look()
             hangs = self._hang and self._hangs(self._hang)
@@ -408,7 +441,8 @@ class AttemptProgram:
             return PERIOD_S
         if self._hang:
             return self._hang.period_s
-        return _LOOK_S if self._standby or (self.trains and self._caps.node_hours) else None
+        looks = self._standby or self._mirror.wanted or (self.trains and self._caps.node_hours)
+        return _LOOK_S if looks else None
 
     def _hangs(self, watch: HangWatch) -> bool:
         """Check whether the step hangs, and its nodes do not end it; an error is only logged."""

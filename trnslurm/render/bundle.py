@@ -16,6 +16,7 @@ from trnslurm.rundir import (
     CAPS,
     CONFIG,
     INGREDIENTS,
+    MIRROR,
     NODE_SCRIPT,
     NOTIFY,
     OF_COUNT,
@@ -29,6 +30,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 # The parts of this package that a training job copies, and the modules that every job copies.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
 _SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py", "tracing.py")
+MIRRORING = "mirror"
+"""The part for a job with copies in S3."""
 _PROGRAMS = (b"#!", b"\x7fELF")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
@@ -40,6 +43,7 @@ _PATTERNS = (
     NOTIFY,
     PLAN,
     CAPS,
+    MIRROR,
     CONFIG,
     STRATEGY,
     INGREDIENTS,

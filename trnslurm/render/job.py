@@ -15,7 +15,7 @@ import yaml
 
 from trnslurm import __version__
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA, InstanceType
-from trnslurm.config.schema import Config, Notify, Recipe
+from trnslurm.config.schema import Cluster, Config, Notify, Recipe
 from trnslurm.config.tree import plain
 from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
@@ -23,7 +23,7 @@ from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import COMPILING, JobSpec, fewer_nodes, has_own_batch
 from trnslurm.render.arguments import argument_words
-from trnslurm.render.bundle import Bundle, kept_directories, snapshot
+from trnslurm.render.bundle import MIRRORING, ON_NODES, Bundle, kept_directories, snapshot
 from trnslurm.render.code import sha256_of
 from trnslurm.render.container import container_values
 from trnslurm.render.directives import data_options, training_options
@@ -35,6 +35,7 @@ from trnslurm.rundir import (
     CAPS,
     CONFIG,
     INGREDIENTS,
+    MIRROR,
     NODE_SCRIPT,
     NOTIFY,
     OF_COUNT,
@@ -68,7 +69,8 @@ def render_job(
     """Return the bundle of a training job, with a snapshot of its code or the given `code`."""
     environment = open_templates(template_dirs)
     files: dict[str, bytes] = {}
-    code = code or snapshot(spec.config)
+    mirrors = [MIRRORING] if spec.config.cluster.mirror else []
+    code = code or snapshot(spec.config, parts=(*ON_NODES, *mirrors))
     for phase in spec.phases:
         values = _values(spec, phase, code)
         text = fill(environment, "batch.sbatch.j2", values)
@@ -91,6 +93,7 @@ def render_job(
         shapes = ingredients(each, files, script, known)
         files[place + INGREDIENTS] = to_json(shapes)
     files |= notify_file(spec.config.cluster.notify) | caps_file(spec.caps)
+    files |= mirror_file(spec.config.cluster)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())), known=known)
 
@@ -139,6 +142,14 @@ def notify_file(notify: Notify) -> dict[str, bytes]:
 def caps_file(caps: Mapping[str, Any]) -> dict[str, bytes]:
     """Return caps.json for a bundle; empty without a cap."""
     return {CAPS: to_json(caps)} if caps else {}
+
+
+def mirror_file(cluster: Cluster) -> dict[str, bytes]:
+    """Return mirror.json for a bundle; empty without a mirror."""
+    if not cluster.mirror:
+        return {}
+    bounds = {"mib_per_s": cluster.mirror_mib_per_s, "wait_min": cluster.mirror_wait_min}
+    return {MIRROR: to_json({"place": cluster.mirror.rstrip("/"), **bounds})}
 
 
 def script_name(phase: str, scheduler: str) -> str:

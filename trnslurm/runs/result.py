@@ -37,6 +37,8 @@ class Checkpoint(Frozen):
 def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
     """Return the checkpoint that `word` names by its path, or the newest good one of a run."""
     path = Path(word).absolute()
+    if word.startswith("s3://"):
+        raise ConfigError(f"--from {word}: a run in S3 goes on by trnslurm resume {word}")
     if path.is_file():
         raise ConfigError(f"--from {word} is a file: name it with --set {INIT_FROM}={path}")
     if step_of(path.name) is not None:

@@ -82,6 +82,8 @@ class Record(Frozen):
     """The values that the sweep set for this run."""
     behind: str = ""
     """The run, in the same run root, whose end makes room for this run, even if it fails."""
+    copied_from: str = ""
+    """The place in S3 from whose newest checkpoint the run begins."""
     depends: str = ""
     """sbatch's dependency on a job of any kind, which the first phase waits for."""
     precompile: Mapping[str, Any] = field(default_factory=dict)

@@ -36,6 +36,7 @@ STOP_AT = "train.stop_at"
 _QUEUED = {"PENDING", "HELD", "REQUEUED"}
 _AS_RECORDED = (
     *("recipe", "preset", "cluster", "nodes", "created", "after", "then", "group", "values"),
+    "copied_from",
     *("precompile", "history", "note", "kept"),
 )
 # The reason of an attempt whose cause nobody knew.
@@ -72,6 +73,8 @@ class RunStatus(Frozen):
     """The sweep that the run belongs to; empty if there is none."""
     values: Mapping[str, str]
     """The values that the sweep set for this run."""
+    copied_from: str
+    """The place in S3 from whose newest checkpoint the run begins; empty if there is none."""
     precompile: Mapping[str, Any]
     """As in run.json: the key of the run's graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from trnslurm.errors import SubmitError
 from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
-from trnslurm.rundir import CHECKPOINTS, PLAN, load_json
+from trnslurm.rundir import CHECKPOINTS, MIRROR, PLAN, load_json
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.job import Job
 
@@ -28,6 +29,7 @@ _PACKAGES = {
     ("attention", "flash_attention_2"): ("flash_attn", "pip install flash-attn"),
     ("strategy", "deepspeed"): ("deepspeed", "pip install deepspeed"),
 }
+_PYTHON_S = 60
 # Names of the shards that NVIDIA's preparation makes.
 _TRAINING, _TEST = "*_training_*.hdf5", "*_test_*.hdf5"
 
@@ -38,6 +40,8 @@ def check_here(job: Job) -> list[str]:
     _check_data(job, plan)
     found = [*_python(job), *_first_parameters(job, plan)]
     _check_staging(job)
+    if MIRROR in job.bundle.files:
+        _check_mirror(job)
     if job.profile.container.image:  # the image has its own Python and packages
         return [*found, *_container(job)]
     return [*found, *_packages(job, plan)]
@@ -129,6 +133,25 @@ def _check_staging(job: Job) -> None:
             f"stage_python is set, but {python} is in no environment of venv or conda: "
             "set python: to an environment's bin/python, or stage_python to null"
         )
+
+
+def _check_mirror(job: Job) -> None:
+    """Refuse a mirror in S3 for a Python without boto3."""
+    python = find_python(job) if job.local else job.profile.python
+    if not _has(python, "boto3") and not _imports(python, "boto3"):
+        raise SubmitError(
+            f"mirror is set, but {python} has no boto3: pip install 'trnslurm[s3]' there, or "
+            "--set mirror=null"
+        )
+
+
+def _imports(python: str, module: str) -> bool:
+    """Check whether a Python imports a module, which it may have outside its environment."""
+    command = [python, "-c", f"import {module}"]
+    try:
+        return not subprocess.run(command, capture_output=True, timeout=_PYTHON_S).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _container(job: Job) -> Iterator[str]:

@@ -1,0 +1,214 @@
+"""trnslurm.mirror: copies in S3 of what a run saves, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trnslurm
+from trnslurm.rundir import RunFiles, checkpoint_name, write_json
+
+from ..processes import Done, run_process
+from ..waiting import eventually
+from .server import BUCKET, Server
+
+SECONDS = 60
+MIB = 1 << 20
+
+
+class Run(RunFiles, kw_only=False):
+    """A run directory with checkpoints that no training made."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def make(self, place: str) -> Run:
+        self.state.mkdir(parents=True)
+        self.checkpoints.mkdir()
+        self.code.mkdir()
+        write_json(self.mirror_file, {"place": place, "mib_per_s": 500, "wait_min": 0.02})
+        write_json(self.record_file, {"run": self.name, "created": place})
+        return self
+
+    def save(self, step: int, *sizes: int) -> Path:
+        """Make a checkpoint with files of these sizes, as the runtime does."""
+        checkpoint = self.checkpoints / checkpoint_name(step)
+        checkpoint.mkdir()
+        files = {}
+        for number, size in enumerate(sizes):
+            data = os.urandom(size)
+            (checkpoint / f"rank-{number}").write_bytes(data)
+            files[f"rank-{number}"] = {"bytes": size, "sha256": hashlib.sha256(data).hexdigest()}
+        write_json(checkpoint / "manifest.json", {"step": step, "files": files})
+        return checkpoint
+
+    def mirror(self, *words: str) -> Done:
+        return run_process(self.command(*words), cwd=self.path, env=environ(), timeout_s=SECONDS)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command(*words), cwd=self.path, env=environ(), stdin=subprocess.PIPE
+        )
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "trnslurm.mirror", *words]
+
+    @property
+    def why(self) -> str:
+        """Why the newest checkpoint is not copied."""
+        return str(json.loads(self.mirrored_file.read_text())["why"])
+
+
+def environ() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(trnslurm.__file__).parents[1])}
+
+
+@pytest.fixture
+def make_run(server: Server, tmp_path: Path) -> Callable[[str], Run]:
+    def make(name: str = "a run") -> Run:
+        return Run(tmp_path / name.replace(" ", "-")).make(f"s3://{BUCKET}/{tmp_path.name}")
+
+    return make
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    return {str(file.relative_to(directory)): file.read_bytes() for file in files}
+
+
+def in_s3(server: Server, run: Run) -> set[str]:
+    """Return what S3 has of the run's checkpoints, without the prefix."""
+    prefix = f"{run.path.parent.name}/{run.name}/checkpoints/"
+    return {key.removeprefix(prefix) for key in server.sizes() if key.startswith(prefix)}
+
+
+def test_a_copy_is_whole_or_it_does_not_exist(server: Server, make_run: Callable[..., Run]) -> None:
+    """The copying is killed within a file; what had arrived is not sent again."""
+    run = make_run()
+    checkpoint = run.save(10, 104 * MIB, 1000)
+    server.gate.bytes_per_s = 40 * MIB  # on each of four connections
+    with run.start("send") as program:
+        eventually(lambda: server.parts() >= 2, SECONDS)
+        program.kill()
+    eventually(lambda: not server.gate.open, SECONDS)
+    assert "step-00000010.json" not in in_s3(server, run)
+
+    server.gate.heal()
+    before = server.gate.received
+    assert run.mirror("send").code == 0
+    assert server.gate.received - before < 80 * MIB
+    assert "step-00000010.json" in in_s3(server, run)
+    before = server.gate.received
+    assert run.mirror("send").code == 0
+    assert server.gate.received - before < MIB
+
+    other = make_run("elsewhere")
+    assert other.mirror("fetch", f"s3://{BUCKET}/{run.path.parent.name}/{run.name}").code == 0
+    assert contents(other.checkpoints) == {
+        f"{checkpoint.name}/{name}": data for name, data in contents(checkpoint).items()
+    }
+
+
+def test_it_keeps_what_the_disk_keeps(server: Server, make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    old = run.save(10, 1000)
+    assert run.mirror("send").code == 0
+    run.save(20, 1000)
+    damaged = run.save(30, 1000)
+    (damaged / "rank-0").write_bytes(bytes(1000))
+    shutil.rmtree(old)
+    done = run.mirror("send")
+    assert done.code == 3
+    assert "step-00000030/rank-0: its sha256 is not as it was" in run.why
+    files = {f"step-00000020{rest}" for rest in ("/rank-0", "/manifest.json", ".json")}
+    assert in_s3(server, run) - {"step-00000030/manifest.json"} == files
+
+    shutil.rmtree(run.checkpoints)  # as after the loss of a disk
+    assert run.mirror("send").code == 0
+    assert files <= in_s3(server, run)
+
+
+def test_a_damaged_copy_is_passed_over(server: Server, make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    good, _ = run.save(10, 1000), run.save(20, 1000)
+    assert run.mirror("send").code == 0
+    place = f"{run.path.parent.name}/{run.name}"
+    key = f"{place}/checkpoints/step-00000020/rank-0"
+    server.client().put_object(Bucket=BUCKET, Key=key, Body=bytes(1000))
+    other = make_run("elsewhere")
+    done = other.mirror("fetch", f"s3://{BUCKET}/{place}")
+    assert done.code == 0 and "step 20 is damaged" in done.err
+    assert contents(other.checkpoints / good.name) == contents(good)
+    assert not (other.checkpoints / "step-00000020").exists()
+
+
+def test_a_script_reports_a_file_and_a_directory(
+    server: Server, make_run: Callable[..., Run]
+) -> None:
+    """Where it is saved again, the older copy goes; it is fetched to the same place."""
+    run = make_run()
+    write_json(run.project_file, {})
+    place = f"s3://{BUCKET}/{run.path.parent.name}/{run.name}"
+
+    def save(step: int, path: Path, name: str = "") -> None:
+        (path / name if name else path).write_bytes(os.urandom(1000))
+        write_json(run.saved_file, {"step": step, "path": str(path)})
+        assert run.mirror("send").code == 0
+
+    directory = run.path / "work" / "out"
+    (directory / "deep er").mkdir(parents=True)
+    save(1, run.checkpoints / "last.pt")
+    save(2, run.checkpoints / "last.pt")
+    assert in_s3(server, run) == {"step-00000002.json", "step-00000002/last.pt"}
+    save(3, directory, "deep er/ä.bin")
+    other = make_run("elsewhere")
+    write_json(other.project_file, {})
+    (other.path / "work" / "out").mkdir(parents=True)
+    for _ in range(2):  # an earlier attempt may have ended after the fetch
+        other.saved_file.unlink(missing_ok=True)
+        assert other.mirror("fetch", place).code == 0
+        assert other.newest_checkpoint() == other.path / "work" / "out"
+    assert contents(other.path / "work") == contents(run.path / "work")
+    assert other.newest_step() == 3
+
+
+def test_it_says_what_s3_says(server: Server, make_run: Callable[..., Run], home: Path) -> None:
+    run = make_run()
+    run.save(10, 1000)
+    server.be("reader", home)
+    done = run.mirror("send")
+    assert done.code == 3 and "PutObject: AccessDenied: Access Denied" in done.err
+    assert run.why == "PutObject: AccessDenied: Access Denied"
+    server.be("writer", home)
+    server.gate.refuses = True
+    assert run.mirror("send").code == 3
+    assert "Connection was closed" in run.why
+    server.gate.heal()
+    assert run.mirror("send").code == 0 and run.why == ""
+    write_json(run.record_file, {"run": run.name, "created": "then"})
+    done = run.mirror("send")
+    assert done.code == 3 and "has the copies of another run" in done.err
+
+
+def test_it_ends_with_its_attempt(server: Server, make_run: Callable[..., Run]) -> None:
+    """Beside a training it copies what appears, and sends the rest when the training has ended."""
+    run = make_run()
+    with run.start("beside") as program:
+        run.save(10, 1000)
+        eventually(lambda: "step-00000010.json" in in_s3(server, run), SECONDS)
+        run.save(20, 1000)
+        program.communicate(b"finish\n", SECONDS)
+    assert program.returncode == 0
+    assert "step-00000020.json" in in_s3(server, run)
+    with run.start("beside") as program:
+        program.communicate(timeout=SECONDS)
+    assert program.returncode == 3

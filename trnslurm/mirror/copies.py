@@ -1,0 +1,289 @@
+"""Copies: which checkpoints are on disk, which of them are in S3, and how one becomes the other.
+
+    RUN/run.json, config.yaml, code.tar.gz       what it takes to go on without the file system
+    RUN/checkpoints/step-00000020/…              the files of a checkpoint
+    RUN/checkpoints/step-00000020.json           their sizes and checksums
+
+The last is written when all files are there: without it the copy does not exist.
+"""
+
+import io
+import json
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from trnslurm.mirror.store import ChangedError, MirrorError, Store, sha256_of
+from trnslurm.rundir import (
+    CHECKPOINTS,
+    RECORD,
+    RunFiles,
+    checkpoint_name,
+    checkpoints_in,
+    read_json,
+    step_of,
+    write_json,
+)
+
+CODE = "code.tar.gz"
+MOST_BYTES = 128 << 20
+"""Of the files that are no checkpoints."""
+_FORMAT = 1
+_IDENTITY = ("run", "created", "user", "host")
+_MANIFEST = "manifest.json"  # as trnslurm.train.checkpoint writes it
+_FETCHING = ".fetching-{}"
+
+
+class OnDisk(NamedTuple):
+    """A checkpoint of the run."""
+
+    step: int
+    path: Path
+    """A directory, or a custom script's file."""
+    where: str
+    """The path as a copy names it: relative to the run directory, if it is in there."""
+    files: frozenset[tuple[str, int, int]]
+    """Name below the path's directory, bytes and mtime_ns of each file."""
+
+    @property
+    def root(self) -> Path:
+        """Return the directory in which the files have their names."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, size, _ in self.files)
+
+    def is_in(self, copy: Mapping[str, Any] | None) -> bool:
+        """Check whether a copy is of just these files."""
+        known = copy["files"] if copy else {}
+        return self.files == {(n, file["bytes"], file["mtime_ns"]) for n, file in known.items()}
+
+
+def on_disk(run: RunFiles) -> list[OnDisk]:
+    """Return the checkpoints that a run has, the newest first.
+
+    Of a custom script that is the one which it reported last.
+    """
+    if not run.project_file.exists():
+        whole = [p for p in checkpoints_in(run.checkpoints) if (p / _MANIFEST).is_file()]
+        found = (_look(run, step_of(path.name) or 0, path) for path in whole)
+        return [one for one in found if one]
+    newest, step = run.newest_checkpoint(), run.newest_step()
+    one = _look(run, step, newest) if newest else None
+    return [one] if one else []
+
+
+def _look(run: RunFiles, step: int, path: Path) -> OnDisk | None:
+    """Return a checkpoint; None if it is deleted just now."""
+    home = run.path.absolute()
+    path = path.absolute()
+    where = str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
+    try:
+        files = frozenset(_files_in(path) if path.is_dir() else [_stat(path, path.parent)])
+    except FileNotFoundError:
+        return None
+    return OnDisk(step, path, where, files) if files else None
+
+
+def _files_in(directory: Path) -> Iterator[tuple[str, int, int]]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, below, names in os.walk(directory, onerror=fail):
+        for name in below:
+            if Path(place, name).is_symlink():
+                raise MirrorError(f"{place}/{name}: a link to a directory is not copied")
+        yield from (_stat(Path(place, name), directory) for name in names)
+
+
+def _stat(file: Path, root: Path) -> tuple[str, int, int]:
+    if file.is_symlink() and not file.exists():
+        raise MirrorError(f"{file}: a link to nothing")
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise MirrorError(f"{file}: not a regular file")
+    return str(file.relative_to(root)), found.st_size, found.st_mtime_ns
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's copy; with .json, of what is written last."""
+    return f"{CHECKPOINTS}/{checkpoint_name(step)}"
+
+
+def known_copies(store: Store) -> dict[int, dict[str, Any]]:
+    """Return what S3 says of each whole copy, by its step."""
+    found = {}
+    for name in store.names(f"{CHECKPOINTS}/", here=True):
+        step = step_of(PurePosixPath(name).stem) if name.endswith(".json") else None
+        if step is not None:
+            found[step] = read_copy(store, step)
+    return {step: copy for step, copy in found.items() if copy}
+
+
+def read_copy(store: Store, step: int) -> dict[str, Any]:
+    """Return what was written last of a copy; empty if it is damaged."""
+    try:
+        copy = json.loads(store.read(f"{name_of(step)}.json", MOST_BYTES) or b"{}")
+        whole = copy["format"] == _FORMAT and copy["step"] == step and isinstance(copy["path"], str)
+        for name, file in copy["files"].items():
+            whole = whole and _is_inside(name) and isinstance(file["sha256"], str)
+            whole = whole and isinstance(file["bytes"], int) and isinstance(file["mtime_ns"], int)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return dict(copy) if whole and copy["files"] else {}
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and name == str(path) and name != "."
+
+
+def send(store: Store, one: OnDisk, copy: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Copy a checkpoint to S3, what is missing of it; return what was written last.
+
+    `copy` is the copy of this step that S3 has, if it has one.
+    """
+    name = name_of(one.step)
+    if copy:  # of other bytes: while it changes there is none
+        store.remove(f"{name}.json")
+    store.remove(f"{name}/", keep={f"{name}/{file}" for file, _, _ in one.files})
+    known = read_json(one.root / _MANIFEST).get("files")
+    files = {}
+    for file, size, mtime_ns in sorted(one.files, key=lambda each: (each[0] == _MANIFEST, each)):
+        listed = known.get(file) if isinstance(known, dict) else None
+        told = listed.get("sha256") if isinstance(listed, dict) else None
+        sha256 = told if isinstance(told, str) else sha256_of(one.root / file)
+        store.send(one.root / file, f"{name}/{file}", sha256)
+        files[file] = {"bytes": size, "sha256": sha256, "mtime_ns": mtime_ns}
+    if {_stat(one.root / file, one.root) for file, _, _ in one.files} != one.files:
+        raise ChangedError(f"{one.path}: changed while it was copied")
+    kind = "directory" if one.path.is_dir() else "file"
+    last = {"format": _FORMAT, "step": one.step, "path": one.where, "kind": kind, "files": files}
+    store.write(f"{name}.json", f"{json.dumps(last, indent=1)}\n".encode())
+    return last
+
+
+def remove(store: Store, step: int) -> None:
+    """Remove a copy: first what makes it exist."""
+    store.remove(f"{name_of(step)}.json")
+    store.remove(f"{name_of(step)}/")
+
+
+def strays(store: Store, run: RunFiles, copies: Mapping[int, object]) -> list[int]:
+    """Return the steps of which S3 has a part only, and the run nothing any more."""
+    known = {*copies, *(one.step for one in on_disk(run))}
+    names = (PurePosixPath(name) for name in store.all_names(f"{CHECKPOINTS}/"))
+    steps = {step_of(name.parts[1].removesuffix(".json")) for name in names}
+    return sorted(step for step in steps if step is not None and step not in known)
+
+
+def outdated(run: RunFiles, copies: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the steps whose checkpoints the run has deleted, or replaced, since they were copied.
+
+    `copies` has all whole ones that are on disk. The newest of these always stays.
+    """
+    paths = {copy["path"]: step for step, copy in sorted(copies.items())}
+    whole = (one for one in on_disk(run) if one.is_in(copies.get(one.step)))
+    newest = max((one.step for one in whole), default=0)
+    return [
+        step
+        for step, copy in copies.items()
+        if step < newest and (paths[copy["path"]] != step or not (run.path / copy["path"]).exists())
+    ]
+
+
+def send_run(store: Store, run: RunFiles) -> None:
+    """Copy what it takes to go on elsewhere: record, configuration and the job's own code."""
+    own = read_json(run.record_file)
+    try:
+        there = json.loads(store.read(RECORD, MOST_BYTES) or b"{}")
+    except ValueError:
+        there = {}
+    if there and [there.get(key) for key in _IDENTITY] != [own.get(key) for key in _IDENTITY]:
+        raise MirrorError(f"{store.place} has the copies of another run: set another mirror")
+    for file in filter(Path.exists, (run.record_file, run.config_file)):
+        store.write(file.name, file.read_bytes())
+    store.write(CODE, _packed(run.code))
+
+
+def _packed(code: Path) -> bytes:
+    """Return the code without that of trnslurm, which there is wherever the run continues."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for file in sorted(code.rglob("*")):
+            name = file.relative_to(code)
+            if name.parts[0] != "trnslurm" and file.is_file() and "__pycache__" not in name.parts:
+                archive.add(file, str(name), recursive=False)
+    return out.getvalue()
+
+
+def unpacked(data: bytes) -> dict[str, bytes]:
+    """Return the files of such an archive; raise a MirrorError if it is anything else."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isreg() else None
+                left = MOST_BYTES - sum(map(len, found.values()))
+                if not file or not _is_inside(member.name) or member.size > left:
+                    raise MirrorError(f"{CODE}: {member.name!r} is not the file of a run's code")
+                found[member.name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        raise MirrorError(f"{CODE}: damaged ({error})") from None
+    return found
+
+
+def fetch(store: Store, run: RunFiles, copy: Mapping[str, Any]) -> Path:
+    """Put a copy where the run expects its checkpoint, and return the path.
+
+    What an interrupted call has fetched is not fetched again.
+    """
+    step, where = copy["step"], PurePosixPath(copy["path"])
+    inside = _is_inside(copy["path"])
+    target = run.path / where if inside else run.checkpoints / where.name
+    temporary = run.path / _FETCHING.format(checkpoint_name(step))
+    whole = temporary if copy["kind"] == "directory" else temporary / target.name
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        _check_there(target, copy)
+    else:
+
+        def fetch_one(name: str) -> None:
+            file, known = temporary / name, copy["files"][name]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            there = file.is_file() and file.stat().st_size == known["bytes"]
+            if not there or sha256_of(file) != known["sha256"]:
+                store.fetch(f"{name_of(step)}/{name}", file, known["bytes"], known["sha256"])
+            os.utime(file, ns=(known["mtime_ns"], known["mtime_ns"]))
+
+        store.together(fetch_one, [*copy["files"]])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        whole.rename(target)
+        _fsync(target.parent)
+    shutil.rmtree(temporary, ignore_errors=True)
+    if run.project_file.exists():
+        write_json(run.saved_file, {"step": step, "path": str(target.absolute()), "attempt": 0})
+    return target
+
+
+def _check_there(target: Path, copy: Mapping[str, Any]) -> None:
+    """Refuse what is in the place of a checkpoint, unless an earlier attempt has fetched it."""
+    root = target if copy["kind"] == "directory" else target.parent
+    for name, known in copy["files"].items():
+        file = root / name
+        if not file.is_file() or sha256_of(file) != known["sha256"]:
+            raise MirrorError(
+                f"{target}: something else is in the checkpoint's place: move it away"
+            )
+
+
+def _fsync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,349 @@
+"""Store: files below a prefix in S3, with a checksum at every way there and back.
+
+Credentials, region and endpoint are boto3's own business: a role, a profile, single sign-on, or
+AWS_ENDPOINT_URL.
+"""
+
+import base64
+import hashlib
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+INSTALL = "pip install 'trnslurm[s3]'"
+PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()-]+)*)/?"
+"""A bucket and a prefix of the characters that S3 calls safe."""
+
+# S3 takes parts of 5 MiB to 5 GiB, at most 10,000 (docs.aws.amazon.com, "Multipart upload limits").
+_PART = 16 << 20
+_MOST_PARTS = 9_000
+_AT_ONCE = 4
+_CHUNK = 1 << 20
+_CONNECT_S, _ANSWER_S, _TRIES = 10, 60, 3
+_MISSING = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}
+
+
+class MirrorError(Exception):
+    """S3 refuses, fails or is silent; the text is one line."""
+
+
+class ChangedError(MirrorError):
+    """A file whose bytes are not those that its checksum says."""
+
+
+class Store:
+    """What is below a prefix in a bucket."""
+
+    def __init__(self, place: str, *, bytes_per_s: float = math.inf) -> None:
+        """Open s3://BUCKET/PREFIX; nothing is asked yet."""
+        match = re.fullmatch(PLACE, place)
+        if not match:
+            raise MirrorError(f"{place!r}: expected s3://BUCKET/PREFIX")
+        self.place = place.rstrip("/")
+        self._bucket, prefix = match[1], match[2].strip("/")
+        self._top = f"{prefix}/" if prefix else ""
+        self.pace = Pace(bytes_per_s)
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._client = _client(_AT_ONCE)
+        self.moved = 0
+        """How many bytes were sent and fetched."""
+        self.on_move: Callable[[], None] = lambda: None
+        """Is called now and then while a file is sent."""
+
+    def size_and_sha256(self, name: str) -> tuple[int, str] | None:
+        """Return what is known of an object; None: there is none."""
+        try:
+            with _one_line(name):
+                found = self._client.head_object(**self._at(name))
+        except _MissingError:
+            return None
+        return found["ContentLength"], found.get("Metadata", {}).get("sha256", "")
+
+    def names(self, prefix: str, *, here: bool = False) -> Iterator[str]:
+        """Yield the names that begin with a prefix; with `here`, those without a slash after it."""
+        asked = {"Bucket": self._bucket, "Prefix": self._top + prefix}
+        asked |= {"Delimiter": "/"} if here else {}
+        with _one_line(prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(**asked):
+                for each in page.get("Contents", ()):
+                    yield each["Key"][len(self._top) :]
+
+    def read(self, name: str, most_bytes: int) -> bytes | None:
+        """Return the bytes of a small object; None: there is none."""
+        try:
+            with _one_line(name):
+                body = self._client.get_object(**self._at(name))["Body"]
+                data: bytes = body.read(most_bytes + 1)
+        except _MissingError:
+            return None
+        if len(data) > most_bytes:
+            raise MirrorError(f"{self.place}/{name}: more than {most_bytes >> 20} MiB")
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small object."""
+        sha256 = hashlib.sha256(data)
+        with _one_line(name):
+            self._client.put_object(
+                **self._at(name),
+                Body=data,
+                ChecksumSHA256=_in_base64(sha256),
+                Metadata={"sha256": sha256.hexdigest()},
+            )
+
+    def send(self, path: Path, name: str, sha256: str) -> int:
+        """Send a file, unless it is there; return how many bytes were sent.
+
+        Raise a ChangedError if the file does not have this checksum.
+        """
+        size = path.stat().st_size
+        if self.size_and_sha256(name) == (size, sha256):
+            return 0
+        with path.open("rb") as file:
+            if size > _PART:
+                return self._send_parts(file.fileno(), path, name, sha256, size)
+            data = file.read(_PART + 1)
+            _forget(file.fileno(), 0, len(data))
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ChangedError(f"{path}: its sha256 is not as it was")
+        self.pace.take(len(data))
+        self.write(name, data)
+        self.moved += len(data)
+        return len(data)
+
+    def fetch(self, name: str, path: Path, size: int, sha256: str) -> None:
+        """Write an object into a file, durably; raise a ChangedError if it is another."""
+        found = hashlib.sha256()
+        with _one_line(name), path.open("wb") as file:
+            body = self._client.get_object(**self._at(name))["Body"]
+            for chunk in body.iter_chunks(_CHUNK):
+                found.update(chunk)
+                file.write(chunk)
+                self.moved += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if (path.stat().st_size, found.hexdigest()) != (size, sha256):
+            raise ChangedError(f"{self.place}/{name}: its sha256 is not as it was")
+
+    def all_names(self, prefix: str) -> set[str]:
+        """Return the names that begin with a prefix, also those of uploads that never ended."""
+        with _one_line(prefix):
+            begun = {upload["Key"][len(self._top) :] for upload in self._uploads(prefix)}
+        return {*self.names(prefix), *begun}
+
+    def remove(self, prefix: str, keep: Container[str] = ()) -> None:
+        """Remove what all_names returns, but the names to keep."""
+        with _one_line(prefix):
+            for upload in self._uploads(prefix):
+                if upload["Key"][len(self._top) :] not in keep:
+                    self._client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
+        for name in [name for name in self.names(prefix) if name not in keep]:
+            with _one_line(name):
+                self._client.delete_object(**self._at(name))
+
+    def together(self, work: Callable[[Any], object], items: Sequence[Any]) -> None:
+        """Do something for all items, a few at a time; raise the first error."""
+        for future in [self._pool.submit(work, item) for item in items]:
+            future.result()
+
+    def _send_parts(self, file: int, path: Path, name: str, sha256: str, size: int) -> int:
+        with _one_line(name):
+            upload, there = self._pending(name) or self._begin(name, sha256)
+        of_part = max(_PART, -(-size // _MOST_PARTS))
+        whole, sent, parts = hashlib.sha256(), 0, []
+        free = threading.Semaphore(_AT_ONCE)
+        futures: list[Future[dict[str, Any]]] = []
+        failed = threading.Event()
+        for number, start in enumerate(range(0, size, of_part), 1):
+            free.acquire()
+            if failed.is_set():
+                break
+            data = os.pread(file, of_part, start)
+            _forget(file, start, len(data))
+            whole.update(data)
+            part = _Part(number, data)
+            if known := part.as_listed(there.get(number)):
+                free.release()
+                parts.append(known)
+                continue
+            self.pace.take(len(data))
+            self.on_move()
+            sent += len(data)
+            futures.append(
+                self._pool.submit(self._send_part, name, upload, part, free=free, failed=failed)
+            )
+        parts += [future.result() for future in futures]  # or the first error
+        if whole.hexdigest() != sha256:
+            with _one_line(name):
+                self._client.abort_multipart_upload(**self._at(name), UploadId=upload)
+            raise ChangedError(f"{path}: its sha256 is not as it was")
+        every = {"Parts": sorted(parts, key=lambda part: int(part["PartNumber"]))}
+        with _one_line(name):
+            self._client.complete_multipart_upload(
+                **self._at(name), UploadId=upload, MultipartUpload=every
+            )
+        if self.size_and_sha256(name) != (size, sha256):  # an upload of other bytes was continued
+            self.remove(name)
+            raise MirrorError(f"{self.place}/{name}: another upload was in its place")
+        return sent
+
+    def _begin(self, name: str, sha256: str) -> tuple[str, dict[int, Any]]:
+        begun = self._client.create_multipart_upload(
+            **self._at(name), ChecksumAlgorithm="SHA256", Metadata={"sha256": sha256}
+        )
+        return begun["UploadId"], {}
+
+    def _pending(self, name: str) -> tuple[str, dict[int, Any]] | None:
+        """Return an upload of this object that was interrupted, and its parts by number."""
+        for upload in self._uploads(name):
+            if upload["Key"] == self._at(name)["Key"]:
+                pages = self._client.get_paginator("list_parts").paginate(
+                    **self._at(name), UploadId=upload["UploadId"]
+                )
+                parts = [part for page in pages for part in page.get("Parts", ())]
+                return upload["UploadId"], {part["PartNumber"]: part for part in parts}
+        return None
+
+    def _uploads(self, prefix: str) -> list[Any]:
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=self._at(prefix)["Key"]
+        )
+        return [upload for page in pages for upload in page.get("Uploads", ())]
+
+    def _send_part(
+        self,
+        name: str,
+        upload: str,
+        part: "_Part",
+        *,
+        free: threading.Semaphore,
+        failed: threading.Event,
+    ) -> dict[str, Any]:
+        try:
+            with _one_line(name):
+                answer = self._client.upload_part(
+                    **self._at(name),
+                    UploadId=upload,
+                    PartNumber=part.number,
+                    Body=part.data,
+                    ChecksumSHA256=part.sha256,
+                )
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            free.release()
+        self.moved += len(part.data)
+        return part.named(answer["ETag"])
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._top + name}
+
+
+class _Part:
+    """A part of a file."""
+
+    def __init__(self, number: int, data: bytes) -> None:
+        self.number, self.data = number, data
+        self.sha256 = _in_base64(hashlib.sha256(data))
+
+    def as_listed(self, there: Any) -> dict[str, Any] | None:
+        """Return the part's name if S3 has it: by its checksum or, where none is listed, its MD5.
+
+        An ETag is the MD5, unless the bucket encrypts with a key of KMS.
+        """
+        if not there or there["Size"] != len(self.data):
+            return None
+        listed = there.get("ChecksumSHA256")
+        md5 = f'"{hashlib.md5(self.data, usedforsecurity=False).hexdigest()}"'
+        same = listed == self.sha256 if listed else there["ETag"] == md5
+        return self.named(there["ETag"]) if same else None
+
+    def named(self, etag: str) -> dict[str, Any]:
+        """Return how the end of the upload names this part."""
+        return {"PartNumber": self.number, "ETag": etag, "ChecksumSHA256": self.sha256}
+
+
+class Pace:
+    """Bounds the bytes per second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def take(self, num_bytes: int) -> None:
+        """Wait until so many bytes may be sent."""
+        now = time.monotonic()
+        time.sleep(max(0.0, self._free_at - now))
+        self._free_at = max(self._free_at, now) + num_bytes / self.bytes_per_s
+
+
+class _MissingError(MirrorError):
+    """There is no such object."""
+
+
+def sha256_of(path: Path) -> str:
+    """Return the checksum of a file."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        _forget(file.fileno(), 0, 0)
+    return found
+
+
+def _client(connections: int) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise MirrorError(f"this Python has no boto3, which S3 needs: {INSTALL}") from None
+    with _one_line(""):
+        return boto3.session.Session().client(
+            "s3",
+            config=Config(
+                connect_timeout=_CONNECT_S,
+                read_timeout=_ANSWER_S,
+                max_pool_connections=connections,
+                retries={"mode": "standard", "total_max_attempts": _TRIES},
+            ),
+        )
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Turn botocore's errors into one line."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        said = error.response.get("Error", {})
+        code, words = str(said.get("Code", "")), str(said.get("Message", ""))
+        if code in _MISSING:
+            raise _MissingError(f"S3 has no {name}") from None
+        raise MirrorError(_short(f"{error.operation_name}: {code}: {words}")) from None
+    except BotoCoreError as error:  # with a server's address, not all that it was asked
+        words = re.sub(r"(https?://[^/\s\"]+)[^\s\"]*", r"\1", str(error))
+        raise MirrorError(_short(words)) from None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line.rstrip(".") if len(line) <= 300 else f"{line[:299]}…"
+
+
+def _in_base64(sha256: Any) -> str:
+    return base64.b64encode(sha256.digest()).decode()
+
+
+def _forget(file: int, start: int, length: int) -> None:
+    """Leave the page cache to the training."""
+    os.posix_fadvise(file, start, length, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,127 @@
+"""Starts the program that copies checkpoints to S3 beside a training, and waits for it at the end.
+
+The program is trnslurm.mirror, which needs boto3; this module needs the standard library only. Its
+death, its errors and its slowness are no training's: it is started again, or left alone.
+"""
+
+import functools
+import math
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+
+from trnslurm.node import processes
+from trnslurm.node.processes import say
+from trnslurm.node.state import RUN
+from trnslurm.rundir import read_json
+
+_PROGRAM = "trnslurm.mirror"
+_FINISH = b"finish\n"  # as trnslurm.mirror.program reads it
+_AGAIN_S = 60.0
+_END_S = 1.0
+_POLL_S = 0.05
+
+
+def begins_elsewhere() -> str:
+    """Return the place in S3 whose newest checkpoint the run has yet to fetch; empty: none."""
+    place = read_json(RUN.record_file).get("copied_from")
+    return place if isinstance(place, str) and not RUN.newest_step() else ""
+
+
+def start_fetching(place: str) -> int:
+    """Start to fetch that checkpoint; return the pid."""
+    return processes.spawn([*_command(), "fetch", place], own_session=False)
+
+
+def why_not() -> str:
+    """Return the last error of the program."""
+    return str(read_json(RUN.mirrored_file).get("why") or "")
+
+
+def _harmless(act: Callable[["Mirror"], None]) -> Callable[["Mirror"], None]:
+    """Log an error of a method, and do without the program from then on."""
+
+    @functools.wraps(act)
+    def do(mirror: "Mirror") -> None:
+        try:
+            act(mirror)
+        except Exception:
+            say(traceback.format_exc())
+            mirror.pid, mirror.again_at = 0, math.inf
+
+    return do
+
+
+class Mirror:
+    """The copies of the checkpoints that a training makes."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted and bool(read_json(RUN.mirror_file).get("place"))
+        self.pid = self._stdin = 0
+        self.again_at = 0.0
+        self._finishes = False
+
+    @_harmless
+    def look(self) -> None:
+        """Start the program, and again a minute after it has died."""
+        self._reap()
+        if self.wanted and not self.pid and time.monotonic() >= self.again_at:
+            self.again_at = time.monotonic() + _AGAIN_S
+            theirs, self._stdin = os.pipe()
+            self.pid = processes.spawn(
+                [*_command(), "beside"], input_fd=theirs, output_fd=2, own_session=False
+            )
+            os.close(theirs)
+
+    @_harmless
+    def finish(self) -> None:
+        """Tell the program that the training has made its last checkpoint."""
+        if self.again_at < math.inf:
+            self.again_at = 0.0
+        self.look()
+        self._finishes = True
+        if self.pid:
+            os.write(self._stdin, _FINISH)
+
+    def runs(self) -> bool:
+        """Check whether the program runs."""
+        self._reap()
+        return self.pid != 0
+
+    @_harmless
+    def end(self) -> None:
+        """End the program now: the next attempt's sends the rest."""
+        deadline, told = time.monotonic() + _END_S, signal.SIGTERM
+        self._reap()
+        while self.pid:
+            processes.send(self.pid, told)
+            if time.monotonic() >= deadline:
+                told = signal.SIGKILL
+            time.sleep(_POLL_S)
+            self._reap()
+
+    def missing(self) -> str:
+        """Say which checkpoint is not in S3, and why; empty if that is none."""
+        newest, copied = RUN.newest_step(), read_json(RUN.mirrored_file).get("step")
+        if not self.wanted or not newest or copied == newest:
+            return ""
+        why = why_not()
+        return f"the checkpoint of step {newest} is not in S3" + (f": {why}" if why else "")
+
+    @_harmless
+    def _reap(self) -> None:
+        if not self.pid:
+            return
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return
+        os.close(self._stdin)
+        self.pid = self._stdin = 0
+        if not self._finishes and processes.exit_code(status) != 128 + signal.SIGTERM:
+            say("warning: the program that copies checkpoints to S3 has ended; started again soon")
+
+
+def _command() -> list[str]:
+    return [os.environ["TRNSLURM_PYTHON"], "-m", _PROGRAM]
