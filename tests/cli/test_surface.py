@@ -69,7 +69,9 @@ SURFACE = {
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
     ),
-    "resume": "RUN -n/--nodes --stop-at --set --notify --path -f/--follow --detach --json",
+    "resume": (
+        "RUN -n/--nodes --stop-at --set -c/--cluster --notify --path -f/--follow --detach --json"
+    ),
     "watch": "RUN --resume --every --max --path",
     "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
     "compile status": "--path -c/--cluster --json",

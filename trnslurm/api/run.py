@@ -168,13 +168,7 @@ class Run:
 
         `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
         """
-        how = Continuation(
-            **({} if nodes is None else nodes_of(nodes)),
-            stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
-            settings=settings_of(settings),
-            notify=texts("notify", notify),
-            template_dirs=workspace_of(search_path(self._path)).template_dirs(),
-        )
+        how = _continuation(nodes, stop_at, settings, notify, self._path)
         console = PythonConsole(detach=True)
         resume_run(self._files, how, console)
         self.remarks = console.other_remarks
@@ -336,13 +330,27 @@ def resume(
     nodes: int | str | None = None,
     stop_at: int | None = None,
     settings: Settings = (),
+    cluster: str | None = None,
     notify: str | Sequence[str] = (),
     path: Paths = (),
 ) -> Run:
     """Resume a run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
     `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
+    "s3://BUCKET/PREFIX/RUN" starts a new run, on a `cluster`, with any settings.
     """
+    if isinstance(run, str) and run.startswith("s3://"):
+        from trnslurm.api.moved import propose_moved  # few need these
+        from trnslurm.submit.submit import submit
+
+        console = PythonConsole(detach=True)
+        how = _continuation(nodes, stop_at, settings, notify, path)
+        name = None if cluster is None else text("cluster", cluster)
+        submission = propose_moved(run, how, name, workspace_of(search_path(path)), console)
+        (started, *_), _ = submit(submission, ["python", f"trnslurm.resume({run!r})"], console)
+        return Run._of(started, console.other_remarks, path)
+    if cluster is not None:
+        raise ConfigError("cluster is for a run in S3: others continue where they are")
     return _run(run, path).resume(nodes=nodes, stop_at=stop_at, settings=settings, notify=notify)
 
 
@@ -353,6 +361,23 @@ def cancel(run: Run | PathLike, *, now: bool = False, path: Paths = ()) -> Run:
     A training on Slurm saves a checkpoint first, unless it has to end `now`.
     """
     return _run(run, path).cancel(now=now)
+
+
+def _continuation(
+    nodes: int | str | None,
+    stop_at: int | None,
+    settings: Settings,
+    notify: str | Sequence[str],
+    path: Paths,
+) -> Continuation:
+    """Return what changes when a run continues."""
+    return Continuation(
+        **({} if nodes is None else nodes_of(nodes)),
+        stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
+        settings=settings_of(settings),
+        notify=texts("notify", notify),
+        template_dirs=workspace_of(search_path(path)).template_dirs(),
+    )
 
 
 def _check_timeout(timeout: object) -> None:

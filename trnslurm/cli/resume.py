@@ -11,6 +11,7 @@ import click
 from trnslurm.api.search import run_roots
 from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import (
+    cluster_option,
     json_option,
     notify_option,
     path_option,
@@ -19,7 +20,7 @@ from trnslurm.cli.options import (
     take_nodes,
     workspace_option,
 )
-from trnslurm.cli.output import Terminal, echo_json, say
+from trnslurm.cli.output import Terminal, command_line, echo_json, say
 from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError
 from trnslurm.rundir import utc_time
@@ -27,7 +28,9 @@ from trnslurm.runs.find import find_runs
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.watch import watch
 from trnslurm.submit.resume import Continuation, Resumed, resume, resume_sweep
+from trnslurm.submit.submit import submit
 
+_IN_S3 = "s3://"
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -46,9 +49,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     "--set",
     "settings",
     multiple=True,
-    metavar="CAP=VALUE",
-    help="Raise slurm.max_node_hours, max_cost or max_attempts.",
+    metavar="KEY=VALUE",
+    help="Raise slurm.max_node_hours, max_cost or max_attempts; from S3: any key.",
 )
+@cluster_option
 @notify_option
 @workspace_option
 @click.option(
@@ -58,7 +62,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
 )
 @json_option
-def resume_command(run: str, workspace: Workspace, console: Terminal, **options: Any) -> None:
+def resume_command(
+    run: str, cluster: str | None, workspace: Workspace, console: Terminal, **options: Any
+) -> None:
     """Resume a run or a sweep from its newest checkpoint.
 
     The run is submitted again in the same directory, with the same code and configuration, whatever
@@ -79,14 +85,27 @@ def resume_command(run: str, workspace: Workspace, console: Terminal, **options:
 
     In a sweep, all runs that ended without completing are resumed.
 
+    s3://BUCKET/PREFIX/RUN continues the copy of a run whose files are gone, or on another cluster:
+    a new run with the same code and configuration fetches the newest checkpoint.
+
     \b
     Example:
       trnslurm resume last
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
       trnslurm resume last --set slurm.max_cost=500
+      trnslurm resume s3://bucket/runs/20261127-025400-gpt2_zero1 --cluster p4d
     """
     how = Continuation(template_dirs=workspace.template_dirs(), **options)
+    if run.startswith(_IN_S3):
+        from trnslurm.api.moved import propose_moved  # few need it
+
+        submission = propose_moved(run, how, cluster, workspace, console)
+        started, extras = submit(submission, command_line(), console)
+        report_started(started, console, extras)
+        return
+    if cluster:
+        raise click.UsageError("--cluster is for a run in S3: others continue where they are")
     first, *others = found = find_runs(run, run_roots(workspace))
     if others:
         report_started(resume_sweep(found, how, console), console)

@@ -54,6 +54,11 @@ _LIKE_HERE, _LIKE_ELSEWHERE, _HERE = 0.6, 0.75, 0.05
 _BEGINS, _SHORTEST_BEGIN = 0.85, 3
 _MOST_NEAREST = 3
 
+# Keys of a cluster that the command line sets for a training, wherever it runs.
+_OF_A_TRAINING = (
+    *("slurm.time_min", "slurm.min_nodes", "slurm.spares", "slurm.max_attempts"),
+    *("slurm.max_node_hours", "slurm.max_cost", "mirror", "env.", "notify."),
+)
 _CLUSTER = fields_of(Cluster)
 _RECIPE = fields_of(Recipe)
 _ALL = {**_CLUSTER, **_RECIPE}
@@ -127,6 +132,66 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
     tree = _merged(layers)
     check_cluster_values(tree)
     return build(Cluster, tree)
+
+
+def resolve_again(
+    workspace: Workspace,
+    head: Mapping[str, Any],
+    origins: Mapping[str, str],
+    *,
+    cluster: str,
+    settings: Sequence[str],
+    given: Mapping[str, Any],
+    prefix: str,
+    where: str,
+) -> Config:
+    """Return the configuration of a run's config.yaml on a cluster, which may be another one.
+
+    `origins` tells where the run's values were from: those of its profile are left out. So are, on
+    another cluster, what the command line said of places there, such as the run root. `prefix` is
+    the mirror, if none is set.
+    """
+    saved = check(head["config"], _ALL, where)
+    layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
+    layers.append(_profile_layer(workspace.cluster_file(cluster)))
+    own = {key: value for key, value in saved.items() if key not in _CLUSTER}
+    here = cluster == head["cluster_name"]
+    for dotted, value in flatten({key: saved[key] for key in saved if key in _CLUSTER}):
+        layer = origins.get(dotted, "").partition(":")[0]
+        asked = layer == "command line" and (here or dotted.startswith(_OF_A_TRAINING))
+        if asked or layer in ("recipe", "preset"):
+            own = merge(own, nest(dotted, value))
+    if "init_from" in own.get("train", {}):  # its checkpoint has all parameters
+        own["train"] = own["train"] | {"init_from": ""}
+    layers.append(Layer(name="run", source=where, tree=own))
+    layers += _machine_layer(_merged(layers))
+    for word in settings:
+        layers.append(set_layer(word, _merged(layers)))
+    for dotted, value in given.items():
+        layers.append(Layer(name="command line", source="resume", tree=nest(dotted, value)))
+    if _merged(layers)["mirror"] is None and not any(w.startswith("mirror=") for w in settings):
+        layers.append(Layer(name="run", source=where, tree={"mirror": prefix}))
+    layers += _site_layers(layers)
+    tree = _merged(layers)
+    check_values(tree)
+    return Config(
+        recipe_name=str(head["recipe_name"]),
+        recipe_dir=where,
+        preset=head["preset"],
+        cluster_name=cluster,
+        cluster=build(Cluster, tree),
+        recipe=build(Recipe, tree),
+        tree=tree,
+        origins=_origins(layers),
+    )
+
+
+def _origins(layers: Sequence[Layer]) -> dict[str, Origin]:
+    return {
+        dotted: Origin(layer=layer.name, source=layer.source)
+        for layer in layers
+        for dotted, _ in flatten(layer.tree)
+    }
 
 
 def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:

@@ -48,6 +48,7 @@ def new_record(
         after=waits_for.success,
         values=planned.values,
         behind=waits_for.end,
+        copied_from=planned.fetches,
         depends=waits_for.jobs,
         precompile=need.record(),
         origins=job.origins,

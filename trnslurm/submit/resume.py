@@ -229,6 +229,8 @@ def _where_it_continues(run: RunDir) -> str:
         return f"{run.name} continues after step {step}, from {newest}"
     if run.project_file.exists() and changed_at(run.checkpoints):
         return f"{run.name} starts again; its script may continue from {run.checkpoints}"
+    if place := run.record().copied_from:
+        return f"{run.name} begins with the newest checkpoint of {place}"
     return f"{run.name} starts from the beginning: it has no checkpoint"
 
 

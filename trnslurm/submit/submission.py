@@ -48,6 +48,8 @@ class PlannedRun(Frozen):
     """What a sweep sets for this run."""
     resumes: RunDir | None = None
     """The directory of a run that exists already."""
+    fetches: str = ""
+    """The place in S3 whose newest checkpoint the run fetches before it trains."""
     ended: RunStatus | None = None
     """The status of the resumed run."""
     need: Need | None = None
