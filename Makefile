@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 all: help
 .PHONY: all help demo docs pictures test test-faults triage test-newest test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-all bench-launcher bench-checkpoint bench-data bench-restart bench-scale wheel release clean
+  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -149,6 +149,9 @@ bench-training: .venv/.train  ## Measure training speed, also of accelerate and 
 
 bench-checkpoint: .venv/.train  ## Measure how long a save interrupts training, also with torch.save
 	$(BIN)/python benchmarks/checkpoint_stall.py
+
+bench-mirror: .venv/.train  ## Measure what copies to S3 cost the steps beside them
+	$(BIN)/python benchmarks/mirror.py
 
 bench-data: .venv/.train .venv-datasets/.made  ## Measure data preparation, also with datasets
 	$(BIN)/python benchmarks/packing.py --peer .venv-datasets/bin/python

@@ -26,6 +26,7 @@ SCRIPTS = (
     "launcher",
     "training",
     "checkpoint_stall",
+    "mirror",
     "packing",
     "restart",
     "scale",
