@@ -232,7 +232,10 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
     run.state.mkdir(parents=True)
     tools.mkdir()
     run.state_file("train", 1).write_text("{}")
-    (tools / "nvidia-smi").write_text(f"#!/bin/bash\ncat {RECORDED}/nvidia-smi.csv\nsleep 600\n")
+    # It has written all once the program has read all but what a pipe holds: 64 KiB.
+    done = tmp_path / "done"
+    script = f"cat {RECORDED}/nvidia-smi.csv; yes '' | head -c 200000; touch {done}; sleep 600"
+    (tools / "nvidia-smi").write_text(f"#!/bin/bash\n{script}\n")
     (tools / "nvidia-smi").chmod(0o755)
     environ = os.environ | {
         "PATH": f"{tools}:{os.environ['PATH']}",
@@ -247,9 +250,7 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
         with subprocess.Popen(command, cwd=run.path, env=environ) as usage:
             children = Path(f"/proc/{usage.pid}/task/{usage.pid}/children")
             tool = eventually(lambda: children.read_text().split())
-            # Two looks later its report has been read.
-            eventually(lambda: usage.poll() is not None or _waits(int(tool[0])))
-            subprocess.run(["sleep", "0.5"], check=True)
+            eventually(lambda: usage.poll() is not None or done.exists())
             task.kill()
             assert usage.wait(60) == 0
     (line,) = newest_lines(run, "train", 1).values()
@@ -258,11 +259,6 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
     assert 0 <= line["cpu"] <= 1 and line["memory_left_gib"] > 0
     assert not list(notices(run, "train", 1))
     assert not Path(f"/proc/{tool[0]}").exists()
-
-
-def _waits(pid: int) -> bool:
-    """Check whether the stand-in has printed, and sleeps."""
-    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def test_a_long_file_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.remote import launcher, receive
-from trnslurm.remote.launcher import _NEEDED
+from trnslurm.remote.launcher import NEEDED
 
 from .login import Login
 
@@ -30,8 +30,8 @@ def needed_by(name: str) -> set[str]:
 
 
 def test_all_that_it_needs_is_sent() -> None:
-    sent = {name.lower() for name in _NEEDED}
-    for name in ("trnslurm", *_NEEDED):
+    sent = {name.lower() for name in NEEDED}
+    for name in ("trnslurm", *NEEDED):
         lacking = {word for word in needed_by(name) if "colorama" not in word} - sent
         assert not lacking, (name, lacking)
     names = launcher.files()

@@ -331,7 +331,7 @@ def test_a_resume_that_would_be_refused_is_not_offered(make_run, dead, cli) -> N
 def test_an_error_that_would_come_again_is_to_be_corrected(make_run, dead, cli) -> None:
     run = failed(make_run, dead, f"{TRACEBACK}KeyError: 'lr'\n", cause="error")
     (run.checkpoints / "step-00000010").mkdir(parents=True)
-    look = "print the keys at train.py, line 4; correct the name that is passed"
+    look = "print the keys at train.py, line 4"
     assert f"\nnext: {look}, then {AGAIN}\n" in cli("status", run.name).out
 
 

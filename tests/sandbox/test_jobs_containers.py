@@ -238,5 +238,5 @@ def test_an_image_that_is_not_there(user: User, images: Images) -> None:
     run = submit(user, none, "podman", SEEN, more=("slurm.requeue=false",))
     eventually(lambda: run.state == "FAILED")
     shown = run.shown()
-    assert "the container's image does not exist, or this node cannot read it" in shown
+    assert "the container's image could not be fetched or unpacked on this node" in shown
     assert "localhost/none:1" in run.logs("--node", "1")

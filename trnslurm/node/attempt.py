@@ -350,11 +350,11 @@ class AttemptProgram:
         pauses_s = [*self._options.retry_s, None] if self.on_slurm else [None]
         code = 0
         for pause_s in pauses_s:
+            aborted = aborted_steps(self.state) if self.on_slurm else 0
             # Slurm finds the processes of a job by their session.
             self._step = self._step or processes.spawn(
                 self._options.command, own_session=not self.on_slurm
             )
-            aborted = aborted_steps(self.state) if self.on_slurm else 0
             code = self._wait_for_step()
             self._step = 0
             if self._job.relay:

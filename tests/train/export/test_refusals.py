@@ -108,7 +108,7 @@ def test_by_hand(run_dir):
     """As the script's docstring says."""
     package = run_dir / "code" / "trnslurm"
     shutil.copytree(REPO / "trnslurm" / "train", package / "train")
-    for name in ("__init__.py", "declared.py", "errors.py", "frozen.py", "rundir.py"):
+    for name in ("__init__.py", "declared.py", "errors.py", "frozen.py", "rundir.py", "tracing.py"):
         shutil.copy(REPO / "trnslurm" / name, package)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
 
