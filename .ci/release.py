@@ -7,6 +7,7 @@ same bytes. --draft makes one of a version that has no changelog yet, or of chan
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.metadata
 import io
@@ -57,13 +58,15 @@ main()
 
 def main() -> None:
     """Write all files of the release."""
-    draft, (place,) = "--draft" in sys.argv, [a for a in sys.argv[1:] if a != "--draft"]
-    notes = changes()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--draft", action="store_true")
+    options = parser.parse_args()
+    draft, out, notes = options.draft, options.directory, changes()
     if not draft and not notes:
         sys.exit(f"error: CHANGELOG.md has no section '## {__version__}': write it, or --draft")
     if not draft and git("status", "--porcelain"):
         sys.exit("error: there are changed files: commit them, or --draft")
-    out = Path(place)
     out.mkdir(parents=True, exist_ok=True)
     # https://reproducible-builds.org/specs/source-date-epoch; hatchling takes it for both.
     environ = os.environ | {"SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct")}

@@ -151,6 +151,7 @@ def test_it_is_served_and_written(run: RunDir, cli, tmp_path: Path) -> None:
 def test_exporter_is_refused(run: RunDir, cli, tmp_path: Path) -> None:
     gone = tmp_path / "gone" / "x.prom"
     assert cli("exporter", "--output", str(gone)).error == f"{gone}: No such file or directory"
+    assert "--every is for" in cli("exporter", "--every", "5").error
     assert "give one of them" in cli("exporter", "--port", "1", "--dashboard").error
 
 

@@ -59,6 +59,8 @@ def exporter_command(
     """
     if sum(map(bool, (port is not None, output, dashboard))) > 1:
         raise click.UsageError("--port, --output and --dashboard: give one of them")
+    if every is not None and port is None and not output:
+        raise click.UsageError("--every is for --output and --port")
     if dashboard:
         from trnslurm.trackers.grafana import dashboard_text
 

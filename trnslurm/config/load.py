@@ -147,9 +147,9 @@ def resolve_again(
 ) -> Config:
     """Return the configuration of a run's config.yaml on a cluster, which may be another one.
 
-    `origins` tells where the run's values were from: those of its profile are left out. So are, on
-    another cluster, what the command line said of places there, such as the run root. `prefix` is
-    the mirror, if none is set.
+    `origins` tells where the run's values came from. Values of its old profile are left out; on
+    another cluster, values of the command line that describe the old one are left out too, such as
+    its run root. If no mirror is set, `prefix` becomes the mirror.
     """
     saved = check(head["config"], _ALL, where)
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]

@@ -218,7 +218,7 @@ def _fetch(run: RunFiles, place: str, patience_s: float) -> int:
     try:
         store = Store(place)
     except MirrorError as error:
-        return _failed(run, str(error))
+        return _failed(run, f"{place}: {error}")
     while not why or time.monotonic() < tried_at + patience_s:
         try:
             return _fetch_newest(store, run, start)

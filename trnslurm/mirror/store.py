@@ -45,7 +45,7 @@ class Store:
         """Open s3://BUCKET/PREFIX; nothing is asked yet."""
         match = re.fullmatch(PLACE, place)
         if not match:
-            raise MirrorError(f"{place!r}: expected s3://BUCKET/PREFIX")
+            raise MirrorError("expected s3://BUCKET/PREFIX, the bucket in lower case")
         self.place = place.rstrip("/")
         self._bucket, prefix = match[1], match[2].strip("/")
         self._top = f"{prefix}/" if prefix else ""

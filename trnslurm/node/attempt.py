@@ -317,7 +317,7 @@ class AttemptProgram:
         self._mirror.finish()
         while self._mirror.runs() and not RUN.cancelled_file.exists():
             arrived, _ = self._signals.wait(_LOOK_S)
-            if arrived & processes.END_SIGNALS:  # the training is complete all the same
+            if arrived & processes.END_SIGNALS:  # the training itself is complete
                 break
 
     def finish(self, code: int) -> int:

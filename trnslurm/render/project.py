@@ -107,7 +107,7 @@ class _Walk:
 
 
 def _tracked_though_ignored(root: Path) -> frozenset[str]:
-    """Return the files that a .gitignore names and git keeps all the same, and their directories.
+    """Return the files that git tracks although a .gitignore names them, and their directories.
 
     Without git, or outside a repository, there are none.
     """
