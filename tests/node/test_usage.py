@@ -232,9 +232,11 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
     run.state.mkdir(parents=True)
     tools.mkdir()
     run.state_file("train", 1).write_text("{}")
-    # It has written all once the program has read all but what a pipe holds: 64 KiB.
-    done = tmp_path / "done"
-    script = f"cat {RECORDED}/nvidia-smi.csv; yes '' | head -c 200000; touch {done}; sleep 600"
+    # The tool reports after the first line of the file, so that the report is in the last line. It
+    # has written all once the program has read all but what a pipe holds: 64 KiB.
+    done, first = tmp_path / "done", run.usage_file(1)
+    script = f"until [[ -s {first} ]]; do sleep 0.05; done; cat {RECORDED}/nvidia-smi.csv; "
+    script += f"yes '' | head -c 200000; touch {done}; sleep 600"
     (tools / "nvidia-smi").write_text(f"#!/bin/bash\n{script}\n")
     (tools / "nvidia-smi").chmod(0o755)
     environ = os.environ | {
