@@ -30,9 +30,9 @@ from trnslurm.rundir import RunFiles
 
 from ..waiting import eventually
 
-RECORDED = Path(__file__).with_name("device_tools")
+PRINTED = Path(__file__).with_name("device_tools")
 CODE = Path(__file__).parents[2]
-GPUS = read_nvidia_smi((RECORDED / "nvidia-smi.csv").read_text().splitlines())
+GPUS = read_nvidia_smi((PRINTED / "nvidia-smi.csv").read_text().splitlines())
 
 
 def test_tools_of_the_vendors_are_read() -> None:
@@ -41,7 +41,10 @@ def test_tools_of_the_vendors_are_read() -> None:
     assert GPUS.devices[1].slowed_by == "heat"
     assert GPUS.devices[3] == DeviceUse(None, 40.0, None, 1410.0)
     assert GPUS.errors["GPU 1: uncorrected memory errors"] == 3
-    text = (RECORDED / "neuron-monitor.json").read_text()
+    for line in (PRINTED / "nvidia-smi-h200.csv").read_text().splitlines():
+        assert (h200 := read_nvidia_smi([line])) and not h200.devices[0].slowed_by
+        assert h200.errors == {"GPU 0: uncorrected memory errors": 0}
+    text = (PRINTED / "neuron-monitor.json").read_text()
     cores = read_neuron_monitor(["not JSON", text, '{"cut": '])
     assert cores and cores.devices == {
         0: DeviceUse(use=0.935, memory_gib=10.0),
@@ -84,13 +87,13 @@ def tool(tmp_path: Path) -> Iterator[Callable[..., Devices]]:
 
 
 def test_a_report_comes_while_the_tool_runs(tool: Callable[..., Devices]) -> None:
-    devices = tool(f"cat {RECORDED / 'nvidia-smi.csv'}; exec sleep 600")
+    devices = tool(f"cat {PRINTED / 'nvidia-smi.csv'}; exec sleep 600")
     assert eventually(devices.report) == GPUS
     assert devices.report() is None  # nothing new
 
 
 def test_the_next_tool_is_tried(tool: Callable[..., Devices]) -> None:
-    devices = tool("echo Field is not valid; exit 2", f"cat {RECORDED / 'nvidia-smi.csv'}")
+    devices = tool("echo Field is not valid; exit 2", f"cat {PRINTED / 'nvidia-smi.csv'}")
     assert eventually(devices.report) == GPUS
 
 
@@ -235,7 +238,7 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
     # The tool reports after the first line of the file, so that the report is in the last line. It
     # has written all once the program has read all but what a pipe holds: 64 KiB.
     done, first = tmp_path / "done", run.usage_file(1)
-    script = f"until [[ -s {first} ]]; do sleep 0.05; done; cat {RECORDED}/nvidia-smi.csv; "
+    script = f"until [[ -s {first} ]]; do sleep 0.05; done; cat {PRINTED}/nvidia-smi.csv; "
     script += f"yes '' | head -c 200000; touch {done}; sleep 600"
     (tools / "nvidia-smi").write_text(f"#!/bin/bash\n{script}\n")
     (tools / "nvidia-smi").chmod(0o755)
