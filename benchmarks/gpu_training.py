@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/gpu_training.py --rounds 2
 
-Both make the model from its configuration, with the same first weights, and train on the same
+All make the model from its configuration, with the same first weights, and train on the same
 samples in bf16 arithmetic with PyTorch's fused attention and AdamW, on one GPU. They run in turn,
 each as a process of its own; start-up and the first steps are not counted. The losses at the end
-must agree, or the two did not do the same work. `--device cpu` tries all of it at a tiny size.
+must agree, or they did not do the same work. `--device cpu` tries all of it at a tiny size.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SAME_LOSS = 0.05
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0}
 COMMON = {"log_every": LOG_EVERY, "eval_every": 0, "save_every": 0, "lr": 1e-4, "warmup_steps": 0}
 COMMON |= {"schedule": "constant"}
+SIDES = ("ours", "ours, compiled", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ MODELS = {
 
 
 def main() -> None:
-    """Run both sides of each model in turn; print a table, and write the figures down."""
+    """Run all sides of each model in turn; print a table, and write the figures down."""
     parser = reporting.make_parser("Compare the speed of training on a GPU.", rounds=2)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="(both)")
     parser.add_argument("--steps", type=int, default=50, help="(50)")
@@ -106,9 +107,10 @@ def main() -> None:
         record = {"title": title, "peak_tflops": peak or None, "rows": rows}
         options.output.write_text(json.dumps(record, indent=1) + "\n")
     reporting.report(title, rows, columns, options.json)
-    for ours, peer in zip(rows[::2], rows[1::2], strict=True):
-        if abs(ours["loss"] - peer["loss"]) > SAME_LOSS * peer["loss"]:
-            sys.exit(f"error: {ours['name']}: the losses differ: this was no fair comparison")
+    for at, row in enumerate(rows):
+        peer = rows[at // len(SIDES) * len(SIDES) + len(SIDES) - 1]
+        if abs(row["loss"] - peer["loss"]) > SAME_LOSS * peer["loss"]:
+            sys.exit(f"error: {row['name']}: the losses differ: this was no fair comparison")
 
 
 def find_gpu(device: str) -> str:
@@ -125,16 +127,17 @@ def find_gpu(device: str) -> str:
 def race(
     model: Model, root: Path, peak_tflops: float, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Run both sides of a model in turn; return a row for each, ours first."""
-    runs: dict[str, list[dict[str, float]]] = {"ours": [], "transformers": []}
+    """Run the sides of a model in turn; return a row for each, the peer's last."""
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(options.rounds):
-        ours = render(model, root / f"{model.recipe}-{number}", options)
-        run_dir = root / f"{model.recipe}-{number}-peer"
-        run_dir.mkdir()
-        for side, measured in (
-            ("ours", run_ours(ours, options)),
-            ("transformers", run_peer(ours, run_dir, options)),
-        ):
+        where = root / f"{model.recipe}-{number}"
+        ours = render(model, where, options)
+        compiled = render(model, Path(f"{where}-compiled"), options, compiled=True)
+        for side in SIDES:
+            if side == "transformers":
+                measured = run_peer(ours, Path(f"{where}-peer"), options)
+            else:
+                measured = run_ours(compiled if side == "ours, compiled" else ours, options)
             runs[side].append(measured)
             rate = measured["tokens_per_s"]
             print(f"{model.name}, {side}: {rate:,.0f} tokens/s", file=sys.stderr, flush=True)
@@ -156,7 +159,9 @@ def race(
     return rows
 
 
-def render(model: Model, output: Path, options: argparse.Namespace) -> Path:
+def render(
+    model: Model, output: Path, options: argparse.Namespace, *, compiled: bool = False
+) -> Path:
     """Render the bundle that a user would run."""
     tiny = options.device == "cpu"
     seq_len = 64 if tiny else model.seq_len
@@ -168,6 +173,7 @@ def render(model: Model, output: Path, options: argparse.Namespace) -> Path:
     settings |= {"batch.micro_batch": micro_batch, f"model.{positions}": seq_len}
     settings |= {f"model.{k}": v for k, v in (model.keys | (model.tiny if tiny else {})).items()}
     settings |= {f"train.{key}": value for key, value in COMMON.items()}
+    settings["train.compile"] = compiled
     command = [sys.executable, "-m", "trnslurm", "render", model.recipe, "--cluster", "local"]
     command += ["--preset", "tiny", "--nodes", "1", "--workers", "1"]
     command += ["--path", str(REPO), "--output", str(output)]
@@ -188,6 +194,7 @@ def run_peer(bundle: Path, run_dir: Path, options: argparse.Namespace) -> dict[s
     plan = json.loads((bundle / "plan.json").read_text())
     text = bundle / "code/jobs" / plan["recipe"] / "text.txt"
     command = [sys.executable, str(PEER), str(bundle / "plan.json"), str(text), "metrics.jsonl"]
+    run_dir.mkdir()
     paths = [str(REPO), os.environ.get("PYTHONPATH", "")]
     environ = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     call(command, cwd=run_dir, environ=environ | {"USE_TORCH_XLA": "0"})

@@ -40,6 +40,8 @@ class Field(Frozen):
     choices: tuple[Any, ...] = ()
     marks: tuple[str, ...] = ()
     help: str = ""
+    optional: bool = False
+    """It has a default, so that recipes from before it stay valid."""
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -269,7 +271,8 @@ def _of_class(module: _Module, node: ast.stmt) -> Declaration:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             key = statement.target.id
             text = _docstring(after) or fields.get(key, Field()).help
-            fields[key] = replace(module.field(statement.annotation), help=text)
+            field = module.field(statement.annotation)
+            fields[key] = replace(field, help=text, optional=statement.value is not None)
         elif isinstance(statement, ast.Assign) and _targets(statement) == [REFUSED]:
             refused += ast.literal_eval(statement.value)
     return Declaration(fields=fields, refused=tuple(refused), whole=whole)

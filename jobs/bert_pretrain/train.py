@@ -209,6 +209,7 @@ def make_model(plan: JobPlan, settings: Settings, device: Device) -> BertForPreT
     )
     # Moving to an XLA device makes new parameters and so unties the output layer and its bias.
     model.tie_weights()
+    device.compile_layers(model)
     return model
 
 

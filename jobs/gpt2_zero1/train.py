@@ -104,10 +104,14 @@ def unit_loss(
     device.seed(unit.seed)
     with device.autocast(plan.precision):
         logits = model(tokens, use_cache=False).logits
+    return device.compiled(sum_losses)(logits, tokens) * weight
+
+
+def sum_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the sum of the losses of all predicted tokens."""
     # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
     targets = pad(tokens[:, 1:], (0, 1), value=-100)
-    loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-    return loss * weight
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 def open_split(plan: JobPlan, split: str) -> Text:
@@ -140,6 +144,7 @@ def make_model(plan: JobPlan, settings: Settings, device: Device) -> GPT2LMHeadM
     if settings.gradient_checkpointing:
         # Not gradient_checkpointing_enable(): it takes PyTorch's function, which fails on XLA.
         model._set_gradient_checkpointing(gradient_checkpointing_func=device.checkpoint)
+    device.compile_layers(model)
     return model
 
 

@@ -149,10 +149,14 @@ def unit_loss(
         tokens, weight = device.put_all([text.samples(unit.first, unit.size), weight])
     device.seed(unit.seed)
     logits = model(tokens, use_cache=False).logits
+    return device.compiled(sum_losses)(logits, tokens) * weight
+
+
+def sum_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the sum of the losses of all predicted tokens."""
     # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
     targets = pad(tokens[:, 1:], (0, 1), value=-100)
-    loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-    return loss * weight
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 def open_split(plan: JobPlan, split: str) -> Text:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from trnslurm.rundir import RunFiles, write_json
 
 from ..free_port import free_port
 from ..processes import run_process
@@ -93,6 +97,76 @@ assert done.query(), "put() does not wait for what was given before"
 assert device.steps_ahead(2) == 1
 device.close()
 """
+
+
+COLLECTIVE = """\
+import time, torch
+from trnslurm.train.devices.plain import CudaTimer
+timer = CudaTimer()
+torch.cuda._sleep(10**9)
+torch.cuda.synchronize()
+began = time.monotonic()
+with timer("collectives"):
+    torch.cuda._sleep(10**9)
+given = time.monotonic() - began
+early = timer.take()["collectives"]
+torch.cuda.synchronize()
+took, counted = time.monotonic() - began, timer.take()["collectives"]
+assert early == 0 and given < took / 2, "the host waited"
+assert 0.7 * took < counted < 1.01 * took, (counted, took)
+"""
+
+
+def test_collectives_are_timed_on_the_device(device: str, tmp_path: Path) -> None:
+    """Counts how long the GPU is in a collective, while the host goes on."""
+    if device != "cuda":
+        pytest.skip("a CPU's collectives are timed by its own clock")
+    environ = os.environ | {"PYTHONPATH": str(REPO)}
+    done = run_process([sys.executable, "-c", COLLECTIVE], env=environ, cwd=tmp_path)
+    assert done.code == 0, done.err
+
+
+def test_steps_are_recorded(trainings: Trainings, device: str, saw: Callable[..., None]) -> None:
+    """Records three steps on request: what the device did, in a trace and in words."""
+    bundle = trainings.render("gpt2_zero1", **QUIET)
+    process = started(trainings, bundle)
+    files = RunFiles(bundle)
+    write_json(files.profile_request, {"id": "asked", "steps": 3, "workers": [0]})
+    summary = files.profile_file("asked", 0, "summary.json")
+    eventually(summary.exists, LIMIT_S)
+    (bundle / "state/stop-train-1.json").write_text("{}")
+    trainings.wait(bundle, process)
+    facts = json.loads(summary.read_text())
+    assert facts["steps"] == 3 and facts["shares"]["matrix products"] > 0
+    with gzip.open(files.profile_file("asked", 0, "json.gz"), "rt") as trace:
+        kinds = {event.get("cat") for event in json.load(trace)["traceEvents"]}
+    assert ("kernel" in kinds) == (device == "cuda")
+    saw(**{kind.replace(" ", "_"): f"{share:.0%}" for kind, share in facts["shares"].items()})
+
+
+def test_the_use_of_the_gpu_is_noted(trainings: Trainings, device: str) -> None:
+    """Writes lines about the node with what nvidia-smi says."""
+    bundle = trainings.render("gpt2_zero1", **QUIET, usage_seconds=1)
+    process = started(trainings, bundle)
+    notes = bundle / "usage/node0.jsonl"
+    eventually(notes.exists, LIMIT_S)
+    # The tool reports every second; the last line has what came after the first.
+    steps = (bundle / "metrics.jsonl").read_text().count("\n")
+    eventually(
+        lambda: (
+            time.time() - notes.stat().st_mtime > 5
+            and (bundle / "metrics.jsonl").read_text().count("\n") > steps
+        ),
+        LIMIT_S,
+    )
+    (bundle / "state/stop-train-1.json").write_text("{}")
+    trainings.wait(bundle, process)
+    eventually(lambda: notes.read_text().count("\n") > 1, LIMIT_S)
+    line = json.loads(notes.read_text().splitlines()[-1])
+    assert line["phase"] == "train" and 0 <= line["cpu"] <= 1
+    if device == "cuda":
+        assert line["kind"] == "GPU" and max(line["device_use"]) > 0
+        assert max(line["device_memory_gib"]) > 0.1
 
 
 def test_a_host_is_a_step_ahead_at_most(device: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.plain import TorchDevice
+from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.make import make_optimizer
 
 from .conftest import JOB
@@ -36,23 +37,32 @@ def device(monkeypatch):
     dist.destroy_process_group()
 
 
+def make(device, *, recompute=False):
+    """Make a GPT-2; return it, and what computes a unit and its gradients."""
+    job = import_job(JOB / "train.py")
+    plan = types.SimpleNamespace(model=MODEL, seed=1, precision="fp32")
+    settings = types.SimpleNamespace(init_from="", gradient_checkpointing=recompute)
+    model = job.make_model(plan, settings, device)
+    text = types.SimpleNamespace(samples=lambda first, size: torch.ones(size, 16, dtype=torch.long))
+    unit = Unit(index=0, first=0, size=2, weight=1.0, seed=0)
+
+    def backward():
+        loss = job.unit_loss(model, device, plan, text, unit, 100)
+        loss.backward()
+        return loss.detach()
+
+    return model, backward
+
+
 @pytest.fixture
 def counted(device):
     """How often each operation ran in a unit, and in the end of a step."""
-    job = import_job(JOB / "train.py")
-    plan = types.SimpleNamespace(model=MODEL, seed=1, precision="fp32")
-    settings = types.SimpleNamespace(init_from="", gradient_checkpointing=False)
-    model = job.make_model(plan, settings, device)
+    model, backward = make(device)
     optimizer = make_optimizer(
         optimizer_settings("adamw", weight_decay=0.1, beta2=0.99),
         device,
         model.named_parameters(),
     )
-    text = types.SimpleNamespace(samples=lambda first, size: torch.ones(size, 16, dtype=torch.long))
-    unit = Unit(index=0, first=0, size=2, weight=1.0, seed=0)
-
-    def backward():
-        job.unit_loss(model, device, plan, text, unit, 100).backward()
 
     def end():
         optimizer.step(1e-3)
@@ -88,3 +98,24 @@ def test_a_step_ends_with_one_pass_for_each_group_and_one_sum_for_each_bucket(co
     assert of_end["aten::_fused_adamw_"] == 2
     assert of_end["c10d::allreduce_"] == len(optimizer._summed._buckets) == 1
     assert of_end["aten::zero_"] == 1
+
+
+# PyTorch's own look at the gradients of what a layer is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_layers_compute_the_same_in_few_graphs(device, monkeypatch):
+    # Else PyTorch starts a process for each processor, which imports it again.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    plain, backward = make(device)
+    loss = backward()
+    device.compiles = True
+    before = device.graphs()
+    compiled, backward = make(device, recompute=True)
+    torch.testing.assert_close(backward(), loss, rtol=1e-6, atol=0)
+    theirs = dict(compiled.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(theirs.pop(name).grad, parameter.grad, rtol=1e-4, atol=1e-6)
+    assert not theirs
+    # Layers share one; another is the loss'. The backward pass recomputes with gradients: a third.
+    assert device.graphs() - before in (2, 3)
+    with pytest.raises(TrainError, match="Linear has no layers to compile"):
+        device.compile_layers(torch.nn.Linear(1, 1))

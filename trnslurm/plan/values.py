@@ -110,7 +110,8 @@ def reader(recipe: str, recipe_dir: Path) -> Read:
 def _check_keys(config: Config, declared: Declaration, values: dict[str, Any]) -> None:
     """Refuse keys that are missing, or that the job does not know, as it would."""
     where = f"{config.recipe_dir}/recipe.yaml"
-    if missing := [key for key in declared.fields if key not in values]:
+    needed = (key for key, field in declared.fields.items() if not field.optional)
+    if missing := [key for key in needed if key not in values]:
         more = f" and {len(missing) - 3} more keys" if len(missing) > 3 else ""
         keys = f"{', '.join(missing[:3])}{more}"
         raise ConfigError(f"{where}: train lacks {keys}, which {config.recipe.entry} needs")

@@ -57,10 +57,12 @@ def make_classifier(
     model = new_classifier(make_config(plan.model, attn_implementation=attention), of_words)
     if init_from:
         load_parameters(model, init_from, own=_HEADS)
-    return model.to(
+    model.to(
         device=device.torch_device,
         dtype=torch.bfloat16 if plan.precision == "bf16" else torch.float32,
     )
+    device.compile_layers(model)
+    return model
 
 
 def predict(model: Any, device: Device, precision: str, samples: LabelledSamples) -> Tensor:

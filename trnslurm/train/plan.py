@@ -114,7 +114,9 @@ def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
     kinds = get_type_hints(cls)
     for key in values.keys() - kinds.keys():
         raise TrainError(f"{where}: unknown key {key}")
-    return cls(**{key: _read_value(kind, key, values, where) for key, kind in kinds.items()})
+    # A key with a default may be missing: plans from before it stay valid.
+    given = {key: kind for key, kind in kinds.items() if key in values or not hasattr(cls, key)}
+    return cls(**{key: _read_value(kind, key, values, where) for key, kind in given.items()})
 
 
 def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:

@@ -83,6 +83,15 @@ class CommonSettings(OptimizerSettings):
     """End an attempt without progress for this many steps' time; 0: never."""
     watchdog_min_s: Free[float]
     """The watchdog waits for at least this many seconds."""
+    compile: Free[bool] = False
+    """Compile the model's layers with torch.compile (cpu, cuda)."""
+
+    REFUSED = (
+        (
+            {"compile": True, "device": ["neuron", "xla-cpu", "xla-cuda"]},
+            "XLA compiles everything already: leave it out, or take cpu or cuda",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

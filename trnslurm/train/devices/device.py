@@ -14,6 +14,7 @@ import torch.profiler
 from torch import Tensor
 
 from trnslurm.tracing import SPAN
+from trnslurm.train.errors import TrainError
 
 
 class Timer:
@@ -60,6 +61,8 @@ class Device(ABC):
     timer: Timer
     beats: int = 0
     """Calls of sync so far, which the watchdog counts as progress."""
+    compiles: bool = False
+    """Whether torch.compile is used."""
     checkpoint: Callable[..., Any]
     """Run a function, and run it again in the backward pass instead of storing its activations."""
 
@@ -80,6 +83,28 @@ class Device(ABC):
         if precision != "mixed":
             return contextlib.nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+
+    def compile_layers(self, model: torch.nn.Module) -> None:
+        """Let a model of transformers compile its layers at their first use, if the recipe says so.
+
+        Layers of one kind share a graph, so this takes seconds where the whole model takes minutes.
+        What recomputes or shards a layer stays outside of its graph, and parameters keep their
+        names.
+        """
+        if not self.compiles:
+            return
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+        if not layers:
+            raise TrainError(f"train.compile: {type(model).__name__} has no layers to compile")
+        for layer in layers:
+            layer.forward = self.compiled(layer.forward)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is compiled at its first use, if the recipe says so."""
+        # A graph for each shape: one for all shapes would compute otherwise.
+        return torch.compile(function, dynamic=False) if self.compiles else function
 
     @abstractmethod
     def seed(self, seed: int) -> None:

@@ -92,8 +92,8 @@ class TorchDevice(Device):
         return result
 
     def graphs(self) -> int:
-        """Return 0: nothing is compiled."""
-        return 0
+        """Count what torch.compile has compiled."""
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiles else 0
 
     def memory(self) -> dict[str, float]:
         """Return the host's, and on CUDA what PyTorch has allocated on the device."""

@@ -49,6 +49,7 @@ def open_job(
         check_section(model, "model", plan)
     environment = read_environment()
     device = open_device(plan.device, environment)
+    device.compiles = section.compile
     check_world(plan, device)
     return TrainingJob(plan, section, environment, device)
 

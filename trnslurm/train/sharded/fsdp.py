@@ -29,6 +29,8 @@ class Fsdp(Sharded):
                     torch.utils.checkpoint.checkpoint, use_reentrant=False
                 )
             )
+        # Before they are sharded: the gathering of a layer's parameters stays outside of its graph.
+        device.compile_layers(model)
         mesh = init_device_mesh(device.torch_device.type, (device.world,))
         # Sums over workers in fp32: in fewer bits they would depend on how many there are.
         policy = MixedPrecisionPolicy(

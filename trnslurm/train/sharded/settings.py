@@ -36,7 +36,8 @@ class ShardedSettings(CommonSettings):
     gradient_checkpointing: bool
     """Recompute activations in the backward pass."""
 
-    REFUSED = (
+    # Added to those of the base class: declared.py reads the source.
+    REFUSED = (  # type: ignore[assignment]
         (
             {"strategy": ["fsdp", "deepspeed"], "device": ["neuron", "xla-cpu", "xla-cuda"]},
             "it works on cpu and cuda: choose another preset, or another device",
@@ -44,6 +45,10 @@ class ShardedSettings(CommonSettings):
         (
             {"strategy": "xla_fsdp", "device": ["cpu", "cuda"]},
             "it works on neuron, xla-cpu and xla-cuda: choose another preset, or another device",
+        ),
+        (
+            {"strategy": "deepspeed", "compile": True},
+            "DeepSpeed's hooks do not go with it: take strategy.name=fsdp",
         ),
         (
             {"precision": "mixed"},
