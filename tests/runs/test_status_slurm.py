@@ -13,6 +13,7 @@ from trnslurm.runs.status import FINAL, run_status, statuses_of
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
 BY_HAND = "by scancel, not by trnslurm cancel"
+DIED = "it ended without recording its state, as when node-1 fails"
 NEVER = "it never started, and Slurm has no record of it"
 
 
@@ -94,7 +95,8 @@ CASES = {
         "REQUEUED", "crash 1 of 3", queue=("1002|COMPLETING|None|x|node-1",),
         train=[{"state": "REQUEUED", "reason": "crash 1 of 3"}]),
     "requeued without a state": case(
-        "REQUEUED", "", queue=("1002|PENDING|None|x|",), train=[RUNNING], heartbeat_age_s=900),
+        "REQUEUED", f"{DIED}; it starts again within minutes",
+        queue=("1002|PENDING|BeginTime|x|",), train=[RUNNING], heartbeat_age_s=900),
     "requeued, though its script took that for a cancel": case(
         "REQUEUED", "it starts again within minutes", queue=("1002|PENDING|BeginTime|x|",),
         train=[{"state": "CANCELLED"}]),

@@ -202,10 +202,18 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         return "HELD", "; ".join(filter(None, [NEVER_AGAIN, excluding]))
     if last is not None:
         cause = last.reason if last.state == "REQUEUED" else ""
+        if last.state in ("STARTING", "RUNNING"):  # Slurm requeued it
+            cause = died(last)
         # Slurm waits for old credentials to expire before it starts a requeued job.
         soon = "it starts again within minutes" if entry.reason.startswith("BeginTime") else ""
         return "REQUEUED", "; ".join(filter(None, [cause, soon or entry.why, excluding]))
     return "PENDING", entry.why
+
+
+def died(attempt: Attempt) -> str:
+    """Return why an attempt that is over has no end state, in words."""
+    first = attempt.hosts.partition(",")[0]
+    return f"it ended without recording its state, as when {first or 'its first node'} fails"
 
 
 def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:

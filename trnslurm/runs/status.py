@@ -21,6 +21,7 @@ from trnslurm.runs.phase import (
     Seen,
     Wait,
     by_scancel,
+    died,
     held_by_slurm,
     phase_status,
 )
@@ -411,17 +412,12 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
     """Return every attempt of the last phase; LOST if it was killed and wrote no end state."""
     return tuple(
-        replace(attempt, state="LOST", reason=_died(attempt))
+        replace(attempt, state="LOST", reason=died(attempt))
         if attempt.state in ("STARTING", "RUNNING")
         and (attempt.attempt != last.attempt or last.final)
         else attempt
         for attempt in run.attempts(record.phases[-1])
     )
-
-
-def _died(attempt: Attempt) -> str:
-    first = attempt.hosts.partition(",")[0]
-    return f"it ended without recording its state, as when {first or 'its first node'} fails"
 
 
 def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
