@@ -431,6 +431,9 @@ def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
         assert (found(run).again, found(run).mend) == (True, "submit")
     record(run, 0, 1.0, error.format("database.bin"))
     assert "copied" not in found(run).cause
+    # A directory to write into.
+    record(run, 0, 1.0, "RuntimeError: Parent directory data does not exist.")
+    assert found(run).fix.startswith("make it in the script (os.makedirs), or submit again with")
     # In a library's own words.
     record(run, 0, 1.0, "FileNotFoundError: No root directory. Indicators: ['.root']")
     assert found(run).options == ("--set", "links=[.root]")
@@ -468,6 +471,34 @@ def test_an_empty_list_may_come_of_what_was_not_copied(run) -> None:
         write_json(run.project_file, {"links": {}, "left_out": left_out})
         record(run, 0, 1.0, "IndexError: list index out of range")
         assert found(run).fix.startswith(begins or "print the list")
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "text"),
+    [
+        ("AssertionError: no shards", "train.py", 'files = glob("tokens/*.bin")'),
+        ("IndexError: list index out of range", "train.py", "files = Path('./tokens').glob('*')"),
+        ("FileNotFoundError: nothing at tokens/", "train.py", 'FOLDER = "tokens"'),
+        ("no files found", "node.sh", "  train.py --data=tokens/*.bin\n"),
+    ],
+)
+def test_a_script_that_found_nothing_names_what_was_not_copied(
+    run, error: str, file: str, text: str
+) -> None:
+    run.code.mkdir()
+    write_json(run.project_file, {"links": {}, "left_out": ["out", "tokens"]})
+    work = run.path / "work"
+    work.mkdir()
+    frame = f'Traceback (most recent call last):\n  File "{work}/train.py", line 3, in f\n    x\n'
+    log(run, 0, f"{frame}{error}\n" if "Error" in error else f"{error}\n{report(0, 1)}")
+    assert not found(run).options
+    script = (run.path if file == "node.sh" else work) / file
+    script.write_text(text.replace("tokens", "token"))
+    assert not found(run).options
+    script.write_text(text)
+    why = "tokens, which the script names, was not copied with the project, because .gitignore"
+    assert found(run).cause.startswith(why) and why in found(run).brief
+    assert (found(run).options, found(run).certain) == (("--set", "links=[tokens]"), False)
 
 
 def test_a_download_without_internet_is_no_problem_of_the_rendezvous(run) -> None:

@@ -17,7 +17,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import RunFiles, last_line, read_file, read_json, seconds_of
+from trnslurm.rundir import NODE_SCRIPT, RunFiles, last_line, read_file, read_json, seconds_of
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -47,6 +47,9 @@ _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_NO_PARENT = re.compile(r"Parent directory (\S+) does not exist")  # of torch.save
+_NODE_SCRIPT_LINE = re.compile(r"^  \S.*\.py\b.*", re.MULTILINE)
+_LONGEST_SCRIPT = 1 << 20
 _PYTHON = re.compile(r"^export TRNSLURM_PYTHON=(/[\w./+-]+)$", re.MULTILINE)
 _QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
@@ -98,7 +101,7 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
     """
     names = left_out_of(run)
     for line in lines:
-        if match := _NO_FILE.search(line):
+        if match := _NO_FILE.search(line) or _NO_PARENT.search(line):
             path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
             if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
                 return name
@@ -112,6 +115,32 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
             if name := next(ours, ""):
                 return name
     return ""
+
+
+def reads_left_out(run: Path, lines: tuple[str, ...]) -> str:
+    """Return the first path not copied with the project that its script names; empty: none.
+
+    The script is that of the traceback, or else the one that node.sh starts, with its arguments.
+    """
+    names, work = left_out_of(run), run / "work"
+    command = "\n".join(_NODE_SCRIPT_LINE.findall(_text_of(run / NODE_SCRIPT))) if names else ""
+    inside = (file.rpartition(f"{run.name}/work/") for file, _ in frames_in(lines))
+    files = [name for _, here, name in inside if here] or re.findall(r"[\w./-]+\.py\b", command)
+    code = "\n".join(_text_of(work / file) for file in dict.fromkeys(files)) if names else ""
+    for name in names:
+        path = rf"(\./)?{re.escape(name)}(/[^\s\"']*)?"
+        if re.search(rf"""["']{path}["']""", code) or re.search(
+            rf"""(?<=[\s'=]){path}(?=[\s']|$)""", command
+        ):
+            return name
+    return ""
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return read_file(file, _LONGEST_SCRIPT).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _is_module(name: str, module: str) -> bool:

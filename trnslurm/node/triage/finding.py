@@ -14,6 +14,7 @@ from trnslurm.node.triage.again import (
     left_out_of,
     not_copied,
     python_of,
+    reads_left_out,
     what_was_raised,
 )
 from trnslurm.node.triage.around import (
@@ -59,8 +60,16 @@ _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
-_NO_FILES = ("data-empty", "download-unreachable", "general-empty-sequence")
+_NO_FILES = (
+    *("data-empty", "download-unreachable"),
+    *("general-empty", "general-empty-sequence", "general-file", "general-missing"),
+)
 """Causes that may come of files that are not there."""
+_NOTHING_FOUND = re.compile(
+    r"(?i)\b(no|0|zero)\b.{0,30}\b(files?|shards?|images?|samples?|data|inputs?|records?|match\w*)\b"
+    r"|\bempty\b|\b(n.t|not) (found|find|exist)"
+)
+_TO_WRITE = ("directory-to-write", "save-directory")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
@@ -189,21 +198,28 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if left_out:
         (cause, fix), mend = _why_not_copied(left_out), SUBMIT
         options = ("--set", f"links=[{left_out}]")
-    elif (c := known or general) and c.name in _NO_FILES and (gone := left_out_of(run)):
-        few = ", ".join(gone[:3])
-        fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
+        if known and known.name in _TO_WRITE:
+            fix = f"make it in the script (os.makedirs), or {fix}"
+    elif _found_nothing(known or general, suspect) and (gone := left_out_of(run)):
+        if named := reads_left_out(run, suspect.lines):
+            (cause, fix), mend = _why_not_copied(named), SUBMIT
+            cause = cause.replace(f"{named} was", f"{named}, which the script names, was", 1)
+            options = ("--set", f"links=[{named}]")
+        else:
+            few = ", ".join(gone[:3])
+            fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
     elif lacking := missing_here(run, known, words):
         (cause, fix), mend = lacking, RESUME
     if python := python_of(run, phase):
         fix = fix.replace("that Python", python)
     if again and mend in ("", EITHER, PASSES):
         mend = SUBMIT
-    if again and not known:
+    if again and not known and not options:
         cause += ", which would end every attempt"
     in_short = _brief(suspect, known, cause, "" if again else host)
     certain = not general if known is None else known.rank not in (1, 2)
-    if left_out:
-        in_short, certain = f"{in_short}: {cause}", True
+    if options:
+        in_short, certain = f"{in_short}: {cause}", bool(left_out)
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -495,6 +511,13 @@ def _as_suspect(hit: Hit) -> Suspect:
     return Suspect(
         lines=(hit.line,), place=hit.place, node=hit.node, when=hit.when, known=hit.cause
     )
+
+
+def _found_nothing(known: Cause | None, suspect: Suspect) -> bool:
+    """Check whether a failure may come of files that are not there."""
+    if known:
+        return known.name in _NO_FILES
+    return _NOTHING_FOUND.search(suspect.lines[-1]) is not None
 
 
 def _why_not_copied(name: str) -> tuple[str, str]:
