@@ -533,6 +533,22 @@ def test_a_crash_whose_stack_is_there_is_placed(run) -> None:
     assert found(run).fix.startswith("--set env.PYTHONFAULTHANDLER=1 shows where; ")
 
 
+@pytest.mark.parametrize("tag", ["", "0: "])
+def test_a_loaders_error_in_a_package_is_placed_in_the_script(run, tag: str) -> None:
+    """Its worker's own traceback, inside the message, has no line of the script."""
+    said = (
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 11, in f\n'
+        "    for x in loader:\nRuntimeError: Caught RuntimeError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "/env/lib/site-packages/torch/utils/data/_utils/collate.py", line 272, in f\n'
+        "    return torch.stack(batch, 0, out=out)\n"
+        "RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0\n"
+    )
+    log(run, 0, "".join(f"{tag}{line}\n" for line in said.splitlines()))
+    assert "at entry 0 (train.py, line 11, " in found(run).brief
+    assert found(run).name == "shapes-batch"
+
+
 def test_shapes_are_to_be_printed_in_the_script(run) -> None:
     """Not in the package whose layer refuses them."""
     log(
@@ -542,7 +558,8 @@ def test_shapes_are_to_be_printed_in_the_script(run) -> None:
         '    net(x)\n  File "/env/lib/site-packages/torch/nn/linear.py", line 134, in forward\n'
         "    return 1\nRuntimeError: mat1 and mat2 shapes cannot be multiplied (4x32 and 64x1)\n",
     )
-    assert "print the input's shape at train.py, line 12 " in found(run).fix
+    assert found(run).fix.startswith("print the input's shape at train.py, line 12; ")
+    assert "made for 64 input features gets 32:" in found(run).cause
 
 
 WAIT = (

@@ -196,6 +196,15 @@ def test_arguments_that_a_script_does_not_take(run, usage: str, code: int, again
             f"{error} (node-1)")  # fmt: skip
 
 
+def test_an_argument_that_a_script_requires_is_named(run) -> None:
+    error = "train.py: error: the following arguments are required: --lr"
+    died = "E1122 01:45:01.6 7 torch/api.py:882] failed (exitcode: 2) local_rank: 0 (pid: 9) of\n"
+    log(run, 0, f"usage: train.py [-h] --lr LR\n{error}\n{died}")
+    finding = found(run)
+    assert (finding.name, finding.again, finding.brief) == ("usage-required", True, error)
+    assert "(trnslurm submit … -- --lr …)" in finding.fix
+
+
 def test_what_became_of_an_os_error_may_pass(run) -> None:
     """Even if `from None` hides it from the traceback."""
     error = "train.lr is -1.0: it must be at least 0"

@@ -163,7 +163,7 @@ def comes_again(
     where the type of the exception alone is not.
     """
     raised = what_was_raised(chosen)
-    usage = chosen.known is not None and chosen.known.name == "usage"
+    usage = chosen.known is not None and chosen.known.name.startswith("usage")
     missing = _missing_file(chosen)
     if not (raised or usage or missing):
         return False

@@ -314,7 +314,7 @@ def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
         for hit in hits
         if hit.rank in (None, rank)
         and not hit.warns
-        and hit.cause.name != "usage"  # such an exit has its own code
+        and not hit.cause.name.startswith("usage")  # such an exit has its own code
         and (hit.cause.rank <= 1 or (aborted and hit.cause.name in aborts))
     ]
     return min(own, key=lambda hit: hit.cause.rank, default=None)

@@ -335,7 +335,7 @@ def _brief(suspect: Suspect, known: Cause | None, cause: str, host: str) -> str:
     more = suspect.more[0].strip() if suspect.more and suspect.lines[-1].endswith(":") else ""
     lines = [line for line in suspect.lines if raised and line.startswith(raised.kind)]
     said = f"{[*suspect.lines, *lines][-1].strip()} {more}".strip()
-    if known and not raised and known.source != "trnslurm" and known.name != "usage":
+    if known and not raised and known.source != "trnslurm" and not known.name.startswith("usage"):
         said = cause
     place = raised.place if raised and not said.startswith(_TRAIN_ERROR) else ""
     who = f"rank {suspect.rank} on {host}" if host and suspect.rank is not None else host

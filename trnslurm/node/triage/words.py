@@ -15,7 +15,8 @@ _BEGINS = "Traceback (most recent call last):"
 # What srun --label, pdsh, Ray and log collectors put before each line: the number of a task, a
 # host, a process, a time.
 _TAGGED = re.compile(
-    r"(?![╭│ ]*[╭│])(?P<tag>.{0,90}?[^\s\d].{0,90}?(?<!Error: )(?<!Exception: ))"
+    r"(?![╭│ ]*[╭│])(?P<tag>.{0,90}?[^\s\d].{0,90}?"
+    r"(?<!Error: )(?<!Exception: )(?<!Original ))"
     r"(?=(?:\[rank\d+\]: ?)?" + re.escape(_BEGINS) + ")"
 )
 _MOST_TAGS = 64
