@@ -486,15 +486,16 @@ def test_a_script_that_found_nothing_names_what_was_not_copied(
     run, error: str, file: str, text: str
 ) -> None:
     run.code.mkdir()
-    write_json(run.project_file, {"links": {}, "left_out": ["out", "tokens"]})
+    write_json(run.project_file, {"links": {}, "left_out": [".root", "out", "tokens"]})
     work = run.path / "work"
     work.mkdir()
     frame = f'Traceback (most recent call last):\n  File "{work}/train.py", line 3, in f\n    x\n'
     log(run, 0, f"{frame}{error}\n" if "Error" in error else f"{error}\n{report(0, 1)}")
     assert not found(run).options
     script = (run.path if file == "node.sh" else work) / file
-    script.write_text(text.replace("tokens", "token"))
-    assert not found(run).options
+    for other in (text.replace("tokens", "token"), 'save("out/x.pt", data)', 'data["tokens"]'):
+        script.write_text(other)
+        assert not found(run).options
     script.write_text(text)
     why = "tokens, which the script names, was not copied with the project, because .gitignore"
     assert found(run).cause.startswith(why) and why in found(run).brief

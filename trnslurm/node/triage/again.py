@@ -50,6 +50,11 @@ _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _NO_PARENT = re.compile(r"Parent directory (\S+) does not exist")  # of torch.save
 _NODE_SCRIPT_LINE = re.compile(r"^  \S.*\.py\b.*", re.MULTILINE)
 _LONGEST_SCRIPT = 1 << 20
+# Lines that name a directory to read from, or one to write to.
+_READS = re.compile(
+    r"(?i)glob|iterdir|listdir|scandir|walk\(|\*|data|input|corpus|source|folder|files"
+)
+_WRITES = re.compile(r"(?i)\bout|output|result|checkpoint|ckpt|\blogs?\b|save|write|dump|mkdir")
 _PYTHON = re.compile(r"^export TRNSLURM_PYTHON=(/[\w./+-]+)$", re.MULTILINE)
 _QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
@@ -122,16 +127,21 @@ def reads_left_out(run: Path, lines: tuple[str, ...]) -> str:
 
     The script is that of the traceback, or else the one that node.sh starts, with its arguments.
     """
-    names, work = left_out_of(run), run / "work"
-    command = "\n".join(_NODE_SCRIPT_LINE.findall(_text_of(run / NODE_SCRIPT))) if names else ""
+    if not (names := left_out_of(run)):
+        return ""
+    command = _NODE_SCRIPT_LINE.findall(_text_of(run / NODE_SCRIPT))
     inside = (file.rpartition(f"{run.name}/work/") for file, _ in frames_in(lines))
-    files = [name for _, here, name in inside if here] or re.findall(r"[\w./-]+\.py\b", command)
-    code = "\n".join(_text_of(work / file) for file in dict.fromkeys(files)) if names else ""
+    files = [name for _, here, name in inside if here]
+    files = files or re.findall(r"[\w./-]+\.py\b", "\n".join(command))
+    code = [_text_of(run / "work" / file) for file in dict.fromkeys(files)]
+    said = [line for text in code for line in text.split("\n")]
+    words = [word for line in command for word in re.findall(r"--?[\w-]+[ =]\S+", line)]
+    reading = [x for x in (*said, *words) if _READS.search(x) and not _WRITES.search(x)]
     for name in names:
-        path = rf"(\./)?{re.escape(name)}(/[^\s\"']*)?"
-        if re.search(rf"""["']{path}["']""", code) or re.search(
-            rf"""(?<=[\s'=]){path}(?=[\s']|$)""", command
-        ):
+        path = re.compile(
+            rf"""(?<!\[)(?<!get\()["' =](\./)?{re.escape(name)}(/[^\s"']*)?(["']|$)"""
+        )
+        if any(path.search(line) for line in reading):
             return name
     return ""
 
