@@ -6,6 +6,8 @@ from dataclasses import field
 
 from trnslurm.frozen import Frozen
 
+_WARNING = "warning: "
+
 
 class Console(Frozen):
     """Collects remarks. The command line's Console prints them, Python's issues warnings."""
@@ -28,7 +30,12 @@ class Console(Frozen):
 
     def warn(self, text: str) -> None:
         """Show the user a problem that does not stop the request; repeat no warning."""
-        self.say(f"warning: {text}")
+        self.say(f"{_WARNING}{text}")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was warned of."""
+        return [text.removeprefix(_WARNING) for text in self.remarks if text.startswith(_WARNING)]
 
     def tell(self, text: str) -> None:
         """Show the user a text; this Console only collects."""

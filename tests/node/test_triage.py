@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -460,6 +461,18 @@ def test_the_python_that_lacks_a_package_is_named(run) -> None:
     ):
         script.write_text(text)
         assert found(run).fix.startswith(f"pip install einops with {python}; ")
+
+
+def test_what_submit_warned_of_stands_beside_the_cause(run) -> None:
+    record(run, 0, 1.0, "RuntimeError: No CUDA GPUs are available")
+    assert "submit warned" not in "\n".join(found(run).report())
+    run.write_record(replace(run.record(), warned=("train.py, line 3: no GPU", "no timm")))
+    assert found(run).report()[-2:] == [
+        "submit warned: train.py, line 3: no GPU; no timm",
+        "see: state/failed-train-1-rank0.json",
+    ]
+    record(run, 0, 1.0, "\n".join(f'  File "a{n}.py", line 1, in f\n    x' for n in range(9)))
+    assert len(found(run).report()) <= 12
 
 
 def test_an_empty_list_may_come_of_what_was_not_copied(run) -> None:

@@ -127,6 +127,8 @@ def test_a_job_that_would_never_start_is_refused_before_it_is_queued(
     if not words or words.startswith("warning"):
         assert done.code == 0
         assert words in done.err if words else "warning" not in done.err
+        kept = [f"warning: {text}" for text in site.run().record().warned]
+        assert kept == [line for line in done.err.splitlines() if line.startswith("warning: ")]
         assert len(fake_slurm.calls("sbatch")) == 2
         return
     assert done.code == 1

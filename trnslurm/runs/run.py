@@ -89,6 +89,8 @@ class Record(Frozen):
     precompile: Mapping[str, Any] = field(default_factory=dict)
     """The run's graphs: key and versions if known at submission, why there is no precompile phase
     (left_out), the job of another run that compiles them (waits_for)."""
+    warned: tuple[str, ...] = ()
+    """What the submission warned of."""
     note: str = ""
     """The user's note about the run."""
     kept: bool = False

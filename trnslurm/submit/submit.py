@@ -157,7 +157,8 @@ class _Start:
                     else:
                         record = new_record(run, planned, need, git, self._command)
                         group = self._sweep_directory.name if self._submission.sweep else ""
-                        run.write_record(replace(record, group=group, then=then))
+                        warned = tuple(self._console.warnings)
+                        run.write_record(replace(record, group=group, then=then, warned=warned))
                 then = run.name
             remember_root(self._root)
         except BaseException:

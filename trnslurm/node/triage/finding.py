@@ -105,6 +105,8 @@ class Finding(Frozen):
     """Whether the line has this cause only; else it is the most likely one."""
     others: tuple[str, ...] = ()
     """Other causes that the logs suggest, where the evidence of the named cause is weak."""
+    warned: str = ""
+    """What the submission warned of."""
 
     def report(self) -> list[str]:
         """Return at most 12 lines for the user."""
@@ -120,6 +122,7 @@ class Finding(Frozen):
             _cut(f"{'cause' if self.certain else 'likely'}: {self.cause}"),
             _cut(f"fix: {self.fix}"),
             *(_cut(f"or: {other}") for other in self.others),
+            *([_cut(f"submit warned: {self.warned}")] if self.warned else []),
             f"see: {self.evidence}",
         ]
 
@@ -172,7 +175,10 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     earlier = evidence.error_like.get(suspect.place, ()) if silent else ()
     earlier = tuple(line for line in earlier if line not in (*suspect.lines, *beside))
     others = () if known and known.strong else _others(evidence, known)
-    lines = useful_end(suspect.lines, _MAX_LINES - len(earlier) - len(beside) - len(others))
+    warned = read_json(RunFiles(run).record_file).get("warned")
+    said_before = "; ".join(map(str, warned)) if isinstance(warned, list) else ""
+    less = len(earlier) + len(beside) + len(others) + bool(said_before)
+    lines = useful_end(suspect.lines, _MAX_LINES - less)
     host = suspect.host
     if not host and suspect.node is not None and suspect.node < len(evidence.hosts):
         host = evidence.hosts[suspect.node]
@@ -239,6 +245,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         options=options,
         certain=certain,
         others=others,
+        warned=clean(said_before),
     )
 
 
