@@ -547,6 +547,29 @@ def test_a_crash_whose_stack_is_there_is_placed(run) -> None:
     assert found(run).fix.startswith("--set env.PYTHONFAULTHANDLER=1 shows where; ")
 
 
+@pytest.mark.parametrize(
+    ("times", "refused", "name"),
+    [(4, "", "master-unresolved"), (1, "", "other-master"), (4, "yes", "other-master")],
+)
+def test_a_masters_name_that_does_not_resolve_is_named(run, times, refused, name) -> None:
+    """A name with an IPv4 address only has such lines, too, before a connection is tried."""
+    unknown = "[W socket.cpp:767] [c10d] The IPv6 network addresses of (head, 29511) cannot be "
+    unknown += "retrieved (gai error: -2 - Name or service not known).\n"
+    tried = "[W socket.cpp:7] [c10d] The client socket has failed to connect to [head]:29511 (errno"
+    tried += ": 111 - Connection refused).\n"
+    log(
+        run,
+        0,
+        "2026-01-01T00:00:00Z train: node 0 of 2 on node-1, master 10.0.0.1:20579\n"
+        + unknown * times
+        + (tried if refused else "")
+        + 'Traceback (most recent call last):\n  File "train.py", line 2, in f\n    init()\n'
+        "torch.distributed.DistNetworkError: The client socket has timed out after 20000ms while "
+        "trying to connect to (head, 29511).\n",
+    )
+    assert found(run).name == name and " head, " in found(run).cause
+
+
 @pytest.mark.parametrize("tag", ["", "0: "])
 def test_a_loaders_error_in_a_package_is_placed_in_the_script(run, tag: str) -> None:
     """Its worker's own traceback, inside the message, has no line of the script."""
