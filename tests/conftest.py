@@ -16,6 +16,7 @@ import trnslurm
 from trnslurm.render import cached
 
 from .processes import Done, run_process
+from .stable_files import Stable
 from .toy_site import graphs as graphs
 from .toy_site import make_run as make_run
 from .toy_site import site as site
@@ -52,7 +53,9 @@ _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-goldens", action="store_true", help="rewrite tests/goldens, to be reviewed"
+        "--update-goldens",
+        action="store_true",
+        help="rewrite tests/goldens and tests/stable, to be reviewed",
     )
 
 
@@ -223,6 +226,12 @@ def fake_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     monkeypatch.setenv("TRNSLURM_FAKE_SLURM", str(state))
     monkeypatch.setenv("PATH", f"{FAKE_BIN}:{os.environ['PATH']}")
     return FakeSlurm(state)
+
+
+@pytest.fixture
+def stable(request: pytest.FixtureRequest) -> Stable:
+    """What users' scripts and files rely on, to compare."""
+    return Stable(request.node.nodeid, update=request.config.getoption("--update-goldens"))
 
 
 @pytest.fixture

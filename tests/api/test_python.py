@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +21,7 @@ from trnslurm.errors import NotYetError
 from trnslurm.render.bundle import diff, read_bundle
 from trnslurm.runs.run import RunDir
 
-OFFERED = [
-    "Plan", "Run", "RunFailedError", "Runs", "TrnslurmError", "TrnslurmWarning", "cancel", "plan",
-    "render", "report", "resume", "runs", "saved", "should_stop", "submit",
-    "sweep",
-]  # fmt: skip
+ROOT = Path(__file__).parents[2]
 # On each of two nodes, one process without PyTorch. It holds until it is told to go on or to end.
 SCRIPT = """
 import os, pathlib, sys, time
@@ -49,14 +47,42 @@ def script(site, tmp_path: Path) -> Path:
     return file
 
 
-def test_what_is_offered() -> None:
-    assert trnslurm.__all__ == OFFERED
-    assert {*OFFERED} <= {*dir(trnslurm)}
-    for name in OFFERED:
-        assert getattr(trnslurm, name).__doc__
+def test_what_is_offered(stable) -> None:
+    found = {}
+    for name in trnslurm.__all__:
+        thing = getattr(trnslurm, name)
+        assert thing.__doc__ and name in dir(trnslurm)
+        if inspect.isclass(thing):
+            members = [] if issubclass(thing, Exception) else vars(thing)
+            fields = getattr(thing, "__dataclass_fields__", {})
+            public = [n for n in dict.fromkeys([*fields, *members]) if not n.startswith("_")]
+            above = ", ".join(base.__name__ for base in thing.__bases__)
+            found[name] = [f"class ({above})", *(member(thing, n) for n in public)]
+        else:
+            found[name] = [signature(thing)]
+    found["trnslurm.train"] = sorted(imported_in_pages())
+    stable.compare("python.txt", found)
     with pytest.raises(AttributeError, match="no attribute 'paln'"):
         trnslurm.paln  # noqa: B018
-    assert issubclass(RunFailedError, TrnslurmError)
+
+
+def member(cls: type, name: str) -> str:
+    value = inspect.getattr_static(cls, name, None)
+    return f"{name}{signature(value)}" if inspect.isfunction(value) else name
+
+
+def signature(function: Any) -> str:
+    """Its parameters and their defaults, without types."""
+    found = inspect.signature(function)
+    plain = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name != "self"]
+    return str(found.replace(parameters=plain, return_annotation=found.empty))
+
+
+def imported_in_pages() -> set[str]:
+    """What the pages import for jobs and for scripts with a Trainer of their own."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md"))
+    lines = re.findall(r"^ +from (trnslurm\.train[\w.]*) import (.*)$", pages, re.MULTILINE)
+    return {f"{module}.{name}" for module, names in lines for name in names.split(", ")}
 
 
 def test_functions_hide_the_rooms_of_their_names() -> None:

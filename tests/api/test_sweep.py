@@ -256,7 +256,7 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
     assert "in the sweep 20260101-000000-gpt, with seed=2\n" in alone
 
 
-def test_one_name_for_all(swept, fake_slurm, cli) -> None:
+def test_one_name_for_all(swept, fake_slurm, cli, stable) -> None:
     listed = cli("runs", "gpt").out.splitlines()
     assert listed[0].split()[:3] == ["run", "seed", "state"] and len(listed) == 12
     assert len(json.loads(cli("runs", "gpt", "--json").out)) == 11
@@ -265,6 +265,8 @@ def test_one_name_for_all(swept, fake_slurm, cli) -> None:
     assert rows[0] == ["run", "step", "attempt", "loss", "eval_loss"]
     assert rows[2] == ["20260101-000000-gpt-2", "2", "1", "1.0000", "2.0000"]
     assert len(json.loads(cli("metrics", "gpt", "--json").out)["20260101-000000-gpt-1"]) == 2
+    said = json.loads(cli("status", "gpt", "--json").out)
+    stable.json("status (of a sweep)", said, free=["states", "runs"])
     done = cli("cancel", "gpt")
     assert [line.split()[0] for line in done.out.splitlines()] == [
         f"20260101-000000-gpt-{number}" for number in range(1, 12)

@@ -71,7 +71,7 @@ def test_python_without_torch_says_nothing_of_the_cluster(graphs, cli) -> None:
     assert "has no torch on this host" in cli("compile", "key", *TOY).error
 
 
-def test_diff_of_runs_bundles_and_keys(graphs, site, fake_slurm, cli) -> None:
+def test_diff_of_runs_bundles_and_keys(graphs, site, fake_slurm, cli, stable) -> None:
     assert cli("submit", *TOY, "--name", "one").code == 0
     assert cli("submit", *TOY, "--name", "two", *OTHER, "--time", "60").code == 0
     bundle = site.root / "bundle"
@@ -83,9 +83,11 @@ def test_diff_of_runs_bundles_and_keys(graphs, site, fake_slurm, cli) -> None:
     assert (done.code, done.out, done.err) == (1, "micro_batch: 1 -> 4\n", "")
     assert (cli(*diff, "one", bundle).code, cli(*diff, "one", bundle).out) == (0, "")
     assert cli(*diff, "two", key).out == "micro_batch: 4 -> 1\nseq_len: 0 -> 64\n"
-    assert json.loads(cli(*diff, "one", "two", "--json").out) == [
-        {"ingredient": "micro_batch", "a": 1, "b": 4}
-    ]
+    said = json.loads(cli(*diff, "one", "two", "--json").out)
+    assert said == [{"ingredient": "micro_batch", "a": 1, "b": 4}]
+    stable.json("compile key (--diff)", said)
+    known = graphs.facts(cli, "toy")
+    stable.json("compile key", known, free=["ingredients", "versions"])
     graphs.say_versions(torch="2.9.1", neuronx_cc="3")
     assert cli(*diff, "one", bundle).out == "versions.neuronx-cc: 2.26.1 -> 3\n"
     assert cli(*diff, "one", "0" * 16).error.startswith("no run '0000000000000000' in ")
@@ -100,7 +102,7 @@ def test_versions_that_are_not_known_are_not_compared(graphs, fake_slurm, cli) -
     assert done.err.startswith("note: versions not compared: two: ")
 
 
-def test_plan_says_what_is_compiled(graphs, cli) -> None:
+def test_plan_says_what_is_compiled(graphs, cli, stable) -> None:
     graphs.fill(graphs.facts(cli, "toy", "--nodes", "2"))
     lines = cli("plan", "toy", "--cluster", "pc", "--nodes", "1,2").out.splitlines()
     one, two = [line for line in lines if line.startswith("Graphs")]
@@ -108,8 +110,10 @@ def test_plan_says_what_is_compiled(graphs, cli) -> None:
     assert "; precompile about 0.5 node-hours (as key " in one
     assert two.startswith("Graphs on 2 nodes: compiled (key ") and two.endswith("an-older-run)")
 
-    plans = json.loads(cli("plan", "toy", "--cluster", "pc", "--nodes", "1,2", "--json").out)
+    plans = json.loads(cli("plan", "toy", "--cluster", "pc", "--nodes", "1,2,9", "--json").out)
     assert [row["graphs"]["compiled"] for row in plans["plans"]] == [False, True]
+    gpt2 = json.loads(cli("plan", "gpt2_zero1", "--nodes", "1", "--json").out)
+    stable.json("plan", plans, gpt2)
 
     graphs.profile(python="/shared/none/python")
     (line,) = [

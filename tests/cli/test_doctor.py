@@ -62,7 +62,7 @@ def test_a_run_that_only_has_to_wait(waiting, cli) -> None:
     ]
 
 
-def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli) -> None:
+def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli, stable) -> None:
     down = "DOWN+CLOUD+POWERED_DOWN"
     run = waiting(down, down, "IDLE+CLOUD", "IDLE+CLOUD")
     later, before = time.time() + 3600, time.time() - 1
@@ -87,6 +87,7 @@ def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli) -> None:
     fake_slurm.queue(f"1001|PENDING|{reason}|N/A|", "1002|PENDING|Dependency|N/A|")
     assert "the job needs 2 nodes, but only 1 of the 4 nodes" in cli("status", "last").out
     found = json.loads(cli("doctor", "last", "--json").out)
+    stable.json("doctor (of a run)", found, free=["nodes", "left_out"])
     assert (found["ok"], found["nodes"], len(found["sick"])) == (False, {"down": 2, "idle": 2}, 2)
 
 
@@ -123,12 +124,13 @@ def test_a_run_that_does_not_wait(make_run, fake_slurm, cli, state: str, code: i
     assert f"20260101-000000-gpt: {state}" in done.out
 
 
-def test_the_preflight_on_this_machine(site, cli) -> None:
+def test_the_preflight_on_this_machine(site, cli, stable) -> None:
     changes = {"scheduler": "local", "instance_type": "local", "python": "python3"}
     site.profile("here", device="cpu", workers_per_node=1, **changes)
     done = cli("doctor", "--cluster", "here", "--nodes", "2", "--json")
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
+    stable.json("doctor (of a cluster)", found, free=["nodes[].facts", "nodes[].same"])
     assert [node["host"] for node in found["nodes"]] == ["local-0", "local-1"]
     assert found["ok"] and found["nodes"][0]["facts"]["memory"]
     assert list(site.run_root.iterdir()) == []  # nothing is left

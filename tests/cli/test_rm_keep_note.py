@@ -119,9 +119,10 @@ def test_what_is_removed_is_gone_and_nothing_else(ended, cli) -> None:
     assert [p.name for p in one.path.parent.iterdir()] == [other.name]
 
 
-def test_checkpoints_alone(ended, cli) -> None:
+def test_checkpoints_alone(ended, cli, stable) -> None:
     run = ended("1-a", 1.0)
     said = json.loads(cli("rm", "1-a", "--checkpoints", "--yes", "--json").out)
+    stable.json("rm", said)
     assert said["removed"] and said["runs"][0]["bytes"] == said["bytes"] >= 1 << 20
     assert not run.checkpoints.exists()
     assert run.steps() and cli("status", "1-a").out.startswith("1-a: COMPLETED")
@@ -192,7 +193,7 @@ def test_a_directory_that_cannot_be_removed_is_one_line(ended, cli, monkeypatch)
     )  # fmt: skip
 
 
-def test_compare(ended, cli) -> None:
+def test_compare(ended, cli, stable) -> None:
     ended("1-a", 5.0, 4.0)
     ended("2-b", 3.0)
     for name, seed in (("1-a", 1), ("2-b", 2)):
@@ -202,6 +203,7 @@ def test_compare(ended, cli) -> None:
     assert [line.split()[0] for line in lines if line] == ["run", "1-a", "2-b", "key", "seed"]
     assert lines[-1].split() == ["seed", "1", "2"]
     facts = json.loads(cli("compare", "1-a", "2-b", "--json").out)
+    stable.json("compare", facts, free=["differs", "runs[].last", "runs[].settings"])
     assert facts["differs"] == {"seed": [1, 2]}
     assert [run["last"]["loss"] for run in facts["runs"]] == [4.0, 3.0]
     assert cli("compare", "1-a").out.endswith("They have the same configuration.\n")

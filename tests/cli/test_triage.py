@@ -26,13 +26,14 @@ def record(run: RunDir, rank: int, error: str, attempt: int = 1) -> None:
     )
 
 
-def test_command(make_run, cli, fake_slurm) -> None:
+def test_command(make_run, cli, fake_slurm, stable) -> None:
     run = make_run(states={"precompile": [FAILED], "train": [FAILED, FAILED]})
     for attempt in (1, 2):
         record(run, attempt, f"ValueError: in attempt {attempt}", attempt=attempt)
     done = cli("triage", run.name)
     assert (done.code, done.out) == (0, "\n".join(_report(run, 2)) + "\n")
     data = json.loads(cli("triage", run.name, "--attempt", "1", "--json").out)
+    stable.json("triage", data)
     assert (data["rank"], data["attempt"], data["kind"]) == (1, 1, "cause")
     silent = cli("triage", run.name, "--phase", "precompile")
     assert silent.code == 1 and "no failure was found" in silent.out

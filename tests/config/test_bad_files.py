@@ -101,7 +101,7 @@ def test_presets_are_checked_whether_used_or_not(refused, site, used, preset, wo
 
 
 @pytest.mark.parametrize("what", ["steps: [1\n", "presets: {a: {stepz: 1}}\n"])
-def test_a_broken_recipe_hides_no_other(site, cli, what: str) -> None:
+def test_a_broken_recipe_hides_no_other(site, cli, what: str, stable) -> None:
     file = site.recipe(what, name="bad")
     site.recipe(GOOD)
     table, listed = cli("recipes"), cli("recipes", "--json")
@@ -109,15 +109,17 @@ def test_a_broken_recipe_hides_no_other(site, cli, what: str) -> None:
         [line] = done.err.splitlines()
         assert line.startswith(f"error: {file}:")
         assert done.code == 1
+    stable.json("recipes", json.loads(listed.out))
     names = [recipe["recipe"] for recipe in json.loads(listed.out)]
     assert "toy" in names and "gpt2_zero1" in names and "bad" not in names
     assert [line.split()[0] for line in table.out.splitlines()] == ["recipe", *names]
 
 
-def test_a_broken_profile_hides_no_other(site, cli) -> None:
+def test_a_broken_profile_hides_no_other(site, cli, stable) -> None:
     file = site.write("cluster-config/bad.yaml", "slurm: [\n")
     table, listed = cli("clusters"), cli("clusters", "--json")
     assert "\npc " in table.out
+    stable.json("clusters", json.loads(listed.out))
     assert "pc" in [cluster["cluster"] for cluster in json.loads(listed.out)]
     for done in (table, listed):
         assert done.code == 1

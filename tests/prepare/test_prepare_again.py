@@ -1,12 +1,13 @@
 """Running again on data that is finished, on other input, on damage."""
 
 import fcntl
+import json
 import shutil
 
 from trnslurm.prepare.files import partial
 
 
-def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path):
+def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path, stable):
     output = tmp_path / "data"
     command = ("--output", output, "--text", text, "--tokenizer", "train:300")
     prepare(*command)
@@ -19,7 +20,9 @@ def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path):
     )
     assert {path: path.stat().st_mtime_ns for path in [output, *output.iterdir()]} == before
     again = prepare(*command, "--json")
-    assert '"made": false' in again.out
+    facts = json.loads(again.out)
+    assert not facts["made"]
+    stable.json("data prepare", facts, free=["index"])
 
 
 def test_other_input_is_refused_and_named_unless_forced(

@@ -324,12 +324,15 @@ def test_what_all_runs_used(interrupted: History, cli) -> None:
     assert (twice.runs, twice.node_hours) == (2, pytest.approx(2 * toy.node_hours))
 
 
-def test_a_period_is_printed(interrupted: History, cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_period_is_printed(
+    interrupted: History, cli, monkeypatch: pytest.MonkeyPatch, stable
+) -> None:
     monkeypatch.setattr("trnslurm.api.search.known_roots", lambda: [interrupted.run.path.parent])
     said = cli("report", "--since", "2025-12-31", "--by", "user,recipe").out.splitlines()
     assert said[0].split()[:4] == ["user", "recipe", "runs", "node-hours"]
     assert said[-1].startswith("all") or said[-1].startswith("cost: without")
     (row, every) = json.loads(cli("report", "--since", "2025-12-31", "--json").out)
+    stable.json("report", [row, every])
     assert row["recipe"] == interrupted.record.recipe and every["recipe"] == "all"
     assert row["node_hours"] == pytest.approx(interrupted.node_hours())
     assert "No run" in cli("report", "--since", "2026-11-01").err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from trnslurm.rundir import write_json
@@ -62,11 +64,13 @@ def test_resumed_with_one_live_job_per_phase(run, fake_slurm, cli, what: str) ->
     assert run_status(run).mend == ""
 
 
-def test_held_after_its_launch_failed_is_released(run, fake_slurm, cli) -> None:
+def test_held_after_its_launch_failed_is_released(run, fake_slurm, cli, stable) -> None:
     fake_slurm.queue(f"1001|PENDING|{HELD}|N/A|", "1002|PENDING|Dependency|N/A|")
     assert run_status(run).mend == f"trnslurm resume {run.name}"
     done = cli("resume", "last", "--json")
-    assert '"released": [\n    "1001"\n  ]' in done.out
+    said = json.loads(done.out)
+    assert said["released"] == ["1001"]
+    stable.json("resume", said)
     assert [call.arguments for call in fake_slurm.calls("scontrol")] == [["release", "1001"]]
     assert submitted(fake_slurm) == cancelled(fake_slurm) == []
     assert run_status(run).state == "PENDING"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -61,7 +62,7 @@ def notice(run: RunDir, node: int, text: str, until: float | None = None) -> Non
     write_json(run.notices_file("train", 1, node), facts)
 
 
-def test_usage_of_every_node(run: RunDir, cli) -> None:
+def test_usage_of_every_node(run: RunDir, cli, stable) -> None:
     assert "no node of" in cli("usage", "last").error
     note(run, 0, device_use=[0.96, 0.94])
     note(run, 1, device_use=[0.5, None], attempt=7)  # of another attempt
@@ -75,8 +76,36 @@ def test_usage_of_every_node(run: RunDir, cli) -> None:
     status = cli("status", "last").out
     assert "use: GPUs 50% to 95%, processors 12%, memory left 310 GiB, network 1.2 MB/s" in status
     assert said[3] in status
-    facts = json.loads(cli("status", "last", "--json").out)["usage"]
+    facts = json.loads(cli("usage", "last", "--json").out)
+    stable.json("usage", facts)
     assert facts["nodes"][1]["devices"] == 0.5 and facts["notices"][0] == said[3]
+
+
+def test_the_keys_of_status_and_metrics(run: RunDir, fake_slurm, cli, stable) -> None:
+    note(run, 0, device_use=[0.96, 0.94])
+    with run.script("train").open("a") as script:
+        script.write("# --spares=1 \n")
+    write_json(run.mirror_file, {"place": "s3://bucket/runs"})
+    before = {"nodes": 2, "jobs": {}, "state": "FAILED", "reason": "", "resumed": "2026-01-01"}
+    run.write_record(replace(run.record(), history=(before,)))
+    run.metrics_file.write_text('{"attempt": 1, "step": 1, "steps": 9, "loss": 2.0, "time": 5.0}\n')
+    running = json.loads(cli("status", "last", "--json").out)
+    write_attempt(run, "train", 1, state="FAILED", hosts="c-1,c-2")
+    write_json(run.failed_file("train", 1, 0), {"time": 5.0, "rank": 0, "error": "ValueError: x"})
+    fake_slurm.queue("")
+    failed = json.loads(cli("status", "last", "--json").out)
+    free = ["metrics", "precompile", "values", "history[].jobs"]
+    stable.json("status", running, failed, free=free)
+    stable.json("runs", json.loads(cli("runs", "--json").out), free=[f"[].{key}" for key in free])
+    stable.json("metrics", json.loads(cli("metrics", "last", "--json").out))
+
+
+def test_the_keys_of_profile(run: RunDir, cli, stable, monkeypatch) -> None:
+    monkeypatch.setattr("trnslurm.cli.profile.ask", lambda *_, **__: "asked")
+    file = run.profile_file("asked", 0, "summary.json")
+    file.parent.mkdir(parents=True)
+    write_json(file, {"host": "c-1", "steps": 3, "seconds": 1.5, "shares": {"compute": 1.0}})
+    stable.json("profile", json.loads(cli("profile", "last", "--json").out), free=["[].shares"])
 
 
 def test_what_is_over_is_not_told(run: RunDir, cli) -> None:

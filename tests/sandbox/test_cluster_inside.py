@@ -188,10 +188,11 @@ def test_job_calls_srun_and_scontrol_through_its_path(two: Sandbox, tmp_path: Pa
     assert said == [*(f"{n}: {name}" for n, name in enumerate(names)), *names]
 
 
-def test_sandbox_commands_work_inside(two: Sandbox) -> None:
+def test_sandbox_commands_work_inside(two: Sandbox, stable) -> None:
     """A job, or a shell inside, may use the commands like anyone outside."""
     inner = [sys.executable, "-m", "trnslurm", "sandbox", "status", "--json"]
     state = json.loads(two.trnslurm("exec", "--", *inner).ok)
+    stable.json("sandbox status", state)
     assert [node["state"] for node in state["nodes"]] == ["idle", "idle"]
 
 

@@ -89,10 +89,11 @@ def listed(cli) -> dict[str, str]:
     return {row["name"]: row["state"] for row in json.loads(cli("sandbox", "list", "--json").out)}
 
 
-def test_up_then_crashed(cli, prepare) -> None:
+def test_up_then_crashed(cli, prepare, stable) -> None:
     sandbox = prepare()
     assert sandbox.layout.is_up()
     assert listed(cli) == {"sandbox": "up"}
+    stable.json("sandbox list", json.loads(cli("sandbox", "list", "--json").out))
     assert "sandbox" in cli("clusters").out
     sandbox.crash()
     assert not sandbox.layout.is_up()

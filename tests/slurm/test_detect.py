@@ -86,8 +86,9 @@ def test_expedited_requeues_are_known(parallelcluster, cli, home: Path, key: str
     assert yaml.safe_load(file.read_text())["slurm"]["expedite"] is True
 
 
-def test_powered_down_nodes_are_known(parallelcluster, cli) -> None:
+def test_powered_down_nodes_are_known(parallelcluster, cli, stable) -> None:
     site = json.loads(cli("cluster", "detect", "--json").out)
+    stable.json("cluster detect", site)
     assert (site["cluster"], site["accounting"], site["chosen"]) == (
         "parallelcluster", False, "compute",
     )  # fmt: skip

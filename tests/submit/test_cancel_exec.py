@@ -70,7 +70,9 @@ def training(fake_slurm, make_run, script: str = "trap on_stop USR1\n", **fields
 
 
 @pytest.mark.parametrize("script", ["trap on_stop USR1\n", RENDERED], ids=["old", "rendered"])
-def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli, script: str) -> None:
+def test_training_that_runs_is_asked_to_save(
+    fake_slurm, make_run, cli, script: str, stable
+) -> None:
     """It ends by itself: what waits for it is cancelled at once."""
     run = training(fake_slurm, make_run, script, then="20260101-000001-next")
     after = make_run(
@@ -93,6 +95,7 @@ def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli, script: 
     assert (status.state, status.reason) == ("RUNNING", "cancelled: it is asked to save and to end")
     assert json.loads(cli("cancel", run.name, "--json").out)[0] == {"run": run.name, "saves": True}
     done = cli("cancel", run.name, "--now", "--json")
+    stable.json("cancel", json.loads(done.out))
     assert json.loads(done.out)[0] == {"run": run.name, "saves": False}
     assert "1002" in fake_slurm.calls("scancel")[-1].arguments
     (run.checkpoints / "step-00000020").mkdir(parents=True)
@@ -278,7 +281,7 @@ WORKER = {
 }  # fmt: skip
 
 
-def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, request) -> None:
+def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, request, stable) -> None:
     """Workers at the same place are one group; the one elsewhere stands out."""
     frames = [[f.replace("RUN", str(running.path)), n, name] for f, n, name in WORKER["frames"]]
     alike = [WORKER | {"rank": rank, "frames": frames} for rank in (1, 0, 3)]
@@ -311,12 +314,9 @@ def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, reque
     assert {"--jobid=1002", "--nodes=2", "--nodelist=node-1,node-2"} <= {*call.arguments}
     words = f"{running.path}/code -m trnslurm.node.stacks {running.path} train 2\n"
     assert (tmp_path / "asked").read_text() == words
-    assert [w["rank"] for w in json.loads(cli("stacks", running.name, "--json").out)] == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    workers = json.loads(cli("stacks", running.name, "--json").out)
+    assert [worker["rank"] for worker in workers] == [0, 1, 2, 3]
+    stable.json("stacks", [{k: v for k, v in w.items() if k != "padding"} for w in workers])
     assert (
         "worker 2 on node-2, python: state S, -\nThread\n"
         in cli("stacks", running.name, "--full").out

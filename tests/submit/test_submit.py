@@ -34,10 +34,11 @@ def test_two_phases_are_submitted_and_reported(site, fake_slurm, run_cli) -> Non
     assert run_cli("status", "last").out.startswith(f"{run.name}: PENDING (precompile: ")
 
 
-def test_rendered_recorded_and_submitted_bytes_are_the_same(site, fake_slurm, cli) -> None:
+def test_rendered_recorded_and_submitted_bytes_are_the_same(site, fake_slurm, cli, stable) -> None:
     rendered = site.root / "rendered"
     assert cli("render", *GPT2[1:], "-o", rendered).code == 0
     said = json.loads(cli(*GPT2, "--json").out)
+    stable.json("submit", said, free=["jobs"])
     run = site.run()
     jobs = {"precompile": "1001", "train": "1002"}
     assert said == {"run": run.name, "directory": str(run.path), "jobs": jobs}
