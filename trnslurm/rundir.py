@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +37,14 @@ ARRAY = "array-{}"
 """A job array in the directory of its sweep: its script, and a link to the run of each task."""
 PREPARE = "prepare"
 """The only phase of a run that prepares data."""
+# A version whose files older ones cannot read gives them a higher number; one without it has 1.
+RUN_FORMAT = 1
+"""Of run.json, for all files of the run directory but the next two."""
+PLAN_FORMAT = 1
+"""Of plan.json, for the whole bundle."""
+CHECKPOINT_FORMAT = 1
+DATA_FORMAT = 1
+"""Of the index of prepared data; trnslurm.prepare has the same number."""
 
 _MAX_BYTES = 16 << 20
 _USUAL_BYTES = 64 << 10  # a buffer of _MAX_BYTES takes ten times longer to allocate than to fill
@@ -478,6 +486,14 @@ def read_json(file: Path) -> dict[str, Any]:
         return load_json(file)
     except (OSError, ValueError):
         return {}
+
+
+def newer_format(told: Mapping[str, Any], known: int) -> str:
+    """Return why a file of a newer trnslurm cannot be read; empty: it can be."""
+    number = told.get("format")
+    if isinstance(number, int) and number > known:
+        return f"made by a newer trnslurm (format {number}, and this one reads {known}): update it"
+    return ""
 
 
 def write_json(file: Path, data: Any) -> None:

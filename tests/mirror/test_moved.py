@@ -89,6 +89,10 @@ def test_what_is_no_copy_is_refused(moved: RunDir, site, fake_slurm, cli, server
         "was trained with a global batch of 64"
         in cli("resume", place, "--cluster", "pc", "--set", "batch.global_batch=128").error
     )
+    objects, record = server.client(), f"moved/{moved.name}/run.json"
+    told = json.loads(objects.get_object(Bucket=BUCKET, Key=record)["Body"].read())
+    objects.put_object(Bucket=BUCKET, Key=record, Body=json.dumps(told | {"format": 2}).encode())
+    assert "was made by a newer trnslurm (format 2, " in cli("resume", place).error
     key = f"moved/{moved.name}/config.yaml"
     server.client().put_object(Bucket=BUCKET, Key=key, Body=b"{")
     assert "its config.yaml or run.json is damaged" in cli("resume", place).error

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from pathlib import Path
 
 from ..json_lines import read_lines
+from ..processes import run_process
 from ..waiting import eventually
+
+ROOT = Path(__file__).parents[2]
 
 
 def master(facts: dict[int, dict]) -> tuple[str, str]:
@@ -77,6 +83,30 @@ def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
         assert f"train: node 1 of 2 on {sandbox.node_name(2)}, master {address}:{where}" in (
             log.read_text()
         )
+
+
+def test_an_upgrade_of_the_shared_environment_reaches_no_run(user) -> None:
+    """What was submitted has its own copy of the code, also in the attempts that follow."""
+    shared, python = user.home / "shared", user.home / "python"
+    for name in ("trnslurm", "templates", "jobs", "cluster-config"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, shared / name, ignore=ignored)
+    python.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:{shared}"\nexec \'{sys.executable}\' "$@"\n'
+    )
+    python.chmod(0o755)
+    user.environ["PYTHONPATH"] = str(shared)
+    run = user.submit("train.wait=true", f"python={python}", nodes=2, more=on_first_two(user))
+    del user.environ["PYTHONPATH"]
+    run.until_there(2)
+    (shared / "trnslurm/__init__.py").write_text("raise SystemExit('imported after the upgrade')\n")
+    probe = run_process([python, "-c", "import trnslurm"], env={"PYTHONPATH": ""}, cwd=user.home)
+    assert "imported after the upgrade" in probe.err
+    user.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+    run.until_there(2, attempt=2)
+    run.go()
+    run.until("COMPLETED")
+    assert "after the upgrade" not in run.story()
 
 
 def test_a_node_reboots(user) -> None:

@@ -186,7 +186,7 @@ def test_defaults_per_gpu_and_whole_nodes(
     [
         ("", "not a file of `trnslurm cluster detect --dump`"),
         ("[]", "not a file of"),
-        (json.dumps(DUMP | {"format": 2}), "not a file of"),
+        (json.dumps(DUMP | {"format": 2}), "was made by a newer trnslurm (format 2, "),
         (json.dumps(DUMP | {"nodes": [{"NodeName": "a"}]}), "not a file of"),
         (json.dumps(DUMP | {"nodes": [GPU_NODE | {"NodeName": "a", "CPUTot": "x"}]}), "not a file"),
         (json.dumps(DUMP | {"partitions": [{}]}), "not a file of"),

@@ -14,8 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from trnslurm.rundir import checkpoint_name
-from trnslurm.train.checkpoint.manifest import FORMAT, CheckpointManifest, file_name, write_manifest
+from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.state import TensorShard
 from trnslurm.train.checkpoint.tensors import HostMemory
@@ -40,8 +40,8 @@ def save_checkpoint(root, step, model):
     memory.copy(shards)
     size, sha256 = memory.write(directory / file_name(0, 1))
     manifest = CheckpointManifest(
-        format=FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu", facts={},
-        settings={}, kinds=["parameter"],
+        format=CHECKPOINT_FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu",
+        facts={}, settings={}, kinds=["parameter"],
         files={file_name(0, 1): {"bytes": size, "sha256": sha256}},
         shapes={name: list(p.shape) for name, p in model.named_parameters()},
     )  # fmt: skip

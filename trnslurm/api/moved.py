@@ -28,7 +28,7 @@ from trnslurm.mirror.store import MirrorError, Store
 from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.plan.values import check_plan
 from trnslurm.render.bundle import MIRRORING, ON_NODES, package_files
-from trnslurm.rundir import CONFIG, PLAN, RECORD
+from trnslurm.rundir import CHECKPOINT_FORMAT, CONFIG, PLAN, RECORD, RUN_FORMAT, newer_format
 from trnslurm.submit.job import Job, make_job
 from trnslurm.submit.resume import Continuation
 from trnslurm.submit.submission import PlannedRun, Submission
@@ -103,10 +103,13 @@ class _Copy:
         try:
             self.head: dict[str, Any] = parse_yaml(config)
             self.recipe = str(self.head["recipe_name"])
-            told = json.loads(record or b"{}")
+            told, saved = json.loads(record or b"{}"), json.loads(manifest or b"{}")
+            known = ((told, RUN_FORMAT), (saved, CHECKPOINT_FORMAT))
+            if words := next(filter(None, (newer_format(*each) for each in known)), ""):
+                raise MirrorError(f"it was {words}")
             self.origins: dict[str, str] = dict(told.get("origins") or {})
             self.git: dict[str, Any] = dict(told.get("git") or {})
-            self.facts: dict[str, Any] = json.loads(manifest or b"{}").get("facts") or {}
+            self.facts: dict[str, Any] = saved.get("facts") or {}
             whole = isinstance(self.head["config"], Mapping) and bool(self.head["cluster_name"])
             whole = whole and int(self.head["nodes"]) > 0 and bool(self.head["name"])
         except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):

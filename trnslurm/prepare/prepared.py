@@ -14,10 +14,15 @@ INDEX = "index.json"
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read the index of prepared data; None if there is none, or none of this format."""
+    """Read the index of prepared data; None if there is none."""
     index = read_json(directory / INDEX)
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+    if not isinstance(index, dict) or not isinstance(number := index.get("format"), int):
         return None
+    if number > FORMAT:
+        raise PrepareError(
+            f"{directory} was made by a newer trnslurm (format {number}, and this one reads "
+            f"{FORMAT}): update it"
+        )
     return index if {"made", "sources", "splits", "tokenizer"} <= index.keys() else None
 
 

@@ -40,6 +40,7 @@ from trnslurm.rundir import (
     NOTIFY,
     OF_COUNT,
     PLAN,
+    PLAN_FORMAT,
     PREPARE,
     STRATEGY,
 )
@@ -165,7 +166,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
     if "init_from" in train:
         train["init_from"] = first_parameters(config)
     return {
-        "format": 1,
+        "format": PLAN_FORMAT,
         "recipe": config.recipe_name,
         "preset": config.preset or "",
         "cluster": config.cluster_name,

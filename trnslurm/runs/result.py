@@ -12,7 +12,14 @@ from trnslurm.config.recipes import preset_before
 from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import checkpoints_in, load_json, read_json, step_of
+from trnslurm.rundir import (
+    CHECKPOINT_FORMAT,
+    checkpoints_in,
+    load_json,
+    newer_format,
+    read_json,
+    step_of,
+)
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
@@ -116,6 +123,8 @@ def _read(path: Path) -> Checkpoint:
         raise RunError(f"{path}: no such checkpoint")
     try:
         manifest = load_json(path / _MANIFEST)
+        if words := newer_format(manifest, CHECKPOINT_FORMAT):
+            raise ConfigError(f"{path} was {words}")
         sizes = {str(name): int(file["bytes"]) for name, file in manifest["files"].items()}
         facts = dict(manifest["facts"])
         if outside := [name for name in sizes if Path(name).name != name]:

@@ -17,10 +17,12 @@ from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import (
     RECORD,
+    RUN_FORMAT,
     RunFiles,
     first_line,
     last_lines,
     load_json,
+    newer_format,
     now_there,
     read_json,
     read_json_lines,
@@ -43,10 +45,6 @@ _LINES_WITHOUT_LOSS = 50
 _FRESH_S = 60
 _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
-
-
-FORMAT = 1
-"""Of run directories; a version that older ones cannot read has a higher one."""
 
 
 class Record(Frozen):
@@ -101,7 +99,7 @@ class Record(Frozen):
     """Phase -> its attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
     """The run before each resume: nodes, jobs, state, reason, and the time of the resume."""
-    format: int = FORMAT
+    format: int = RUN_FORMAT
 
     @property
     def local(self) -> bool:
@@ -361,8 +359,8 @@ class ReadOnce(RunDir):
 
 def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
     """Refuse a run of a newer trnslurm, whose files may mean something else."""
-    number, versions = told.get("format", FORMAT), told.get("versions")
-    if isinstance(number, int) and number > FORMAT:
+    if newer_format(told, RUN_FORMAT):
+        versions = told.get("versions")
         by = versions.get("trnslurm") if isinstance(versions, dict) else None
         raise RunError(
             f"{name} is a run of trnslurm {printable(str(by or 'of a newer version'))}, which this "

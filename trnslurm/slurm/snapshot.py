@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from trnslurm.errors import ConfigError, SlurmError
 from trnslurm.frozen import Frozen
+from trnslurm.rundir import newer_format
 from trnslurm.slurm.commands import Slurm
 
 FORMAT = 1
@@ -86,7 +87,10 @@ class Snapshot(Frozen):
                 raise ConfigError(
                     f"{file}: too large to be one of `trnslurm cluster detect --dump`"
                 )
-            return cls.parse(json.loads(file.read_text(encoding="utf-8")))
+            tree = json.loads(file.read_text(encoding="utf-8"))
+            if words := newer_format(tree, FORMAT):
+                raise ConfigError(f"{file} was {words}")
+            return cls.parse(tree)
         except OSError as error:
             raise ConfigError(f"{file}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -19,7 +19,7 @@ from trnslurm.errors import SubmitError
 from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
-from trnslurm.rundir import CHECKPOINTS, MIRROR, PLAN, load_json
+from trnslurm.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN, load_json, newer_format
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.job import Job
 
@@ -190,6 +190,8 @@ def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
     if job.data and plan:
         index = _index(job)
+        if words := newer_format(index, DATA_FORMAT):
+            raise SubmitError(f"the data at {job.data} was {words}")
         _refuse_unfit(job, plan, index)
         _refuse_unevaluated(job, plan, index)
 

@@ -23,7 +23,16 @@ from trnslurm.plan.values import SECTIONS, check_plan
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
-from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
+from trnslurm.rundir import (
+    CAPS,
+    CONFIG,
+    INGREDIENTS,
+    NODE_SCRIPT,
+    PLAN,
+    PLAN_FORMAT,
+    PREPARE,
+    newer_format,
+)
 from trnslurm.runs.foreign import refuse_foreign
 
 
@@ -143,6 +152,8 @@ def read_job(directory: Path) -> Job:
     try:
         head = parse_yaml(bundle.files[CONFIG])
         plan = json.loads(bundle.files[PLAN])
+        if words := newer_format(plan, PLAN_FORMAT):
+            raise SubmitError(f"{directory} was {words}")
         tree, recipe = head["config"], str(head["recipe_name"])
         cluster = read_cluster(tree, f"{directory}/{CONFIG}")
         job = Job(

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import trnslurm
 from trnslurm.declared import Declaration, find_problem, read_declaration
+from trnslurm.rundir import PLAN_FORMAT
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
-FORMAT = 1
 PRECISIONS = ("fp32", "mixed", "bf16")
 
 Section = TypeVar("Section")
@@ -73,8 +73,10 @@ def load_plan(path: Path) -> JobPlan:
         raise TrainError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise TrainError(f"{path}: not JSON ({error})") from None
-    if isinstance(values, dict) and values.get("format") != FORMAT:
-        raise TrainError(f"{path}: format {values.get('format')}, but this code reads {FORMAT}")
+    if isinstance(values, dict) and values.get("format") != PLAN_FORMAT:
+        raise TrainError(
+            f"{path}: format {values.get('format')}, but this code reads {PLAN_FORMAT}"
+        )
     plan = read_section(JobPlan, values, where=str(path))
     if plan.precision not in PRECISIONS:
         raise TrainError(f"{path}: precision {plan.precision!r} is not {', '.join(PRECISIONS)}")

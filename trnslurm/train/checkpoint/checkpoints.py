@@ -5,11 +5,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from trnslurm.rundir import checkpoint_name
+from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
 from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import (
-    FORMAT,
     CheckpointManifest,
     differences,
     facts_of,
@@ -200,7 +199,7 @@ class Checkpoints:
     ) -> CheckpointManifest:
         best = self._policy.keep_best
         return CheckpointManifest(
-            format=FORMAT,
+            format=CHECKPOINT_FORMAT,
             step=step,
             samples=step * self._global_batch,
             attempt=self._environment.attempt,

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.rundir import open_file, step_of
+from trnslurm.rundir import CHECKPOINT_FORMAT, open_file, step_of
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, read_section
 
-FORMAT = 1
 NAME = "manifest.json"
 # hashlib lets other threads run; no disk feeds more threads than these.
 HASH_THREADS = 8
@@ -69,9 +68,9 @@ class CheckpointManifest:
             values, intact = {}, False
         if not intact:
             raise DamagedError(f"{NAME}: not as it was written")
-        if values.get("format") != FORMAT:
+        if values.get("format") != CHECKPOINT_FORMAT:
             raise TrainError(
-                f"{where}: format {values.get('format')}, but this code reads {FORMAT}"
+                f"{where}: format {values.get('format')}, but this code reads {CHECKPOINT_FORMAT}"
             )
         return read_section(cls, values, where=where)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from trnslurm.rundir import DATA_FORMAT
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import read_section
 
-FORMAT = 1
 INDEX = "index.json"
 PREPARE = "make it with trnslurm data prepare"
 
@@ -64,9 +64,9 @@ def read_index(directory: Path, kind: str, cls: type[Index]) -> Index:
             raise TrainError(
                 f"{directory}: its data is of kind {found}, not {kind}: name another, or {PREPARE}"
             )
-        if values.get("format") != FORMAT:
+        if values.get("format") != DATA_FORMAT:
             raise TrainError(
-                f"{path}: format {values.get('format')}, but this code reads {FORMAT}: "
+                f"{path}: format {values.get('format')}, but this code reads {DATA_FORMAT}: "
                 f"{PREPARE} again"
             )
     try:

@@ -1,0 +1,42 @@
+#!/bin/bash
+# mine (short) on 2 x local, cluster here: one node's part
+# Its environment comes from the batch script; its rank is known only here, inside the step.
+set -euo pipefail
+export TRNSLURM_PHASE=${1:?usage: node.sh precompile or node.sh train}
+: "${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}"
+: "${MASTER_ADDR:?}" "${MASTER_PORT:?}" "${TRNSLURM_PYTHON:?}"
+
+echo "$(date -u +%FT%TZ) $TRNSLURM_PHASE: node $SLURM_NODEID of 2 on ${HOSTNAME:-?}," \
+  "master $MASTER_ADDR:$MASTER_PORT"
+if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
+  echo "error: no Python at $TRNSLURM_PYTHON on ${HOSTNAME:-this node}:" \
+    "set python: in the cluster profile" >&2
+  exit 1
+fi
+if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
+  ulimit -n "$(ulimit -Hn)"
+fi
+ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.02 may lower the soft limit
+export PJRT_DEVICE=CPU
+export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
+
+# Is every node fit for the job? All check together, in seconds; each problem names its node.
+"$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cpu --devices=0 \
+  --workers=1 --efa=0 --data='~/data/mine'
+# Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
+export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
+
+# Note what this node's devices, processors, memory and network do, until the work ends.
+("$TRNSLURM_PYTHON" -m trnslurm.node.usage --task=$$ --node="$SLURM_NODEID" --seconds=10 &)
+
+# Watch this node's processes for a hang, until they end.
+export TRNSLURM_NODE="$SLURM_NODEID"
+("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
+
+TRNSLURM_COMMAND=(
+  "$TRNSLURM_PYTHON" -m torch.distributed.run
+  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=1
+  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
+  code/jobs/mine/train.py plan.json
+)
+exec "${TRNSLURM_COMMAND[@]}"
