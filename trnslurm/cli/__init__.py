@@ -140,6 +140,20 @@ class _LazyGroup(click.Group):
         found = [CompletionItem(name, help=_COMMANDS[name][1]) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        given = {
+            name: ctx.params.pop(name) for name in ("version", "verbose", "cluster", "as_json")
+        }
+        if given.pop("version"):
+            _print_version(ctx, **given)
+            ctx.exit()
+        for name, value in given.items():
+            if value and not ctx.resilient_parsing:
+                option = "--json" if name == "as_json" else f"--{name}"
+                raise click.UsageError(f"{option} goes with --version, or after the command", ctx)
+        return rest
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -152,8 +166,28 @@ class _LazyGroup(click.Group):
         return name, command, rest
 
 
+def _print_version(ctx: click.Context, verbose: bool, cluster: str | None, as_json: bool) -> None:
+    """Print the version; more than that imports a module."""
+    if verbose:
+        module = importlib.import_module("trnslurm.cli.version")
+        module.print_installed(cluster, as_json=as_json)
+        return
+    if cluster or as_json:
+        raise click.UsageError("--cluster and --json go with --version --verbose", ctx)
+    click.echo(f"trnslurm {__version__}")
+
+
 @click.group(cls=_LazyGroup, context_settings=_SETTINGS)
-@click.version_option(__version__, prog_name="trnslurm", message="%(prog)s %(version)s")
+@click.option("--version", is_flag=True, help="Print the version.")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="With --version: also what is installed here, and what jobs on the cluster use.",
+)
+@click.option(
+    "-c", "--cluster", shell_complete=completer("cluster"), help="With --verbose: this cluster."
+)
+@click.option("--json", "as_json", is_flag=True, help="With --verbose: print JSON.")
 @click.option(
     "--on",
     metavar="[USER@]HOST",
@@ -170,6 +204,7 @@ def cli(on: str | None) -> None:
       trnslurm submit gpt2_zero1 --nodes 2        precompile, then train
       trnslurm status last
       trnslurm --on login1 status last            the same from a laptop
+      trnslurm --version --verbose                what is installed here
     """
 
 

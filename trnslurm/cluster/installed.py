@@ -1,0 +1,100 @@
+"""What is installed on this host, and what the jobs of a cluster use; nothing is imported."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from trnslurm import __version__
+from trnslurm.cluster.python import interpreter, versions_here
+from trnslurm.config.catalog import catalog, find
+from trnslurm.config.schema import Cluster
+from trnslurm.config.software import packages_for
+from trnslurm.errors import TrnslurmError
+from trnslurm.frozen import Frozen
+
+PACKAGES = (
+    *("click", "jinja2", "pathspec", "pyyaml", "submitit"),
+    *("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "torchvision"),
+    *("transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy", "timm"),
+    *("datasets", "pyarrow", "h5py", "tiktoken", "deflate", "tensorboard", "matplotlib"),
+    *("textual", "boto3", "wandb", "mlflow-skinny"),
+)
+
+
+class Jobs(Frozen):
+    """What the jobs of a cluster use."""
+
+    cluster: str
+    python: str
+    image: str | None
+    """The container's image, if its jobs run in one."""
+    device: str
+    neuron_sdk: str
+    """The release of AWS's Neuron SDK; empty on other devices."""
+    needs: Mapping[str, str]
+    """Package -> the version that jobs are made for."""
+    packages: Mapping[str, str]
+    """Package -> its version in that Python, as far as this host can ask it."""
+    problem: str
+    """Why this host cannot ask it; empty: it has answered."""
+
+
+class Installed(Frozen):
+    """This trnslurm, its Python, and the packages beside it."""
+
+    trnslurm: str
+    directory: str
+    python: str
+    executable: str
+    packages: Mapping[str, str]
+    jobs: Jobs | None
+    """Of the chosen cluster, if there is one."""
+
+
+def installed(cluster: str | None, profile: Cluster | None) -> Installed:
+    """Return what is installed here, and what the jobs of a cluster use."""
+    return Installed(
+        trnslurm=__version__,
+        directory=str(Path(__file__).resolve().parents[1]),
+        python=platform.python_version(),
+        executable=sys.executable,
+        packages=_packages(),
+        jobs=_jobs(cluster, profile) if cluster and profile else None,
+    )
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _jobs(cluster: str, profile: Cluster) -> Jobs:
+    instance = find(catalog(profile.instance_types), profile.instance_type)
+    device = instance.device if profile.device == "auto" else profile.device
+    packages, problem, image = {}, "", profile.container.image
+    if image:
+        problem = f"the packages are in the image {image}"
+    else:
+        try:
+            packages = versions_here(profile, PACKAGES)
+        except TrnslurmError as error:
+            problem = str(error)
+    return Jobs(
+        cluster=cluster,
+        python=profile.container.python if image else interpreter(profile),
+        image=image,
+        device=device,
+        neuron_sdk=profile.neuron_sdk if device == "neuron" else "",
+        needs=packages_for(device, profile.neuron_sdk),
+        packages=packages,
+        problem=problem,
+    )
