@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from ..json_lines import read_lines
 from ..waiting import eventually
 
 MACHINE = sorted(os.sched_getaffinity(0))
@@ -50,3 +51,23 @@ def test_srun_could_take_the_cpus_away(user) -> None:
     run = user.submit_rendered(bundle)
     run.until("COMPLETED")
     assert [len(facts["affinity"]) for facts in run.facts().values()] == [1, 1]
+
+
+def test_a_run_is_resumed_without_trnslurm(user) -> None:
+    """The same script, in the run directory: it continues after the newest checkpoint."""
+    small = ("device=cpu", "preflight=false", "steps=6", "train.save_every=2", "train.eval_every=0")
+    small += ("model.n_layer=1", "train.stop_at=2", "slurm.requeue=false")
+    run = user.submit(*small, nodes=2, recipe="gpt2_zero1")
+    run.until("COMPLETED")
+    plan = json.loads((run.path / "plan.json").read_text())
+    plan["train"]["stop_at"] = 0
+    (run.path / "plan.json").write_text(json.dumps(plan))
+
+    user.shell("sbatch train.sbatch", run.path)
+    ends = run.path / "state/train-2.json"
+    eventually(lambda: ends.exists() and json.loads(ends.read_text() or "{}").get("ended"))
+    assert json.loads(ends.read_text())["state"] == "COMPLETED", run.story()
+    lines = read_lines(run.path / "metrics.jsonl")
+    assert [(line["attempt"], line["step"]) for line in lines] == [
+        *((1, step) for step in (1, 2)), *((2, step) for step in (3, 4, 5, 6)),
+    ]  # fmt: skip
