@@ -131,8 +131,9 @@ format: .venv/.train  ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-goldens: .venv/.train  ## Rewrite the rendered scripts in tests/goldens; review them with git diff
+goldens: .venv/.train  ## Rewrite the rendered scripts in tests/goldens, and share/; review them with git diff
 	$(BIN)/pytest tests/test_goldens.py --update-goldens
+	$(BIN)/python docs/make/share.py
 
 bench: .venv/.train .venv-torchx/.made  ## Measure start-up times, also of torchx
 	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python

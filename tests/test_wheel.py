@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -80,6 +81,16 @@ def test_every_form_renders_and_plans_as_the_checkout_does(
     assert plan.returncode == 0 and "524,288" in plan.stdout
     # The launcher comes without the training stack.
     assert run([str(tmp_path / "venv/bin/python"), "-c", "import torch"]).returncode == 1
+
+    # The man page is where man looks beside PATH; and nothing of it all stays.
+    page = tmp_path / "venv/share/man/man1/trnslurm.1"
+    assert page.read_bytes() == (ROOT / "share/man/man1/trnslurm.1").read_bytes()
+    if shutil.which("man"):
+        path = {"PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}"}
+        assert run(["man", "--path", "trnslurm"], env=path).stdout.strip() == str(page)
+    pip = run([str(tmp_path / "venv/bin/pip"), "uninstall", "--quiet", "--yes", "trnslurm"])
+    assert pip.returncode == 0, pip.stderr
+    assert not [*(tmp_path / "venv").rglob("*trnslurm*")]
 
 
 def test_neuron_extra_fails_clearly_on_the_public_index(wheel: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -268,11 +267,15 @@ def completion_command(shell: str) -> None:
     Example:
       trnslurm completion bash >> ~/.bashrc
     """
+    click.echo(completion_script(shell))
+
+
+def completion_script(shell: str) -> str:
+    """Return the script by which a shell asks trnslurm for completions."""
     made = get_completion_class(shell)
-    if made is None:
-        sys.exit(1)
+    assert made is not None
     source = made(cli, {}, "trnslurm", "_TRNSLURM_COMPLETE").source()
     if shell == "bash":  # no space after KEY=, where a value follows
         ends = "    return 0\n"
         source = source.replace(ends, f"    [[ $COMPREPLY == *= ]] && compopt -o nospace\n{ends}")
-    click.echo(source)
+    return source
