@@ -49,7 +49,7 @@ REFUSED = {
     **{f"--nodes={n}": f"--nodes {n}: a sandbox has 1 to 128 nodes" for n in (-1, 0, 129)},
     **{f"--users={n}": f"--users {n}: a sandbox has 0 to 8 further users" for n in (-1, 9)},
     "--like=trn1.32xlarg": "'trn1.32xlarg' (did you mean \"trn1.32xlarge\"?)",
-    "--like=local": "--like local: not an instance type of a cluster",
+    "--like=local": "unknown instance type 'local'; known: trn1.2xlarge, ",
     "--like=p4d.24xlarge --neuron-stand-ins": "p4d.24xlarge has no Neuron devices",
     "--set KillWait=": "KillWait needs a value",
     **{f"--set {asked}": f"--set {asked}: " for asked in COUNTS},

@@ -97,11 +97,10 @@ class SandboxSettings:
             raise SandboxError(
                 f"--users {self.users}: a sandbox has 0 to {len(USERS)} further users"
             )
-        if not self.seen and self.instance.device not in ("neuron", "cuda"):
-            raise SandboxError(f"--like {self.like}: not an instance type of a cluster")
         for setting in self.set:
             _check_setting(setting)
-        if self.neuron_stand_ins and (self.seen or self.instance.device != "neuron"):
+        is_neuron = not self.seen and self.instance.device == "neuron"
+        if self.neuron_stand_ins and not is_neuron:
             raise SandboxError(f"--neuron-stand-ins: {self.like} has no Neuron devices")
 
     @cached_property
@@ -112,7 +111,9 @@ class SandboxSettings:
     @property
     def instance(self) -> InstanceType:
         """The catalog's entry for `like`."""
-        return find(catalog(), self.like)
+        types = catalog()
+        of_clusters = {n: t for n, t in types.items() if t.device in ("neuron", "cuda")}
+        return find(of_clusters, self.like)
 
     @property
     def resource(self) -> str:
