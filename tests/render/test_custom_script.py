@@ -341,6 +341,17 @@ def test_an_active_environment_that_the_job_does_not_take_is_named(
         assert (told in said.out + said.err) == tells
 
 
+def test_hidden_files_that_git_tracks_are_copied(site, cli, project) -> None:
+    for name in (".root", "a/.keep", ".pkg/x.py", ".new", ".env", ".github/x"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("")
+    (project / ".gitignore").write_text(".pkg\n")
+    for words in (["init", "-q"], ["add", "-f", ".root", "a", ".pkg", ".env", ".github"]):
+        subprocess.run(["git", *words], check=True)
+    files = {name for name in rendered(site, cli, "./train.py") if "project" in name and "/." in name}
+    assert files == {f"code/project/{name}" for name in (".root", "a/.keep", ".pkg/x.py")}
+
+
 def test_ignored_data_are_named_before_hidden_files(site, fake_slurm, cli, project) -> None:
     for name in ("a/.keep", ".b", ".c", "data"):
         (project / name).parent.mkdir(exist_ok=True)

@@ -59,13 +59,14 @@ def _read_rules(directory: Path) -> _Rules:
 
 
 class _Walk:
-    """A walk through a project, file by file, ordered by name; hidden files are left out."""
+    """A walk through a project, file by file, ordered by name; hidden files that git does not track
+    are left out."""
 
     def __init__(self, root: Path, linked: Sequence[Path]) -> None:
         self.root, self.linked = root, linked
         self.links: dict[str, str] = {}
         self.left_out: list[str] = []
-        self._tracked = _tracked_though_ignored(root)
+        self._tracked = _tracked(root)
 
     def files(self, directory: Path, rules: tuple[_Rules, ...] = ()) -> Iterator[Path]:
         """Yield the files to copy; collect the links and the ignored files."""
@@ -82,7 +83,7 @@ class _Walk:
             elif entry.name in _NEVER or path.suffix == ".pyc" or _is_cache(entry.name):
                 continue
             elif (
-                entry.name.startswith(".")
+                self._hidden(path)
                 or (entry.is_symlink() and _is_loop(path))
                 or self._ignored(path, rules, is_dir=entry.is_dir())
             ):
@@ -98,6 +99,13 @@ class _Walk:
     def _link(self, path: Path) -> None:
         self.links[path.relative_to(self.root).as_posix()] = str(path.resolve())
 
+    def _hidden(self, path: Path) -> bool:
+        """Check for a hidden file, other than one that git tracks and that is no .env."""
+        if not path.name.startswith("."):
+            return False
+        tracked = path.relative_to(self.root).as_posix() in self._tracked
+        return not tracked or path.name.startswith(".env")
+
     def _ignored(self, path: Path, rules: tuple[_Rules, ...], *, is_dir: bool) -> bool:
         """Check whether git would ignore a path: the nearest .gitignore with a match decides."""
         if path.relative_to(self.root).as_posix() in self._tracked:
@@ -106,12 +114,21 @@ class _Walk:
         return next((answer for answer in answers if answer is not None), False)
 
 
-def _tracked_though_ignored(root: Path) -> frozenset[str]:
-    """Return the files that git tracks although a .gitignore names them, and their directories.
+def _tracked(root: Path) -> frozenset[str]:
+    """Return the files that git tracks although they are hidden or a .gitignore names them, and
+    their directories.
 
     Without git, or outside a repository, there are none.
     """
-    words = ("ls-files", "-z", "--cached", "--ignored", "--exclude-standard")
+    words = ("ls-files", "-z", "--cached")
+    names = {*_git(root, *words, "--ignored", "--exclude-standard")}
+    names.update(_git(root, *words, "--", ":(glob)**/.*", ":(glob)**/.*/**"))
+    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    return frozenset(above - {"."}).union(names)
+
+
+def _git(root: Path, *words: str) -> list[str]:
+    """Return what git prints in a directory, split at NUL; nothing, if it fails."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", "-C", str(root), *words],
@@ -121,10 +138,8 @@ def _tracked_though_ignored(root: Path) -> frozenset[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return frozenset()
-    names = os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
-    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    return frozenset(above - {"."}).union(names)
+        return []
+    return os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
 
 
 def _is_loop(path: Path) -> bool:
