@@ -23,6 +23,8 @@ import torch.distributed as dist
 if sys.argv[1] == "together":
     dist.init_process_group("gloo")
     dist.destroy_process_group()
+if sys.argv[1] == "lightning":
+    sys.modules["lightning.pytorch"] = sys  # as if imported
 """
 LONELY = """
 import torch, trnslurm
@@ -114,8 +116,10 @@ def test_workers_that_would_each_train_alone_are_ended(project: Project) -> None
 def test_workers_that_worked_alone_are_told_of(project: Project) -> None:
     """The script makes no calls and has done its work: the run is COMPLETED, with a reason."""
     (project.directory / "untold.py").write_text(UNTOLD)
+    alone = "its 2 workers shared no process group, so each worked alone: "
     for how, reason in (
-        ("alone", "its 2 workers shared no process group: each worked alone"),
+        ("alone", f"{alone}torch.distributed.init_process_group was not called"),
+        ("lightning", f"{alone}Lightning's Trainer needs num_nodes=2, devices=1"),
         ("together", ""),
     ):
         project.submit("./untold.py", "--", how)

@@ -13,6 +13,13 @@ from pathlib import Path
 
 from trnslurm.rundir import RunFiles, read_json, write_json
 
+# How the workers join that use one of these; all others must call init_process_group.
+_JOINS = {
+    "lightning.pytorch": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
+    "pytorch_lightning": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
+    "xla": "the backend xla joins them on Neuron devices, not on CPUs",
+}
+
 
 def tell() -> None:
     """Record the number of workers, if this one is the first of several and was alone."""
@@ -23,7 +30,11 @@ def tell() -> None:
     with suppress(OSError):
         write_json(
             files.alone_file("train", int(values["TRNSLURM_ATTEMPT"])),
-            {"workers": int(values["WORLD_SIZE"])},
+            {
+                "workers": int(values["WORLD_SIZE"]),
+                "per_node": int(values.get("LOCAL_WORLD_SIZE", "1")),
+                "uses": _backend() or next((name for name in _JOINS if name in sys.modules), ""),
+            },
         )
 
 
@@ -32,17 +43,28 @@ def is_alone() -> bool:
     group = sys.modules.get("torch.distributed.distributed_c10d")
     if group is None:
         return False
-    # Both are set by init_process_group, and kept by destroy_process_group (torch 2.9, 2.13).
-    backend = getattr(group, "_backend", "")
+    backend = _backend()
     if backend == "xla":  # its CPU client knows no other process
         return os.environ.get("PJRT_DEVICE") == "CPU"
-    unset = backend in (None, "undefined")
-    return unset and getattr(group, "_default_pg_init_method", "") is None
+    return not backend and getattr(group, "_default_pg_init_method", "") is None
+
+
+def _backend() -> str:
+    """Return the backend of the default process group; empty: none was opened.
+
+    init_process_group sets it, and destroy_process_group keeps it (torch 2.9, 2.13).
+    """
+    group = sys.modules.get("torch.distributed.distributed_c10d")
+    backend = getattr(group, "_backend", "")
+    return "" if backend in (None, "undefined") else str(backend)
 
 
 def reason(run: RunFiles, attempt: int) -> str:
     """Return what the workers of a training lacked, in words; empty: nothing, as far as known."""
-    workers = read_json(run.alone_file("train", attempt)).get("workers")
-    if not isinstance(workers, int):
+    told = read_json(run.alone_file("train", attempt))
+    workers, per_node = told.get("workers"), told.get("per_node")
+    if not isinstance(workers, int) or not isinstance(per_node, int):
         return ""
-    return f"its {workers} workers shared no process group: each worked alone"
+    joins = _JOINS.get(str(told.get("uses")), "torch.distributed.init_process_group was not called")
+    how = joins.format(nodes=workers // per_node, per_node=per_node)
+    return f"its {workers} workers shared no process group, so each worked alone: {how}"
