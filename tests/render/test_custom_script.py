@@ -348,7 +348,8 @@ def test_hidden_files_that_git_tracks_are_copied(site, cli, project) -> None:
     (project / ".gitignore").write_text(".pkg\n")
     for words in (["init", "-q"], ["add", "-f", ".root", "a", ".pkg", ".env", ".github"]):
         subprocess.run(["git", *words], check=True)
-    files = {name for name in rendered(site, cli, "./train.py") if "project" in name and "/." in name}
+    names = rendered(site, cli, "./train.py")
+    files = {name for name in names if "project" in name and "/." in name}
     assert files == {f"code/project/{name}" for name in (".root", "a/.keep", ".pkg/x.py")}
 
 
