@@ -21,7 +21,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures test test-faults triage test-newest test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures test test-faults triage test-newest test-installs test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release clean
 
 help:  ## Show what can be made
@@ -91,6 +91,9 @@ test-newest: .venv/.train .venv-newest/.made  ## Test the runtime on the newest 
 	export PYTHONPATH=$(CURDIR) TRNSLURM_GPU_DEVICE=cpu TRNSLURM_GPU_RESULTS=.make/newest
 	TRNSLURM_OTHER_PYTHON=$(CURDIR)/$(BIN)/python .venv-newest/bin/python -m pytest tests/gpu -m gpu -q -W default \
 	  -p no:cacheprovider -n 2 --dist loadgroup
+
+test-installs: .venv/.train .venv-uv/.made  ## Test the launcher with its oldest and newest packages, on each Python
+	$(BIN)/pytest tests/test_installs.py -m installs
 
 test-matrix: .venv/.train  ## Test more worker counts on XLA
 	$(BIN)/pytest tests/train -m matrix
@@ -172,7 +175,7 @@ release: .venv/.train  ## Make dist/: wheel, source, one-file launcher, checksum
 	$(BIN)/python .ci/release.py $(if $(DRAFT),--draft) dist
 
 clean:  ## Remove what make built
-	rm -rf .venv .venv-datasets .venv-newest .venv-resiliency .venv-torchx .venv-pcluster dist site
+	rm -rf .venv .venv-datasets .venv-newest .venv-resiliency .venv-torchx .venv-pcluster .venv-uv dist site
 
 # Reinstalled only when pyproject.toml changes: torch alone takes pip minutes.
 .venv/.train: pyproject.toml | python-venv
@@ -199,6 +202,12 @@ clean:  ## Remove what make built
 	@echo "Installing the newest PyTorch and transformers into .venv-newest"
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --editable '.[gpu]' pytest pytest-xdist hypothesis
+	touch $@
+
+.venv-uv/.made: | python-venv
+	@echo "Installing uv into .venv-uv"
+	$(PYTHON) -m venv --clear .venv-uv
+	.venv-uv/bin/pip install --quiet --disable-pip-version-check uv
 	touch $@
 
 # The peer of `make bench`.
