@@ -22,6 +22,8 @@ _OPS = {xm.REDUCE_SUM: dist.ReduceOp.SUM, xm.REDUCE_MAX: dist.ReduceOp.MAX}
 
 
 _timer = Timer()
+_subgroups: dict[str, Any] = {}
+"""gloo's group of this worker, by the groups that a caller names."""
 
 
 def install(timer: Timer) -> None:
@@ -39,10 +41,9 @@ def install(timer: Timer) -> None:
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, **options: Any) -> Any:
-    """Reduce over all workers; a list of tensors in place, a single one as a new tensor."""
-    _check(options)
+    """Reduce over a group; a list of tensors in place, a single one as a new tensor."""
     tensors = _as_list(inputs)
-    results = _reduce(reduce_type, tensors, scale)
+    results = _reduce(reduce_type, tensors, scale, _group_of(options))
     if isinstance(inputs, Tensor):
         return _to_device(results[0], inputs.device)
     for tensor, result in zip(tensors, results, strict=True):
@@ -58,27 +59,27 @@ def reduce_scatter(
     shard_count: int,
     **options: Any,
 ) -> Any:
-    """Reduce over all workers and keep this worker's shard; of a tensor or of each in a list."""
-    _check(options)
-    assert shard_count == dist.get_world_size()
+    """Reduce over a group and keep this worker's shard; of a tensor or of each in a list."""
+    group = _group_of(options)
+    assert shard_count == dist.get_world_size(group)
     tensors = _as_list(input)
     shards = [
-        _to_device(result.chunk(shard_count, scatter_dim)[dist.get_rank()], tensor.device)
-        for tensor, result in zip(tensors, _reduce(reduce_type, tensors, scale), strict=True)
+        _to_device(result.chunk(shard_count, scatter_dim)[dist.get_rank(group)], tensor.device)
+        for tensor, result in zip(tensors, _reduce(reduce_type, tensors, scale, group), strict=True)
     ]
     return shards[0] if isinstance(input, Tensor) else shards
 
 
 def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
-    """Join the workers' tensors along a dimension; of a tensor or of each in a list."""
-    _check(options)
+    """Join a group's tensors along a dimension; of a tensor or of each in a list."""
+    group = _group_of(options)
     tensors = _as_list(value)
     hosts = _to_host(tensors)
     # As bytes, because gloo does not know every type, and in one piece, because it is faster.
     mine = torch.cat([host.reshape(-1).view(torch.uint8) for host in hosts])
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with _timer("collectives"):
-        dist.all_gather(rows, mine)
+        dist.all_gather(rows, mine, group=group)
     sizes = [host.numel() * host.element_size() for host in hosts]
     pieces = zip(*(torch.split(row, sizes) for row in rows), strict=True)
     gathered = [
@@ -99,11 +100,11 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     return payloads
 
 
-def _reduce(reduce_type: str, tensors: list[Tensor], scale: float) -> list[Tensor]:
+def _reduce(reduce_type: str, tensors: list[Tensor], scale: float, group: Any) -> list[Tensor]:
     hosts = _to_host(tensors)
     flat = torch.cat([host.reshape(-1).float() for host in hosts])
     with _timer("collectives"):
-        dist.all_reduce(flat, op=_OPS[reduce_type])
+        dist.all_reduce(flat, op=_OPS[reduce_type], group=group)
     pieces = torch.split(flat * scale, [host.numel() for host in hosts])
     return [
         piece.view(host.shape).to(host.dtype) for piece, host in zip(pieces, hosts, strict=True)
@@ -125,7 +126,16 @@ def _as_list(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _check(options: dict[str, Any]) -> None:
-    everyone = [list(range(dist.get_world_size()))]
-    assert options.get("groups") in (None, [], everyone), "only one group of all workers"
+def _group_of(options: dict[str, Any]) -> Any:
+    """Return gloo's group of the groups that a call names, None for all workers.
+
+    All workers call alike, so the first call of each makes them everywhere.
+    """
     assert options.get("output") is None, "only results as new tensors"
+    groups = options.get("groups") or []
+    if len(groups) <= 1:
+        return None
+    if str(groups) not in _subgroups:
+        divide: Any = dist.new_subgroups_by_enumeration  # not annotated
+        _subgroups[str(groups)] = divide(groups)[0]
+    return _subgroups[str(groups)]

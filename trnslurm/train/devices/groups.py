@@ -1,0 +1,108 @@
+"""Collectives within groups of workers: each worker is in one group of a division of all."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from trnslurm.train.devices.device import Device
+
+Division = list[list[int]]
+"""All workers by rank, in groups of equal size."""
+
+
+class Group(ABC):
+    """This worker's group; all workers of a division make the same calls."""
+
+    def __init__(self, division: Division, rank: int) -> None:
+        self._division = division
+        self._own = next(ranks for ranks in division if rank in ranks)
+        self.size = len(self._own)
+        self.index = self._own.index(rank)
+        """This worker's place in its group."""
+
+    def all_reduce(self, tensor: Tensor, how: str = "sum") -> Tensor:
+        """Return the sum, or with max the largest, of the workers' tensors."""
+        return tensor if self.size == 1 else self._all_reduce(tensor, how)
+
+    def all_gather(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
+        """Join the workers' tensors, for each of several, along a dimension."""
+        return list(tensors) if self.size == 1 else self._all_gather(list(tensors), dim)
+
+    def reduce_scatter(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
+        """Sum the workers' tensors, for each of several, and keep this worker's part of it."""
+        return list(tensors) if self.size == 1 else self._reduce_scatter(list(tensors), dim)
+
+    @abstractmethod
+    def _all_reduce(self, tensor: Tensor, how: str) -> Tensor: ...
+
+    @abstractmethod
+    def _all_gather(self, tensors: list[Tensor], dim: int) -> list[Tensor]: ...
+
+    @abstractmethod
+    def _reduce_scatter(self, tensors: list[Tensor], dim: int) -> list[Tensor]: ...
+
+
+def open_group(device: Device, division: Division) -> Group:
+    """Open the groups of a division, and return this worker's."""
+    kind = XlaGroup if device.torch_device.type == "xla" else TorchGroup
+    return kind(division, device.rank)
+
+
+class TorchGroup(Group):
+    """By torch.distributed."""
+
+    def __init__(self, division: Division, rank: int) -> None:
+        super().__init__(division, rank)
+        everyone = self.size == dist.get_world_size()
+        # Every worker makes all groups of a division, in one order.
+        divide: Any = dist.new_subgroups_by_enumeration  # not annotated
+        self._group: Any = None if everyone else divide(division)[0]
+
+    def _all_reduce(self, tensor: Tensor, how: str) -> Tensor:
+        result = tensor.clone()
+        op = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how]
+        dist.all_reduce(result, op=op, group=self._group)
+        return result
+
+    def _all_gather(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
+        return [self._gather_one(tensor, dim) for tensor in tensors]
+
+    def _gather_one(self, tensor: Tensor, dim: int) -> Tensor:
+        # PyTorch joins along the first dimension.
+        own = tensor.movedim(dim, 0).contiguous()
+        joined = own.new_empty(self.size * own.shape[0], *own.shape[1:])
+        dist.all_gather_into_tensor(joined, own, group=self._group)
+        return joined.movedim(0, dim)
+
+    def _reduce_scatter(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
+        return [self._scatter_one(tensor, dim) for tensor in tensors]
+
+    def _scatter_one(self, tensor: Tensor, dim: int) -> Tensor:
+        whole = tensor.movedim(dim, 0).contiguous()
+        own = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
+        dist.reduce_scatter_tensor(own, whole, group=self._group)
+        return own.movedim(0, dim)
+
+
+class XlaGroup(Group):
+    """By torch_xla, whose compiled collectives name the groups of all workers."""
+
+    def __init__(self, division: Division, rank: int) -> None:
+        import torch_xla.core.xla_model as xm
+
+        super().__init__(division, rank)
+        self._xm: Any = xm
+        self._options: dict[str, Any] = {"groups": division, "pin_layout": False}
+
+    def _all_reduce(self, tensor: Tensor, how: str) -> Tensor:
+        reduced: Tensor = self._xm.all_reduce(how, tensor, **self._options)
+        return reduced
+
+    def _all_gather(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
+        return list(self._xm.all_gather(tensors, dim, **self._options))
+
+    def _reduce_scatter(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
+        return list(self._xm.reduce_scatter("sum", tensors, 1.0, dim, self.size, **self._options))
