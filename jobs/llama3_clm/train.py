@@ -1,4 +1,4 @@
-"""Train Llama 3 on text, sharded over all workers. In a run directory, on each node:
+"""Train Llama 3 on text, divided over workers. In a run directory, on each node:
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/llama3_clm/train.py plan.json
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import is_flash_attn_2_available
@@ -30,6 +30,7 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, Positive
 from trnslurm.train.sharded.make import shard_model
 from trnslurm.train.sharded.settings import ShardedSettings
+from trnslurm.train.sharded.strategy import Sharded
 
 try:
     from transformers.initialization import no_init_weights
@@ -112,7 +113,7 @@ def main() -> None:
         tokens = settings.eval_samples * predicted
         [loss] = run.evaluate(
             model,
-            lambda unit: unit_loss(model, device, held_out, unit, tokens),
+            lambda unit: unit_loss(sharded, device, held_out, unit, tokens),
             samples=settings.eval_samples,
         )
         return {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
@@ -123,7 +124,7 @@ def main() -> None:
         model.eval()
         size = plan.batch.micro_batch
         unit = Unit(index=0, first=0, size=size, weight=1.0, seed=0)
-        loss = unit_loss(model, device, text, unit, size * predicted)
+        loss = unit_loss(sharded, device, text, unit, size * predicted)
         device.sync()
         return [loss]
 
@@ -132,7 +133,7 @@ def main() -> None:
     model.train()
     for step in run.steps():
         for unit in run.units(step):
-            loss = unit_loss(model, device, text, unit, tokens)
+            loss = unit_loss(sharded, device, text, unit, tokens)
             sharded.backward(loss)
             run.add(loss)
         run.end(step, sharded.step(run.lr(step)), evaluate=evaluate)
@@ -140,7 +141,7 @@ def main() -> None:
 
 
 def unit_loss(
-    model: torch.nn.Module, device: Device, text: Text, unit: Unit, valid_tokens: int
+    sharded: Sharded, device: Device, text: Text, unit: Unit, valid_tokens: int
 ) -> Tensor:
     """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
@@ -148,15 +149,10 @@ def unit_loss(
         weight = torch.tensor([unit.weight / valid_tokens])
         tokens, weight = device.put_all([text.samples(unit.first, unit.size), weight])
     device.seed(unit.seed)
-    logits = model(tokens, use_cache=False).logits
-    return device.compiled(sum_losses)(logits, tokens) * weight
-
-
-def sum_losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the sum of the losses of all predicted tokens."""
+    logits = sharded.model(tokens, use_cache=False).logits
     # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
     targets = pad(tokens[:, 1:], (0, 1), value=-100)
-    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    return sharded.cross_entropy(logits, targets) * weight
 
 
 def open_split(plan: JobPlan, split: str) -> Text:

@@ -12,6 +12,7 @@ from trnslurm.config.catalog import DEVICES, catalog
 from trnslurm.config.load import resolve
 from trnslurm.config.schema import Device
 from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.plan.batch import even_nodes
 from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
@@ -94,11 +95,50 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
         (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
         (("--set", "precision=mixed"), "'mixed': it is for models that are not sharded"),
-        (("--set", "strategy.name=zero"), "expected one of fsdp, deepspeed, xla_fsdp, or empty"),
+        (
+            ("--set", "strategy.name=zero"),
+            "expected one of fsdp, deepspeed, xla_fsdp, tensor, or empty",
+        ),
         (("--set", "strategy.fsdp.wrap=[]"), "; known: fsdp_transformer_layer_cls_to_wrap"),
         (
             ("--set", "strategy.fsdp.activation_checkpointing=true"),
             "is true, but the plan says false: leave it out, or set train.gradient_checkpointing",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=3"),
+            "strategy.tensor.workers is 3, which does not divide model.num_key_value_heads (8), "
+            "and is no multiple of it: choose 1 or 2 or 4 or 8",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=16"),
+            "strategy.tensor.workers is 16, which does not divide the workers of a node (8): "
+            "choose 1 or 2 or 4 or 8",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "model.vocab_size=128257"),
+            "is 8, which does not divide model.vocab_size (128257): choose 1",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "model.num_attention_heads=4",
+             "--set", "model.num_key_value_heads=4"),
+            "is 8, which does not divide model.num_attention_heads (4): choose 1 or 2 or 4",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "seq_len=4100"),
+            "is 8, which does not divide seq_len (4100): choose 1 or 2 or 4",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=0"),
+            "strategy.tensor.workers is 0: it must be a number, at least 1",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "strategy.tensor.size=8"),
+            "unknown key strategy.tensor.size",
+        ),
+        (
+            ("--set", "strategy.name=tensor", "--set", "batch.mode=fixed",
+             "--set", "batch.global_batch=1", "--set", "strategy.tensor.workers=4"),
+            "is 1 micro-batch per step, fewer than 1 x 2 groups of 4 workers",
         ),
         (
             ("--preset", "deepspeed", "--set", "strategy.deepspeed.train_batch_size=9"),
@@ -145,6 +185,19 @@ def test_a_recipe_may_not_name_the_strategy_twice(site, cli) -> None:
     site.recipe("train: {strategy: fsdp}\nbatch: {global_batch: 32}\n")
     done = cli("render", "toy", "--cluster", "pc", "--time", "60")
     assert done.code == 1 and "from strategy.name" in done.error
+
+
+def test_a_group_counts_as_one_worker_of_the_batch(site) -> None:
+    fixed = ("batch.mode=fixed", "batch.global_batch=10", "batch.micro_batch=2")
+    spec = spec_of("fsdp", "strategy.name=tensor", "strategy.tensor.workers=4", *fixed, nodes=2)
+    files = files_of(spec)
+    batch = files["plan.json"]["batch"]
+    assert (spec.batch.workers, batch["groups"], batch["accumulation"]) == (16, 4, 2)
+    assert batch["padding_units"] == 3
+    assert files["strategy.json"] == {"workers": 4}
+    assert even_nodes(spec.batch) == []
+    grows = spec_of("fsdp", "strategy.name=tensor", nodes=2)
+    assert (grows.batch.groups, grows.batch.global_batch) == (2, 2)
 
 
 def test_deepspeeds_batch_is_the_plans(site) -> None:

@@ -33,7 +33,13 @@ TIMEOUT_S = 600
 
 
 def tiny_plan(
-    device: str, nodes: int, workers_per_node: int, *, job: Path = JOB, **changes: Any
+    device: str,
+    nodes: int,
+    workers_per_node: int,
+    *,
+    job: Path = JOB,
+    group: int = 1,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Work out plan.json of a job's preset tiny; changes name keys as train__lr."""
     recipe = yaml.safe_load((job / "recipe.yaml").read_text())
@@ -50,8 +56,9 @@ def tiny_plan(
     workers = nodes * workers_per_node
     batch = {key: values["batch"][key] for key in ("mode", "global_batch", "micro_batch")}
     units = batch["global_batch"] // batch["micro_batch"]
-    accumulation = -(-units // workers)
-    padding = accumulation * workers - units
+    groups = workers // group
+    accumulation = -(-units // groups)
+    padding = accumulation * groups - units
     return values | {
         "format": 1,
         "recipe": job.name,
@@ -63,7 +70,13 @@ def tiny_plan(
         "nodes": nodes,
         "workers_per_node": workers_per_node,
         "workers": workers,
-        "batch": {**batch, "units": units, "accumulation": accumulation, "padding_units": padding},
+        "batch": {
+            **batch,
+            "units": units,
+            "groups": groups,
+            "accumulation": accumulation,
+            "padding_units": padding,
+        },
     }
 
 
@@ -72,6 +85,8 @@ def strategy_of(plan: dict[str, Any], job: Path, changes: dict[str, Any]) -> dic
     said = yaml.safe_load((job / "recipe.yaml").read_text())["strategy"]
     name = plan["train"]["strategy"]
     merge(said[name], changes)
+    if name == "tensor":
+        said[name]["workers"] = plan["workers"] // plan["batch"]["groups"]
     batch = SimpleNamespace(**plan["batch"], workers=plan["workers"])
     recipe = SimpleNamespace(
         strategy=Strategy(**said | {"name": name}),
@@ -170,8 +185,9 @@ def run_export(
 def make_plan() -> Callable[..., JobPlan]:
     """Make a plan of units over the workers of one node, for whatever job."""
 
-    def make(*, units: int, workers: int, micro_batch: int = 2) -> JobPlan:
-        accumulation = -(-units // workers)
+    def make(*, units: int, workers: int, micro_batch: int = 2, group: int = 1) -> JobPlan:
+        groups = workers // group
+        accumulation = -(-units // groups)
         return JobPlan(
             format=1,
             recipe="any",
@@ -188,8 +204,9 @@ def make_plan() -> Callable[..., JobPlan]:
                 global_batch=units * micro_batch,
                 micro_batch=micro_batch,
                 units=units,
+                groups=groups,
                 accumulation=accumulation,
-                padding_units=accumulation * workers - units,
+                padding_units=accumulation * groups - units,
             ),
             seq_len=8,
             steps=10,

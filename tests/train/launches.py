@@ -71,7 +71,8 @@ class Launches:
             run_dir = self.directory / scenario.name
             run_dir.mkdir(exist_ok=True)
             changes = {"data": str(self.data)} | scenario.changes
-            plan = tiny_plan(device, 1, workers, job=self.job, **changes)
+            group = scenario.strategy.get("workers", 1)
+            plan = tiny_plan(device, 1, workers, job=self.job, group=group, **changes)
             attempt = 1 + len(list(run_dir.glob("plan-*.json")))
             path = run_dir / f"plan-{attempt}.json"
             for file in (path, run_dir / "plan.json"):

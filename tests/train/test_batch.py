@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trnslurm.train.data.units import derive_seed, worker_units
+from trnslurm.train.data.units import derive_seed, eval_units, worker_units
 
 
 def step_units(plan, step):
@@ -44,6 +44,17 @@ def test_padding_repeats_a_valid_unit_with_weight_zero(make_plan, workers):
     assert len(padding) == plan.batch.padding_units > 0
     for unit in padding:
         assert replace(unit, weight=1.0) == valid[unit.index]
+
+
+def test_a_group_of_neighbours_runs_the_same_units(make_plan):
+    plan, alone = make_plan(units=7, workers=6, group=2), make_plan(units=7, workers=3)
+    for worker in range(6):
+        assert worker_units(plan, worker=worker, step=2) == worker_units(
+            alone, worker=worker // 2, step=2
+        )
+        assert eval_units(plan, worker=worker, samples=9) == eval_units(
+            alone, worker=worker // 2, samples=9
+        )
 
 
 def test_seeds_differ_between_units_steps_and_runs():

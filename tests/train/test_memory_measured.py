@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +25,16 @@ from transformers import (
 from trnslurm.config.models import PUBLISHED
 from trnslurm.config.schema import Recipe
 from trnslurm.plan import memory
+from trnslurm.train.devices.groups import Group
 from trnslurm.train.encoders import make_config, new_classifier
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.optimizer import OptimizerSpec
+from trnslurm.train.sharded import tensor as tensor_parallel
+from trnslurm.train.sharded.strategy import ShardingRequest
+from trnslurm.train.sharded.tensor import TensorParallel
+
+from .conftest import JOBS, lone_device
+from .measures import import_job, optimizer_settings
 
 # GPT-2's gelu_new is one operation in our job, too.
 # Where nothing is dropped, PyTorch's attention on the CPU keeps no weights either, as on a GPU.
@@ -177,3 +186,48 @@ def test_state_is_what_a_worker_allocates(precision: str, kept: str) -> None:
     shape = memory.shape_of(GPT2)
     assert shape is not None
     assert sum(storages.values()) == pytest.approx(sum(said) * shape.parameters, rel=0.01)
+
+
+class Alone(Group):
+    """A group whose other workers have this worker's tensors."""
+
+    def _all_reduce(self, tensor, how):
+        return tensor * self.size if how == "sum" else tensor.clone()
+
+    def _all_gather(self, tensors, dim):
+        return [torch.cat([tensor] * self.size, dim) for tensor in tensors]
+
+    def _reduce_scatter(self, tensors, dim):
+        return [(self.size * tensor).chunk(self.size, dim)[0].clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("workers", "keys"), [(2, 4), (4, 4), (4, 2)])
+def test_activations_of_a_group_are_those_that_autograd_saves(
+    make_plan, monkeypatch: pytest.MonkeyPatch, precision: str, workers: int, keys: int
+) -> None:
+    monkeypatch.setattr(tensor_parallel, "open_group", lambda device, among: Alone(among, 0))
+    job = import_job(JOBS / "llama3_clm" / "train.py")
+    device = lone_device()
+    device.world = device.local_world = workers
+    settings: Any = optimizer_settings("sgd")
+    settings = SimpleNamespace(**vars(settings), gradient_checkpointing=False)
+    plan = replace(make_plan(units=1, workers=1), precision=precision, seq_len=TOKENS)
+
+    def layer_of(sizes: dict[str, Any]) -> tuple[int, int]:
+        def make() -> nn.Module:
+            return job.make_model(LlamaConfig(**sizes))
+
+        with torch.device("meta"):
+            blueprint = make()
+        request = ShardingRequest(plan, settings, device, {"workers": workers}, blueprint, make)
+        made = TensorParallel(request)
+        held = sum(parameter.numel() for parameter in made.model.parameters())
+        return saved_bytes(made.model, precision), held
+
+    sizes = LLAMA | {"num_key_value_heads": keys}
+    (fewer, _), (more, held) = (layer_of({**sizes, "num_hidden_layers": n}) for n in (2, 3))
+    shape = memory.shape_of({**sizes, "num_hidden_layers": 3})
+    assert shape is not None and shape.held(workers) == held
+    said = memory.layer_bytes(shape, TOKENS, "cpu", precision, workers)
+    assert said == pytest.approx((more - fewer) / (SAMPLES * TOKENS), rel=0.08)

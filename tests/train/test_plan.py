@@ -67,7 +67,15 @@ def test_another_world_is_refused(values, load, running):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("units", 7), ("accumulation", 2), ("padding_units", 0), ("global_batch", 9)]
+    ("key", "value"),
+    [
+        ("units", 7),
+        ("accumulation", 2),
+        ("padding_units", 0),
+        ("global_batch", 9),
+        ("groups", 1),
+        ("groups", 2),
+    ],
 )
 def test_a_batch_that_does_not_add_up_is_refused(values, load, key, value):
     values["batch"][key] = value

@@ -104,6 +104,8 @@ def test_what_the_launcher_renders_agrees_with_the_plan(made, strategy, workers)
         ("fsdp", {"activation_checkpointing": True},
          "activation_checkpointing is true, but the plan says false"),
         ("fsdp", {"fsdp_offload_params": True}, "unknown key fsdp_offload_params"),
+        ("tensor", {"workers": 2}, "workers is 2, but the plan says 1"),
+        ("tensor", {"size": 1}, "unknown key size"),
         ("xla_fsdp", {"xla": False}, "xla is false, but the plan says true"),
         ("xla_fsdp", {"xla_fsdp_settings": {"compute_dtype": "bfloat16"}},
          'xla_fsdp_settings.compute_dtype is "bfloat16", but the plan says "float32"'),

@@ -147,7 +147,7 @@ class Plan(Frozen):
             if spec.batch.padding_units:
                 yield (
                     f"{count(spec.nodes, 'node')}: {spec.batch.padding_units} of each step's "
-                    f"{spec.batch.accumulation * spec.batch.workers} micro-batches have weight "
+                    f"{spec.batch.accumulation * spec.batch.groups} micro-batches have weight "
                     f"zero; {without_padding(spec.batch)}"
                 )
         bases: dict[str, list[str]] = {}

@@ -276,7 +276,7 @@ class Data(Frozen):
 class Strategy(Frozen):
     """How a job shards its model over its workers; see trnslurm.plan.sharding."""
 
-    name: Literal["", "fsdp", "deepspeed", "xla_fsdp"] = ""
+    name: Literal["", "fsdp", "deepspeed", "xla_fsdp", "tensor"] = ""
     """How the model is sharded; empty: it is not."""
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     """Settings of PyTorch's FSDP2 that the plan does not decide."""
@@ -293,6 +293,8 @@ class Strategy(Frozen):
     xla_fsdp_file: str = ""
     """The Trainer's fsdp_config with xla, in JSON, that is added to `xla_fsdp`; relative to the
     recipe's directory."""
+    tensor: Mapping[str, Any] = field(default_factory=dict)
+    """Tensor parallelism: `workers` is the number of a node's workers that divide each layer."""
 
 
 class Reference(Frozen):

@@ -1,8 +1,9 @@
-"""The exact batch plan: how one global batch is laid out on W workers, in whole micro-batches.
+"""The exact batch plan: how one global batch is laid out on W groups, in whole micro-batches.
 
-Pure arithmetic. A step has U = G/m canonical micro-batches; each of W workers runs A = ceil(U/W) of
-them. The A*W - U extra ones have weight zero, so that the gradient is exactly that of G samples on
-any number of nodes.
+Pure arithmetic. A group is one worker, or several that divide each layer (tensor parallelism). A
+step has U = G/m canonical micro-batches; each of W groups runs A = ceil(U/W) of them. The A*W - U
+extra ones have weight zero, so that the gradient is exactly that of G samples on any number of
+nodes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ class BatchPlan(Frozen):
     workers: int
     units: int
     """Canonical micro-batches in a step."""
+    groups: int
+    """How many workers, or groups of workers, run different micro-batches."""
     accumulation: int
-    """Micro-batches that each worker runs in a step."""
+    """Micro-batches that each group runs in a step."""
     padding_units: int
-    """Zero-weight micro-batches in a step, over all workers."""
+    """Zero-weight micro-batches in a step, over all groups."""
 
     @property
     def padding(self) -> float:
         """Return the fraction of micro-batches that have weight zero."""
-        return self.padding_units / (self.accumulation * self.workers)
+        return self.padding_units / (self.accumulation * self.groups)
 
 
 class Estimate(Frozen):
@@ -58,6 +61,7 @@ def plan_batch(
     micro_batch: int,
     nodes: int,
     workers_per_node: int,
+    group_size: int = 1,
     allow_idle: bool = False,
     padding: str = "allow",
 ) -> BatchPlan:
@@ -67,7 +71,8 @@ def plan_batch(
     if micro_batch < 1:
         raise PlanError(f"batch.micro_batch is {micro_batch}; it must be at least 1")
     workers = nodes * workers_per_node
-    size = _global_batch(mode, global_batch, per_worker, workers)
+    groups = workers // group_size
+    size = _global_batch(mode, global_batch, per_worker, groups)
     units, rest = divmod(size, micro_batch)
     if rest:
         near = _nearest_divisors(size, micro_batch)
@@ -77,9 +82,9 @@ def plan_batch(
             f"global batch {size} is not a whole number of micro-batches of {micro_batch}; "
             f"nearest: micro-batch {' or '.join(map(str, near))}, or global batch {batches}"
         )
-    if units < workers and not allow_idle:
-        _refuse_idle(size, micro_batch, nodes, workers_per_node)
-    accumulation = -(-units // workers)
+    if units < groups and not allow_idle:
+        _refuse_idle(size, micro_batch, nodes, workers_per_node // group_size, group_size)
+    accumulation = -(-units // groups)
     plan = BatchPlan(
         mode=mode,
         global_batch=size,
@@ -88,12 +93,13 @@ def plan_batch(
         workers_per_node=workers_per_node,
         workers=workers,
         units=units,
+        groups=groups,
         accumulation=accumulation,
-        padding_units=accumulation * workers - units,
+        padding_units=accumulation * groups - units,
     )
     if plan.padding_units and padding == "refuse":
         raise PlanError(
-            f"{plan.padding_units} of each step's {accumulation * workers} micro-batches would "
+            f"{plan.padding_units} of each step's {accumulation * groups} micro-batches would "
             f"have weight zero, which batch.padding=refuse rules out: {without_padding(plan)}"
         )
     return plan
@@ -101,7 +107,7 @@ def plan_batch(
 
 def even_nodes(plan: BatchPlan) -> list[int]:
     """Return the nearest smaller and larger node counts without padding."""
-    whole, rest = divmod(plan.units, plan.workers_per_node)
+    whole, rest = divmod(plan.units, plan.groups // plan.nodes)
     return [] if rest else _nearest_divisors(whole, plan.nodes)
 
 
@@ -145,11 +151,11 @@ def estimate(
     )
 
 
-def _global_batch(mode: str, fixed: int | None, per_worker: int | None, workers: int) -> int:
+def _global_batch(mode: str, fixed: int | None, per_worker: int | None, groups: int) -> int:
     if mode == "per_worker":
         if per_worker is None or per_worker < 1:
             raise PlanError("batch.mode per_worker needs batch.per_worker, at least 1")
-        size = per_worker * workers
+        size = per_worker * groups
     elif fixed is None or fixed < 1:
         raise PlanError("batch.mode fixed needs batch.global_batch, at least 1")
     else:
@@ -161,18 +167,21 @@ def _global_batch(mode: str, fixed: int | None, per_worker: int | None, workers:
     return size
 
 
-def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int) -> None:
-    units, workers = size // micro_batch, nodes * workers_per_node
+def _refuse_idle(
+    size: int, micro_batch: int, nodes: int, groups_per_node: int, group_size: int
+) -> None:
+    units, groups = size // micro_batch, nodes * groups_per_node
+    who = "workers" if group_size == 1 else f"groups of {group_size} workers"
     choices = []
-    if fitting := units // workers_per_node:
+    if fitting := units // groups_per_node:
         choices.append(f"{fitting} node{'s' if fitting > 1 else ''}")
-    most = min(micro_batch, size // workers + 1)
+    most = min(micro_batch, size // groups + 1)
     if smaller := [m for m in _nearest_divisors(size, most) if m < most]:
         choices.append(f"micro-batch {smaller[0]}")
-    choices.append(f"global batch {workers * micro_batch}")
+    choices.append(f"global batch {groups * micro_batch}")
     raise PlanError(
         f"global batch {size} at micro-batch {micro_batch} is {units} micro-batch"
-        f"{'es' if units > 1 else ''} per step, fewer than {nodes} x {workers_per_node} workers; "
+        f"{'es' if units > 1 else ''} per step, fewer than {nodes} x {groups_per_node} {who}; "
         f"nearest: {', '.join(choices)}, or --allow-idle"
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 from trnslurm.config.schema import Recipe
 from trnslurm.errors import PlanError
 from trnslurm.frozen import Frozen
+from trnslurm.plan.sharding import group_size
 from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
@@ -86,6 +87,23 @@ class Shape(Frozen):
     def parameters(self) -> int:
         return (1 if self.share else self.layers) * self.layer_parameters + self.other_parameters
 
+    @property
+    def key_heads(self) -> int:
+        """Return the heads of keys and values."""
+        return self.keys_and_values * self.heads // self.hidden
+
+    def held(self, group: int) -> float:
+        """Return the parameters of one of the workers that divide each layer of a Llama.
+
+        They have copies of norms, and of keys and values with fewer heads than workers.
+        """
+        if group == 1:
+            return self.parameters
+        norms, keys = 2 * self.hidden, 2 * self.hidden * self.keys_and_values
+        rest = (self.layer_parameters - norms - keys) / group
+        layer = rest + norms + keys / min(group, self.key_heads)
+        return self.layers * layer + (self.other_parameters - self.hidden) / group + self.hidden
+
 
 def shape_of(model: Mapping[str, Any], *, of_words: bool = False) -> Shape | None:
     """Return the sizes of a model from the keys of its Hugging Face config, or None.
@@ -147,19 +165,22 @@ def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
     if shape is None or not instance.device_gib or divided is None:
         return None
     parameters, gradients, optimizer = _bytes_each(recipe, spec.device, divided, workers)
+    group = group_size(recipe, spec.batch.workers_per_node)
+    held = shape.held(group)
     tokens = recipe.batch.micro_batch * recipe.seq_len
-    layer = tokens * layer_bytes(shape, recipe.seq_len, spec.device, recipe.precision)
+    layer = tokens * layer_bytes(shape, recipe.seq_len, spec.device, recipe.precision, group)
     # Autocast keeps what flows from layer to layer in fp32.
-    inputs = shape.layers * tokens * shape.hidden * (2 if recipe.precision == "bf16" else 4)
-    loss = recipe.batch.micro_batch * _loss_bytes(recipe, shape, spec.device)
+    flows = shape.hidden * (2 if recipe.precision == "bf16" else 4) / group
+    inputs = shape.layers * tokens * flows
+    loss = recipe.batch.micro_batch * _loss_bytes(recipe, shape, spec.device, group)
     kept = (shape.layers * layer + loss) / _GIB
     recomputed = (inputs + layer + loss) / _GIB
     recomputes = bool(recipe.train.get("gradient_checkpointing"))
     return Memory(
-        parameters=shape.parameters * parameters / _GIB,
-        gradients=shape.parameters * gradients / _GIB,
+        parameters=held * parameters / _GIB,
+        gradients=held * gradients / _GIB,
         optimizer=shape.parameters * optimizer / _GIB,
-        gathered=_gathered_bytes(recipe, shape) / _GIB if recipe.strategy.name else 0.0,
+        gathered=_gathered_bytes(recipe, shape) / _GIB if _gathers(recipe) else 0.0,
         activations=recomputed if recomputes else kept,
         activations_kept=kept,
         activations_recomputed=recomputed,
@@ -306,9 +327,12 @@ def _bytes_each(
 ) -> tuple[float, float, float]:
     """Return the bytes that a worker holds for each of the model's parameters.
 
-    They are the parameter's, its gradient's and the optimizer's, averaged over shards.
+    They are the parameter's, its gradient's and the optimizer's, averaged over shards; with tensor
+    parallelism the first two are for each that the worker has.
     """
     moments = 0 if recipe.train.get("optimizer") == "sgd" else 8
+    if recipe.strategy.name == "tensor":  # in the type computed in, with a copy in fp32
+        return _itemsize(recipe), 4, (4 + moments) / workers
     if recipe.strategy.name:  # in fp32, or in 16 bits with a copy in fp32
         return 4 / workers, 4 / workers, moments / workers
     kept = recipe.train.get("optimizer_precision", "fp32_copy")
@@ -327,6 +351,10 @@ def _bytes_each(
     return 2, 6, moments + (4 if kept == "fp32_copy" else 0)
 
 
+def _gathers(recipe: Recipe) -> bool:
+    return recipe.strategy.name not in ("", "tensor")
+
+
 def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
     """Return the bytes gathered at a time: the root, two layers, and one layer's fp32 gradients."""
     parameters = shape.other_parameters + 2 * shape.layer_parameters
@@ -334,7 +362,7 @@ def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
     return parameters * _itemsize(recipe) + gradients * 4
 
 
-def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> float:
+def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str, group: int = 1) -> float:
     """Return the bytes that one layer keeps of each token for its backward pass.
 
     Per token they are multiples of the model's width, of the feed-forward width, and, where the
@@ -346,11 +374,15 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> floa
     # Flash attention keeps no weights; XLA's own keeps them for every head and pair of tokens.
     weights = shape.heads * seq_len if device in ("neuron", "xla-cpu") else 0
     if shape.family == "llama":
-        attention = 2 * hidden + 2 * shape.keys_and_values
+        copies = max(1, group // shape.key_heads)
+        attention = 2 * hidden + 2 * shape.keys_and_values * copies
+        # A group keeps both inputs of matrices for the whole sequence.
+        whole = 2 * hidden if group > 1 else 0
         if xla:  # both residuals, gate and up; the rest is recomputed
-            return item * (2 * hidden + attention + weights + 2 * wide)
+            return item * ((2 * hidden + attention + weights + 2 * wide) / group + whole)
         norms = 2 * 4 * hidden  # in fp32
-        return item * (4 * hidden + attention + weights + 4 * wide) + norms
+        kept = item * (4 * hidden - whole + attention + weights + 4 * wide) + norms
+        return kept / group + item * whole
     # Inputs of both norms, of the four matrices of the attention, query, key and value: 8. The
     # masks of dropout, 2 + weights, have a byte per element.
     matrices = item * (8 * hidden + 2 * wide + 2 * weights) + 2 * hidden + weights
@@ -365,14 +397,14 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> floa
     return matrices
 
 
-def _loss_bytes(recipe: Recipe, shape: Shape, device: str) -> float:
+def _loss_bytes(recipe: Recipe, shape: Shape, device: str, group: int) -> float:
     """Return the bytes of one sample's embeddings, last norm, logits and loss."""
     if "num_labels" in recipe.model:
         return 0.0
     # Logits in 16 bits; in 32 bits logits, softmax and gradient, most of which XLA fuses.
     logits = (6 if device in _XLA else 14) * shape.vocab
     predicted = recipe.train.get("max_pred", recipe.seq_len)
-    return float(predicted * logits) + 3 * recipe.seq_len * shape.hidden * _itemsize(recipe)
+    return float(predicted * logits / group) + 3 * recipe.seq_len * shape.hidden * _itemsize(recipe)
 
 
 def _itemsize(recipe: Recipe) -> int:

@@ -16,6 +16,7 @@ strategy.deepspeed_file, fsdp_file or xla_fsdp_file names, may repeat it; anothe
     fsdp        the Trainer's fsdp_config: activation_checkpointing train.gradient_checkpointing
     xla_fsdp    the same with xla true: xla_fsdp_grad_ckpt train.gradient_checkpointing, and in
                 xla_fsdp_settings compute_dtype and buffer_dtype by precision
+    tensor      workers: how many of a node divide each layer
 
 In DeepSpeed's config "auto" is allowed too, as files for the Hugging Face Trainer have it.
 """
@@ -37,12 +38,19 @@ DEVICES = {
     "fsdp": ("cuda", "cpu"),
     "deepspeed": ("cuda", "cpu"),
     "xla_fsdp": ("neuron", "xla-cuda", "xla-cpu"),
+    "tensor": ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu"),
 }
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 # DeepSpeed has too many settings to list, and reports wrong ones itself.
-_OWN_KEYS = {"fsdp": (_LAYERS,), "xla_fsdp": (_LAYERS, "xla_fsdp_settings")}
+_OWN_KEYS = {
+    "fsdp": (_LAYERS,),
+    "xla_fsdp": (_LAYERS, "xla_fsdp_settings"),
+    "tensor": ("workers",),
+}
 OFFLOADS = {"offload_optimizer", "offload_param"}
+_NOT_IN_GROUPS = ("attention_dropout", "attention_bias", "mlp_bias")
+_GROUPS_DIVIDE = ("num_attention_heads", "intermediate_size", "vocab_size")
 _Decide = Callable[[Recipe, BatchPlan], Any]
 
 
@@ -102,6 +110,7 @@ _DECIDED: dict[str, dict[str, tuple[str, _Decide]]] = {
         "optimizer.params.weight_decay": ("train.weight_decay", _of_train("weight_decay")),
         "scheduler": ("train.schedule", _of_train("schedule")),
     },
+    "tensor": {},
 }
 _ALWAYS = (
     "train_batch_size",
@@ -116,6 +125,44 @@ _SECTIONS = {key.partition(".")[0] for key in _DECIDED["deepspeed"]}
 def usable_devices(recipe: Recipe) -> Sequence[str]:
     """Return the devices that a job supports; empty: all."""
     return recipe.devices or DEVICES.get(recipe.strategy.name, ())
+
+
+def group_size(recipe: Recipe, workers_per_node: int) -> int:
+    """Return how many workers divide each layer and share their samples; 1: none does."""
+    if recipe.strategy.name != "tensor":
+        return 1
+    size = recipe.strategy.tensor.get("workers")
+    for key in _NOT_IN_GROUPS:
+        if value := recipe.model.get(key):
+            raise ConfigError(
+                f"model.{key} is {value!r}: strategy.name=tensor has none: set it to 0, or choose "
+                "another strategy"
+            )
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"strategy.tensor.workers is {size!r}: it must be a number, at least 1")
+    if key := _undivided(recipe, workers_per_node, size):
+        able = [
+            n for n in range(1, workers_per_node + 1) if not _undivided(recipe, workers_per_node, n)
+        ]
+        raise ConfigError(
+            f"strategy.tensor.workers is {size}, which does not divide {key}: choose "
+            f"{' or '.join(map(str, able))}"
+        )
+    return size
+
+
+def _undivided(recipe: Recipe, workers_per_node: int, size: int) -> str:
+    """Return what a group of this size cannot divide, with its value; empty: nothing."""
+    numbers: dict[str, Any] = {
+        "the workers of a node": workers_per_node,
+        **{f"model.{key}": recipe.model.get(key) for key in _GROUPS_DIVIDE},
+        "seq_len": recipe.seq_len,
+    }
+    keys = recipe.model.get("num_key_value_heads")
+    if isinstance(keys, int) and keys % size and size % keys:
+        return f"model.num_key_value_heads ({keys}), and is no multiple of it"
+    wrong = [(key, n) for key, n in numbers.items() if isinstance(n, int) and n % size]
+    return f"{wrong[0][0]} ({wrong[0][1]})" if wrong else ""
 
 
 def strategy_file(
@@ -138,6 +185,8 @@ def strategy_file(
         checkpointing = decided["activation_checkpointing"]
         own = {key: value for key, value in given.items() if key != "xla"}
         return own | {"activation_checkpointing": checkpointing}
+    if name == "tensor":
+        return dict(given)
     if name == "deepspeed":
         return _deepspeed_file(given, decided)
     file = merge(dict(given), {"xla": True, "xla_fsdp_settings": {}})

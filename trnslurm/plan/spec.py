@@ -16,7 +16,7 @@ from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
-from trnslurm.plan.sharding import is_decided, strategy_file, usable_devices
+from trnslurm.plan.sharding import group_size, is_decided, strategy_file, usable_devices
 
 _JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
@@ -133,6 +133,7 @@ def make_spec(
         micro_batch=recipe.batch.micro_batch,
         nodes=nodes,
         workers_per_node=workers,
+        group_size=group_size(recipe, workers),
         allow_idle=recipe.batch.allow_idle,
         padding=recipe.batch.padding,
     )

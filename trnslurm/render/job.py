@@ -184,6 +184,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
             "global_batch": batch.global_batch,
             "micro_batch": batch.micro_batch,
             "units": batch.units,
+            "groups": batch.groups,
             "accumulation": batch.accumulation,
             "padding_units": batch.padding_units,
         },
@@ -217,6 +218,7 @@ def _values(
     title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
     standby = phase == "train" and _has_standby(spec)
     neuron_env = config.recipe.neuron.env if spec.device == "neuron" else {}
+    size = spec.batch.workers // spec.batch.groups
     return _common_values(config) | {
         "title": f"{title}: {phase}",
         "node_title": f"{title}: one node's part",
@@ -229,6 +231,7 @@ def _values(
         "nodes": spec.nodes,
         **_range_values(spec, phase, place),
         "batch": spec.batch,
+        "unit_of": "worker" if size == 1 else f"group of {size} workers",
         "steps": spec.steps,
         "padding_percent": f"{100 * spec.batch.padding:.1f}",
         "by_hand": _by_hand(spec),

@@ -26,10 +26,12 @@ class BatchPlan:
     global_batch: int
     micro_batch: int
     units: int
+    groups: int
+    """Neighbouring workers of a group run each unit together; usually each worker is one."""
     accumulation: int
-    """Units that each worker runs in a step, padding included."""
+    """Units that each group runs in a step, padding included."""
     padding_units: int
-    """Units of weight zero over all workers, so that all run equally many."""
+    """Units of weight zero over all groups, so that all run equally many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +148,10 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
 def describe_plan(plan: JobPlan, environment: Environment) -> str:
     """Describe what will run, and where, in a few lines."""
     batch = plan.batch
+    groups = "" if batch.groups == plan.workers else f", {batch.groups} groups"
     return f"""\
 {plan.recipe} ({plan.preset}): {environment.phase}, attempt {environment.attempt}
-  device  {plan.device}, W {plan.workers} ({plan.nodes} nodes x {plan.workers_per_node} workers)
+  device  {plan.device}, W {plan.workers} ({plan.nodes} nodes x \
+{plan.workers_per_node} workers{groups})
   batch   G {batch.global_batch}, m {batch.micro_batch}, A {batch.accumulation}, \
 {batch.units} units and {batch.padding_units} of padding"""

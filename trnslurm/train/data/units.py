@@ -23,12 +23,13 @@ class Unit:
 def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
     """Return the units that a worker runs in a step (counted from 1), in order.
 
-    Units are dealt out like cards. When none is left, a worker repeats one with weight 0: every
-    worker runs the same graph equally often, and a repeated valid unit cannot bring in NaN x 0.
+    Units are dealt out like cards to groups of workers, usually of one. When none is left, a group
+    repeats one with weight 0: every worker runs the same graph equally often, and a repeated valid
+    unit cannot bring in NaN x 0.
     """
     batch, steps_before = plan.batch, step - 1
     units = []
-    for dealt in range(worker, batch.accumulation * plan.workers, plan.workers):
+    for dealt in range(_group(plan, worker), batch.accumulation * batch.groups, batch.groups):
         index = dealt % batch.units
         unit = Unit(
             index=index,
@@ -48,7 +49,8 @@ def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
     """
     size = plan.batch.micro_batch
     count = -(-samples // size)
-    rounds = -(-count // plan.workers)
+    groups = plan.batch.groups
+    rounds = -(-count // groups)
     return [
         Unit(
             index=dealt % count,
@@ -57,8 +59,12 @@ def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
             weight=1.0 if dealt < count else 0.0,
             seed=0,
         )
-        for dealt in range(worker, rounds * plan.workers, plan.workers)
+        for dealt in range(_group(plan, worker), rounds * groups, groups)
     ]
+
+
+def _group(plan: JobPlan, worker: int) -> int:
+    return worker * plan.batch.groups // plan.workers
 
 
 def derive_seed(*parts: int) -> int:

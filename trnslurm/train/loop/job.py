@@ -71,10 +71,13 @@ def check_world(plan: JobPlan, device: Device) -> None:
             f"plan.json: {batch.units} units of {batch.micro_batch} samples are not the global "
             f"batch of {batch.global_batch}"
         )
-    slots = batch.accumulation * plan.workers
+    if not 0 < batch.groups <= plan.workers or plan.workers % batch.groups:
+        raise TrainError(f"plan.json: {plan.workers} workers are not {batch.groups} equal groups")
+    slots = batch.accumulation * batch.groups
     if not 0 <= batch.padding_units < slots or slots - batch.padding_units != batch.units:
+        by = "workers" if batch.groups == plan.workers else "groups"
         raise TrainError(
-            f"plan.json: {plan.workers} workers x {batch.accumulation} units less "
+            f"plan.json: {batch.groups} {by} x {batch.accumulation} units less "
             f"{batch.padding_units} of padding are not {batch.units} units"
         )
 

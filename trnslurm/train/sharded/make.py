@@ -51,6 +51,10 @@ def _strategy(name: str) -> Callable[[ShardingRequest], Sharded]:
         from trnslurm.train.sharded.zero3 import Zero3
 
         return Zero3
+    if name == "tensor":
+        from trnslurm.train.sharded.tensor import TensorParallel
+
+        return TensorParallel
     from trnslurm.train.sharded.xla_fsdp import XlaFsdp
 
     return XlaFsdp

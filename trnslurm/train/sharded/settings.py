@@ -21,6 +21,7 @@ _XLA_KEYS = {
     "xla_fsdp_settings",
     "xla_fsdp_grad_ckpt",
 }
+_KEYS = {"fsdp": _FSDP_KEYS, "xla_fsdp": _XLA_KEYS, "tensor": {"workers"}}
 # What moves DeepSpeed's parts to the host or a disk.
 OFFLOADS = {"offload_optimizer", "offload_param"}
 
@@ -31,7 +32,7 @@ class ShardedSettings(CommonSettings):
 
     optimizer: Literal["adamw", "sgd"]
     """AdamW; or plain SGD, for comparing runs exactly: they need no norms of whole parameters."""
-    strategy: Literal["fsdp", "deepspeed", "xla_fsdp"]
+    strategy: Literal["fsdp", "deepspeed", "xla_fsdp", "tensor"]
     """How the model is sharded: strategy.name of the recipe."""
     gradient_checkpointing: bool
     """Recompute activations in the backward pass."""
@@ -47,8 +48,8 @@ class ShardedSettings(CommonSettings):
             "it works on neuron, xla-cpu and xla-cuda: choose another preset, or another device",
         ),
         (
-            {"strategy": "deepspeed", "compile": True},
-            "DeepSpeed's hooks do not go with it: take strategy.name=fsdp",
+            {"strategy": ["deepspeed", "tensor"], "compile": True},
+            "of the strategies, only fsdp compiles: set train.compile=false",
         ),
         (
             {"precision": "mixed"},
@@ -81,7 +82,7 @@ def read_strategy(path: Path, plan: JobPlan, settings: ShardedSettings) -> dict[
                 f"{path}: zero_optimization.{key}: checkpoints need the state on the device, and "
                 "DeepSpeed its own optimizer: leave it out"
             )
-    known = {"fsdp": _FSDP_KEYS, "xla_fsdp": _XLA_KEYS}.get(settings.strategy)
+    known = _KEYS.get(settings.strategy)
     for key in values.keys() - (known or values.keys()):
         raise TrainError(f"{path}: unknown key {key}")
     return values
@@ -97,6 +98,8 @@ def _expected(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
     """Return what the plan says about keys of the strategy's file."""
     if settings.strategy == "fsdp":
         return {"activation_checkpointing": settings.gradient_checkpointing}
+    if settings.strategy == "tensor":
+        return {"workers": plan.workers // plan.batch.groups}
     if settings.strategy == "xla_fsdp":
         return {
             "xla": True,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import TensorShard, TrainingState, own_rows
@@ -50,9 +51,14 @@ class Sharded(TrainingState):
         """The parameters of the whole model."""
         return sum(math.prod(shape) for shape in self._shapes.values())
 
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed loss of targets, of which -100 is none."""
+        loss: Tensor = self._device.compiled(_sum_losses)(logits, targets)
+        return loss
+
     def backward(self, loss: Tensor) -> None:
         """Add a unit's gradient, given its share of the loss."""
-        # All three strategies average over the workers; ours is a sum.
+        # FSDP and DeepSpeed average over the workers; ours is a sum.
         scaled: Any = loss * self._device.world
         scaled.backward()
 
@@ -69,6 +75,10 @@ class Sharded(TrainingState):
                 f"{type(self).__name__} found {found} workers, but {self._device.world} run: "
                 "each would train a separate copy"
             )
+
+
+def _sum_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:

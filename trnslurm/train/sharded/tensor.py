@@ -1,0 +1,251 @@
+"""Tensor parallelism within a node, and data parallelism with ZeRO-1 over the groups."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows, own_rows
+from trnslurm.train.devices.groups import Group, open_group
+from trnslurm.train.errors import TrainError
+from trnslurm.train.sharded.llama import Cut, TensorLlama, cut_of
+from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, spec_of
+
+
+class TensorParallel(Sharded):
+    """Each group of neighbouring workers has the model once, and computes a unit together.
+
+    A worker keeps its pieces of the parameters in the type that is computed in. The workers that
+    have the same piece, one or more of each group, divide its optimizer's state and its copy in
+    fp32: so all workers together have each number of these once. The gradients of units add up in
+    fp32.
+    """
+
+    def __init__(self, request: ShardingRequest) -> None:
+        super().__init__(request)
+        blueprint: Any = request.blueprint
+        device, config = request.device, blueprint.config
+        size, world = request.file["workers"], device.world
+        _check(request, size)
+        groups = range(0, world, size)
+        self._group = open_group(device, [[first + n for n in range(size)] for first in groups])
+        self._everyone = open_group(device, [[*range(world)]])
+        with torch.device("meta"):
+            llama: Any = request.make_model()
+        dtype = torch.bfloat16 if request.plan.precision == "bf16" else torch.float32
+        self._cuts = {name: cut_of(name, config, size) for name in self._shapes}
+        self._owners: dict[int, Group] = {}
+        """By the number of pieces, the workers that have the same one as this worker."""
+        for number in sorted({cut.number for cut in self._cuts.values()}):
+            copies = size // number
+            alike = [
+                [first + piece * copies + n for first in groups for n in range(copies)]
+                for piece in range(number)
+            ]
+            self._owners[number] = open_group(device, alike)
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._sums: dict[Tensor, Tensor] = {}
+        self._masters: dict[str, nn.Parameter] = {}
+        """This worker's part of the copy in fp32 of each piece, laid end to end."""
+        for name, shape in self._shapes.items():
+            own = _piece_shape(shape, self._cuts[name])
+            parameter = nn.Parameter(torch.zeros(own, dtype=dtype, device=device.torch_device))
+            place, _, kind = name.rpartition(".")
+            setattr(llama.get_submodule(place), kind, parameter)
+            self._parameters[name] = parameter
+            self._sums[parameter] = torch.zeros(own, device=device.torch_device)
+            register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
+            register(self._add_up)
+            length = -(-parameter.numel() // self._owners_of(name).size)
+            part = torch.zeros(length, device=device.torch_device)
+            self._masters[name] = nn.Parameter(part)
+        spec = spec_of(request, self._masters.items())
+        self._max_norm = spec.max_norm
+        self._make_base(spec)
+        recompute = device.checkpoint if request.settings.gradient_checkpointing else None
+        vocabulary = config.vocab_size // size
+        first = device.put(torch.tensor([self._group.index * vocabulary]))
+        self._llama = TensorLlama(llama, self._group, first, recompute)
+        self.model = self._llama
+
+    def _make_base(self, spec: Any) -> None:
+        if self._device.torch_device.type == "xla":
+            from trnslurm.train.optim.xla import CAPTURABLE
+
+            self._base = spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
+        else:
+            self._base = spec.make(0.0, adam={"fused": True})
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a unit's gradient, given this worker's share of its loss."""
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return this worker's share of the summed loss."""
+        return self._llama.cross_entropy(logits, targets)
+
+    @torch.no_grad()
+    def _add_up(self, parameter: Tensor) -> None:
+        """Add a unit's gradient to the sum, as soon as the backward pass has made it."""
+        assert parameter.grad is not None
+        self._sums[parameter].add_(parameter.grad)
+        parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, lr: float) -> Tensor:
+        """Take one step."""
+        gradients: dict[str, Tensor] = {}
+        with self._device.timer("collectives"):
+            for names, owners in self._by_owners():
+                sums = [self._sums[self._parameters[name]] for name in names]
+                parts = owners.reduce_scatter([_padded(each, owners.size) for each in sums])
+                gradients |= zip(names, parts, strict=True)
+            # All workers together have each number once, those of copied pieces too.
+            squares = torch.stack([part.square().sum() for part in gradients.values()]).sum()
+            norm = self._everyone.all_reduce(squares.reshape(1)).sqrt()
+        scale = (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for name, part in gradients.items():
+            self._masters[name].grad = part * scale
+        self._update(lr)
+        with self._device.timer("collectives"):
+            for names, owners in self._by_owners():
+                dtype = self._parameters[names[0]].dtype
+                updated = [self._masters[name].detach().to(dtype) for name in names]
+                for name, piece in zip(names, owners.all_gather(updated), strict=True):
+                    parameter = self._parameters[name]
+                    parameter.copy_(piece[: parameter.numel()].view(parameter.shape))
+                    self._masters[name].grad = None
+        return norm
+
+    def zero_grad(self) -> None:
+        """Set the sums of gradients to zero in place."""
+        for each in self._sums.values():
+            each.zero_()
+
+    @torch.no_grad()
+    def shards(self) -> list[TensorShard]:
+        """Return this worker's rows; to get them, gather one tensor after another."""
+        device, shards = self._device, []
+        for name, shape in self._shapes.items():
+            state = self._base.state[self._masters[name]]
+            own = [self._masters[name].detach(), *(state[kind] for kind in self._kinds)]
+            wholes = self._join(name, own)
+            rows = own_rows(shape, device.rank, device.world)
+            each = len(own_rows(shape, 0, device.world))
+            # As a tensor, and equally many: the graph is then that of any worker.
+            places = torch.arange(rows.start, rows.start + each).clamp(max=num_rows(shape) - 1)
+            places = device.put(places)
+            cut = [whole.index_select(0, places) for whole in wholes]
+            if device.torch_device.type == "xla":
+                device.sync()
+                cut = device.fetch(cut)
+            for kind, tensor in zip(self.kinds, cut, strict=True):
+                if rows:
+                    shards.append(TensorShard(name, kind, rows, tensor[: len(rows)]))
+        return shards
+
+    def _join(self, name: str, own: list[Tensor]) -> list[Tensor]:
+        """Return whole tensors, given this worker's parts."""
+        cut, shape = self._cuts[name], self._parameters[name].shape
+        flats = self._owners_of(name).all_gather(own)
+        pieces = [flat[: math.prod(shape)].view(shape) for flat in flats]
+        if cut.number == 1:
+            return pieces
+        copies = self._group.size // cut.number
+        wholes = self._group.all_gather(pieces, cut.dim)
+        if copies == 1:
+            return wholes
+        return [torch.cat(w.chunk(self._group.size, cut.dim)[::copies], cut.dim) for w in wholes]
+
+    @torch.no_grad()
+    def load(self, read: Read, *, updates: int) -> None:
+        """Fill parameters in place and make the state that the first step would make."""
+        for name, parameter in self._parameters.items():
+            master, owners = self._masters[name], self._owners_of(name)
+            state = self._base.state[master]
+            if self._kinds:
+                state["step"] = self._count(updates)
+            for kind in self.kinds:
+                piece = self._read_piece(read, name, kind)
+                own = own_part([piece], len(master), owners.index)
+                if kind == "parameter":
+                    parameter.data.copy_(piece.to(parameter.dtype))
+                    master.data.copy_(own)
+                else:
+                    state[kind] = self._device.put(own)
+        if self._device.torch_device.type == "xla":
+            self.shards()  # gathering takes graphs: compiled here, they delay no later save
+
+    def _read_piece(self, read: Read, name: str, kind: str) -> Tensor:
+        cut, rows = self._cuts[name], num_rows(self._shapes[name])
+        piece = self._group.index * cut.number // self._group.size
+        if cut.dim == 0:
+            each = rows // cut.number
+            return read(name, kind, range(piece * each, (piece + 1) * each))
+        return read(name, kind, range(rows)).chunk(cut.number, cut.dim)[piece]
+
+    def _owners_of(self, name: str) -> Group:
+        return self._owners[self._cuts[name].number]
+
+    def _by_owners(self) -> list[tuple[list[str], Group]]:
+        """Return the names of the parameters whose pieces the same workers have."""
+        return [
+            ([name for name, cut in self._cuts.items() if cut.number == number], owners)
+            for number, owners in self._owners.items()
+        ]
+
+    def _count(self, updates: int) -> Tensor:
+        """Return a number of steps in the form that the optimizer inside keeps."""
+        if self._device.torch_device.type == "xla":
+            from trnslurm.train.devices.xla import scalar_tensor
+
+            return scalar_tensor(self._device, updates)
+        return torch.tensor(float(updates), device=self._device.torch_device)
+
+    def _rate(self, lr: float) -> Tensor | float:
+        if self._device.torch_device.type == "xla":
+            from trnslurm.train.devices.xla import rate_for
+
+            return rate_for(self._device, lr, self._kinds)
+        return lr
+
+
+def _check(request: ShardingRequest, size: int) -> None:
+    """Refuse what the group cannot divide, as the launcher does."""
+    config: Any = request.blueprint.config
+    if request.device.local_world % size:
+        raise TrainError(
+            f"strategy.tensor.workers is {size}, but {request.device.local_world} workers run on "
+            "this node: a group must not leave it"
+        )
+    for key, number in (
+        ("model.num_attention_heads", config.num_attention_heads),
+        ("model.vocab_size", config.vocab_size),
+        ("model.intermediate_size", config.intermediate_size),
+        ("seq_len", request.plan.seq_len),
+    ):
+        if number % size:
+            raise TrainError(f"strategy.tensor.workers is {size}, which does not divide {key}")
+    keys = config.num_key_value_heads
+    if keys % size and size % keys:
+        raise TrainError(
+            f"strategy.tensor.workers is {size}, which neither divides "
+            f"model.num_key_value_heads nor is a multiple of it"
+        )
+    if config.attention_dropout:
+        raise TrainError(
+            "model.attention_dropout: strategy.name=tensor has no random numbers that a group "
+            "shares: set it to 0"
+        )
+
+
+def _piece_shape(shape: tuple[int, ...], cut: Cut) -> list[int]:
+    return [n // cut.number if dim == cut.dim else n for dim, n in enumerate(shape)]
+
+
+def _padded(tensor: Tensor, parts: int) -> Tensor:
+    """Lay a tensor end to end, with zeros at its end, so that it divides."""
+    flat = tensor.reshape(-1)
+    return pad(flat, (0, -len(flat) % parts)) if len(flat) % parts else flat
