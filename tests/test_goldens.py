@@ -133,6 +133,7 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
     "llama-fsdp-p5en-2-nodes": ("llama3_clm 2 p5en fsdp", LLAMA, ["slurm.time_min=2880"]),
     "llama-xla-fsdp-p4de-2-nodes": ("llama3_clm 2 p4de xla_fsdp", LLAMA, ["device=xla-cuda"]),
     "llama-xla-fsdp-trn1-2-nodes": ("llama3_clm 2 trn1 xla_fsdp", LLAMA, ["slurm.time_min=2880"]),
+    "llama-tensor-trn1-2-nodes": ("llama3_clm 2 trn1 trn1", LLAMA, []),
     "llama-tiny-local-2-nodes": ("llama3_clm 2 local tiny", LOCAL, []),
     # A custom script: GPUs over EFA by each launcher; this machine.
     OWN: ("own 2 p4d -", None, ["slurm.time_min=60"]),

@@ -242,11 +242,11 @@ def test_hours_follow_epochs_where_the_batch_grows_with_the_workers() -> None:
         ("fsdp", (), 4),
         ("xla_fsdp", ("device=xla-cuda",), 1),
         ("xla_fsdp", ("device=xla-cuda", "batch.per_worker=1", "batch.micro_batch=1"), 1),
-        ("trn1", (), 8),
+        ("trn1_fsdp", (), 8),
     ],
 )
 def test_two_epochs_are_two_on_any_number_of_workers(preset: str, settings, nodes: int) -> None:
-    cluster = "trn1" if preset == "trn1" else "p4de"
+    cluster = "trn1" if preset == "trn1_fsdp" else "p4de"
     spec = spec_of("llama3_clm", preset, *settings, cluster=cluster, nodes=nodes)
     assert spec.epochs == 2
     assert spec.steps == -(-2 * 28562 // spec.batch.global_batch)
