@@ -20,7 +20,7 @@ PACKAGES = (
     *("click", "jinja2", "pathspec", "pyyaml", "submitit"),
     *("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "torchvision"),
     *("transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy", "timm"),
-    *("datasets", "pyarrow", "h5py", "tiktoken", "deflate", "matplotlib"),
+    *("datasets", "pyarrow", "h5py", "tiktoken", "deflate", "tensorboard", "matplotlib"),
     *("textual", "boto3", "wandb", "mlflow-skinny"),
 )
 
