@@ -27,7 +27,7 @@ _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger mod
 _DECIDE_SPEED = (
     "seq_len", "precision", "batch.micro_batch", "model", "strategy", "device",
     "train.gradient_checkpointing", "train.optimizer", "train.optimizer_precision", "train.zero1",
-    "train.attention",
+    "train.attention", "train.compile",
 )  # fmt: skip
 
 # Devices whose graphs are compiled ahead of the run when `precompile: auto`.
