@@ -1,7 +1,8 @@
 """Keep a run of this version, to be read by later ones: python -m tests.upgrade.make
 
 It prepares data and trains for a minute, with the profile and recipe of the oldest version kept.
-What a test puts back is left out: the code of trnslurm, of the job, and what is empty.
+The run's code is kept in code.tar.xz, without the causes of failures, which are most of it; what a
+test puts back is left out: the code of the job, and what is empty.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -43,11 +45,24 @@ def main() -> None:
             shutil.copytree(home / "site", kept / "site")
         shutil.copytree(home / "data", kept / "data")
         shutil.copytree(run, kept / "run", ignore=shutil.ignore_patterns("code", "tensorboard"))
+        pack(run / "code/trnslurm", kept / "code.tar.xz")
         (kept / "graphs").mkdir()
         shutil.copy(manifest, kept / "graphs")
         for file in [*kept.rglob("*")]:
             if file.is_file():
                 prune(file, directory)
+
+
+def pack(code: Path, archive: Path) -> None:
+    """Keep the code of a run; the same files give the same bytes."""
+    with tarfile.open(archive, "w:xz", preset=9) as out:
+        for file in sorted(code.rglob("*")):
+            name = str(file.relative_to(code.parents[1]))
+            if file.is_file() and "/triage/known/" not in name and "__pycache__" not in name:
+                entry = tarfile.TarInfo(name)  # of 1970
+                entry.size = file.stat().st_size
+                with file.open("rb") as stream:
+                    out.addfile(entry, stream)
 
 
 def prune(file: Path, home: str) -> None:

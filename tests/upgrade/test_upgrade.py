@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import pytest
 from trnslurm import rundir
 from trnslurm.node.graphs.manifest import GraphCache
 from trnslurm.prepare import prepared
-from trnslurm.render.bundle import ON_NODES, package_files
 from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import RunDir
 
@@ -44,7 +44,7 @@ class Old:
 
 @pytest.fixture(params=VERSIONS)
 def old(request, home: Path, monkeypatch) -> Old:
-    """A home as that version has left it, but for the code of trnslurm in the run."""
+    """A home as that version has left it."""
     kept = Path(__file__).parent / request.param
     name = json.loads((kept / "run/run.json").read_text())["run"]
     for place in ("site", "data"):
@@ -52,9 +52,8 @@ def old(request, home: Path, monkeypatch) -> Old:
     run = RunDir(home / "runs" / name)
     shutil.copytree(kept / "run", run.path)
     shutil.copytree(kept / "site/jobs/mine", run.code / "jobs/mine")
-    for file, data in package_files(ON_NODES).items():
-        (run.path / file).parent.mkdir(parents=True, exist_ok=True)
-        (run.path / file).write_bytes(data)
+    with tarfile.open(kept / "code.tar.xz") as code:
+        code.extractall(run.path, filter="data")
     for directory in (run.path, run.logs, run.state, run.checkpoints):
         directory.chmod(0o700)
     change(run.record_file, host=socket.gethostname(), user=this_user())
@@ -108,6 +107,7 @@ def test_graphs_are_read(old: Old, tmp_path: Path) -> None:
 
 
 def test_it_is_resumed_to_its_last_step(old: Old, run_cli) -> None:
+    """This version starts the code of that one."""
     done = run_cli("resume", "last")
     assert done.code == 0, done
     assert f"continues after step 4, from {old.checkpoint}" in done.err
