@@ -435,9 +435,58 @@ def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
     # A directory to write into.
     record(run, 0, 1.0, "RuntimeError: Parent directory data does not exist.")
     assert found(run).fix.startswith("make it in the script (os.makedirs), or submit again with")
+    # With others of its directory.
+    write_json(run.project_file, {"links": {}, "left_out": ["a/x/1.bin", "a/x/2.bin", ".root"]})
+    record(run, 0, 1.0, error.format("a/x/1.bin"))
+    assert found(run).options == ("--set", "links=[a/x]")
     # In a library's own words.
     record(run, 0, 1.0, "FileNotFoundError: No root directory. Indicators: ['.root']")
     assert found(run).options == ("--set", "links=[.root]")
+
+
+def test_a_script_that_is_to_start_in_its_own_directory(run) -> None:
+    for name in ("mini/data/input.txt", "other/data/input.txt", "other/more.txt"):
+        file = run.code / "project" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    work = f"/fsx/{run.name}/work"
+    frame = f'Traceback (most recent call last):\n  File "{work}/mini/main.py", line 3, in main\n'
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '{}'\n"
+    for path in ("data/input.txt", f"{work}/data/input.txt"):
+        log(run, 0, f"{frame}    open(path)\n{error.format(path)}")
+        assert found(run).cause == (
+            "data/input.txt is in mini/ of the project, and the script starts above it"
+        )
+        assert found(run).fix == "submit in mini/ (cd mini), or give the path mini/data/input.txt"
+    for path in ("more.txt", "/data/input.txt"):
+        log(run, 0, f"{frame}    open(path)\n{error.format(path)}")
+        assert found(run).cause.startswith(f"the file {path} does not exist on this node")
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs", "gloo instead of nccl"),
+        ("ValueError: Your setup doesn't support bf16/gpu.", "--bf16 False"),
+    ],
+)
+def test_a_gpu_that_a_run_on_cpus_never_asked_for(run, error: str, fix: str) -> None:
+    record(run, 0, 1.0, error)
+    assert "CPU" not in found(run).cause
+    for device, told in (("cuda", False), ("cpu", True)):
+        write_json(run.plan_file, {"device": device})
+        assert ("this run computes on CPUs" in found(run).cause) == told
+        assert (fix in found(run).fix) == told
+
+
+def test_carets_are_no_code(run) -> None:
+    log(
+        run,
+        0,
+        'Traceback (most recent call last):\n  File "/p/train.py", line 9, in <module>\n'
+        "    assert steps % workers == 0\n           ^^^^^^^^^^^^^^^^^^^^\nAssertionError\n",
+    )
+    assert "(train.py, line 9): assert steps % workers == 0" in found(run).cause
 
 
 @pytest.mark.parametrize(

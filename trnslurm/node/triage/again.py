@@ -9,15 +9,16 @@ https://docs.python.org/3/library/exceptions.html#exception-hierarchy
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
+from trnslurm.node.triage.project import NO_FILE, not_copied
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import NODE_SCRIPT, RunFiles, last_line, read_file, read_json, seconds_of
+from trnslurm.rundir import RunFiles, last_line, read_file, read_json, seconds_of
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -45,18 +46,7 @@ _TWICE = {
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
-_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-_NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
-_NO_PARENT = re.compile(r"Parent directory (\S+) does not exist")  # of torch.save
-_NODE_SCRIPT_LINE = re.compile(r"^  \S.*\.py\b.*", re.MULTILINE)
-_LONGEST_SCRIPT = 1 << 20
-# Lines that name a directory to read from, or one to write to.
-_READS = re.compile(
-    r"(?i)glob|iterdir|listdir|scandir|walk\(|\*|data|input|corpus|source|folder|files"
-)
-_WRITES = re.compile(r"(?i)\bout|output|result|checkpoint|ckpt|\blogs?\b|save|write|dump|mkdir")
 _PYTHON = re.compile(r"^export TRNSLURM_PYTHON=(/[\w./+-]+)$", re.MULTILINE)
-_QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
 # After this time, a script that reports no steps is assumed to have finished some.
@@ -82,13 +72,6 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
     return Raised(kind[0], place)
 
 
-def left_out_of(run: Path) -> list[str]:
-    """Return the paths of a script's project that its run did not copy, hidden ones last."""
-    listed = read_json(RunFiles(run).project_file).get("left_out")
-    names = [str(name) for name in listed] if isinstance(listed, list) else []
-    return sorted(names, key=lambda name: "/." in f"/{name}")
-
-
 def python_of(run: Path, phase: str) -> str:
     """Return the Python that a job's script names; empty: none, or a container has its own."""
     try:
@@ -97,66 +80,6 @@ def python_of(run: Path, phase: str) -> str:
         return ""
     named = _PYTHON.search(script)
     return named[1] if named and "preparing the container" not in script else ""
-
-
-def not_copied(run: Path, lines: Iterable[str]) -> str:
-    """Return the path that a script misses because its run did not copy it; empty: there is none.
-
-    The path is in the script's project.
-    """
-    names = left_out_of(run)
-    for line in lines:
-        if match := _NO_FILE.search(line) or _NO_PARENT.search(line):
-            path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
-            if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
-                return name
-        if line.startswith("FileNotFoundError: "):  # in a library's own words
-            named = {word.removeprefix("./").rstrip("/") for word in _QUOTED.findall(line)}
-            if name := next((n for n in names if n in named), ""):
-                return name
-        if match := _NO_MODULE.search(line):
-            module = match[1].replace(".", "/")
-            ours = (name for name in names if _is_module(name, module))
-            if name := next(ours, ""):
-                return name
-    return ""
-
-
-def reads_left_out(run: Path, lines: tuple[str, ...]) -> str:
-    """Return the first path not copied with the project that its script names; empty: none.
-
-    The script is that of the traceback, or else the one that node.sh starts, with its arguments.
-    """
-    if not (names := left_out_of(run)):
-        return ""
-    command = _NODE_SCRIPT_LINE.findall(_text_of(run / NODE_SCRIPT))
-    inside = (file.rpartition(f"{run.name}/work/") for file, _ in frames_in(lines))
-    files = [name for _, here, name in inside if here]
-    files = files or re.findall(r"[\w./-]+\.py\b", "\n".join(command))
-    code = [_text_of(run / "work" / file) for file in dict.fromkeys(files)]
-    said = [line for text in code for line in text.split("\n")]
-    words = [word for line in command for word in re.findall(r"--?[\w-]+[ =]\S+", line)]
-    reading = [x for x in (*said, *words) if _READS.search(x) and not _WRITES.search(x)]
-    for name in names:
-        path = re.compile(
-            rf"""(?<!\[)(?<!get\()["' =](\./)?{re.escape(name)}(/[^\s"']*)?(["']|$)"""
-        )
-        if any(path.search(line) for line in reading):
-            return name
-    return ""
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return read_file(file, _LONGEST_SCRIPT).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _is_module(name: str, module: str) -> bool:
-    """Check whether a path of the project is a module, or a package above it, on Python's path."""
-    path = name.removeprefix("src/").removesuffix(".py")
-    return module == path or module.startswith(f"{path}/")
 
 
 def comes_again(
@@ -198,7 +121,7 @@ def comes_again(
 def _missing_file(suspect: Suspect) -> str:
     """Return the path of the file whose absence ended a worker; empty: something else did."""
     last = suspect.lines[-1]
-    match = _NO_FILE.search(last) if last.startswith("FileNotFoundError: ") else None
+    match = NO_FILE.search(last) if last.startswith("FileNotFoundError: ") else None
     return match[1] if match else ""
 
 

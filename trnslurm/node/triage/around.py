@@ -15,7 +15,7 @@ from trnslurm.node.triage.causes import (
     named,
 )
 from trnslurm.node.triage.evidence import Evidence, Suspect, context_of, read_log
-from trnslurm.node.triage.words import frames_in, last_lines
+from trnslurm.node.triage.words import CARETS, frames_in, last_lines
 from trnslurm.rundir import RunFiles
 
 _WAIT = re.compile(
@@ -64,7 +64,7 @@ def owner_of(suspect: Suspect) -> dict[str, str]:
         place = suspect.place
         return {"owner": "the program", "file": place, "own": place, "code": "", "newer": ""}
     file, line = next((f for f in reversed(frames) if not _OF_PYTHON.search(f[0])), frames[-1])
-    code = [said.strip() for said in lines if said.startswith("    ")]
+    code = [said.strip() for said in lines if said.startswith("    ") and not CARETS.match(said)]
     package = _PACKAGE.search(file)
     of_script = (f for f in reversed(frames) if not _OF_PYTHON.search(f[0]))
     own = next((f for f in of_script if not _PACKAGE.search(f[0])), (file, line))

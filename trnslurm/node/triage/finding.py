@@ -11,10 +11,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.triage.again import (
     Raised,
     comes_again,
-    left_out_of,
-    not_copied,
     python_of,
-    reads_left_out,
     what_was_raised,
 )
 from trnslurm.node.triage.around import (
@@ -45,6 +42,12 @@ from trnslurm.node.triage.evidence import (
 )
 from trnslurm.node.triage.hub import missing_here
 from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
+from trnslurm.node.triage.project import (
+    left_out_of,
+    missing_of_project,
+    named_by_script,
+    needs_gpu,
+)
 from trnslurm.node.triage.words import useful_end
 from trnslurm.rundir import RunFiles, read_json
 
@@ -200,17 +203,18 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if known and known.name in _CRASHES and (at := crashed_at(read_log(run / suspect.place))):
         cause, fix = f"{cause}, at {at}", fix.partition("; ")[2]
     options: tuple[str, ...] = ()
-    left_out = not_copied(run, said)
-    if left_out:
-        (cause, fix), mend = _why_not_copied(left_out), SUBMIT
-        options = ("--set", f"links=[{left_out}]")
+    missing = missing_of_project(run, said)
+    if missing:
+        cause, fix, mend = missing.cause, missing.fix, SUBMIT
+        options = ("--set", f"links=[{missing.link}]") if missing.link else ()
         if known and known.name in _TO_WRITE:
             fix = f"make it in the script (os.makedirs), or {fix}"
+    elif known and (unasked := needs_gpu(run, known.name)):
+        (cause, fix), mend = unasked, SUBMIT
     elif _found_nothing(known or general, suspect) and (gone := left_out_of(run)):
-        if named := reads_left_out(run, suspect.lines):
-            (cause, fix), mend = _why_not_copied(named), SUBMIT
-            cause = cause.replace(f"{named} was", f"{named}, which the script names, was", 1)
-            options = ("--set", f"links=[{named}]")
+        if named := named_by_script(run, suspect.lines):
+            cause, fix, mend = named.cause, named.fix, SUBMIT
+            options = ("--set", f"links=[{named.link}]")
         else:
             few = ", ".join(gone[:3])
             fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
@@ -224,8 +228,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         cause += ", which would end every attempt"
     in_short = _brief(suspect, known, cause, "" if again else host)
     certain = not general if known is None else known.rank not in (1, 2)
-    if options:
-        in_short, certain = f"{in_short}: {cause}", bool(left_out)
+    if missing or options:
+        in_short, certain = f"{in_short}: {cause}", missing is not None
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -525,15 +529,6 @@ def _found_nothing(known: Cause | None, suspect: Suspect) -> bool:
     if known:
         return known.name in _NO_FILES
     return _NOTHING_FOUND.search(suspect.lines[-1]) is not None
-
-
-def _why_not_copied(name: str) -> tuple[str, str]:
-    """Return cause and fix of a script that misses a file which its run did not copy."""
-    why = "it is hidden" if name.rpartition("/")[2].startswith(".") else ".gitignore names it"
-    return (
-        f"{name} was not copied with the project, because {why}",
-        f"submit again with --set 'links=[{name}]', which links to it",
-    )
 
 
 def _unknown(suspect: Suspect) -> tuple[str, str]:

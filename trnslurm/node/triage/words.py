@@ -36,7 +36,7 @@ _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): ")
 # Rich draws tracebacks in boxes, and breaks long paths.
 _BOX_FRAME = re.compile(r"│ +(?P<path>\S*?):(?P<line>\d+) in (?P<name>\S.*?) *│")
 _BOX_PATH, _BOX_CODE = re.compile(r"│ (/\S+) +│"), re.compile(r"│ ❱ *\d+ │ ?(.*?) *│")
-_CARETS = re.compile(r"\s*[\^~]+\s*$")
+CARETS = re.compile(r"\s*[\^~]+\s*$")
 _OF_OTHERS = re.compile(r"[/\\](site|dist)-packages[/\\]|<frozen |/lib/python3\.\d+/")
 _OF_TORCHRUN = "torch.distributed.elastic.multiprocessing"
 _OF_LAUNCHERS = re.compile(
@@ -325,7 +325,7 @@ def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
     """Return the last lines of a traceback: the job's own frames, without carets."""
     frames: list[list[str]] = []
     others = []
-    for line in (line.rstrip() for line in lines if line.strip() and not _CARETS.match(line)):
+    for line in (line.rstrip() for line in lines if line.strip() and not CARETS.match(line)):
         if line.startswith('  File "'):
             frames.append([line])
         elif line.startswith("    ") and frames:

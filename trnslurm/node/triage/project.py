@@ -1,0 +1,176 @@
+"""Explains a failure by the run's own project and plan: a file not copied, a GPU not asked for."""
+
+import glob
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from trnslurm.frozen import Frozen
+from trnslurm.node.triage.words import frames_in
+from trnslurm.rundir import NODE_SCRIPT, RunFiles, read_file, read_json
+
+NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_NO_PARENT = re.compile(r"Parent directory (\S+) does not exist")  # of torch.save
+_NODE_SCRIPT_LINE = re.compile(r"^  \S.*\.py\b.*", re.MULTILINE)
+_LONGEST_SCRIPT = 1 << 20
+# Lines that name a directory to read from, or one to write to.
+_READS = re.compile(
+    r"(?i)glob|iterdir|listdir|scandir|walk\(|\*|data|input|corpus|source|folder|files"
+)
+_WRITES = re.compile(r"(?i)\bout|output|result|checkpoint|ckpt|\blogs?\b|save|write|dump|mkdir")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
+_NEEDS_GPU = {
+    *("fp16-no-gpu", "fsdp-cpu-only", "gpu-none", "gpu-not-built", "lightning-no-gpu"),
+    *("quantization-no-gpu", "torch-without-cuda", "trainer-bf16"),
+}
+_FOR_CPUS = {
+    "trainer-bf16": "--bf16 False, or --use_cpu",
+    "fp16-no-gpu": "no mixed precision",
+    "quantization-no-gpu": "no quantization",
+}
+
+
+class Missing(Frozen):
+    """A file of the user's project that a script does not find in the run's copy."""
+
+    cause: str
+    fix: str
+    link: str = ""
+    """What `links` must name; empty: another path is needed instead."""
+
+
+def left_out_of(run: Path) -> list[str]:
+    """Return the paths of a script's project that its run did not copy, hidden ones last."""
+    listed = read_json(RunFiles(run).project_file).get("left_out")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    return sorted(names, key=lambda name: "/." in f"/{name}")
+
+
+def not_copied(run: Path, lines: Iterable[str]) -> str:
+    """Return the path that a script misses because its run did not copy it; empty: there is none.
+
+    The path is in the script's project.
+    """
+    names = left_out_of(run)
+    for line in lines:
+        if match := NO_FILE.search(line) or _NO_PARENT.search(line):
+            path = _in_copy(run, match[1])
+            if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
+                return name
+        if line.startswith("FileNotFoundError: "):  # in a library's own words
+            named = {word.removeprefix("./").rstrip("/") for word in _QUOTED.findall(line)}
+            if name := next((n for n in names if n in named), ""):
+                return name
+        if match := _NO_MODULE.search(line):
+            module = match[1].replace(".", "/")
+            ours = (name for name in names if _is_module(name, module))
+            if name := next(ours, ""):
+                return name
+    return ""
+
+
+def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
+    """Return which file of the project a script misses, and why; None if it misses none."""
+    lines = [*lines]
+    if name := not_copied(run, lines):
+        return _was_not_copied(name, name, left_out_of(run))
+    for match in filter(None, map(NO_FILE.search, lines)):
+        if place := _elsewhere(run, path := _in_copy(run, match[1]), lines):
+            above = place.removesuffix(f"/{path}")
+            return Missing(
+                cause=f"{path} is in {above}/ of the project, and the script starts above it",
+                fix=f"submit in {above}/ (cd {shlex.quote(above)}), or give the path {place}",
+            )
+    return None
+
+
+def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
+    """Return the first path not copied with the project that its script names; None: it names none.
+
+    The script is that of the traceback, or else the one that node.sh starts, with its arguments.
+    """
+    if not (names := left_out_of(run)):
+        return None
+    command = _NODE_SCRIPT_LINE.findall(_text_of(run / NODE_SCRIPT))
+    inside = (file.rpartition(f"{run.name}/work/") for file, _ in frames_in(lines))
+    files = [name for _, here, name in inside if here]
+    files = files or re.findall(r"[\w./-]+\.py\b", "\n".join(command))
+    code = [_text_of(run / "work" / file) for file in dict.fromkeys(files)]
+    said = [line for text in code for line in text.split("\n")]
+    words = [word for line in command for word in re.findall(r"--?[\w-]+[ =]\S+", line)]
+    reading = [x for x in (*said, *words) if _READS.search(x) and not _WRITES.search(x)]
+    for name in names:
+        path = re.compile(
+            rf"""(?<!\[)(?<!get\()["' =](\./)?{re.escape(name)}(/[^\s"']*)?(["']|$)"""
+        )
+        if any(path.search(line) for line in reading):
+            return _was_not_copied(name, f"{name}, which the script names,", names)
+    return None
+
+
+def needs_gpu(run: Path, name: str) -> tuple[str, str] | None:
+    """Return cause and fix of a failure for lack of a GPU in a run that computes on CPUs."""
+    device = read_json(RunFiles(run).plan_file).get("device")
+    if name not in _NEEDS_GPU or device != "cpu":
+        return None
+    usual = "gloo instead of nccl, no torch.cuda.set_device, no device_ids"
+    return (
+        "the script needs a GPU, and this run computes on CPUs",
+        "submit it to nodes with GPUs (--cluster, slurm.gpus_per_node), or change it for CPUs: "
+        f"{_FOR_CPUS.get(name, usual)}",
+    )
+
+
+def _was_not_copied(name: str, subject: str, left_out: list[str]) -> Missing:
+    why = "it is hidden" if name.rpartition("/")[2].startswith(".") else ".gitignore names it"
+    link = _with_siblings(name, left_out)
+    return Missing(
+        cause=f"{subject} was not copied with the project, because {why}",
+        fix=f"submit again with --set {shlex.quote(f'links=[{link}]')}, which links to it",
+        link=link,
+    )
+
+
+def _in_copy(run: Path, path: str) -> str:
+    """Return a path as the project names it, if it is one in the run's copy."""
+    return path.removeprefix("./").rpartition(f"{run.name}/work/")[2]
+
+
+def _with_siblings(name: str, left_out: list[str]) -> str:
+    """Return a path, or its directory, if other files there were not copied, either."""
+    above = PurePosixPath(name).parent
+    hidden = PurePosixPath(name).name.startswith(".")
+    beside = [n for n in left_out if PurePosixPath(n).parent == above and n != name]
+    return str(above) if beside and not hidden and str(above) != "." else name
+
+
+def _elsewhere(run: Path, path: str, lines: Iterable[str]) -> str:
+    """Return where the project has a file that its script expects in the directory that it is in.
+
+    The run starts the script in the project's top directory.
+    """
+    name = PurePosixPath(path).name
+    if not name or path.startswith("/") or ".." in path:
+        return ""
+    project = RunFiles(run).code / "project"
+    found = (file.relative_to(project).as_posix() for file in project.rglob(glob.escape(name)))
+    for place in found:
+        above = place.removesuffix(f"/{path}")
+        if above != place and any(f"{run.name}/work/{above}/" in line for line in lines):
+            return place
+    return ""
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return read_file(file, _LONGEST_SCRIPT).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _is_module(name: str, module: str) -> bool:
+    """Check whether a path of the project is a module, or a package above it, on Python's path."""
+    path = name.removeprefix("src/").removesuffix(".py")
+    return module == path or module.startswith(f"{path}/")
