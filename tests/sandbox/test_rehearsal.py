@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from trnslurm.sandbox.rehearsal import Rehearsal
 from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.snapshot import Snapshot
 
 from ..processes import Done
 from .jobs import JobSandbox, started_sandbox
@@ -179,6 +181,14 @@ def test_defaults_per_gpu_and_whole_nodes(
         assert {key: here[key] for key in gpus} == gpus
         controller = Slurm(str(sandbox.path / "bin")).configuration()
         assert controller["SelectType"] == f"select/{select}"
+
+
+def test_what_slurm_shows_but_does_not_read_is_left_out() -> None:
+    """A database that enforces nothing, and no preemption."""
+    shown = {"AccountingStorageEnforce": "none", "PreemptMode": "OFF"}
+    shown |= {"PreemptType": "preempt/none"}
+    dump = DUMP | {"config": CONFIG | shown}
+    assert not {*shown} & {*Rehearsal(Snapshot.parse(dump)).config()}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,11 @@ ALL_NODES, OF_A_KIND = 16, 4
 _NODE_NAME = r"(?a)[A-Za-z0-9][\w.-]{0,62}"
 # What scontrol shows where nothing is set.
 _UNSET = ("(null)", "NONE", "N/A", "UNLIMITED", "ALL", "NO", "")
+_SHOWN = {
+    ("AccountingStorageEnforce", "none"),  # which slurm.conf may not have
+    ("PreemptMode", "OFF"),
+    ("PreemptType", "preempt/none"),
+}
 _CONFIG = (
     *("AccountingStorageEnforce", "DefMemPerCPU", "DefMemPerGPU", "DefMemPerNode"),
     *("EnforcePartLimits", "JobRequeue", "KillWait", "MaxArraySize", "MaxJobCount"),
@@ -112,7 +117,7 @@ class Rehearsal:
         for key in _CONFIG:
             # With units, as in "30 sec".
             value = re.sub(r"^(\d+) (sec|min)$", r"\1", self._seen.config.get(key, ""))
-            if value in (*_UNSET, "preempt/none") or (key, value) == ("PreemptMode", "OFF"):
+            if value in _UNSET or (key, value) in _SHOWN:
                 continue
             if " " in value:
                 raise SandboxError(f"{key}: {value!r} is no word of slurm.conf")
