@@ -264,6 +264,7 @@ def test_what_is_taken_along(tmp_path: Path) -> None:
     taken = {name.removeprefix("code/project/") for name in files if "project/" in name}
     assert taken == {"a.py", "same.py", "sub/top.txt", "lib/kept.py", "sub/keep.log"}
     assert json.loads(files["code/project.json"]) == {
+        "entry": "a.py",
         "links": {"data": str(root / "data"), "store": str(outside)},
         "left_out": [".env", "lib/other.py", "run.log", "self", "sub/b.log", "top.txt"],
     }
@@ -360,6 +361,33 @@ def test_ignored_data_are_named_before_hidden_files(site, fake_slurm, cli, proje
     (project / ".gitignore").write_text("data\n")
     said = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")
     assert ", not data, .b, .c and 1 more (.gitignore, or hidden)" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "tells"),
+    [
+        ("from lightning import Trainer\nTrainer(devices=1)\n", (), True),
+        ("import pytorch_lightning as pl\npl.Trainer()\n", ("--num-nodes=2",), True),
+        ("from lightning import Trainer\nTrainer(num_nodes=1)\n", (), True),
+        ("from lightning import Trainer\nTrainer(num_nodes=a.nodes)\n", (), False),
+        ("from lightning import Trainer\nTrainer()\n", ("--trainer.num_nodes=2",), False),
+        ("from lightning import Trainer\nTrainer()\n", ("--num_nodes", "2"), False),
+        ("from lightning.fabric import Fabric\nFabric()\n", (), False),
+        ("from transformers import Trainer\nTrainer()\n", (), False),
+    ],
+)
+def test_a_lightning_trainer_that_knows_of_no_nodes(
+    site, fake_slurm, cli, project, source: str, words: tuple[str, ...], tells: bool
+) -> None:
+    (project / "train.py").write_text(source)
+    submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes")
+    told = "Lightning's Trainer would train on each node alone: "
+    for nodes in ("1", "2"):
+        said = cli(*submit, nodes, "--", *words)
+        assert said.code == 0, said.err
+        assert (told in said.out + said.err) == (tells and nodes == "2")
+    (project / "configs/base.yaml").write_text("trainer: {num_nodes: 2}\n")
+    assert told not in cli(*submit, "2", "--", *words).err
 
 
 NCCL = 'dist.init_process_group(backend="nccl")'

@@ -33,8 +33,8 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
         return
     for need in submission.needs:
         yield _held_line(need.job, submission.held) if submission.held else _size_line(need)
-        lines = (_project_line(need.job), _python_line(need.job), _variables_line(need.job))
-        yield from filter(None, lines)
+        about = (_project_line, _python_line, _variables_line, _lightning_line)
+        yield from filter(None, (line(need.job) for line in about))
         if not remote and (line := _graphs_line(need, submission.cache)):
             yield line
     if not remote:
@@ -141,6 +141,20 @@ def _variables_line(job: Job) -> str:
         return ""
     copies = " ".join(f"--env {name}" for name in lacking)
     return f"The project reads {', '.join(lacking)}, but a job gets only named variables: {copies}"
+
+
+def _lightning_line(job: Job) -> str:
+    """Return that a custom script's Lightning Trainer seems to know of one node only."""
+    if job.project is None or job.nodes == 1:
+        return ""
+    from trnslurm.render.project import lacks_num_nodes
+
+    if not lacks_num_nodes(job.bundle.files, job.project.get("entry", "")):
+        return ""
+    return (
+        f"Lightning's Trainer would train on each node alone: neither the project nor the "
+        f"arguments seem to set num_nodes={job.nodes}"
+    )
 
 
 def _sweep_lines(submission: Submission) -> Iterator[str]:

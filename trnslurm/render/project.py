@@ -30,6 +30,9 @@ _OF_A_JOB = re.compile(
     r"PATH|HOME|USER|LANG|TMPDIR|PWD|SHELL|PYTHONPATH|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_(ADDR|PORT)|(SLURM|TRNSLURM|NEURON_RT)_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD)\w*"
 )
+_LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
+_TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
+_SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
 _MOST_MIB, _MOST_FILES = 64, 20_000
 _GIT_TIMEOUT_S = 20
 # What no script reads: it is left out, and not mentioned.
@@ -191,7 +194,7 @@ def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, byt
     if f"{PROJECT_CODE}{entry}" not in files:
         why = "is ignored by .gitignore" if (root / entry).is_file() else "does not exist"
         raise RenderError(f"project {root}: {entry} {why}")
-    facts: dict[str, Any] = {"links": walk.links, "left_out": sorted(walk.left_out)}
+    facts: dict[str, Any] = {"entry": entry, "links": walk.links, "left_out": sorted(walk.left_out)}
     files[PROJECT_FACTS] = f"{json.dumps(facts, indent=2)}\n".encode()
     return files
 
@@ -220,6 +223,24 @@ def variables_read(files: Mapping[str, bytes]) -> set[str]:
         if name.startswith(PROJECT_CODE) and name.endswith(".py"):
             found.update(match[1].decode() for match in _READS_VARIABLE.finditer(data))
     return {name for name in found if not _OF_A_JOB.fullmatch(name)}
+
+
+def lacks_num_nodes(files: Mapping[str, bytes], entry: str) -> bool:
+    """Check whether nothing seems to tell a script's Lightning Trainer that there are nodes.
+
+    Without num_nodes it does not join the workers of other nodes, whatever started them. It may be
+    in any file of the project, or among the arguments.
+    """
+    source = files.get(f"{PROJECT_CODE}{entry}", b"")
+    if not _LIGHTNING.search(source) or not _TRAINER.search(source):
+        return False
+    texts = (
+        data
+        for name, data in files.items()
+        if name == NODE_SCRIPT
+        or (name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml")))
+    )
+    return not any(map(_SETS_NODES.search, texts))
 
 
 def _too_much(root: Path, sizes: dict[str, int], count: int) -> str:
