@@ -152,12 +152,20 @@ def test_a_template_that_knows_no_task(site, arrays, fake_slurm, cli) -> None:
     assert [job[0] for job in submitted(fake_slurm)] == ["", ""]
 
 
-def test_too_many_jobs_for_the_user(site, arrays, fake_slurm, cli) -> None:
-    words = "sbatch: error: AssocMaxSubmitJobLimit"
-    fake_slurm.refuse("test-only", words)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("AssocMaxSubmitJobLimit", "(jobs that wait count too; sacctmgr show assoc "),
+        # Of all users, on Slurm 22.05 and 26.11; sbatch itself would wait, and try again.
+        ("allocation failure: Resource temporarily unavailable", "(MaxJobCount, see scontrol "),
+        ("allocation failure: MaxJobCount limit reached", "(MaxJobCount, see scontrol "),
+    ],
+)
+def test_too_many_jobs(site, arrays, fake_slurm, cli, words: str, why: str) -> None:
+    fake_slurm.refuse("test-only", f"sbatch: error: {words}")
     done = cli(*SWEEP, *NEVER, "--sweep", "seed=1,2,3")
     said = done.err.splitlines()[-1]
-    assert said.startswith("error: 3 jobs of a sweep: sbatch: AssocMaxSubmitJobLimit (jobs that")
+    assert said.startswith(f"error: 3 jobs of a sweep: sbatch: {words} {why}")
     assert done.code == 1 and fake_slurm.calls("sbatch") == [] and runs_of(site) == []
 
 

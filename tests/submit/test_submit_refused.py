@@ -199,6 +199,16 @@ def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch) -> None:
     assert fake_slurm.calls("scancel") == []
 
 
+def test_sbatch_that_tries_again_until_its_time_is_over(
+    site, fake_slurm, cli, no_patience, tmp_path
+) -> None:
+    words = "Slurm temporarily unable to accept job, sleeping and retrying"
+    (tmp_path / "impatient/timeout").write_text(
+        f"#!/bin/sh\necho 'sbatch: error: {words}' >&2\nexit 124\n"
+    )
+    assert f"sbatch: no answer in 60 s ({words})" in error_line(cli(*GPT2))
+
+
 def test_second_sbatch_that_is_silent_takes_the_first_back(
     site, fake_slurm, cli, no_patience
 ) -> None:

@@ -14,6 +14,12 @@ _NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
 NO_SUCH_NODE = "node configuration is not available"
 SUBMIT_LIMIT = "submitjob"
 """A part of the reasons for too many jobs: AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit."""
+QUEUE_FULL = ("maxjobcount limit", "resource temporarily unavailable")
+"""What --test-only says of too many jobs of all users: Slurm 26.11, and 22.05 (EAGAIN)."""
+_FULL = (
+    "MaxJobCount, see scontrol show config: jobs of all users count, and for MinJobAge those that "
+    "have ended; submit fewer at once, or later"
+)
 # A refusal by a part of sbatch's message: what to do about it, and the options that are meant
 # (seen on Slurm 22.05).
 _HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -22,6 +28,7 @@ _HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "sacctmgr show qos format=name,maxsubmitjobspu have the limits",
         (),
     ),
+    **dict.fromkeys(QUEUE_FULL, (_FULL, ())),
     "accounting/qos policy": (
         "sacctmgr show qos lists the limits of each QOS",
         ("qos", "account", "nodes", "cpus-per-task", "gpus-per-node", "time"),

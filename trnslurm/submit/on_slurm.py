@@ -154,7 +154,8 @@ def _failure(error: Exception, slurm: Slurm, run: RunDir, phase: str) -> SubmitE
     cause = error.__cause__
     words = own_words("sbatch", str(error)) or "sbatch: failed and printed nothing"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
-        return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
+        said = f" ({words.removeprefix('sbatch: ')})" if "retrying" in words else ""
+        return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s{said}")
     asked = Asked(
         script=read_file(run.script(phase)),
         origins=run.record().origins,

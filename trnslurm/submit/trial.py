@@ -12,7 +12,7 @@ from trnslurm.slurm.access import minutes
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import effective_cpus, features_of, gpus_of, memory_of, whole_number
 from trnslurm.slurm.reasons import node_state
-from trnslurm.submit.asked import NO_SUCH_NODE, SUBMIT_LIMIT, Asked, nodes_of
+from trnslurm.submit.asked import NO_SUCH_NODE, QUEUE_FULL, SUBMIT_LIMIT, Asked, nodes_of
 from trnslurm.submit.submission import PlannedRun, Submission
 
 # Slurm tries a job on these nodes; not, for example, on those that have not registered again since
@@ -67,7 +67,8 @@ def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
         return
     waits = _waits_for_nodes(asked, slurm) if NO_SUCH_NODE in answer.lower() else ""
     if not waits:
-        many = f"{tasks} jobs of a sweep: " if tasks > 1 and SUBMIT_LIMIT in answer.lower() else ""
+        too_many = any(part in answer.lower() for part in (SUBMIT_LIMIT, *QUEUE_FULL))
+        many = f"{tasks} jobs of a sweep: " if tasks > 1 and too_many else ""
         raise SubmitError(asked.explain(f"{many}sbatch: {answer}", slurm))
     console.warn(waits)
 
