@@ -10,6 +10,7 @@ import pytest
 
 import trnslurm
 from trnslurm.errors import TrnslurmError
+from trnslurm.render.bundle import read_bundle
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
@@ -52,6 +53,26 @@ def dependencies(fake_slurm) -> list[str]:
     words = [call.arguments[:-1] for call in fake_slurm.calls("sbatch")]
     assert all(w[1:] == ["--kill-on-invalid-dep=yes"] for w in words if w)
     return [w[0].removeprefix("--dependency=") if w else "" for w in words]
+
+
+def test_render_writes_what_submit_would(site, toy, fake_slurm, cli, tmp_path) -> None:
+    out, words = tmp_path / "out", (*SWEEP[1:], "--sweep", "train.lr=0.1,0.2")
+    done = cli("render", *words, "-o", out)
+    assert done.out.splitlines() == [f"{out}/1  train.lr=0.1", f"{out}/2  train.lr=0.2"]
+    assert cli("submit", *words).code == 0
+    runs = sorted(file.parent for file in site.run_root.glob("*/run.json"))
+    for number, run in enumerate(runs, 1):
+        assert read_bundle(run) == read_bundle(out / str(number))
+    # A bundle, or anything else, is not replaced without a word.
+    assert cli("render", *words, "-o", out).error == (
+        f"{out}/1 already exists: pass --force to replace it"
+    )
+    assert cli("render", *words, "-o", out, "--force").code == 0
+    (out / "notes").mkdir()
+    done = cli("render", *words, "-o", out, "--force")
+    assert done.error == f"{out}/notes exists and is not a bundle: choose another name"
+    assert cli("render", *words).code == 2
+    assert "contradict" in cli("render", *words, "--set", "train.lr=1", "-o", out).error
 
 
 def test_what_has_the_same_graphs_is_compiled_once(site, toy, fake_slurm, cli) -> None:

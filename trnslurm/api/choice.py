@@ -13,6 +13,7 @@ from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import Workspace, read_yaml
+from trnslurm.config.sweep import Point
 from trnslurm.config.values import LONGEST_MIN, parse_notify
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
@@ -148,6 +149,18 @@ def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSp
     for warning in filter(None, (check_memory(spec), check_script(spec))):
         console.warn(warning)
     return spec
+
+
+def at_points(options: JobOptions, points: Sequence[Point]) -> list[JobOptions]:
+    """Return the options of each run of a sweep; refuse a key of it that --set sets, too."""
+    keys = {key for point in points for key in point}
+    for key in (word.partition("=")[0] for word in options.settings):
+        if key in keys:
+            raise ConfigError(
+                f"--sweep {key} and --set {key}=… contradict each other: leave out one of them"
+            )
+    given = [[f"{key}={value}" for key, value in point.items()] for point in points]
+    return [replace(options, settings=[*options.settings, *words]) for words in given]
 
 
 def _refuse_set_twice(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:

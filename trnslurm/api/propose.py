@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trnslurm.api.choice import choose_to_submit, config_of, spec_of
+from trnslurm.api.choice import at_points, choose_to_submit, config_of, spec_of
 from trnslurm.api.options import JobOptions, SubmitHost
 from trnslurm.api.search import run_roots
 from trnslurm.api.tables import format_values
@@ -148,13 +148,11 @@ def propose_sweep(
     options: JobOptions, points: Sequence[Point], at_most: int | None, console: Console
 ) -> Submission:
     """Return the checked runs of a sweep; at most `at_most` of them run at a time."""
-    _refuse_set_twice(options, points)
     options = choose_to_submit(options, console)
     name = ""
     jobs: list[Job] = []
-    for number, point in enumerate(points, 1):
-        settings = [*options.settings, *(f"{key}={value}" for key, value in point.items())]
-        spec = spec_of(replace(options, settings=settings), console, suffix=f"-{number}")
+    for number, own in enumerate(at_points(options, points), 1):
+        spec = spec_of(own, console, suffix=f"-{number}")
         name = options.name or spec.config.recipe_name
         code = jobs[0].bundle.files if jobs else {}
         code = {file: data for file, data in code.items() if file.startswith("code/")}
@@ -180,15 +178,6 @@ def propose_sweep(
         runs=runs, cache=CompileCache(jobs[0].profile), stamp=stamp, sweep=name, at_most=at_most
     )
     return checked(submission, options.host, console)
-
-
-def _refuse_set_twice(options: JobOptions, points: Sequence[Point]) -> None:
-    keys = {key for point in points for key in point}
-    for key in (word.partition("=")[0] for word in options.settings):
-        if key in keys:
-            raise ConfigError(
-                f"--sweep {key} and --set {key}=… contradict each other: leave out one of them"
-            )
 
 
 def _refuse_unlike(jobs: Sequence[Job], points: Sequence[Point]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -16,8 +17,9 @@ from trnslurm.api.arguments import (
     options_of,
     takes_job,
 )
-from trnslurm.api.choice import choose, config_of
+from trnslurm.api.choice import at_points, choose, config_of
 from trnslurm.api.options import JobOptions
+from trnslurm.config.sweep import Point
 from trnslurm.console import Console
 from trnslurm.errors import RenderError
 from trnslurm.plan.memory import check_memory
@@ -52,11 +54,23 @@ def render(
 
 def make_bundle(options: JobOptions, console: Console) -> Bundle:
     """Render a recipe with these options."""
-    options = choose(options)
+    return _render(choose(options), console)
+
+
+def make_bundles(
+    options: JobOptions, points: Sequence[Point], console: Console
+) -> dict[str, Bundle]:
+    """Render each run of a sweep, as submit would; return them by their numbers."""
+    each = enumerate(at_points(choose(options), points), 1)
+    return {str(number): _render(own, console, suffix=f"-{number}") for number, own in each}
+
+
+def _render(options: JobOptions, console: Console, *, suffix: str = "") -> Bundle:
     config = config_of(options, console)
     if problem := no_result(config):
         console.warn(problem)
-    spec = make_spec(config, options.nodes, name=options.name)
+    name = (options.name or config.recipe_name) + suffix if suffix else options.name
+    spec = make_spec(config, options.nodes, name=name)
     if warning := check_memory(spec):
         console.warn(warning)
     return render_job(spec, options.workspace.template_dirs())
@@ -64,13 +78,21 @@ def make_bundle(options: JobOptions, console: Console) -> Bundle:
 
 def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
     """Write a bundle to a new directory, completely or not at all."""
+    write_bundles({"": bundle}, directory, force=force)
+
+
+def write_bundles(bundles: Mapping[str, Bundle], directory: Path, *, force: bool) -> None:
+    """Write bundles below a new directory, completely or not at all."""
     occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
     if occupied:
-        _refuse_replacing(directory, force=force)
+        several = "" not in bundles and directory.is_dir()
+        for place in sorted(directory.iterdir()) if several else [directory]:
+            _refuse_replacing(place, force=force)
     scratch = directory.absolute().with_name(f".{directory.name}.{os.getpid()}")
     try:
-        scratch.mkdir(parents=True)
-        bundle.write(scratch)
+        for name, bundle in bundles.items():
+            (scratch / name).mkdir(parents=True)
+            bundle.write(scratch / name)
         if occupied:
             shutil.rmtree(directory)
         scratch.rename(directory)

@@ -226,6 +226,22 @@ def spec_options(command: Command) -> Command:
     return functools.reduce(lambda c, option: option(c), reversed(_SPEC_OPTIONS), command)
 
 
+def sweep_options(verb: str) -> Callable[[Command], Command]:
+    """Add --sweep and --sweep-file."""
+
+    def add(command: Command) -> Command:
+        file = click.option("--sweep-file", metavar="FILE", help="Values of a sweep, in YAML.")
+        sweep = click.option(
+            "--sweep",
+            multiple=True,
+            metavar="KEY=V,V",
+            help=f"{verb} a run for each of these values; of several keys, for each combination.",
+        )
+        return sweep(file(command))
+
+    return add
+
+
 def refuse_pairs(options: Mapping[str, object]) -> None:
     """Refuse options that do not work with each other."""
     if len(given := [name for name, value in options.items() if value]) > 1:

@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from trnslurm.api.options import JobOptions
-from trnslurm.api.render import make_bundle, write_bundle
+from trnslurm.api.render import make_bundle, make_bundles, write_bundle, write_bundles
 from trnslurm.api.search import run_roots
-from trnslurm.cli.options import nodes_option, recipe_argument, spec_options
+from trnslurm.api.tables import format_values
+from trnslurm.cli.options import nodes_option, recipe_argument, spec_options, sweep_options
 from trnslurm.cli.output import Terminal
+from trnslurm.config.sweep import points_of, read_points
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.runs.find import find_run
@@ -38,21 +40,38 @@ _READING_ORDER = (
 @click.option(
     "--diff", "against", metavar="RUN_OR_DIR", help="Show differences from another run or bundle."
 )
-def render_command(output: str | None, force: bool, against: str | None, **options: Any) -> None:
+@sweep_options("Write")
+def render_command(
+    output: str | None,
+    force: bool,
+    against: str | None,
+    sweep: tuple[str, ...],
+    sweep_file: str | None,
+    **options: Any,
+) -> None:
     """Print the scripts, or write them to a directory.
 
     The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are
-    differences, like diff.
+    differences, like diff. --sweep writes a bundle for each run: DIR/1, DIR/2 and so on.
 
     \b
     Example:
       trnslurm render gpt2_zero1 --nodes 2 --cluster trn1
       trnslurm render gpt2_zero1 --nodes 2 --cluster trn1 -o reviewed
       trnslurm render gpt2_zero1 --nodes 4 --cluster trn1 --diff reviewed
+      trnslurm render gpt2_zero1 --cluster trn1 --sweep train.lr=1e-4,3e-4 -o reviewed
     """
     if against is not None and output is not None:
         raise click.UsageError("--diff writes nothing: leave out -o")
     job = JobOptions(**options)
+    if sweep or sweep_file:
+        if output is None:
+            raise click.UsageError("--sweep needs -o DIR, for a bundle of each run")
+        points = points_of(sweep, read_points(sweep_file) if sweep_file else ())
+        write_bundles(make_bundles(job, points, Terminal()), Path(output), force=force)
+        for number, point in enumerate(points, 1):
+            click.echo(f"{output}/{number}  {format_values(point)}")
+        return
     bundle = make_bundle(job, Terminal())
     if against is not None:
         is_bundle = Path(against).is_dir()

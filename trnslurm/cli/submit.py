@@ -29,6 +29,7 @@ from trnslurm.cli.options import (
     recipe_argument,
     refuse_pairs,
     spec_options,
+    sweep_options,
     takes_console,
 )
 from trnslurm.cli.output import Terminal, command_line
@@ -67,13 +68,7 @@ _OF_A_BUNDLE = {
     metavar="N,N",
     help="Also compile for these node counts, so that a resume on them starts at once.",
 )
-@click.option(
-    "--sweep",
-    multiple=True,
-    metavar="KEY=V,V",
-    help="Submit a run for each of these values; of several keys, for each combination.",
-)
-@click.option("--sweep-file", metavar="FILE", help="Values of a sweep, in YAML.")
+@sweep_options("Submit")
 @click.option(
     "--at-most", type=click.IntRange(min=1), metavar="N", help="Runs of a sweep at a time."
 )
