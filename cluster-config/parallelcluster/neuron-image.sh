@@ -15,6 +15,7 @@ sdk=2.29.1  # as neuron_sdk in the cluster profile
 case $sdk in
     2.29.1) dkms=2.27.4.0 collectives=2.31.24.0 runtime=2.31.24.0 tools=2.29.22.0 ;;
     2.31.1) dkms=2.29.0.0 collectives=2.33.10.0 runtime=2.33.10.0 tools=2.31.15.0 ;;
+    2.33.0) dkms=2.31.7.0 collectives=2.35.43.0 runtime=2.35.30.0 tools=2.33.38.0 ;;  # trn2, trn3
 esac
 
 root=${TRNSLURM_ROOT:-}

@@ -51,7 +51,10 @@ class Settings(ShardedSettings):
 
     REFUSED = (
         (
-            {"attention": "flash_attention_2", "device": ["neuron", "xla-cpu", "cpu"]},
+            {
+                "attention": "flash_attention_2",
+                "device": ["neuron", "torchneuron", "xla-cpu", "cpu"],
+            },
             "it needs a GPU: set train.attention=auto",
         ),
         (

@@ -20,6 +20,11 @@ LAST = {
     "torch_neuronx": "2.9.0.2.15.32035+de43f57c", "neuronx_cc": "2.26.6360.0+6f180f47",
     "libneuronxla": "2.2.17544.0+fb9962bf",
 }  # fmt: skip
+NATIVE = {
+    "torch": "2.14.0+cpu", "transformers": "5.24.0", "accelerate": "1.15.0", "torch_xla": None,
+    "torch_neuronx": "2.14.3.0.20117", "neuronx_cc": "2.28.7631.0+7ae7c2f1", "nki": "0.7.0",
+    "libneuronxla": None,
+}  # fmt: skip
 SEEN = {"imported": True, "said": GOOD["torch-neuronx"]}
 
 
@@ -33,6 +38,7 @@ def node(site, fake_slurm, tmp_path: Path):
         compiler: str | None = "/shared/venv/bin/neuronx-cc",
         imported: dict[str, object] | None = None,
         neuron_sdk: str = "2.29.1",
+        instance_type: str = "trn1.32xlarge",
         **changes: str | None,
     ) -> Path:
         packages = GOOD | {k.replace("_", "-"): v for k, v in changes.items()}
@@ -46,8 +52,9 @@ def node(site, fake_slurm, tmp_path: Path):
         program.chmod(0o755)
         slurm = {"partition": "compute", "account": "team", "sbatch": ["--mem=0"]}
         site.profile(
-            python=str(program), activate=list(activate), slurm=slurm, neuron_sdk=neuron_sdk
-        )
+            python=str(program), activate=list(activate), slurm=slurm, neuron_sdk=neuron_sdk,
+            instance_type=instance_type,
+        )  # fmt: skip
         return program
 
     return make
@@ -94,7 +101,7 @@ def test_good_environment(node, fake_slurm, cli) -> None:
         ({"libneuronxla": None}, "libneuronxla is missing, the jobs are made for 2.2.16408.0"),
         ({"compiler": None}, "neuronx-cc is not on PATH"),
         ({"python": "3.10.2"}, "Python is 3.10.2, the jobs need 3.11"),
-        ({"python": "3.13.1"}, "Python is 3.13.1, Neuron SDK 2.29.1 has packages up to 3.12"),
+        ({"python": "3.13.1"}, "Python is 3.13.1, Neuron SDK 2.29.1 has packages for 3.11 to 3.12"),
         (
             {"imported": {"imported": False, "said": "ImportError: libnrt.so.1: no such file"}},
             "import torch_neuronx fails: ImportError: libnrt.so.1: no such file",
@@ -119,7 +126,7 @@ def test_problem(node, cli, changes: dict[str, str | None], problem: str, stable
     assert len(json.loads(report.out)["problems"]) == 1
 
 
-def test_each_of_two_releases_is_checked_whole(node, cli) -> None:
+def test_each_release_is_checked_whole(node, cli) -> None:
     seen = {"imported": True, "said": LAST["torch_neuronx"]}
     node(imported=seen, neuron_sdk="2.31.1", python="3.13.1", **LAST)
     done = cli("env", "check", "--cluster", "pc")
@@ -129,6 +136,17 @@ def test_each_of_two_releases_is_checked_whole(node, cli) -> None:
         "error: its packages belong to Neuron SDK 2.31.1, but the profile has 2.29.1: set "
         "neuron_sdk: 2.31.1, or install the other packages; torch-neuronx is 2.9.0.2.15.32035"
     )
+    trn2 = {"neuron_sdk": "2.33.0", "instance_type": "trn2.48xlarge"}
+    node(imported={"imported": True, "said": ""}, python="3.12.3", **trn2, **NATIVE)
+    done = cli("env", "check", "--cluster", "pc")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("node-1: Python 3.12.3, x, for Neuron SDK 2.33.0\n")
+    node(**trn2)
+    done = cli("env", "check", "--cluster", "pc")
+    for words in ("torch is 2.9.1+cpu, the jobs are made for 2.14", "nki is missing",
+                  "its packages belong to Neuron SDK 2.29.1, but the profile has 2.33.0",
+                  "Python is 3.11.9, Neuron SDK 2.33.0 has packages for 3.12 to 3.14"):  # fmt: skip
+        assert words in done.err
     node(neuron_sdk="2.30.0")
     done = cli("env", "check", "--cluster", "pc")
     assert "neuron_sdk is '2.30.0'" in done.error and "2.29.1, 2.31.1" in done.error
@@ -217,3 +235,7 @@ def test_pins_are_those_of_the_package() -> None:
             assert not version or software.matches(version, ours[name]), name
         pins = {name: version for name, _, version in exact if "neuron" in name}
         assert pins == software.NEURON_SDKS[sdk].pip
+    native = [word.partition(";")[0].partition("==") for word in extras["torchneuron"]]
+    pins = {name: version.removesuffix(".*") for name, _, version in native if version}
+    ours = software.packages_for("torchneuron", "2.33.0")
+    assert pins == {name: version for name, version in ours.items() if ">" not in version}

@@ -66,6 +66,7 @@ def test_launcher_and_jobs_refuse_the_same_offloads() -> None:
         ("tiny", "local", "cpu"),
         ("tiny_xla_fsdp", "local", "xla-cpu"),
         ("xla_fsdp", "trn1", "neuron"),
+        ("fsdp", "trn2", "torchneuron"),
     ],
 )
 def test_auto_is_what_the_hardware_and_the_job_can_both_be(
@@ -74,15 +75,18 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
     spec = spec_of(preset, "batch.per_worker=3", cluster=cluster)
     assert spec.device == device
     assert spec.phases == (
-        ("precompile", "train") if device in ("neuron", "xla-cpu") else ("train",)
+        ("precompile", "train") if device in ("neuron", "torchneuron", "xla-cpu") else ("train",)
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--cluster", "trn1"), "runs on cuda, cpu, and trn1.32xlarge has neuron"),
-        (("--set", "device=neuron"), "runs on cuda, cpu, and --set device=neuron asks for neuron"),
+        (("--cluster", "trn1"), "runs on cuda, cpu, torchneuron, and trn1.32xlarge has neuron"),
+        (
+            ("--set", "device=neuron"),
+            "runs on cuda, cpu, torchneuron, and --set device=neuron asks for neuron",
+        ),
         (
             ("--preset", "xla_fsdp", "--cluster", "trn1", "--set", "device=xla-cuda"),
             "trn1.32xlarge has neuron, and --set device=xla-cuda asks for xla-cuda",

@@ -426,6 +426,17 @@ def test_a_script_that_needs_a_gpu_where_there_is_none(
     assert with_gpus.code == 0 and "needs a GPU" not in with_gpus.err
 
 
+def test_on_torchneuron_a_script_compiles_while_it_trains(cli, project, tmp_path) -> None:
+    words = ("./train.py", "--cluster", "trn2", *TIME, "--set", "devices=[torchneuron]")
+    done = cli("render", *words, "-o", tmp_path / "out")
+    assert done.code == 0, done
+    assert not (tmp_path / "out/precompile.sbatch").exists()
+    script = (tmp_path / "out/train.sbatch").read_text()
+    assert 'export TORCH_NEURONX_NEFF_CACHE_DIR="$PWD/compiled"' in script
+    refused = cli("render", *words, "--set", "precompile=auto")
+    assert refused.code == 1 and "set precompile to never" in refused.error
+
+
 def test_programs_of_the_project_stay_programs(site, fake_slurm, cli, project) -> None:
     (project / "prog").write_bytes(b"\x7fELF...")
     assert cli("submit", "./run.sh", *CPU, *TIME).code == 0

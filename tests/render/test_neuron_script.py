@@ -79,3 +79,73 @@ def test_a_precompile_waits_for_its_slowest_node(render):
     bundle = render("bert_pretrain", "slurm.srun_wait_s=7")
     assert " --wait=0 " in (bundle / "precompile.sbatch").read_text()
     assert " --wait=7 " in (bundle / "train.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    "recipe", ["gpt2_zero1", "bert_pretrain", "bert_mrpc", "bert_sentiment", "bert_ner"]
+)
+def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe):
+    bundle = tmp_path / "bundle"
+    words = ("--cluster", "trn2", "--nodes", "2", "--time", "60", "-o", bundle)
+    done = cli("render", recipe, *words)
+    assert done.code == 0, done
+    node = (bundle / "node.sh").read_text()
+    assert 'NEFF_CACHE_DIR="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/neff"' in node
+    assert "--nproc_per_node=64" in node and "trnslurm.node.graphs verify" in node
+    for phase in ("precompile", "train"):
+        script = (bundle / f"{phase}.sbatch").read_text()
+        seen = exported(bundle / f"{phase}.sbatch")
+        assert seen["NEURON_LOGICAL_NC_CONFIG"] == "2" and "--lnc=2" in seen["NEURON_CC_FLAGS"]
+        assert seen["NEURON_RT_ROOT_COMM_ID"] and seen["FI_EFA_USE_DEVICE_RDMA"] == "1"
+        for of_xla in (
+            "NEURON_COMPILE_CACHE",
+            "retry_failed",
+            "FUSE_SOFTMAX",
+            "ALLREDUCE_",
+            "PJRT",
+        ):
+            assert of_xla not in script + node, of_xla
+        assert "neuron_parallel_compile" not in script + node
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--cluster", "trn1", "--set", "device=torchneuron"),
+            "trn1.32xlarge has neuron, and --set device=torchneuron asks for torchneuron",
+        ),
+        (
+            ("--cluster", "trn2", "--set", "device=neuron"),
+            "neuron_sdk 2.33.0 is for device torchneuron, and gpt2_zero1 (xl) on trn2.48xlarge has "
+            "neuron: set neuron_sdk to 2.29.1 or 2.31.1, or device to torchneuron",
+        ),
+        (
+            ("--cluster", "trn1", "--set", "neuron_sdk=2.33.0"),
+            "neuron_sdk 2.33.0 is for device torchneuron, and gpt2_zero1 (xl) on trn1.32xlarge has "
+            "neuron: set neuron_sdk to 2.29.1 or 2.31.1",
+        ),
+        (
+            ("--cluster", "trn2", "--set", "compile_layout=per-host"),
+            "TorchNeuron has one cache for all hosts, in a directory: set compile_layout to shared",
+        ),
+        (
+            ("--cluster", "trn2", "--set", "compile_cache=s3://bucket/graphs"),
+            "TorchNeuron has one cache for all hosts, in a directory",
+        ),
+        (
+            ("--cluster", "trn2", "--set", "env.TORCH_NEURONX_NEFF_CACHE_DIR=/tmp/x"),
+            "compile_cache",
+        ),
+        (
+            ("--cluster", "trn2", "--set", "instance_type=trn3", "--set", "device=neuron", "--set",
+             "instance_types={trn3: {device: torchneuron, accelerators: 1, workers: [1], "
+             "multi_node_workers: [1], vcpus: 8, host_gib: 64, lnc: 2}}"),
+            "trn3 has torchneuron, and --set device=neuron asks for neuron",
+        ),
+    ],
+)  # fmt: skip
+def test_a_stack_that_the_hardware_or_the_sdk_lacks_is_refused_in_one_line(cli, words, said):
+    done = cli("render", "gpt2_zero1", "--nodes", "2", "--time", "60", "--preset", "xl", *words)
+    assert done.code == 1 and len(done.err.splitlines()) == 1, done
+    assert said in done.err

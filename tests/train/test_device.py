@@ -46,7 +46,11 @@ def test_torch_xla_is_told_its_device_and_a_cache_of_the_workers_own(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tpu", "plan.json: device 'tpu' is not one of cpu, cuda, neuron, xla-cpu, xla-cuda"),
+        (
+            "tpu",
+            "plan.json: device 'tpu' is not one of cpu, cuda, torchneuron, neuron, xla-cpu, "
+            "xla-cuda",
+        ),
         ("cuda", "plan.json: device cuda, but TRNSLURM_DEVICE is xla-cuda"),
     ],
 )

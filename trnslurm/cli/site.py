@@ -15,10 +15,11 @@ from trnslurm.cli import cli
 from trnslurm.cli.options import cluster_option, json_option, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.execute import check_environment
-from trnslurm.config.catalog import catalog, find
+from trnslurm.config.catalog import ON_TRAINIUM, catalog, find
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
+from trnslurm.config.software import device_of
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
@@ -138,7 +139,7 @@ def _profile(
     _refuse_shadowing(name or own, given=name is not None)
     known = catalog().get(chosen.instance_type or "")
     warning = ""
-    if shared is None and known and known.device == "neuron":
+    if shared is None and known and known.device in ON_TRAINIUM:
         warning = (
             "warning: this host shows no file system that the nodes share, so compile_cache is "
             "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
@@ -245,7 +246,7 @@ def check_command(
     name = cluster or workspace.cluster or "local"
     profile: Cluster = resolve_cluster(workspace, name)
     instance = find(catalog(profile.instance_types), profile.instance_type)
-    device = instance.device if profile.device == "auto" else profile.device
+    device = device_of(profile, instance)
     report = check_environment(profile, device, timeout)
     if console.as_json:
         echo_json(report)

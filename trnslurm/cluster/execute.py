@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, probe_answer, probe_script
+from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
@@ -26,7 +27,10 @@ from trnslurm.slurm.commands import Slurm, without_overrides
 
 # Packages to import too: the version may be right while libraries that they load are missing.
 _IMPORTED = {"torch-neuronx": "torch_neuronx"}
-_COMMANDS_OF_DEVICE = {"neuron": ("neuron_parallel_compile", "neuronx-cc")}
+_COMMANDS_OF_DEVICE = {
+    "neuron": ("neuron_parallel_compile", "neuronx-cc"),
+    "torchneuron": ("neuronx-cc",),
+}
 
 
 # A shell with the environment of a process that srun has started on the node: it has what the
@@ -169,7 +173,7 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
     commands = _COMMANDS_OF_DEVICE.get(device, ())
     report = _probe(cluster, list(pins), commands, timeout_s)
     packages: Mapping[str, str | None] = report["packages"]
-    report["neuron_sdk"] = cluster.neuron_sdk if device == "neuron" else None
+    report["neuron_sdk"] = cluster.neuron_sdk if device in ON_TRAINIUM else None
     report["problems"] = [
         *_of_another_sdk(cluster, device, packages),
         *(
@@ -178,17 +182,18 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
             if not matches(packages.get(name), pin)
         ),
         *(f"{command} is not on PATH" for command, path in report["commands"].items() if not path),
-        *_not_imported(report.get("imports", {}), packages),
+        *_not_imported(report.get("imports", {}), packages, same=device == "neuron"),
     ]
     major, minor = map(int, report["python"].split(".")[:2])
     if (major, minor) < (3, 11):
         report["problems"].append(f"Python is {report['python']}, the jobs need 3.11")
-    elif device == "neuron" and minor > NEURON_SDKS[cluster.neuron_sdk].pythons[1]:
-        highest = NEURON_SDKS[cluster.neuron_sdk].pythons[1]
-        report["problems"].append(
-            f"Python is {report['python']}, Neuron SDK {cluster.neuron_sdk} has packages up to "
-            f"3.{highest}"
-        )
+    elif device in ON_TRAINIUM:
+        lowest, highest = NEURON_SDKS[cluster.neuron_sdk].pythons
+        if not lowest <= minor <= highest:
+            report["problems"].append(
+                f"Python is {report['python']}, Neuron SDK {cluster.neuron_sdk} has packages for "
+                f"3.{lowest} to 3.{highest}"
+            )
     return report
 
 
@@ -197,7 +202,7 @@ def _of_another_sdk(
 ) -> Iterator[str]:
     """Yield what to do if the packages belong to another release of the Neuron SDK."""
     for version, sdk in NEURON_SDKS.items():
-        own = device != "neuron" or version == cluster.neuron_sdk
+        own = device not in ON_TRAINIUM or version == cluster.neuron_sdk
         if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
             yield (
                 f"its packages belong to Neuron SDK {version}, but the profile has "
@@ -206,14 +211,14 @@ def _of_another_sdk(
 
 
 def _not_imported(
-    imports: Mapping[str, Mapping[str, Any]], packages: Mapping[str, str | None]
+    imports: Mapping[str, Mapping[str, Any]], packages: Mapping[str, str | None], *, same: bool
 ) -> Iterator[str]:
-    """Yield the problems of packages that were imported."""
+    """Yield the problems of packages that were imported; `same`: a module has its version too."""
     for name, module in _IMPORTED.items():
         if found := imports.get(module):
             if not found["imported"]:
                 yield f"import {module} fails: {found['said']}"
-            elif found["said"] != packages.get(name):
+            elif same and found["said"] != packages.get(name):
                 yield (
                     f"{module} has version {found['said']}, but its package "
                     f"{packages.get(name)}: two installations are mixed"

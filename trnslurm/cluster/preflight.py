@@ -14,8 +14,9 @@ from pathlib import Path
 import trnslurm
 from trnslurm.cluster.execute import srun_options
 from trnslurm.cluster.python import interpreter, preamble
-from trnslurm.config.catalog import WITH_EFA, InstanceType, catalog, find
+from trnslurm.config.catalog import ON_TRAINIUM, WITH_EFA, InstanceType, catalog, find
 from trnslurm.config.schema import Cluster
+from trnslurm.config.software import device_of
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
@@ -89,13 +90,13 @@ def _script(job: PreflightByHand) -> str:
             port = server.getsockname()[1]
         hosts = ",".join(f"local-{node}" for node in range(nodes))
         meet = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
-    device = instance.device if cluster.device == "auto" else cluster.device
+    device = device_of(cluster, instance)
     command = [
         interpreter(cluster),
         "-m",
         "trnslurm.node.preflight",
         f"--device={device}",
-        f"--devices={instance.accelerators if device == 'neuron' else 0}",
+        f"--devices={instance.accelerators if device in ON_TRAINIUM else 0}",
         f"--workers={cluster.workers_per_node or instance.default_workers(nodes)}",
         f"--efa={instance.efa if nodes > 1 and device in WITH_EFA else 0}",
     ]

@@ -27,10 +27,16 @@ from trnslurm.frozen import Frozen
 
 DEVICES = get_args(Device)
 ON_GPUS = ("cuda", "xla-cuda")
+# By PyTorch/XLA, and by TorchNeuron: "supported on Trainium 2 (trn2) and Trainium 3 (trn3)"
+# (torch/about-pytorch-neuron of AWS's Neuron documentation, SDK 2.33).
+ON_TRAINIUM = ("neuron", "torchneuron")
 # Devices whose collectives use EFA between nodes.
-WITH_EFA = ("neuron", *ON_GPUS)
+WITH_EFA = (*ON_TRAINIUM, *ON_GPUS)
 # The other device of the same hardware.
-_ALSO = {"xla-cpu": "cpu", "cpu": "xla-cpu", "cuda": "xla-cuda", "xla-cuda": "cuda"}
+_ALSO = {
+    "xla-cpu": "cpu", "cpu": "xla-cpu", "cuda": "xla-cuda", "xla-cuda": "cuda",
+    "torchneuron": "neuron",
+}  # fmt: skip
 
 
 class InstanceType(Frozen):
@@ -63,7 +69,9 @@ class InstanceType(Frozen):
 
     def own_devices(self, usable: Sequence[str]) -> list[str]:
         """Return the devices that this type's hardware can be, among the recipe's (empty: all)."""
-        own = dict.fromkeys((self.device, _ALSO.get(self.device, self.device)))
+        # PyTorch/XLA knows trn1 and trn2: AWS ended it for training before trn3.
+        also = self.device if self.name.startswith("trn3") else _ALSO.get(self.device, self.device)
+        own = dict.fromkeys((self.device, also))
         return [device for device in own if device in (usable or DEVICES)]
 
     def choose_device(self, asked: str, usable: Sequence[str]) -> str | None:
@@ -149,13 +157,13 @@ _TYPES = (
     ),
     # No document of AWS's says that Neuron trains on several trn2.3xlarge.
     InstanceType(
-        name="trn2.3xlarge", device="neuron", accelerators=1, workers=(1, 4),
+        name="trn2.3xlarge", device="torchneuron", accelerators=1, workers=(1, 4),
         multi_node_workers=(), vcpus=12, host_gib=128, device_gib=96, efa=1,
         network_gbps=200, bf16_tflops=667, lnc=2,
     ),
     *(
         InstanceType(
-            name=name, device="neuron", accelerators=16, workers=(1, 4, 16, 64),
+            name=name, device="torchneuron", accelerators=16, workers=(1, 4, 16, 64),
             multi_node_workers=(64,), vcpus=192, host_gib=2048, device_gib=1536, efa=16,
             network_gbps=3200, bf16_tflops=10700, lnc=2,
         )

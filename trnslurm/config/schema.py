@@ -11,8 +11,9 @@ from trnslurm.config.script import Launcher
 from trnslurm.config.search import RUN_ROOT
 from trnslurm.frozen import Frozen
 
-Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
-"""What a worker computes on: xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
+Device = Literal["neuron", "torchneuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
+"""What a worker computes on: neuron is Trainium by PyTorch/XLA, torchneuron by AWS's TorchNeuron;
+xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
 
 
 # Marks of a key, as in trnslurm/train/settings.py.
@@ -141,7 +142,7 @@ class Cluster(Frozen):
     stage_python: NotEmpty[str | None] = None
     """A directory on each node's own disk, to which the environment of `python` is copied before
     workers start; None: workers import from the environment itself."""
-    neuron_sdk: Literal["2.29.1", "2.31.1"] = "2.29.1"
+    neuron_sdk: Literal["2.29.1", "2.31.1", "2.33.0"] = "2.29.1"
     """The release of AWS's Neuron SDK in that environment; `env check` compares."""
     compile_cache: NotEmpty[str | None] = None
     """Compiled graphs: a directory on the shared file system, or for Neuron an s3:// URL."""
@@ -313,9 +314,9 @@ class Neuron(Frozen):
     """Settings for Neuron devices only."""
 
     cc_flags: str = ""
-    """NEURON_CC_FLAGS: the compiler's options."""
+    """NEURON_CC_FLAGS: the compiler's options, on both devices of Trainium."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables on Neuron devices."""
+    """Environment variables on device neuron, that is for PyTorch/XLA."""
 
 
 class Graphs(Frozen):
@@ -375,7 +376,7 @@ class Recipe(Frozen):
     begins_with: tuple[str, ...] = ()
     """Other recipes whose runs --from accepts; their models must have the same sizes."""
     zero1: bool | None = None
-    """For `plan`, where the job has no `train.zero1`: whether workers on XLA devices divide the
+    """For `plan`, where the job has no `train.zero1`: whether workers on Trainium divide the
     optimizer's state. None: unknown, and so the job's memory is unknown."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys; the recipe declares each with its default."""
@@ -384,7 +385,7 @@ class Recipe(Frozen):
     container: Container = field(default_factory=Container)
     """The job's image, or part of its settings; the profile has the rest."""
     precompile: Literal["auto", "always", "never"] = "auto"
-    """auto: on devices that compile graphs (neuron, xla-cpu)."""
+    """auto: on devices that compile graphs (neuron, torchneuron, xla-cpu)."""
     neuron: Neuron = field(default_factory=Neuron)
     reference: tuple[Reference, ...] = ()
     """Published or measured speeds, from which hours are estimated."""

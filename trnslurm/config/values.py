@@ -41,6 +41,7 @@ _RESERVED = (
 # Variables that a key sets: either the variable or the key would be lost.
 _DECIDED = {
     "PJRT_DEVICE": "device", "NEURON_COMPILE_CACHE_URL": "compile_cache",
+    "TORCH_NEURONX_NEFF_CACHE_DIR": "compile_cache",
     "NEURON_CC_FLAGS": "neuron.cc_flags", "NEURON_LOGICAL_NC_CONFIG": "instance_types.NAME.lnc",
 }  # fmt: skip
 # Commas and colons are separators in the options of all three runtimes, and on the node a

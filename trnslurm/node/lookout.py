@@ -122,7 +122,7 @@ class Activity:
     def _device_works(self) -> bool:
         """Check whether a device computes, or cannot be asked, while its processes wait for it."""
         device = os.environ.get("TRNSLURM_DEVICE", "")
-        if device == "neuron":
+        if device in ("neuron", "torchneuron"):
             # The driver counts what each core has executed; neuron-sysfs-user-guide of AWS.
             before, self._executed = self._executed, executed_graphs()
             return self._executed != before

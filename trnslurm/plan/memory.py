@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Recipe
 from trnslurm.errors import PlanError
 from trnslurm.frozen import Frozen
@@ -26,6 +27,7 @@ from trnslurm.plan.spec import JobSpec
 _GIB = 2**30
 _RUNTIME_GIB = 2.5  # the device's context, buffers of collectives, fragmentation
 _XLA = ("neuron", "xla-cuda", "xla-cpu")
+_ZERO1 = (*_XLA, "torchneuron")
 _MOST_SAMPLES = 4096  # at once that a device could hold, where a smaller micro-batch is looked for
 
 
@@ -238,8 +240,8 @@ def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     if train.get("gradient_checkpointing") is False:
         yield "train.gradient_checkpointing=true", _with(recipe, gradient_checkpointing=True)
     copies = train.get("optimizer_precision", "fp32_copy") == "fp32_copy"
-    on_xla = spec.device in _XLA
-    if train.get("zero1") is False and on_xla and copies and train.get("optimizer") != "lamb":
+    divides = spec.device in _ZERO1
+    if train.get("zero1") is False and divides and copies and train.get("optimizer") != "lamb":
         yield "train.zero1=true", _with(recipe, zero1=True)
     asked = train.get("zero1", recipe.zero1)  # it has no fp32_state, also where it divides nothing
     if recipe.precision == "bf16" and "optimizer_precision" in train and copies and not asked:
@@ -319,7 +321,7 @@ def _divided(recipe: Recipe, device: str) -> bool | None:
     asked = recipe.train.get("zero1", recipe.zero1)
     if recipe.strategy.name:
         return True
-    return None if asked is None else bool(asked) and device in _XLA
+    return None if asked is None else bool(asked) and device in _ZERO1
 
 
 def _bytes_each(
@@ -336,13 +338,15 @@ def _bytes_each(
     if recipe.strategy.name:  # in fp32, or in 16 bits with a copy in fp32
         return 4 / workers, 4 / workers, moments / workers
     kept = recipe.train.get("optimizer_precision", "fp32_copy")
-    if divided:  # torch_xla's ZeRO-1 has a copy of its shard, whatever the model has
+    # Autocast casts a matrix once in a forward pass, and keeps it for the backward pass.
+    casts = 2 if recipe.precision == "mixed" and device not in _XLA else 0
+    if divided:  # ZeRO-1 has a copy of its shard, whatever the model has
         own = 2 if recipe.precision == "bf16" else 4
         copy = own if kept == "as_model" else 4
-        return own, own, (4 + moments) * copy / 4 / workers
+        # torch_xla's adds gradients up in the model's type, ours in fp32.
+        sums = 4 if device == "torchneuron" and own < copy else 0
+        return own + casts, own + sums, (4 + moments) * copy / 4 / workers
     if recipe.precision != "bf16":
-        # Autocast casts a matrix once in a forward pass, and keeps it for the backward pass.
-        casts = 2 if recipe.precision == "mixed" and device not in _XLA else 0
         return 4 + casts, 4, moments
     if kept == "as_model":
         return 2, 2, moments // 2
@@ -372,7 +376,8 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str, group: 
     item = 4 if precision == "fp32" else 2
     xla = device in _XLA
     # Flash attention keeps no weights; XLA's own keeps them for every head and pair of tokens.
-    weights = shape.heads * seq_len if device in ("neuron", "xla-cpu") else 0
+    # Of TorchNeuron's nothing is published: the larger number is the safe one.
+    weights = shape.heads * seq_len if device in (*ON_TRAINIUM, "xla-cpu") else 0
     if shape.family == "llama":
         copies = max(1, group // shape.key_heads)
         attention = 2 * hidden + 2 * shape.keys_and_values * copies

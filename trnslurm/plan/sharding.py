@@ -33,9 +33,11 @@ from trnslurm.config.tree import flatten, lookup, merge, nest
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.batch import BatchPlan
 
-# The devices of each: PyTorch's own, or torch_xla's.
+# The devices of each.
 DEVICES = {
-    "fsdp": ("cuda", "cpu"),
+    # "For eager mode, TorchNeuron supports all three: FSDPv1, FSDPv2, and SimpleFSDP" (AWS's
+    # frameworks/torch/pytorch-native-overview).
+    "fsdp": ("cuda", "cpu", "torchneuron"),
     "deepspeed": ("cuda", "cpu"),
     "xla_fsdp": ("neuron", "xla-cuda", "xla-cpu"),
     "tensor": ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu"),

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
+from trnslurm.config.catalog import DEVICES, ON_GPUS, ON_TRAINIUM, InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Cluster, Config, Recipe, Reference
+from trnslurm.config.software import NEURON_SDKS, device_of
 from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
@@ -31,7 +32,7 @@ _DECIDE_SPEED = (
 )  # fmt: skip
 
 # Devices whose graphs are compiled ahead of the run when `precompile: auto`.
-COMPILING = ("neuron", "xla-cpu")
+COMPILING = (*ON_TRAINIUM, "xla-cpu")
 
 
 class JobSpec(Frozen):
@@ -141,6 +142,11 @@ def make_spec(
     compiles = recipe.precompile == "always" or (
         recipe.precompile == "auto" and device in COMPILING
     )
+    if compiles and recipe.project and device == "torchneuron":
+        raise ConfigError(
+            "a custom script has no short run that would meet its graphs: on torchneuron they are "
+            "compiled in training, and kept for the run's next attempts: set precompile to never"
+        )
     phases = ("precompile", "train") if compiles else ("train",)
     strategy = strategy_file(recipe, batch, config.origins)
     return JobSpec(
@@ -208,6 +214,8 @@ def _device(config: Config, instance: InstanceType) -> str:
     recipe, asked = config.recipe, config.cluster.device
     usable = usable_devices(recipe)
     device = instance.choose_device(asked, usable)
+    if asked == "auto" and (of_sdk := device_of(config.cluster, instance)) in (usable or DEVICES):
+        device = of_sdk
     if device is None:
         able = f"{config.title} runs on {', '.join(usable)}"
         has = f"{instance.name} has {instance.device}"
@@ -222,7 +230,29 @@ def _device(config: Config, instance: InstanceType) -> str:
         else:
             reasons = (able if usable and asked not in usable else has, asks)
         raise ConfigError(f"{', and '.join(reasons)}: choose another cluster, preset or device")
+    if device in ON_TRAINIUM:
+        _check_sdk(config, instance, device)
     return device
+
+
+def _check_sdk(config: Config, instance: InstanceType, device: str) -> None:
+    """Refuse a release of Neuron's SDK that is for the other device, and a cache that it lacks."""
+    cluster, sdk = config.cluster, NEURON_SDKS[config.cluster.neuron_sdk]
+    if sdk.device != device:
+        fit = " or ".join(name for name, each in NEURON_SDKS.items() if each.device == device)
+        usable = instance.own_devices(usable_devices(config.recipe))
+        or_device = f", or device to {sdk.device}" if sdk.device in usable else ""
+        raise ConfigError(
+            f"neuron_sdk {cluster.neuron_sdk} is for device {sdk.device}, and {config.title} on "
+            f"{instance.name} has {device}: set neuron_sdk to {fit}{or_device}"
+        )
+    cache = cluster.compile_cache or ""
+    if device == "torchneuron" and ("://" in cache or cluster.compile_layout == "per-host"):
+        raise ConfigError(
+            f"compile_cache {cache}, compile_layout {cluster.compile_layout}: TorchNeuron has one "
+            "cache for all hosts, in a directory: set compile_layout to shared, and compile_cache "
+            "to an absolute path"
+        )
 
 
 def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str) -> None:
@@ -254,7 +284,7 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str
             f"--nodes {nodes}: the nodes of this machine are emulated, and its GPUs are those of "
             f"one: use --nodes 1 --workers {nodes}, with a GPU for each worker"
         )
-    if config.cluster.scheduler == "local" and instance.device == "neuron" and nodes > 1:
+    if config.cluster.scheduler == "local" and instance.device in ON_TRAINIUM and nodes > 1:
         raise ConfigError(
             f"--nodes {nodes}: this machine is one {instance.name}, and emulated nodes cannot "
             "share its Neuron devices; use --nodes 1"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trnslurm.config.catalog import ON_GPUS
+from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM
 from trnslurm.config.schema import Cluster, Container
 from trnslurm.config.values import MOUNTABLE, MOUNTABLE_WORDS
 from trnslurm.errors import ConfigError
@@ -112,7 +112,7 @@ def _podman(image: str, begin: str, mounts: Sequence[str], spec: JobSpec | None)
         yield f'--volume="{mount}"'
     if spec and spec.device in ON_GPUS:
         yield "--device=nvidia.com/gpu=all"  # CDI, from NVIDIA's container toolkit
-    if spec and spec.device == "neuron":
+    if spec and spec.device in ON_TRAINIUM:
         devices = [f"--device=/dev/neuron{number}" for number in range(spec.instance.accelerators)]
         yield from (" ".join(devices[at : at + 4]) for at in range(0, len(devices), 4))
     if spec and spec.nodes > 1 and spec.instance.efa:

@@ -22,8 +22,9 @@ from trnslurm.render import code as source
 # Variables that tracing and the compiler read. Variables for the runtime (NEURON_RT_), cache paths
 # and rendezvous do not shape graphs.
 _SHAPING = (
-    r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$)"
-    r"((NEURON|XLA|PT_XLA|ALLREDUCE)_\w+|DISABLE_NUMERIC_CC_TOKEN)$"
+    r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$"
+    r"|TORCH_NEURONX_NEFF_)"
+    r"((NEURON|XLA|PT_XLA|ALLREDUCE|TORCH_NEURONX)_\w+|DISABLE_NUMERIC_CC_TOKEN)$"
 )
 _COMPILER_FLAGS = "NEURON_CC_FLAGS"
 # Options of the wrapper around neuronx-cc, which the compiler never sees.
@@ -53,12 +54,19 @@ def ingredients(
         "precision": recipe.precision,
         "model": dict(recipe.model),
         "train": _shaping_settings(recipe, files, entry),
+        **_layers_compiled(spec),
         **sharding,
         **_script(recipe),
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
         "source": source.checksums(files, None if recipe.project else entry, known),
     }
+
+
+def _layers_compiled(spec: JobSpec) -> dict[str, Any]:
+    """Return train.compile where it decides what the graphs kept for a key are."""
+    compiles = spec.config.recipe.train.get("compile", False)
+    return {"compile": compiles} if spec.device == "torchneuron" else {}
 
 
 def _script(recipe: Recipe) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.config.catalog import ON_GPUS, WITH_EFA, InstanceType
+from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType
 from trnslurm.config.schema import Cluster, Config, Notify, Recipe
 from trnslurm.config.tree import plain
 from trnslurm.errors import RenderError
@@ -239,7 +239,7 @@ def _values(
         "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
         "directives": training_options(spec, phase) if spec.on_slurm else [],
-        "neuron_cc_flags": _cc_flags(config.recipe.neuron.cc_flags, spec.instance),
+        "neuron_cc_flags": _cc_flags(config.recipe.neuron.cc_flags, spec.instance, spec.device),
         "lnc": spec.instance.lnc,
         "stochastic_rounding": _rounds_stochastically(config.recipe),
         "srun_wait_s": 0 if phase == "precompile" else cluster.slurm.srun_wait_s,
@@ -255,7 +255,7 @@ def _values(
         "standby_prefix": "${TRNSLURM_STANDBY:+standby-}" if standby else "",
         "stage_python": cluster.stage_python,
         "run_root": cluster.run_root,
-        "num_devices": spec.instance.accelerators if spec.device == "neuron" else 0,
+        "num_devices": spec.instance.accelerators if spec.device in ON_TRAINIUM else 0,
         "num_efa": spec.instance.efa if spec.nodes > 1 and spec.device in WITH_EFA else 0,
         "data": data_path(config),
         "compiles_once": _compiles_once(spec, phase),
@@ -355,14 +355,15 @@ def _launched(recipe: Recipe, module: str) -> list[str]:
     return ['"$TRNSLURM_PYTHON"', *words] if python else words
 
 
-def _cc_flags(flags: str, instance: InstanceType) -> str:
+def _cc_flags(flags: str, instance: InstanceType, device: str) -> str:
     """Return the compiler's flags, with those that every job has on this instance type."""
     if instance.lnc and (found := re.search(r"(?<!\S)(--logical-nc-config|--?lnc)\b", flags)):
         raise RenderError(
             f"neuron.cc_flags has {found[0]}, which changes the number of cores: set lnc, workers "
             f"and multi_node_workers under instance_types.{instance.name} of the profile instead"
         )
-    own = [] if _RETRY in flags.split() else [_RETRY]
+    # An option of libneuronxla, without which TorchNeuron does.
+    own = [_RETRY] if device == "neuron" and _RETRY not in flags.split() else []
     if instance.lnc:
         own.append(f"--lnc={instance.lnc}")
     return " ".join([*own, flags] if flags else own)

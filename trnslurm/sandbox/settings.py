@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from trnslurm.config.catalog import InstanceType, catalog, find
+from trnslurm.config.catalog import ON_TRAINIUM, InstanceType, catalog, find
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.rehearsal import Rehearsal
@@ -99,7 +99,7 @@ class SandboxSettings:
             )
         for setting in self.set:
             _check_setting(setting)
-        is_neuron = not self.seen and self.instance.device == "neuron"
+        is_neuron = not self.seen and self.instance.device in ON_TRAINIUM
         if self.neuron_stand_ins and not is_neuron:
             raise SandboxError(f"--neuron-stand-ins: {self.like} has no Neuron devices")
 

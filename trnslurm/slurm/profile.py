@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trnslurm.config.catalog import InstanceType
+from trnslurm.config.software import NEURON_SDKS
 from trnslurm.slurm.detect import DetectedCluster, Nodes
 
 MOUNTS = Path("/proc/self/mounts")
@@ -56,6 +57,7 @@ def profile_text(
         "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
         "activate: []",
         f"python: {_scalar(sys.executable)}",
+        *_sdk_lines(known),
         "",
         "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
         "# which goes with the node.",
@@ -105,6 +107,14 @@ def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, ob
     if not chosen.exclusive:
         values["exclusive"] = False
     return values
+
+
+def _sdk_lines(known: InstanceType | None) -> list[str]:
+    """Return the release of Neuron's SDK, where it is not the default."""
+    if known is None or known.device != "torchneuron":
+        return []
+    version = next(name for name, sdk in NEURON_SDKS.items() if sdk.device == known.device)
+    return [f'neuron_sdk: "{version}"  # with TorchNeuron']
 
 
 def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:

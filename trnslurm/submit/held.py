@@ -13,7 +13,8 @@ import tempfile
 import time
 from collections.abc import Mapping
 
-from trnslurm.config.catalog import catalog, find
+from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, catalog, find
+from trnslurm.config.software import device_of
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError
 from trnslurm.render.job import script_name
 from trnslurm.runs.run import RunDir
@@ -116,13 +117,12 @@ def _refuse_other_device(job: Job, partition: str, slurm: Slurm, what: str) -> N
     if partition == job.profile.slurm.partition:
         return
     types = catalog(job.profile.instance_types)
-    device = job.profile.device
-    if device == "auto":
-        device = find(types, job.instance_type).device
+    device = device_of(job.profile, find(types, job.instance_type))
     nodes = find_partition(slurm, partition, types)
     there = types[nodes.instance_type].device if nodes.instance_type else ""
     there = there or ("cuda" if nodes.gpus else "cpu")
-    needs = {"neuron": {"neuron"}, "cuda": {"cuda", "xla-cuda"}, "xla-cuda": {"cuda", "xla-cuda"}}
+    needs = {"neuron": {*ON_TRAINIUM}, "torchneuron": {"torchneuron"}}
+    needs |= {gpus: {*ON_GPUS} for gpus in ON_GPUS}
     if there not in needs.get(device, {there}):
         raise SubmitError(
             f"{what} is in partition {partition}, whose nodes have {there}; {job.cluster} is for "

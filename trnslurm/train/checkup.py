@@ -122,7 +122,7 @@ def main() -> None:
 def versions() -> dict[str, str]:
     """Return the versions of PyTorch, CUDA and NCCL in this process, and of its packages."""
     found = {"torch": str(torch.__version__)}
-    for package in ("torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc"):
+    for package in ("torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "nki"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -193,10 +193,10 @@ def timed(device: Device) -> dict[str, Any]:
 
 def reduce_all(device: Device, tensor: torch.Tensor) -> None:
     """Reduce the tensor over all workers, and wait for the result."""
-    if device.name in ("cpu", "cuda"):
+    if device.torch_device.type != "xla":
         dist.all_reduce(tensor)
-        if device.name == "cuda":
-            torch.cuda.synchronize()
+        if device.name != "cpu":
+            torch.get_device_module(device.torch_device).synchronize()
         return
     import torch_xla.core.xla_model as xm
 

@@ -84,12 +84,12 @@ class CommonSettings(OptimizerSettings):
     watchdog_min_s: Free[float]
     """The watchdog waits for at least this many seconds."""
     compile: Free[bool] = False
-    """Compile the model's layers with torch.compile (cpu, cuda)."""
+    """Compile the model's layers with torch.compile (cpu, cuda, torchneuron)."""
 
     REFUSED = (
         (
             {"compile": True, "device": ["neuron", "xla-cpu", "xla-cuda"]},
-            "XLA compiles everything already: leave it out, or take cpu or cuda",
+            "XLA compiles everything already: leave it out, or take another device",
         ),
     )
 

@@ -6,7 +6,8 @@ The compile's output passes through unchanged, and signals are forwarded to the 
 trial run fails, this program fails too, so that srun ends the other nodes, whose workers would wait
 for this node's workers. After the trial run the exit code is 0, because srun would otherwise end
 the other nodes while they compile. Missing graphs are recorded, and fail the precompile when all
-nodes have ended. On xla-cpu the command is the trial run itself, and the graphs are files.
+nodes have ended. On xla-cpu and torchneuron the command is the trial run itself, and the graphs are
+files: TorchNeuron compiles only where it runs.
 """
 
 import json
@@ -123,7 +124,7 @@ def run_compile(command: Sequence[str]) -> int:
     exit_code, reason = 1, None
     try:
         place = read_place()
-        compile_graphs = run_on_neuron if place.device == "neuron" else run_on_cpu
+        compile_graphs = run_on_neuron if place.device == "neuron" else run_trial
         with place.cache.shared_with_others():
             exit_code, result = compile_graphs(place, command)
         reason = result["problem"]
@@ -174,27 +175,43 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
     return exit_code, result | common(place, start, problem, neffs)
 
 
-def run_on_cpu(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Run the trial, in which each worker fills a separate cache."""
+def run_trial(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """Run the trial, in which the workers fill their caches."""
+    caches = open_caches(place)
+    start = time.monotonic()
+    with output_file(place) as keep:
+        exit_code = run(command, lambda line: None, keep)
+    found = [sorted(file for file in cache.rglob("*") if is_graph(file)) for cache in caches]
+    files = [file for each in found for file in each]
+    problem = None
+    if exit_code:
+        problem = f"the trial run failed (exit code {exit_code}): its error is above"
+    elif not all(found):
+        problem = "the trial run compiled no graph: does the job train on its device?"
+    counts = {"found": len(files), "compiled": len(files), "failed": 0}
+    no_names: dict[str, Any] = {"graphs": [], "settled": []}
+    own = common(place, start, problem, [] if problem else files)
+    return exit_code or int(bool(problem)), counts | no_names | own
+
+
+def open_caches(place: GraphPlace) -> list[Path]:
+    """Return the directories that this node's workers fill; on xla-cpu each has its own."""
+    if place.device == "torchneuron":
+        cache = place.directory / "neff"
+        cache.mkdir(parents=True, exist_ok=True)  # other nodes use it, too
+        return [cache]
     workers = load_json(RunFiles(place.run).plan_file)["workers_per_node"]
     ranks = range(place.node * workers, (place.node + 1) * workers)
     caches = [place.directory / "xla" / str(rank) for rank in ranks]
     for cache in caches:
         shutil.rmtree(cache, ignore_errors=True)  # left by an earlier compile that failed
         cache.mkdir(parents=True)
-    start = time.monotonic()
-    with output_file(place) as keep:
-        exit_code = run(command, lambda line: None, keep)
-    files = [file for cache in caches for file in sorted(cache.iterdir())]
-    problem = None
-    if exit_code:
-        problem = f"the trial run failed (exit code {exit_code}): its error is above"
-    elif any(not any(cache.iterdir()) for cache in caches):
-        problem = "the trial run compiled no graph: does the job train on its device?"
-    counts = {"found": len(files), "compiled": len(files), "failed": 0}
-    no_names: dict[str, Any] = {"graphs": [], "settled": []}
-    own = common(place, start, problem, [] if problem else files)
-    return exit_code or int(bool(problem)), counts | no_names | own
+    return caches
+
+
+def is_graph(file: Path) -> bool:
+    """Check whether a file is whole: TorchNeuron writes ab/cd/abcd….neff under another name."""
+    return file.is_file() and (file.suffix == ".neff" or file.parent.parent.name == "xla")
 
 
 def common(

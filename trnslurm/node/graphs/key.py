@@ -14,6 +14,7 @@ PACKAGES = (
     "torch-neuronx",
     "libneuronxla",
     "neuronx-cc",
+    "nki",
     "transformers",
     "timm",
 )

@@ -4,6 +4,7 @@
     CACHE/trnslurm/KEY/claim-1.json     who compiles the key: the highest number counts
     CACHE/trnslurm/KEY/used             touched by a training that has verified the graphs
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
+    CACHE/trnslurm/KEY/neff/…           TorchNeuron's, on torchneuron
     CACHE/trnslurm/KEY/output/…         the compiler's output, by node
     CACHE/trnslurm/KEY/left/…           locks that a compile left behind
     CACHE/neuronxcc-…/MODULE_…/…        Neuron's own cache; with compile_layout per-host in

@@ -173,7 +173,7 @@ def open_files(needs: Needs) -> Checked:
 def own_name(needs: Needs) -> Checked:
     """Check that the node's name leads to the node; only a warning, because we do not use it."""
     name = socket.gethostname()
-    if needs.nodes == 1 or needs.device != "neuron":
+    if needs.nodes == 1 or needs.device not in ("neuron", "torchneuron"):
         return Checked()
     try:
         address = socket.gethostbyname(name)

@@ -11,6 +11,7 @@ from trnslurm.node.preflight.checks import GIB, Checked, Needs
 from trnslurm.node.processes import ask_tool, last_line
 
 GPUS = ("cuda", "xla-cuda")
+TRAINIUM = ("neuron", "torchneuron")
 INFINIBAND = Path("/sys/class/infiniband")
 _TOOL_S = 10.0
 NVIDIA_SMI_S = 30.0
@@ -22,7 +23,7 @@ _BUSY_S = 5.0
 
 def devices(needs: Needs) -> Checked:
     """Check that all devices are present, and enough of them free."""
-    if needs.device == "neuron":
+    if needs.device in TRAINIUM:
         return _neuron_devices(needs)
     if needs.device in GPUS:
         return _gpus(needs)

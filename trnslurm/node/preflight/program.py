@@ -46,7 +46,15 @@ GPU_WAIT_S = 60.0
 NODES_PER_S = 20
 """Every 20 nodes add a second, because nodes start one after another, and all read Python and the
 run's code from one file system."""
-PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers")
+PACKAGES = (
+    "torch",
+    "torch-xla",
+    "torch-neuronx",
+    "neuronx-cc",
+    "libneuronxla",
+    "nki",
+    "transformers",
+)
 CHECKS: dict[str, Check] = {
     "devices": devices.devices,
     "EFA": devices.efa,
@@ -60,7 +68,7 @@ CHECKS: dict[str, Check] = {
     "torch_xla": checks.torch_xla,
 }
 _MAX_NAMED = 8
-_DEVICES = ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
+_DEVICES = ("neuron", "torchneuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -63,7 +63,7 @@ class Tool(NamedTuple):
 
 def tools_for(device: str, seconds: float) -> list[Tool]:
     """Return the commands that report about a device, the best first."""
-    if device == "neuron":
+    if device in ("neuron", "torchneuron"):
         return [Tool(["neuron-monitor", "-c", _neuron_config(seconds)], read_neuron_monitor)]
     if device in ("cuda", "xla-cuda"):
         own = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -85,7 +85,7 @@ class HostMemory:
                 # Cut here and not on the device, where it would be a graph.
                 tensor = tensor.cpu()[shard.start : shard.start + len(shard.rows)]
             target = data[start:end].view(tensor.dtype).view(entry["shape"])
-            target.copy_(tensor, non_blocking=True)
+            target.copy_(tensor, non_blocking=on_cuda)
         if on_cuda:
             torch.cuda.synchronize()
 

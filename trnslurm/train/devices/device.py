@@ -63,6 +63,8 @@ class Device(ABC):
     """Calls of sync so far, which the watchdog counts as progress."""
     compiles: bool = False
     """Whether torch.compile is used."""
+    compiler: str = "inductor"
+    """The backend of torch.compile."""
     checkpoint: Callable[..., Any]
     """Run a function, and run it again in the backward pass instead of storing its activations."""
 
@@ -99,12 +101,19 @@ class Device(ABC):
         if not layers:
             raise TrainError(f"train.compile: {type(model).__name__} has no layers to compile")
         for layer in layers:
-            layer.forward = self.compiled(layer.forward)
+            for part in self.compiled_parts(layer):
+                part.forward = self.compiled(part.forward)
+
+    def compiled_parts(self, layer: Any) -> Iterable[torch.nn.Module]:
+        """Return what of a layer is compiled as one graph."""
+        return [layer]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that is compiled at its first use, if the recipe says so."""
         # A graph for each shape: one for all shapes would compute otherwise.
-        return torch.compile(function, dynamic=False) if self.compiles else function
+        if not self.compiles:
+            return function
+        return torch.compile(function, dynamic=False, backend=self.compiler)
 
     @abstractmethod
     def seed(self, seed: int) -> None:

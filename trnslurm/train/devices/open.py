@@ -4,12 +4,13 @@ import os
 
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.plain import TorchDevice
+from trnslurm.train.devices.torchneuron import TorchNeuronDevice
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
-# The devices of torch_xla, and their names there; cpu and cuda are PyTorch's.
+# The devices of torch_xla, and their names there.
 _PJRT_DEVICES = {"neuron": "NEURON", "xla-cpu": "CPU", "xla-cuda": "CUDA"}
-DEVICES = ("cpu", "cuda", *_PJRT_DEVICES)
+DEVICES = ("cpu", "cuda", "torchneuron", *_PJRT_DEVICES)
 
 
 def open_device(name: str, environment: Environment) -> Device:
@@ -18,6 +19,8 @@ def open_device(name: str, environment: Environment) -> Device:
         raise TrainError(f"plan.json: device {name!r} is not one of {', '.join(DEVICES)}")
     if environment.device not in ("", name):
         raise TrainError(f"plan.json: device {name}, but TRNSLURM_DEVICE is {environment.device}")
+    if name == "torchneuron":
+        return TorchNeuronDevice(environment)
     if name not in _PJRT_DEVICES:
         return TorchDevice(name, environment)
     # torch_xla reads its environment when it starts, so this comes before its first import.

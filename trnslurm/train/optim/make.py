@@ -8,6 +8,7 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.optimizer import GlobalOptimizer, make_spec
+from trnslurm.train.optim.zero1 import Zero1
 from trnslurm.train.settings import OptimizerSettings
 
 
@@ -21,14 +22,15 @@ def make_optimizer(
 ) -> GlobalOptimizer:
     """Make the optimizer of the settings.
 
-    ZeRO-1 exists on XLA devices only; other devices ignore zero1 and reduce gradients.
+    ZeRO-1 exists on Trainium and other XLA devices; cpu and cuda ignore zero1.
     """
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
         raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
     spec = make_spec(settings, dict(named_parameters), precision=precision)
     if device.torch_device.type != "xla":
-        return DataParallel(device, spec)
+        divided = zero1 and device.name == "torchneuron"
+        return Zero1(device, spec) if divided else DataParallel(device, spec)
     # Imported here: not every node has torch_xla.
     from trnslurm.train.optim import xla
 

@@ -1,4 +1,4 @@
-"""PyTorch's own fully sharded data parallelism (FSDP2), on cpu with gloo and on cuda with NCCL."""
+"""PyTorch's own fully sharded data parallelism (FSDP2), on cpu, cuda and torchneuron."""
 
 import functools
 from typing import Any
@@ -31,6 +31,7 @@ class Fsdp(Sharded):
             )
         # Before they are sharded: the gathering of a layer's parameters stays outside of its graph.
         device.compile_layers(model)
+        _move_buffers(model, device.torch_device)
         mesh = init_device_mesh(device.torch_device.type, (device.world,))
         # Sums over workers in fp32: in fewer bits they would depend on how many there are.
         policy = MixedPrecisionPolicy(
@@ -92,6 +93,17 @@ class Fsdp(Sharded):
         parts: dict[str, Any] = {"parameter": parameter.detach()}
         parts |= {kind: state[kind] for kind in self._kinds}
         return {kind: part.to_local() for kind, part in parts.items()}
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Put buffers with values on the device.
+
+    fully_shard would assign to their data (PyTorch 2.13), which PrivateUse1 does not have.
+    """
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta:
+                setattr(module, name, buffer.to(device))
 
 
 @torch.no_grad()

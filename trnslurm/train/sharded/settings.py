@@ -41,10 +41,15 @@ class ShardedSettings(CommonSettings):
     REFUSED = (  # type: ignore[assignment]
         (
             {"strategy": ["fsdp", "deepspeed"], "device": ["neuron", "xla-cpu", "xla-cuda"]},
-            "it works on cpu and cuda: choose another preset, or another device",
+            "it works on cpu and cuda, and fsdp on torchneuron: choose another preset, or another "
+            "device",
         ),
         (
-            {"strategy": "xla_fsdp", "device": ["cpu", "cuda"]},
+            {"strategy": ["deepspeed", "tensor"], "device": "torchneuron"},
+            "it does not work on torchneuron: set strategy.name=fsdp",
+        ),
+        (
+            {"strategy": "xla_fsdp", "device": ["cpu", "cuda", "torchneuron"]},
             "it works on neuron, xla-cpu and xla-cuda: choose another preset, or another device",
         ),
         (

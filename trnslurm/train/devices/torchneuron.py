@@ -1,0 +1,95 @@
+"""Trainium by AWS's TorchNeuron: PyTorch's own device `neuron`, for trn2 and trn3.
+
+What is said here of TorchNeuron is from AWS's documentation of SDK 2.33 (torch/guides/
+torch-distributed, torch/about-pytorch-neuron, torch/compile/…) and from its source of the beta.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch import nn
+
+from trnslurm.train.devices.device import Device, Timer
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+
+
+class TorchNeuronDevice(Device):
+    """One logical NeuronCore, eager or by torch.compile."""
+
+    name = "torchneuron"
+    compiler = "neuron"
+
+    def __init__(self, environment: Environment) -> None:
+        try:
+            __import__("torch_neuronx")  # registers the device and the backend
+        except ImportError as error:
+            raise TrainError(
+                f"device torchneuron: this Python has no torch_neuronx ({error}): install "
+                "'.[torchneuron]' into an environment of its own"
+            ) from None
+        if not hasattr(torch, "neuron"):
+            raise TrainError(
+                "device torchneuron: this Python's torch_neuronx is that of PyTorch/XLA: install "
+                "'.[torchneuron]' into another environment, or set device to neuron"
+            )
+        # It takes the core of LOCAL_RANK and starts the runtime, so before any tensor is made.
+        # After that, each process has a single device.
+        dist.init_process_group("neuron", init_method="env://")
+        self.torch_device = torch.device("neuron")
+        self.timer = Timer()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        self.local_world = environment.local_world
+
+    @staticmethod
+    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+        """Recompute in the backward pass, with the random state of the forward pass."""
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+    def compiled_parts(self, layer: Any) -> Iterable[nn.Module]:
+        """Return the layer, or its parts if it is recomputed.
+
+        PyTorch cannot capture dropout that is recomputed, on a device of its PrivateUse1 (2.9 and
+        2.13, torch/_prims/rng_prims.py: "Backend not supported"), and transformers 5 recomputes
+        inside a layer's forward pass.
+        """
+        return layer.children() if layer.gradient_checkpointing else [layer]
+
+    def seed(self, seed: int) -> None:
+        """Seed the host, which makes random numbers for the device, and the device."""
+        torch.manual_seed(seed)
+
+    def _end_graph(self) -> None:
+        """Do nothing: operations are given to the device at once."""
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Return 1, as on CUDA: copies to and from the device wait for what was given before.
+
+        "PyTorch automatically performs necessary synchronization when copying data between host
+        and devices" (AWS's frameworks/torch/pytorch-native-overview).
+        """
+        return 1
+
+    def _reduce(self, values: Sequence[float], how: str) -> list[float]:
+        """Reduce in single precision, exact up to 2 ** 24: the device has no float64."""
+        tensor = self.put(torch.tensor(values, dtype=torch.float32))
+        dist.all_reduce(tensor, op={"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how])
+        result: list[float] = tensor.cpu().tolist()
+        return result
+
+    def graphs(self) -> int:
+        """Count the graphs that torch.compile has captured."""
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiles else 0
+
+    def memory(self) -> dict[str, float]:
+        """Return the host's, and what PyTorch has allocated on the device."""
+        neuron: Any = torch.get_device_module("neuron")
+        return super().memory() | {"device_memory_mb": neuron.max_memory_allocated() / 1e6}
+
+    def barrier(self, name: str) -> None:
+        """Wait in the process group."""
+        dist.barrier()
