@@ -1,6 +1,6 @@
 # `make demo` and `make test` set up everything that they need: a virtual environment in .venv, and
 # missing system packages, where apt may be used: python3-venv and, for the tests, shellcheck, a
-# browser, tmux, sshd (not started) and the programs of a sandbox (SANDBOX). Slurm is configured and
+# browser, tmux, g++, sshd (not started) and the programs of a sandbox (SANDBOX). Slurm is configured and
 # started in sandboxes only.
 SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
   iproute2 util-linux podman crun catatonit
@@ -51,7 +51,7 @@ check: .venv/.train  ## Run linters and the type checker
 
 # Runs six files at once on two cores, because tests that wait for Slurm leave the cores idle.
 # tests/conftest.py orders the files.
-unit: sandbox screens sshd .venv/.train .venv-pcluster  ## Run the tests
+unit: sandbox screens sshd compiler .venv/.train .venv-pcluster  ## Run the tests
 	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
 	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
@@ -91,6 +91,7 @@ test-newest: .venv/.train .venv-newest/.made  ## Test the runtime on the newest 
 	export PYTHONPATH=$(CURDIR) TRNSLURM_GPU_DEVICE=cpu TRNSLURM_GPU_RESULTS=.make/newest
 	TRNSLURM_OTHER_PYTHON=$(CURDIR)/$(BIN)/python .venv-newest/bin/python -m pytest tests/gpu -m gpu -q -W default \
 	  -p no:cacheprovider -n 2 --dist loadgroup
+	.venv-newest/bin/python -m pytest tests/train/test_torchneuron.py -q -W default -p no:cacheprovider
 
 test-installs: .venv/.train .venv-uv/.made  ## Test the launcher with its oldest and newest packages, on each Python
 	$(BIN)/pytest tests/test_installs.py -m installs
@@ -225,7 +226,7 @@ clean:  ## Remove what make built
 	.venv-resiliency/bin/pip install --quiet --disable-pip-version-check nvidia-resiliency-ext==0.4.1
 	touch $@
 
-.PHONY: python-venv shellcheck sandbox screens sshd
+.PHONY: python-venv shellcheck sandbox screens sshd compiler
 python-venv:
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
@@ -246,6 +247,10 @@ sshd:
 	  $(call apt,openssh-server)
 	  [ ! -d /run/systemd/system ] || systemctl disable --quiet --now ssh.service ssh.socket || true
 	}
+
+# Of tests/neuron_device.
+compiler:
+	@command -v g++ > /dev/null || $(call apt,g++)
 
 # The daemons are in /usr/sbin, which is not on every PATH.
 sandbox:

@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 # What differs before anything is imported: each value has a server of its own.
-_AT_IMPORT = ("PJRT_DEVICE", "XLA_FLAGS", "OMP_NUM_THREADS", "USE_TORCH_XLA", "ACCELERATE_USE_FSDP")
+_AT_IMPORT = (
+    "PYTHONPATH", "PJRT_DEVICE", "XLA_FLAGS", "OMP_NUM_THREADS", "USE_TORCH_XLA",
+    "ACCELERATE_USE_FSDP",
+)  # fmt: skip
 _MODELS = ("gpt2", "bert", "llama")
 _servers: dict[tuple[Any, ...], subprocess.Popen[str]] = {}
 
