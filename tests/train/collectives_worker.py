@@ -1,16 +1,17 @@
-"""Train as worker 0 of many on torch_xla, alone, and count its collectives and host work.
+"""Train as one worker of many on torch_xla, alone, and count its collectives and host work.
 
-    python tests/train/collectives_worker.py BUNDLE RESULT
+    python tests/train/collectives_worker.py BUNDLE RESULT [RANK]
 
 torch_xla's CPU client has no collectives between processes, and trnslurm/train/devices/xla_cpu.py,
 which stands in for them, cuts the graphs where they would be. Here torch_xla's own functions trace
 them for all workers of the plan, and their HLO is read, as neuron_parallel_compile collects graphs.
-The graph then runs with what worker 0 would get if all workers had its values, and torch_xla's
+The graph then runs with what the worker would get if all workers had its values, and torch_xla's
 metrics count executions and transfers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -30,6 +31,7 @@ METRICS = {"executions": "ExecuteTime", "to_device": "TransferToDeviceTime",
            "from_device": "TransferFromDeviceTime"}  # fmt: skip
 _INSTRUCTION = re.compile(rf" = (.+?) ({'|'.join(KINDS)})\((.*?)\), ")
 _TYPE = re.compile(r"\b([a-z]+\d+|pred)\[")
+_GROUPS = re.compile(r"replica_groups=(\{.*?\}\}|\{\})")
 
 
 def read_collectives(hlo: str) -> Iterator[tuple[str, set[str]]]:
@@ -39,10 +41,15 @@ def read_collectives(hlo: str) -> Iterator[tuple[str, set[str]]]:
 
 
 class Worker:
-    """Worker 0 of so many, and what it has asked for."""
+    """A worker of so many, and what it has asked for."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, rank: int) -> None:
         self.world = world
+        self.rank = rank
+        self.groups: set[str] = set()
+        """The groups of workers that its collectives name."""
+        self.hlo: Any = hashlib.sha256()
+        """Of the graphs of the window."""
         self.found: list[tuple[str, set[str]]] = []
         """The collectives of the window."""
         self._traced: list[Any] = []
@@ -57,7 +64,7 @@ class Worker:
         import torch_xla.core.xla_model as xm
         import torch_xla.runtime as xr
 
-        world = self.world
+        world, rank = self.world, self.rank
         reduce, scatter, gather = xm.all_reduce, xm.reduce_scatter, xm.all_gather
         sync = torch_xla.sync
 
@@ -67,18 +74,22 @@ class Worker:
         def kept(traced: Any) -> None:
             self._traced += listed(traced)
 
-        def reduced(value: Any, reduce_type: str, scale: float) -> Any:
-            return value * (world * scale) if reduce_type == xm.REDUCE_SUM else value * scale
+        def size(options: dict[str, Any]) -> int:
+            return len((options.get("groups") or [range(world)])[0])
+
+        def reduced(value: Any, reduce_type: str, scale: float, options: dict[str, Any]) -> Any:
+            times = size(options) if reduce_type == xm.REDUCE_SUM else 1
+            return value * (times * scale)
 
         def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, **options: Any) -> Any:
             own = listed(inputs)
             copies = [each.detach().clone() for each in own]
             if isinstance(inputs, torch.Tensor):
                 kept(reduce(reduce_type, copies[0], scale, **options))
-                return reduced(inputs, reduce_type, scale)
+                return reduced(inputs, reduce_type, scale, options)
             kept(reduce(reduce_type, copies, scale, **options))
             for each in own:
-                each.copy_(reduced(each, reduce_type, scale))
+                each.copy_(reduced(each, reduce_type, scale, options))
             return inputs
 
         def reduce_scatter(
@@ -91,14 +102,14 @@ class Worker:
         ) -> Any:
             kept(scatter(reduce_type, input, scale, scatter_dim, shard_count, **options))
             own = [
-                reduced(each.chunk(shard_count, scatter_dim)[0], reduce_type, scale)
+                reduced(each.chunk(shard_count, scatter_dim)[0], reduce_type, scale, options)
                 for each in listed(input)
             ]
             return own[0] if isinstance(input, torch.Tensor) else own
 
         def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
             kept(gather(value, dim, **options))
-            own = [torch.cat([each] * world, dim) for each in listed(value)]
+            own = [torch.cat([each] * size(options), dim) for each in listed(value)]
             return own[0] if isinstance(value, torch.Tensor) else own
 
         def counted(*args: Any, **options: Any) -> Any:
@@ -111,7 +122,7 @@ class Worker:
         torch_xla.sync = counted
         for name in ("world_size", "global_device_count"):
             setattr(xr, name, lambda: world)
-        xr.global_ordinal = lambda: 0
+        xr.global_ordinal = lambda: rank
 
     def read(self) -> None:
         """Read the HLO of the collectives of the graph that ends here, if it counts."""
@@ -119,7 +130,10 @@ class Worker:
 
         traced, self._traced = self._traced, []
         if traced and WARM_UP <= self._step < WARM_UP + WINDOW:
-            self.found += read_collectives(torch_xla._XLAC._get_xla_tensors_hlo(traced))
+            hlo = torch_xla._XLAC._get_xla_tensors_hlo(traced)
+            self.found += read_collectives(hlo)
+            self.groups |= {*_GROUPS.findall(hlo)}
+            self.hlo.update(hlo.encode())
 
     def step_done(self, step: int) -> None:
         """Take down what has been asked for so far."""
@@ -139,7 +153,8 @@ class Worker:
         first, last = (self._marks[step] for step in (WARM_UP, WARM_UP + WINDOW))
         counts = {name: (last[name] - first[name]) / WINDOW for name in (*METRICS, "syncs")}
         compiled = last["compiled"] - first["compiled"]
-        return {"collectives": summarize(self.found), **counts, "compiled": compiled}
+        graphs = {"groups": sorted(self.groups), "hlo": self.hlo.hexdigest()}
+        return {"collectives": summarize(self.found), **counts, "compiled": compiled, **graphs}
 
 
 def summarize(found: list[tuple[str, set[str]]]) -> dict[str, Any]:
@@ -159,7 +174,7 @@ def main() -> None:
     """Train the bundle's job, and write what was counted."""
     bundle, result = Path(sys.argv[1]), Path(sys.argv[2])
     plan = json.loads((bundle / "plan.json").read_text())
-    worker = begin(plan["workers"])
+    worker = begin(plan["workers"], int(sys.argv[3]) if sys.argv[3:] else 0)
     os.environ["TRNSLURM_RUN_DIR"] = str(bundle)
     job = import_job(bundle / "code" / "jobs" / plan["recipe"] / "train.py")
     sys.argv[1:] = [str(bundle / "plan.json")]
@@ -168,20 +183,20 @@ def main() -> None:
     result.write_text(json.dumps(worker.result()))
 
 
-def begin(workers: int) -> Worker:
+def begin(workers: int, rank: int) -> Worker:
     """Set what torchrun and node.sh would, and replace torch_xla's collectives."""
     os.environ |= {
         "PJRT_DEVICE": "CPU",
         "XLA_DISABLE_FUNCTIONALIZATION": "1",  # as in trnslurm/train/devices/open.py
         # Compiling is most of the work, and what is compiled runs for seconds.
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
-        "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0",
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
         "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers),
         # No watchdog and no stop, which ask the other workers.
         "TRNSLURM_PHASE": "precompile",
         "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
-    worker = Worker(workers)
+    worker = Worker(workers, rank)
     worker.install()
     return worker
 

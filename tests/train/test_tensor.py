@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trnslurm.train.data.text import open_text
+from trnslurm.train.devices.groups import _buckets
 
 from . import launches
 from .conftest import JOBS, tiny_plan
@@ -140,6 +141,13 @@ def test_bf16_rounds_what_is_computed(trainings, single_process):
     for key in ("loss", "grad_norm"):
         assert rounded.column(key) != pytest.approx(exact[key], rel=1e-6)
         assert rounded.column(key) == pytest.approx(exact[key], rel=2e-2)
+
+
+def test_torch_xla_gets_buckets_of_tensors_in_order():
+    tensors = [torch.zeros(length, dtype=torch.uint8) for length in (4, 3, 3, 9, 1, 1)]
+    found = [[len(tensor) for tensor in some] for some in _buckets(tensors, 7)]
+
+    assert found == [[4, 3], [3], [9], [1, 1]]
 
 
 def test_graphs_are_compiled_in_the_first_two_steps(trainings):

@@ -119,6 +119,8 @@ class Plan(Frozen):
             f"{self.recipe}{preset} on {first.instance.name}, "
             f"{count(first.batch.workers_per_node, 'worker')} per node"
         )
+        if (size := first.batch.workers // first.batch.groups) > 1:
+            title += f" in groups of {size}"
         if recipe.project and recipe.steps == Recipe.steps:  # the script decides them
             return title
         steps = f"{most:,} steps at most" if self._differ("steps") else count(most, "step")

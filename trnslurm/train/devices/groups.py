@@ -1,7 +1,7 @@
 """Collectives within groups of workers: each worker is in one group of a division of all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -17,10 +17,9 @@ class Group(ABC):
     """This worker's group; all workers of a division make the same calls."""
 
     def __init__(self, division: Division, rank: int) -> None:
-        self._division = division
-        self._own = next(ranks for ranks in division if rank in ranks)
-        self.size = len(self._own)
-        self.index = self._own.index(rank)
+        own = next(ranks for ranks in division if rank in ranks)
+        self.size = len(own)
+        self.index = own.index(rank)
         """This worker's place in its group."""
 
     def all_reduce(self, tensor: Tensor, how: str = "sum") -> Tensor:
@@ -93,8 +92,11 @@ class XlaGroup(Group):
     def __init__(self, division: Division, rank: int) -> None:
         import torch_xla.core.xla_model as xm
 
+        from trnslurm.train.devices.xla import REDUCE_SCATTER_BUCKET_MB
+
         super().__init__(division, rank)
         self._xm: Any = xm
+        self._most = REDUCE_SCATTER_BUCKET_MB << 20
         self._options: dict[str, Any] = {"groups": division, "pin_layout": False}
 
     def _all_reduce(self, tensor: Tensor, how: str) -> Tensor:
@@ -102,7 +104,26 @@ class XlaGroup(Group):
         return reduced
 
     def _all_gather(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
-        return list(self._xm.all_gather(tensors, dim, **self._options))
+        results: list[Tensor] = []
+        for some in _buckets(tensors, self._most // self.size):
+            results += self._xm.all_gather(some, dim, **self._options)
+        return results
 
     def _reduce_scatter(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
-        return list(self._xm.reduce_scatter("sum", tensors, 1.0, dim, self.size, **self._options))
+        results: list[Tensor] = []
+        for some in _buckets(tensors, self._most):
+            results += self._xm.reduce_scatter("sum", some, 1.0, dim, self.size, **self._options)
+        return results
+
+
+def _buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Yield tensors in groups of at most so many bytes, or alone."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > most:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    yield bucket

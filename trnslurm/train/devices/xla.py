@@ -23,6 +23,9 @@ from trnslurm.train.errors import TrainError
 # max_inflight_computations), and torch_xla holds one more. gloo's collectives block.
 _GRAPHS_IN_FLIGHT = {"neuron": 8, "xla-cuda": 33, "xla-cpu": 0}
 
+# neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
+REDUCE_SCATTER_BUCKET_MB = 130
+
 
 class XlaDevice(Device):
     """neuron, xla-cuda or xla-cpu: the same code but for the transport under the collectives."""

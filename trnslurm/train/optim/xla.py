@@ -10,15 +10,13 @@ from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimi
 
 from trnslurm.train.checkpoint.state import Read, own_rows
 from trnslurm.train.devices.device import Device
-from trnslurm.train.devices.xla import rate_for, scalar_tensor
+from trnslurm.train.devices.xla import REDUCE_SCATTER_BUCKET_MB, rate_for, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.optimizer import ADAMS, GlobalOptimizer, OptimizerSpec
 
 # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at beta2 = 0.999) are
 # compiled in: a new graph in the middle of a run.
 CAPTURABLE = {"capturable": True}
-# neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
-REDUCE_SCATTER_BUCKET_MB = 130
 
 
 class Zero1(GlobalOptimizer):

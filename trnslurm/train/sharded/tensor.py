@@ -127,37 +127,37 @@ class TensorParallel(Sharded):
     @torch.no_grad()
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows; to get them, gather one tensor after another."""
-        device, shards = self._device, []
+        shards: list[TensorShard] = []
+        rank, world = self._device.rank, self._device.world
         for name, shape in self._shapes.items():
-            state = self._base.state[self._masters[name]]
-            own = [self._masters[name].detach(), *(state[kind] for kind in self._kinds)]
-            wholes = self._join(name, own)
-            rows = own_rows(shape, device.rank, device.world)
-            each = len(own_rows(shape, 0, device.world))
+            rows, each = own_rows(shape, rank, world), len(own_rows(shape, 0, world))
             # As a tensor, and equally many: the graph is then that of any worker.
             places = torch.arange(rows.start, rows.start + each).clamp(max=num_rows(shape) - 1)
-            places = device.put(places)
-            cut = [whole.index_select(0, places) for whole in wholes]
-            if device.torch_device.type == "xla":
-                device.sync()
-                cut = device.fetch(cut)
-            for kind, tensor in zip(self.kinds, cut, strict=True):
+            places = self._device.put(places)
+            state = self._base.state[self._masters[name]]
+            parts = {"parameter": self._masters[name].detach()}
+            parts |= {kind: state[kind] for kind in self._kinds}
+            for kind, part in parts.items():
+                own = self._join(name, part).index_select(0, places)
+                if own.device.type == "xla":
+                    self._device.sync()
+                    own = own.cpu()
                 if rows:
-                    shards.append(TensorShard(name, kind, rows, tensor[: len(rows)]))
+                    shards.append(TensorShard(name, kind, rows, own[: len(rows)]))
         return shards
 
-    def _join(self, name: str, own: list[Tensor]) -> list[Tensor]:
-        """Return whole tensors, given this worker's parts."""
+    def _join(self, name: str, part: Tensor) -> Tensor:
+        """Return a whole tensor, given this worker's part."""
         cut, shape = self._cuts[name], self._parameters[name].shape
-        flats = self._owners_of(name).all_gather(own)
-        pieces = [flat[: math.prod(shape)].view(shape) for flat in flats]
+        [flat] = self._owners_of(name).all_gather([part])
+        piece = flat[: math.prod(shape)].view(shape)
         if cut.number == 1:
-            return pieces
+            return piece
+        [whole] = self._group.all_gather([piece], cut.dim)
         copies = self._group.size // cut.number
-        wholes = self._group.all_gather(pieces, cut.dim)
         if copies == 1:
-            return wholes
-        return [torch.cat(w.chunk(self._group.size, cut.dim)[::copies], cut.dim) for w in wholes]
+            return whole
+        return torch.cat(whole.chunk(self._group.size, cut.dim)[::copies], cut.dim)
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
