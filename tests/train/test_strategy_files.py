@@ -1,8 +1,12 @@
 """What is refused before a sharded model is made, and what it begins with; no other worker."""
 
 import json
+import re
 import sys
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from trnslurm.declared import find_problem
 from trnslurm.plan.sharding import DEVICES
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import declaration_of, load_plan, read_settings
+from trnslurm.train.sharded import tensor
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
 from trnslurm.train.sharded.strategy import ShardingRequest, layers_to_wrap
 from trnslurm.train.sharded.values import new_values, saved_values
@@ -140,6 +145,30 @@ def test_a_layer_that_the_model_has_not_is_refused():
         file = {"fsdp_transformer_layer_cls_to_wrap": names}
         with pytest.raises(TrainError, match=words):
             layers_to_wrap(ShardingRequest(**asked, blueprint=blueprint, file=file))
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "words"),
+    [
+        (3, {}, "workers is 3, but 8 workers run on this node: a group must not leave it"),
+        (4, {}, "workers is 4, which does not divide model.num_attention_heads"),
+        (2, {"vocab_size": 11}, "workers is 2, which does not divide model.vocab_size"),
+        (2, {"intermediate_size": 7}, "which does not divide model.intermediate_size"),
+        (2, {"seq_len": 9}, "workers is 2, which does not divide seq_len"),
+        (4, {"hidden_size": 24, "num_attention_heads": 12, "num_key_value_heads": 6}, "neither"),
+        (2, {"attention_dropout": 0.1}, "model.attention_dropout: strategy.name=tensor has no"),
+        (2, {"attention_bias": True}, "does not divide model.layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_what_a_group_cannot_divide_is_refused(make_plan, size, changes, words):
+    sizes = {"vocab_size": 12, "seq_len": 8, **changes}
+    plan = replace(make_plan(units=1, workers=1), seq_len=sizes.pop("seq_len"))
+    device = SimpleNamespace(world=8, local_world=8)
+    settings = SimpleNamespace(optimizer="sgd")
+    make = partial(make_model, **sizes)
+    request = ShardingRequest(plan, settings, device, {"workers": size}, make(), make)
+    with pytest.raises(TrainError, match=re.escape(words)), mock.patch.object(tensor, "open_group"):
+        tensor.TensorParallel(request)
 
 
 def test_new_values_are_the_same_however_rows_are_divided():

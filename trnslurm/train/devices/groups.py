@@ -106,14 +106,26 @@ class XlaGroup(Group):
     def _all_gather(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
         results: list[Tensor] = []
         for some in _buckets(tensors, self._most // self.size):
-            results += self._xm.all_gather(some, dim, **self._options)
+            results += _as_list(self._xm.all_gather(_alone(some), dim, **self._options))
         return results
 
     def _reduce_scatter(self, tensors: list[Tensor], dim: int) -> list[Tensor]:
         results: list[Tensor] = []
         for some in _buckets(tensors, self._most):
-            results += self._xm.reduce_scatter("sum", some, 1.0, dim, self.size, **self._options)
+            part = self._xm.reduce_scatter(
+                "sum", _alone(some), 1.0, dim, self.size, **self._options
+            )
+            results += _as_list(part)
         return results
+
+
+def _alone(tensors: list[Tensor]) -> Tensor | list[Tensor]:
+    """Return a single tensor by itself: torch_xla makes another, plainer operation of it."""
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _as_list(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
 
 
 def _buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
