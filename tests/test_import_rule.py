@@ -121,6 +121,7 @@ BESIDE = {
     "train": {"rundir", "tracing", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
+    "examples": {"train"},  # what users copy; beside train they know what import trnslurm offers
 }
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.
 TRAIN_GROUND = {

@@ -103,9 +103,3 @@ def test_tests_that_pages_name_exist() -> None:
     names |= {n for f in files for n in re.findall(r"^def (test_\w+)", text_of(f), re.MULTILINE)}
     named = {name for page in PAGES for name in re.findall(r"`(test_\w+(?:\.py)?)`", text_of(page))}
     assert named and named <= names, named - names
-
-
-def test_the_loop_on_accelerate_is_the_one_that_is_tested() -> None:
-    loop = (ROOT / "tests/project/loop.py").read_text().partition("# the loop\n")[2]
-    page = (ROOT / "docs/scripts.md").read_text()
-    assert "".join(f"    {line}\n" for line in loop.splitlines()) in page

@@ -24,10 +24,8 @@ SCRIPTS = {
          "--max_steps=6", "--logging_steps=1", "--report_to=none", "--disable_tqdm=True"],
         {},
     ),
-    "lit.py": (
-        ["--told", "--out", "{checkpoints}", "--resume", "{resume}"],
-        {'accelerator="cpu"': 'accelerator="gpu"'},
-    ),
+    "lightning/train.py": (["--out", "{checkpoints}", "--resume", "{resume}"], {}),
+    "accelerate/train.py": (["--out", "{checkpoints}", "--resume", "{resume}"], {}),
 }  # fmt: skip
 # Lightning and Trainer may use kernels that add up in any order.
 AS_WITHOUT_STOP = 1e-3
@@ -55,6 +53,7 @@ def project(trainings: Trainings, device: str) -> Path:
     copy = trainings.root / "project"
     if not copy.exists():
         shutil.copytree(REPO / "tests/project", copy)
+        shutil.copytree(REPO / "trnslurm/examples", copy, dirs_exist_ok=True)
         for name, (_, changes) in SCRIPTS.items():
             text = (copy / name).read_text()
             for old, new in changes.items() if device == "cuda" else ():
@@ -88,6 +87,17 @@ def test_a_script_stops_and_resumes(
     difference = apart(whole, again)
     assert difference < AS_WITHOUT_STOP
     saw(steps=max(again.column("step")), loss_apart=difference)
+
+
+@pytest.mark.parametrize("name", ["nanogpt/train.py", "notebook/run.py"])
+@pytest.mark.xdist_group("scripts")
+def test_a_script_without_a_word_of_ours_learns(
+    trainings: Trainings, device: str, saw: Callable[..., None], name: str
+) -> None:
+    ended = trainings.run(trainings.render_script(project(trainings, device) / name, [])).well()
+    losses = [float(line.split()[-1]) for line in ended.log.splitlines() if ": loss " in line]
+    assert losses[-1] < losses[0]
+    saw(losses=losses)
 
 
 @pytest.mark.parametrize("name", HANGS)

@@ -1,8 +1,12 @@
-"""Scripts on the Trainers of Hugging Face and Lightning by their callbacks, and on accelerate."""
+"""Scripts on the Trainers of Hugging Face and Lightning by their callbacks, on accelerate, on none.
+
+All but glue.py are examples that users copy.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,29 +18,31 @@ from trnslurm.rundir import RunFiles, write_json
 from ..json_lines import read_lines
 from .conftest import REPO, run_workers
 
+EXAMPLES = REPO / "trnslurm/examples"
 STEPS = 12
-GLUE = (
-    "--told", "--max_steps=6", "--save_steps=4", "--logging_steps=2", "--report_to=none",
+TRAINER = (
+    "--max_steps=6", "--save_steps=4", "--logging_steps=2", "--report_to=none",
     "--per_device_train_batch_size=2", "--gradient_accumulation_steps=2", "--disable_tqdm=True",
 )  # fmt: skip
+ON_TRAINER = {"glue": ("--told", *TRAINER), "lora": TRAINER}
 
 
 def train(run: RunFiles, script: str, attempt: int = 1, resume: Path | None = None) -> None:
-    """Run a script as an attempt of a run: of 12 steps, 4 per epoch, or glue.py of 6.
+    """Run a script as an attempt of a run: of 12 steps, 4 per epoch, or 6 on Trainer.
 
-    glue.py has two workers: without the callback it could not load its optimizer again there.
+    On Trainer it has two workers: without the callback it could not load its optimizer again there.
     """
     run.state.mkdir(parents=True, exist_ok=True)
     run.checkpoints.mkdir(exist_ok=True)
-    if script == "glue.py":
-        words = [*GLUE, f"--output_dir={run.checkpoints}"]
+    if script in ON_TRAINER:
+        words = [*ON_TRAINER[script], f"--output_dir={run.checkpoints}"]
         words += [f"--resume_from_checkpoint={resume}"] if resume else []
     else:
         words = [f"--out={run.checkpoints}", "--batch-size=8"]
-        words += ["--told"] if script == "lit.py" else []
         words += [f"--resume={resume}"] if resume else []
+    file = REPO / "tests/project/glue.py" if script == "glue" else EXAMPLES / script / "train.py"
     done = run_workers(
-        2 if script == "glue.py" else 1, REPO / "tests/project" / script, *words, cwd=run.path,
+        2 if script in ON_TRAINER else 1, file, *words, cwd=run.path,
         TRNSLURM_ATTEMPT=str(attempt), TRNSLURM_CHECKPOINTS=str(run.checkpoints),
         ACCELERATE_USE_CPU="true",
     )  # fmt: skip
@@ -68,7 +74,7 @@ def weights(run: RunFiles) -> dict[str, torch.Tensor]:
     return dict(torch.load(path, weights_only=True)["state_dict"])
 
 
-@pytest.mark.parametrize("script", ["lit.py", "loop.py"])
+@pytest.mark.parametrize("script", ["lightning", "accelerate"])
 def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: str) -> None:
     """In the middle of an epoch; Lightning before its min_epochs, and without validating first."""
     run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
@@ -82,7 +88,7 @@ def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: st
     assert all(torch.equal(value, expected[name]) for name, value in weights(run).items())
     last, found = lines(run)[-1], {line["step"]: line for line in lines(undisturbed)}
     assert last["steps"] == STEPS and last["loss"] == found[STEPS]["loss"]
-    if script == "lit.py":
+    if script == "lightning":
         assert [*found] == [1, 2, 4, 6, 8, 10, 12]  # log_every_n_steps
         assert {"loss", "train_loss", "val_loss"} <= found[4].keys() and "val_loss" not in found[2]
         assert last["val_loss"] == found[STEPS]["val_loss"]
@@ -94,12 +100,41 @@ def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: st
 
 def test_trainer_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path) -> None:
     run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
-    assert stopped_and_resumed(run, "glue.py") == run.checkpoints / "checkpoint-1"
+    assert stopped_and_resumed(run, "glue") == run.checkpoints / "checkpoint-1"
     assert run.newest_step() == 6
-    train(undisturbed, "glue.py")
+    train(undisturbed, "glue")
     last = [files.checkpoints / "checkpoint-6/model.safetensors" for files in (run, undisturbed)]
     assert last[0].read_bytes() == last[1].read_bytes()
     assert next((line["attempt"], line["step"]) for line in lines(run)) == (1, 1)
     losses = {line["step"]: line["loss"] for line in lines(undisturbed) if "loss" in line}
     assert [*losses] == [2, 4, 6] and lines(undisturbed)[-1]["steps"] == 6
     assert losses[6] == next(line["loss"] for line in lines(run) if line["step"] == 6)
+
+
+def test_an_adapter_continues_where_it_was(tmp_path: Path) -> None:
+    """On Trainer with LoRA: what is saved is the adapter, with its optimizer."""
+    pytest.importorskip("peft")
+    run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
+    stopped_and_resumed(run, "lora")
+    train(undisturbed, "lora")
+    last = [files.checkpoints / "adapter_model.safetensors" for files in (run, undisturbed)]
+    assert last[0].read_bytes() == last[1].read_bytes()
+    assert lines(run)[-1]["loss"] == lines(undisturbed)[-1]["loss"]
+
+
+def test_a_script_without_a_word_of_ours_continues_from_its_directory(tmp_path: Path) -> None:
+    """With the same losses as without an end in between; and, but for rounding, on one worker."""
+
+    def losses(workers: int, steps: int, out: str) -> dict[str, float]:
+        words = (f"--steps={steps}", "--save-every=10", f"--out={tmp_path / out}", "--batch=4")
+        done = run_workers(workers, EXAMPLES / "nanogpt/train.py", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
+        said = [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
+        return {step: float(loss) for _, step, _, loss in said}
+
+    whole = losses(2, 30, "whole")
+    assert [*whole] == ["10:", "20:", "30:"] and whole["30:"] < whole["10:"]
+    assert losses(2, 10, "out") == {"10:": whole["10:"]}
+    shutil.copytree(tmp_path / "out", tmp_path / "other")
+    assert losses(2, 30, "out") == {"20:": whole["20:"], "30:": whole["30:"]}
+    assert losses(1, 30, "other")["30:"] == pytest.approx(whole["30:"], rel=1e-4)

@@ -1,10 +1,11 @@
-"""new: write a recipe for a custom script, to review and change."""
+"""new: write a recipe for a custom script, or copy an example of one, to review and change."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +17,7 @@ from trnslurm.config.search import parse_yaml
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
+_EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 _TEXT = """\
 description: {entry}, a custom script
 entry: {entry}
@@ -45,11 +47,21 @@ arguments:{arguments}
 @click.command("new")
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
-@click.option("--from", "script", required=True, metavar="SCRIPT", help="The script to start.")
+@click.option("--from", "script", metavar="SCRIPT", help="The script to start.")
+@click.option(
+    "--example",
+    type=click.Choice(sorted(d.name for d in _EXAMPLES.iterdir())),
+    help="Copy this example to NAME/ instead.",
+)
 @click.option("--launcher", type=click.Choice(get_args(Launcher)), help="What starts the script.")
-@click.option("--force", is_flag=True, help="Replace a recipe of this name.")
+@click.option("--force", is_flag=True, help="Replace what has this name.")
 def new_command(
-    name: str, script: str, arguments: tuple[str, ...], launcher: str | None, force: bool
+    name: str,
+    script: str | None,
+    example: str | None,
+    arguments: tuple[str, ...],
+    launcher: str | None,
+    force: bool,
 ) -> None:
     """Write a recipe for a custom script: jobs/NAME/recipe.yaml.
 
@@ -58,8 +70,16 @@ def new_command(
     \b
     Example:
       trnslurm new ddp --from ./train.py -- --batch-size {micro_batch} --out {checkpoints}
+      trnslurm new gpt --example nanogpt
     """
     check_job_name(name)
+    if example:
+        if script or launcher or arguments:
+            raise click.UsageError("--example takes no --from, --launcher or ARGUMENT")
+        _copy(_EXAMPLES / example, Path(name), force=force)
+        return
+    if script is None:
+        raise click.UsageError("pass --from SCRIPT or --example EXAMPLE")
     tree = script_tree(Path(script))
     project = Path(tree["project"])
     file = Path("jobs", name, "recipe.yaml")
@@ -77,6 +97,20 @@ def new_command(
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     click.echo(f"Wrote {file}. Read it, then: trnslurm submit {name} --path . --nodes N")
+
+
+def _copy(example: Path, target: Path, *, force: bool) -> None:
+    """Copy an example; it has one file that is started."""
+    if target.exists() and not force:
+        raise ConfigError(f"{target} exists: choose another NAME, or pass --force")
+    try:
+        shutil.copytree(
+            example, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        )
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(f"{target}: cannot copy the example: {error}") from None
+    [entry] = [*target.glob("*.py"), *target.glob("*.sh")]
+    click.echo(f"Wrote {target}/. In it, run the command in the first lines of {entry.name}.")
 
 
 def _scalar(text: str) -> str:

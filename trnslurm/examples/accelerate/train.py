@@ -1,4 +1,9 @@
-"""A loop as accelerate's users write it, with the three calls of a run."""
+"""A loop on accelerate with trnslurm's three calls: report, should_stop, saved.
+
+    trnslurm submit ./train.py --nodes 2 -- --out {checkpoints} --resume {resume}
+
+So status and metrics have its steps, a stop is saved, and it continues in the middle of an epoch.
+"""
 
 import argparse
 from pathlib import Path
@@ -10,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import trnslurm
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--batch-size", type=int, default=4, help="of a worker")
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("out"))
@@ -26,7 +31,6 @@ model, optimizer, loader = accelerator.prepare(
     model, torch.optim.Adam(model.parameters(), lr=0.05), DataLoader(data, options.batch_size)
 )
 
-# the loop
 per_epoch = len(loader) // options.accumulate
 steps, step = per_epoch * options.epochs, 0
 if options.resume:

@@ -1,4 +1,10 @@
-"""A training as Lightning's users write it, on rows that it makes up."""
+"""A training on Lightning; RunCallback reports, saves at a stop, and passes on what is saved.
+
+    trnslurm submit ./train.py --nodes 2 -- --nodes {nodes} --devices {workers_per_node} \
+      --out {checkpoints} --resume {resume}
+
+Without the callback and its import it runs, too; only `trnslurm status` then has no steps.
+"""
 
 import argparse
 
@@ -6,6 +12,8 @@ import lightning as L  # noqa: N812  as its users do
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+from trnslurm.train.lightning import RunCallback
 
 
 class Regression(L.LightningModule):
@@ -32,7 +40,7 @@ class Regression(L.LightningModule):
 
 
 class Resumable(DataLoader):
-    """Goes on in the middle of an epoch, as torchdata's StatefulDataLoader does."""
+    """Continues in the middle of an epoch, as torchdata's StatefulDataLoader does."""
 
     done = skip = 0
 
@@ -52,7 +60,7 @@ class Resumable(DataLoader):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=4, help="of a worker")
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.1)
@@ -60,28 +68,20 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--out", default="out")
     parser.add_argument("--resume")
-    parser.add_argument("--told", action="store_true", help="use trnslurm's callback")
     options = parser.parse_args()
     L.seed_everything(1, verbose=False)
     rows = torch.randn(64, 8)
     data = TensorDataset(rows, rows.sum(1, keepdim=True))
-    callbacks: list = [ModelCheckpoint(dirpath=options.out, save_last=True)]
-    if options.told:
-        from trnslurm.train.lightning import RunCallback
-
-        callbacks.append(RunCallback())
     trainer = L.Trainer(
-        accelerator="cpu", num_nodes=options.nodes, devices=options.devices, min_epochs=1,
-        max_epochs=options.epochs, accumulate_grad_batches=options.accumulate, logger=False,
-        callbacks=callbacks, enable_progress_bar=False, enable_model_summary=False,
-        log_every_n_steps=2, default_root_dir=options.out,
+        num_nodes=options.nodes, devices=options.devices, min_epochs=1, max_epochs=options.epochs,
+        accumulate_grad_batches=options.accumulate, log_every_n_steps=2, logger=False,
+        callbacks=[RunCallback(), ModelCheckpoint(dirpath=options.out, save_last=True)],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=options.out,
     )  # fmt: skip
     trainer.fit(
         Regression(options.lr), Resumable(data, options.batch_size), DataLoader(data, 64),
         ckpt_path=options.resume,
     )  # fmt: skip
-    if trainer.is_global_zero:
-        print(f"{trainer.world_size} workers, {trainer.global_step} steps")
 
 
 if __name__ == "__main__":

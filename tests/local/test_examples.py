@@ -1,0 +1,118 @@
+"""The examples: copied by `trnslurm new`, and started by the command in their first lines.
+
+That those which save continue where they were, tests/train/test_other_loops.py tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from trnslurm.rundir import RunFiles, write_json
+
+from ..json_lines import read_lines
+from ..processes import Done, run_process
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(directory.name for directory in (ROOT / "trnslurm/examples").iterdir())
+_COMMAND = re.compile(r"^(?:# )? {4}trnslurm submit (\./(?:.*\\\n)*.*)$", re.M)
+_LOSS = re.compile(r"^step \d+: loss ([\d.]+)$", re.M)
+
+
+class Copy:
+    """A user's copy of an example."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self._home, self.directory = home, home / "my copy"
+        self._call("new", "copy", "--example", name, cwd=home).ok  # noqa: B018  it asserts
+        (home / "copy").rename(self.directory)
+        [entry] = [*self.directory.glob("*.py"), *self.directory.glob("*.sh")]
+        found = _COMMAND.search(entry.read_text(encoding="utf-8"))
+        assert found, f"{entry} does not say how to start it"
+        self.words = shlex.split(found[1].replace("\\\n", " "))
+        assert self.words[:3] == [f"./{entry.name}", "--nodes", "2"]
+
+    def trnslurm(self, *words: str) -> Done:
+        return self._call(*words, cwd=self.directory)
+
+    def run_bundle(self, bundle: Path) -> str:
+        environment = self._environment() | {"TRNSLURM_PYTHON": sys.executable}
+        return run_process(["bash", "train.sh"], cwd=bundle, env=environment).out
+
+    def _call(self, *words: str, cwd: Path) -> Done:
+        return run_process(
+            [sys.executable, "-m", "trnslurm", *words], cwd=cwd, env=self._environment()
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "HOME": str(self._home), "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_as_it_says(tmp_path: Path, name: str) -> None:
+    """On two workers, which learn together."""
+    if name == "lora":
+        pytest.importorskip("peft")
+    example = Copy(tmp_path, name)
+    done = example.trnslurm("submit", *example.words)
+    assert done.code == 0, done.out + done.err
+    metrics = json.loads(example.trnslurm("metrics", "last", "--json").out)
+    losses = [line["loss"] for line in metrics if "loss" in line]
+    if not metrics:  # it has no word of ours
+        losses = [float(loss) for loss in _LOSS.findall(example.trnslurm("logs", "last").out)]
+    assert losses[-1] < losses[0]
+    status = json.loads(example.trnslurm("status", "last", "--json").out)
+    assert (status["state"], status["reason"]) == ("COMPLETED", "")
+
+
+def test_a_program_in_c_stops_when_asked_and_goes_on(tmp_path: Path) -> None:
+    """By the files and variables alone; to the same last loss, to the digit."""
+    example = Copy(tmp_path, "c")
+    losses = {}
+    for name in ("whole", "stopped"):
+        bundle = tmp_path / name
+        example.trnslurm("render", *example.words, "--output", str(bundle)).ok  # noqa: B018
+        run = RunFiles(bundle)
+        if name == "stopped":
+            run.state.mkdir(exist_ok=True)
+            write_json(run.stop_file("train", 1), {"cause": "time limit"})
+            assert "STOPPED (time limit; saved step 1)" in example.run_bundle(bundle)
+            assert json.loads(run.stopped_file("train", 1).read_text())["saved"]
+            assert [file.name for file in run.checkpoints.iterdir()] == ["step-00000001"]
+        example.run_bundle(bundle)
+        lines = read_lines(run.metrics_file)
+        assert [line["step"] for line in lines] == [*range(1, 201)]
+        losses[name] = lines[-1]["loss"]
+    assert losses["whole"] == losses["stopped"]
+
+
+def test_the_page_has_them_all() -> None:
+    page = (ROOT / "docs/scripts.md").read_text(encoding="utf-8")
+    told = {name: int(lines) for name, lines in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.M)}
+    assert told == {
+        name: sum(
+            len(file.read_text(encoding="utf-8").splitlines())
+            for file in (ROOT / "trnslurm/examples" / name).iterdir()
+            if file.suffix in (".py", ".sh", ".c")
+        )
+        for name in NAMES
+    }
+
+
+def test_new_refuses_what_is_there(home: Path, cli, monkeypatch) -> None:
+    monkeypatch.chdir(home)
+    assert cli("new", "gpt", "--example", "nanogpt").out == (
+        "Wrote gpt/. In it, run the command in the first lines of train.py.\n"
+    )
+    said = cli("new", "gpt", "--example", "nanogpt").error
+    assert said == "gpt exists: choose another NAME, or pass --force"
+    assert cli("new", "gpt", "--example", "nanogpt", "--force").code == 0
+    for words in ((), ("--example", "c", "--launcher", "srun"), ("--example", "c", "--", "x")):
+        assert cli("new", "other", *words).code == 2
+    assert [file.name for file in home.iterdir() if not file.name.startswith(".")] == ["gpt"]
