@@ -17,7 +17,7 @@ from trnslurm.declared import find_problem
 from trnslurm.plan.sharding import DEVICES
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import declaration_of, load_plan, read_settings
-from trnslurm.train.sharded import tensor
+from trnslurm.train.sharded import llama, tensor
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
 from trnslurm.train.sharded.strategy import ShardingRequest, layers_to_wrap
 from trnslurm.train.sharded.values import new_values, saved_values
@@ -169,6 +169,18 @@ def test_what_a_group_cannot_divide_is_refused(make_plan, size, changes, words):
     request = ShardingRequest(plan, settings, device, {"workers": size}, make(), make)
     with pytest.raises(TrainError, match=re.escape(words)), mock.patch.object(tensor, "open_group"):
         tensor.TensorParallel(request)
+
+
+def test_copies_of_keys_are_where_aws_has_them_on_trn1():
+    config = SimpleNamespace(num_key_value_heads=8)
+    queries, keys, ends = (
+        llama.cut_of(f"model.layers.0.self_attn.{name}.weight", config, 32)
+        for name in ("q_proj", "k_proj", "o_proj")
+    )
+    assert [worker for worker, piece in enumerate(keys.pieces) if piece == 1] == [1, 9, 17, 25]
+    assert [piece // 4 for piece in queries.pieces] == [*keys.pieces]  # four heads share one
+    assert sorted(queries.pieces) == [*range(32)]
+    assert (queries.pieces, queries.dim, ends.dim) == (ends.pieces, 0, 1)
 
 
 def test_new_values_are_the_same_however_rows_are_divided():

@@ -21,9 +21,10 @@ from trnslurm.train.errors import TrainError
 
 _SEQUENCE = 1
 """The dimension of tokens: a batch, its tokens, the width."""
-_BY_ROWS = ("embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj")
-_BY_HEADS = ("k_proj", "v_proj")
+_BY_ROWS = ("embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj", "k_proj", "v_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")
+_OF_QUERIES = ("q_proj", "o_proj")
+_OF_KEYS = ("k_proj", "v_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm", "norm")
 
 
@@ -32,22 +33,36 @@ class Cut:
     """How a group of workers divides a parameter."""
 
     dim: int
-    number: int
-    """Of different pieces; with fewer than workers, neighbours have copies."""
+    pieces: tuple[int, ...]
+    """The piece of each worker; some have the same."""
+
+    @property
+    def number(self) -> int:
+        """Return how many pieces there are."""
+        return max(self.pieces) + 1
 
 
 def cut_of(name: str, config: Any, workers: int) -> Cut:
-    """Return how so many workers divide a parameter of a Llama."""
+    """Return how so many workers divide a parameter of a Llama.
+
+    The workers with one head of keys are apart by the number of these heads, as AWS's
+    neuronx-distributed has it on trn1 (arrange_kv_groups); their queries are those of that head.
+    """
     module, _, kind = name.rpartition(".")
     layer = module.rpartition(".")[2]
+    all_workers = range(workers)
+    heads = min(workers, config.num_key_value_heads)
+    pieces = tuple(all_workers)
+    if layer in _OF_KEYS:
+        pieces = tuple(n % heads for n in all_workers)
+    if layer in _OF_QUERIES:
+        pieces = tuple(n % heads * (workers // heads) + n // heads for n in all_workers)
     if kind == "weight" and layer in _BY_ROWS:
-        return Cut(0, workers)
-    if kind == "weight" and layer in _BY_HEADS:
-        return Cut(0, min(workers, config.num_key_value_heads))
+        return Cut(0, pieces)
     if kind == "weight" and layer in _BY_COLUMNS:
-        return Cut(1, workers)
+        return Cut(1, pieces)
     if kind == "weight" and layer in _NORMS:
-        return Cut(0, 1)
+        return Cut(0, (0,) * workers)
     raise TrainError(f"strategy.name=tensor does not divide {name}: choose another strategy")
 
 

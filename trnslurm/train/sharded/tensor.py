@@ -39,9 +39,8 @@ class TensorParallel(Sharded):
         self._owners: dict[int, Group] = {}
         """By the number of pieces, the workers that have the same one as this worker."""
         for number in sorted({cut.number for cut in self._cuts.values()}):
-            copies = size // number
             alike = [
-                [first + piece * copies + n for first in groups for n in range(copies)]
+                [first + n for first in groups for n in range(piece, size, number)]
                 for piece in range(number)
             ]
             self._owners[number] = open_group(device, alike)
@@ -154,10 +153,10 @@ class TensorParallel(Sharded):
         if cut.number == 1:
             return piece
         [whole] = self._group.all_gather([piece], cut.dim)
-        copies = self._group.size // cut.number
-        if copies == 1:
+        if cut.pieces == tuple(range(self._group.size)):
             return whole
-        return torch.cat(whole.chunk(self._group.size, cut.dim)[::copies], cut.dim)
+        chunks = whole.chunk(self._group.size, cut.dim)
+        return torch.cat([chunks[cut.pieces.index(n)] for n in range(cut.number)], cut.dim)
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
@@ -180,7 +179,7 @@ class TensorParallel(Sharded):
 
     def _read_piece(self, read: Read, name: str, kind: str) -> Tensor:
         cut, rows = self._cuts[name], num_rows(self._shapes[name])
-        piece = self._group.index * cut.number // self._group.size
+        piece = cut.pieces[self._group.index]
         if cut.dim == 0:
             each = rows // cut.number
             return read(name, kind, range(piece * each, (piece + 1) * each))
