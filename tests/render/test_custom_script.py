@@ -548,3 +548,21 @@ def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(
     run.saved_file.write_text(json.dumps(saved))
     assert cli("resume", run.name).code == 0
     assert len(fake_slurm.calls("sbatch")) == 2
+
+
+def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project) -> None:
+    """In {checkpoints}, or in the directory of the key checkpoints; not if that is empty."""
+    for words, place in (
+        (("--", "--out", "{checkpoints}"), "checkpoints"),
+        (("--set", "checkpoints=out"), "work/out"),
+    ):
+        assert cli("submit", "./train.py", *CPU, *TIME, *words).code == 0
+        run = site.runs()[-1]
+        fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
+        (run.path / place).mkdir(parents=True, exist_ok=True)
+        again = f"{run.name} starts from the beginning: it has no checkpoint\n"
+        assert cli("resume", run.name).err == again
+        fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
+        (run.path / place / "newest.pt").touch()
+        told = f"{run.name} starts again; its script may continue from {run.path / place}\n"
+        assert cli("resume", run.name).err == told

@@ -88,6 +88,11 @@ class Job(Frozen):
         return caps
 
     @property
+    def saves_in(self) -> str:
+        """Return where in work/ a custom script saves, by its key `checkpoints`; empty without."""
+        return str(parse_yaml(self.bundle.files[CONFIG])["config"].get("checkpoints") or "")
+
+    @property
     def ingredients(self) -> Mapping[str, Any] | None:
         """Return what shapes the graphs of the job; None if its bundle does not list it."""
         text = self.bundle.files.get(INGREDIENTS)

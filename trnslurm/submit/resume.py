@@ -130,7 +130,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             PlannedRun(job=job, waits_for=awaited, resumes=each, ended=status)
             for job, awaited, each, status in zip(jobs, waits_for, chain, statuses, strict=True)
         ]
-        console.say(_where_it_continues(run))
+        console.say(_where_it_continues(run, jobs[0]))
         submit(Submission(runs=planned, cache=CompileCache(jobs[0].profile)), (), console)
     return Resumed(runs=chain)
 
@@ -223,12 +223,13 @@ def _refuse_capped(run: RunDir, job: Job) -> None:
         )
 
 
-def _where_it_continues(run: RunDir) -> str:
+def _where_it_continues(run: RunDir, job: Job) -> str:
     step, newest = run.newest_step(), run.newest_checkpoint()
     if newest:
         return f"{run.name} continues after step {step}, from {newest}"
-    if run.project_file.exists() and changed_at(run.checkpoints):
-        return f"{run.name} starts again; its script may continue from {run.checkpoints}"
+    own = run.path / "work" / job.saves_in if job.saves_in else run.checkpoints
+    if run.project_file.exists() and changed_at(own):
+        return f"{run.name} starts again; its script may continue from {own}"
     if place := run.record().copied_from:
         return f"{run.name} begins with the newest checkpoint of {place}"
     return f"{run.name} starts from the beginning: it has no checkpoint"
