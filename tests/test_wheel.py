@@ -74,6 +74,9 @@ def test_every_form_renders_and_plans_as_the_checkout_does(
     ):
         done = run([*program, *render, target], cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
+        new = ["new", f"c-{target}", "--example", "c"]
+        done = run([*program, *new], cwd=tmp_path, env=environment)
+        assert done.returncode == 0 and (tmp_path / f"c-{target}/train.c").is_file(), done.stderr
     for form in ("installed", "one-file"):
         same = run(["diff", "-r", form, "checkout"], cwd=tmp_path)
         assert same.returncode == 0, same.stdout

@@ -112,6 +112,7 @@ def test_new_refuses_what_is_there(home: Path, cli, monkeypatch) -> None:
     )
     said = cli("new", "gpt", "--example", "nanogpt").error
     assert said == "gpt exists: choose another NAME, or pass --force"
+    (home / "gpt/mine.py").touch()
     assert cli("new", "gpt", "--example", "nanogpt", "--force").code == 0
     for words in ((), ("--example", "c", "--launcher", "srun"), ("--example", "c", "--", "x")):
         assert cli("new", "other", *words).code == 2

@@ -109,7 +109,7 @@ def _copy(example: Path, target: Path, *, force: bool) -> None:
         )
     except (OSError, shutil.Error) as error:
         raise ConfigError(f"{target}: cannot copy the example: {error}") from None
-    [entry] = [*target.glob("*.py"), *target.glob("*.sh")]
+    [entry] = [*example.glob("*.py"), *example.glob("*.sh")]
     click.echo(f"Wrote {target}/. In it, run the command in the first lines of {entry.name}.")
 
 
