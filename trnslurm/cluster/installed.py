@@ -10,9 +10,9 @@ from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.cluster.python import interpreter, versions_here
-from trnslurm.config.catalog import catalog, find
+from trnslurm.config.catalog import ON_TRAINIUM, catalog, find
 from trnslurm.config.schema import Cluster
-from trnslurm.config.software import packages_for
+from trnslurm.config.software import device_of, packages_for
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
 
@@ -79,7 +79,7 @@ def _packages() -> dict[str, str]:
 
 def _jobs(cluster: str, profile: Cluster) -> Jobs:
     instance = find(catalog(profile.instance_types), profile.instance_type)
-    device = instance.device if profile.device == "auto" else profile.device
+    device = device_of(profile, instance)
     packages, problem, image = {}, "", profile.container.image
     if image:
         problem = f"the packages are in the image {image}"
@@ -93,7 +93,7 @@ def _jobs(cluster: str, profile: Cluster) -> Jobs:
         python=profile.container.python if image else interpreter(profile),
         image=image,
         device=device,
-        neuron_sdk=profile.neuron_sdk if device == "neuron" else "",
+        neuron_sdk=profile.neuron_sdk if device in ON_TRAINIUM else "",
         needs=packages_for(device, profile.neuron_sdk),
         packages=packages,
         problem=problem,

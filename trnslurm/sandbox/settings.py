@@ -112,7 +112,7 @@ class SandboxSettings:
     def instance(self) -> InstanceType:
         """The catalog's entry for `like`."""
         types = catalog()
-        of_clusters = {n: t for n, t in types.items() if t.device in ("neuron", "cuda")}
+        of_clusters = {n: t for n, t in types.items() if t.device in (*ON_TRAINIUM, "cuda")}
         return find(of_clusters, self.like)
 
     @property
