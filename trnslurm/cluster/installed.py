@@ -18,7 +18,7 @@ from trnslurm.frozen import Frozen
 
 PACKAGES = (
     *("click", "jinja2", "pathspec", "pyyaml", "submitit"),
-    *("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "torchvision"),
+    *("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "nki", "libneuronxla", "torchvision"),
     *("transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy", "timm"),
     *("datasets", "pyarrow", "h5py", "tiktoken", "deflate", "tensorboard", "matplotlib"),
     *("textual", "boto3", "wandb", "mlflow-skinny"),
