@@ -194,7 +194,8 @@ def test_the_search_finds_names_and_nothing_else(source: str, number: int) -> No
 
 def test_only_rundir_names_the_files_of_a_run_directory() -> None:
     others = [Path(rundir.__file__), PACKAGE / "sandbox"]  # a sandbox has a directory of its own
-    others.append(PACKAGE / "cluster/installed.py")  # where tensorboard is a package
+    # Where tensorboard is a package; examples are users' own.
+    others += [PACKAGE / "cluster/installed.py", PACKAGE / "examples"]
     found = {
         str(file.relative_to(ROOT)): names
         for room in (PACKAGE, ROOT / "jobs")

@@ -178,7 +178,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_LARGE = 2**63
 _MOST_VALUES = 100_000
 # libyaml overflows the stack, and so kills the process, at some 40,000 levels.
-_SURELY_SHALLOW, _DEEPEST = 10_000, 1000
+_SURELY_SHALLOW, _DEEPEST = 10_000, 100
 _MOST_DIGITS = 80  # of a binary number, with sign and underscores
 # YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8; no user means that.
 _OTHER_BASE = r"[^:]*:.*|[-+]?0[0-7_]+"
@@ -238,13 +238,15 @@ def _refuse_deep(text: str | bytes) -> None:
             raise RecursionError
 
 
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
+def _size(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
     """Return how many values a node has, with each alias written out."""
+    if depth > _DEEPEST:  # whatever Python's own limit is
+        raise RecursionError
     if id(node) not in known:
         known[id(node)] = 1  # also of an alias inside what it names
         values = node.value if isinstance(node, yaml.CollectionNode) else ()
         inner = [n for v in values for n in (v if isinstance(v, tuple) else (v,))]
-        known[id(node)] += sum(_size(n, known) for n in inner)
+        known[id(node)] += sum(_size(n, known, depth + 1) for n in inner)
     return known[id(node)]
 
 

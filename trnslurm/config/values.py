@@ -42,6 +42,7 @@ _RESERVED = (
 _DECIDED = {
     "PJRT_DEVICE": "device", "NEURON_COMPILE_CACHE_URL": "compile_cache",
     "TORCH_NEURONX_NEFF_CACHE_DIR": "compile_cache",
+    "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "compile_cache",
     "NEURON_CC_FLAGS": "neuron.cc_flags", "NEURON_LOGICAL_NC_CONFIG": "instance_types.NAME.lnc",
 }  # fmt: skip
 # Commas and colons are separators in the options of all three runtimes, and on the node a

@@ -25,6 +25,7 @@ from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.rundir import (
     CAPS,
+    CHECKPOINTS,
     CONFIG,
     INGREDIENTS,
     NODE_SCRIPT,
@@ -90,7 +91,7 @@ class Job(Frozen):
     @property
     def saves_in(self) -> str:
         """Return where in work/ a custom script saves, by its key `checkpoints`; empty without."""
-        return str(parse_yaml(self.bundle.files[CONFIG])["config"].get("checkpoints") or "")
+        return str(parse_yaml(self.bundle.files[CONFIG])["config"].get(CHECKPOINTS) or "")
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:
