@@ -527,6 +527,7 @@ def test_a_recipe_is_made_of_what_was_given(site, cli, project) -> None:
     assert command_of(of_recipe["node.sh"]) == command_of(of_script["node.sh"])
     assert of_recipe["train.sbatch"].splitlines()[2:] == of_script["train.sbatch"].splitlines()[2:]
     assert "jobs/mine/recipe.yaml exists" in cli("new", "mine", "--from", "train.py").error
+    assert "is a recipe, no script: copy" in cli("new", "other", "--from", "gpt2_zero1").error
     assert cli("new", "mine", "--from", "train.py", "--force").code == 0
     assert cli("show", "mine", "--path", ".", *CPU).code == 0
 

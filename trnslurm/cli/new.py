@@ -13,7 +13,7 @@ import click
 import yaml
 
 from trnslurm.config.script import Launcher, script_tree
-from trnslurm.config.search import parse_yaml
+from trnslurm.config.search import packaged_root, parse_yaml
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
@@ -80,6 +80,8 @@ def new_command(
         return
     if script is None:
         raise click.UsageError("pass --from SCRIPT or --example EXAMPLE")
+    if not Path(script).exists() and (recipe := packaged_root() / "jobs" / script).is_dir():
+        raise ConfigError(f"{script} is a recipe, no script: copy {recipe} to jobs/{name}, edit it")
     tree = script_tree(Path(script))
     project = Path(tree["project"])
     file = Path("jobs", name, "recipe.yaml")
