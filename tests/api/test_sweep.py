@@ -63,7 +63,7 @@ def test_render_writes_what_submit_would(site, toy, fake_slurm, cli, tmp_path) -
     runs = sorted(file.parent for file in site.run_root.glob("*/run.json"))
     for number, run in enumerate(runs, 1):
         assert read_bundle(run) == read_bundle(out / str(number))
-    # A bundle, or anything else, is not replaced without a word.
+    # render refuses to replace an existing bundle or file.
     assert cli("render", *words, "-o", out).error == (
         f"{out}/1 already exists: pass --force to replace it"
     )

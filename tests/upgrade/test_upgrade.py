@@ -73,7 +73,7 @@ def test_every_minor_version_is_kept() -> None:
 
 
 def test_it_is_read(old: Old, cli) -> None:
-    """Without a word on stderr."""
+    """Expects nothing on stderr."""
     status = json.loads(cli("status", "last", "--json").out)
     assert (status["run"], status["state"]) == (old.run.name, "COMPLETED")
     assert status["mend"] == f"trnslurm resume {old.run.name}"

@@ -3,7 +3,7 @@
     trnslurm submit ./train.py --nodes 2 --set checkpoints=out
     torchrun --nproc_per_node 2 train.py    # without trnslurm, on this machine
 
-There is no word of trnslurm in it: it saves to --out, and begins with what is there. The samples of
+The code does not use trnslurm: it saves to --out, and resumes from the files there. The samples of
 a step depend on its number alone, so the losses are the same on any number of workers.
 """
 

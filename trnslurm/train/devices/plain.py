@@ -91,10 +91,6 @@ class TorchDevice(Device):
         result: list[float] = tensor.tolist()
         return result
 
-    def graphs(self) -> int:
-        """Count what torch.compile has compiled."""
-        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiles else 0
-
     def memory(self) -> dict[str, float]:
         """Return the host's, and on CUDA what PyTorch has allocated on the device."""
         host = super().memory()

@@ -1,6 +1,6 @@
 """Trainium by AWS's TorchNeuron: PyTorch's own device `neuron`, for trn2 and trn3.
 
-What is said here of TorchNeuron is from AWS's documentation of SDK 2.33 (torch/guides/
+Statements about TorchNeuron here are from AWS's documentation of SDK 2.33 (torch/guides/
 torch-distributed, torch/about-pytorch-neuron, torch/compile/…) and from its source of the beta.
 """
 
@@ -80,10 +80,6 @@ class TorchNeuronDevice(Device):
         dist.all_reduce(tensor, op={"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how])
         result: list[float] = tensor.cpu().tolist()
         return result
-
-    def graphs(self) -> int:
-        """Count the graphs that torch.compile has captured."""
-        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiles else 0
 
     def memory(self) -> dict[str, float]:
         """Return the host's, and what PyTorch has allocated on the device."""
