@@ -78,10 +78,13 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print each case that is not right")
     options = parser.parse_args()
     table: dict[str, Counter[str]] = {}
+    words: dict[str, Counter[str]] = {"cause:": Counter(), "likely:": Counter()}
     for case in cases_in(CORPUS / options.part):
         found = diagnose(case)
         verdict = judge(case, found)
         table.setdefault(case["family"], Counter())[verdict] += 1
+        if found and found.name:
+            words["cause:" if found.certain else "likely:"][verdict] += 1
         if options.show and verdict != "right":
             report = found.report() if found else ["(nothing)"]
             print(f"{case['id']}: {verdict}; {case['cause']}", *report, "", sep="\n  ")
@@ -93,6 +96,10 @@ def main() -> int:
     count = total.total() or 1
     rows.append(("all", str(total.total()), *(str(total[v]) for v in VERDICTS)))
     rows.append(("percent", "", *(f"{100 * total[v] / count:.0f}" for v in VERDICTS)))
+    rows += [
+        (f"said as {word}", str(said.total()), *(str(said[v]) for v in VERDICTS))
+        for word, said in words.items()
+    ]
     for row in rows:
         print(f"{row[0]:<22}", *(f"{cell:>7}" for cell in row[1:]))
     return 0
