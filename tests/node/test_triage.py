@@ -302,6 +302,14 @@ def test_weak_evidence_names_other_causes(run) -> None:
     assert found(run).report()[-2] == f"or: out of GPU memory ({line})"
 
 
+def test_an_earlier_line_of_the_log_may_explain_an_unknown_error(run) -> None:
+    log(run, 0, "Dataset does not exist: /data/a\nTraceback (most recent call last):\n"
+                '  File "gpt.py", line 3, in build\n    index.sizes\nKeyError: 17\n')  # fmt: skip
+    found = find_cause(run.path, "train", 1)
+    assert found and (found.name, found.certain) == ("megatron-data", False)
+    assert "Dataset does not exist: /data/a" in found.lines
+
+
 def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
     """Slurm kills workers that outlive the first failure."""
     record(run, 1, 1000.5, "Traceback (most recent call last):\n  File \"train.py\", line 29, in "

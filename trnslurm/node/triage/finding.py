@@ -227,7 +227,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if again and not known and not options:
         cause += ", which would end every attempt"
     in_short = _brief(suspect, known, cause, "" if again else host)
-    certain = not general if known is None else known.rank not in (1, 2)
+    near_only = known and not suspect.known and not _of_machines(known)
+    certain = not general if known is None else known.rank not in (1, 2) and not near_only
     if missing or options:
         in_short, certain = f"{in_short}: {cause}", missing is not None
     return Finding(
@@ -389,12 +390,12 @@ def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str
     """
     suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
     hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
-    timed = [h for h in hits if h.cause.strong and h.when and _of_machines(h)]
+    timed = [h for h in hits if h.cause.strong and h.when and _of_machines(h.cause)]
     first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
     first += map(_as_suspect, timed)
     if first:
         return _explain(_first_of(first), hits)
-    alone = sorted(hits, key=lambda h: (h.cause.rank, not _of_machines(h), h.at))
+    alone = sorted(hits, key=lambda h: (h.cause.rank, not _of_machines(h.cause), h.at))
     if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
         death = _first_death(hits)  # the others are srun's last word
         alone = [h for h in alone if h is death or not h.cause.name.startswith("task-")]
@@ -452,18 +453,10 @@ def _first_of(suspects: list[Suspect]) -> Suspect:
 
 
 def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, tuple[str, ...]]:
-    """Return the cause of a failure: from its own lines, else from the machines' lines near it."""
+    """Return the cause of a failure: from its own lines, the machines' near it, or its log's."""
     own = chosen.known
     if own and own.strong:
-        specific = [
-            hit
-            for hit in hits
-            if own.wide
-            and hit.cause.rank == 0
-            and hit.place == chosen.place
-            and hit.line not in chosen.lines  # an exception before its own
-            and not _only_warns(hit)
-        ]
+        specific = [hit for hit in hits if own.wide and _may_explain(hit, chosen)]
         if not specific:
             return chosen, own, ()
         best = min(specific, key=lambda hit: hit.at)
@@ -472,22 +465,24 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
         hit
         for hit in hits
         if hit.cause.kind == CAUSE
-        and _of_machines(hit)
+        and _of_machines(hit.cause)
         and hit.node in (chosen.node, None)
         and not (hit.when and chosen.when and hit.when > chosen.when + _SAME_S)
     ]
     strong = [hit for hit in near if hit.cause.strong]
     weak = [hit for hit in near if not hit.cause.strong]
     found = strong or ([] if own or what_was_raised(chosen) else weak)
+    if not found and not own:
+        found = [hit for hit in hits if _may_explain(hit, chosen)]
     if not found:
         return chosen, own, ()
     best = min(found, key=lambda hit: (hit.node is None, hit.at))
     return chosen, best.cause, () if best.line in chosen.lines else (best.line,)
 
 
-def _of_machines(hit: Hit) -> bool:
+def _of_machines(cause: Cause) -> bool:
     """Check whether a machine printed the line, not a program that may have continued."""
-    return hit.cause.source in ("neuron", "slurm") or hit.cause.name.startswith("shell-")
+    return cause.source in ("neuron", "slurm") or cause.name.startswith("shell-")
 
 
 def _only_warns(hit: Hit) -> bool:
@@ -498,9 +493,19 @@ def _only_warns(hit: Hit) -> bool:
     return hit.cause.source == "script" and hit.warns
 
 
+def _may_explain(hit: Hit, suspect: Suspect) -> bool:
+    """Check whether a specific line of a failed worker's log may tell why an error came later."""
+    return (
+        hit.cause.rank == 0
+        and hit.place == suspect.place
+        and hit.line not in suspect.lines
+        and not _only_warns(hit)
+    )
+
+
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
     """Check whether a line explains the failure if workers report only lost peers."""
-    if _of_machines(hit):
+    if _of_machines(hit.cause):
         return True
     if _only_warns(hit):
         return False
