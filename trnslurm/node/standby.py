@@ -12,7 +12,6 @@ attempt's program has ended, and the workers are ended.
 import argparse
 import ast
 import fcntl
-import importlib
 import importlib.util
 import json
 import os
@@ -105,8 +104,9 @@ def wait() -> None:
 def _wait() -> None:
     gate = Path(os.environ.pop(GATE))  # a process that is started by an import must not wait
     with suppress(Exception):  # the script itself will tell
-        for name in leading_imports(*_script()):
-            importlib.import_module(name)
+        for name, parts in leading_imports(*_script()):
+            # As the import statement does: transformers loads a model's code only when it is named.
+            __import__(name, fromlist=parts)
     torch: Any = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         raise RuntimeError("an import of the script uses a GPU, so its workers cannot wait")
@@ -128,24 +128,27 @@ def _script() -> tuple[Path, Path]:
     return next(place for place in places if place.exists()), Path.cwd()
 
 
-def leading_imports(script: Path, directory: Path) -> Iterator[str]:
-    """Yield the modules that a script imports before anything else, up to one of its project.
+def leading_imports(script: Path, directory: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a script imports before anything else, up to a module of its project.
+
+    Each is a module, and the names that the script imports from it.
 
     What follows may depend on what the script does first, such as set a variable.
     """
     for statement in ast.parse(script.read_bytes()).body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue  # the docstring
+        found: list[tuple[str, list[str]]]
         if isinstance(statement, ast.Import):
-            names = [alias.name for alias in statement.names]
+            found = [(alias.name, []) for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            names = [statement.module]
+            found = [(statement.module, [alias.name for alias in statement.names])]
         else:
             return
-        for name in names:
+        for name, parts in found:
             if _is_own(name.partition(".")[0], directory):
                 return
-            yield name
+            yield name, parts
 
 
 def _is_own(package: str, directory: Path) -> bool:
