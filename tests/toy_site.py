@@ -62,7 +62,7 @@ class Site:
         """Write the cluster `here`: this machine, where bash lines take the place of torchrun."""
         python = self.run_root.with_name("a python")
         python.write_text(
-            f'#!/bin/bash\nif [ "$2" != torch.distributed.run ]; then\n'
+            f'#!/bin/bash\nif [ "$2" != trnslurm.node.torchrun ]; then\n'
             f"  exec '{sys.executable}' \"$@\"\nfi\n{program}\n"
         )
         python.chmod(0o755)

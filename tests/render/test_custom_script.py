@@ -86,7 +86,7 @@ def test_a_script_needs_no_recipe(site, cli, project) -> None:
     )  # fmt: skip
     files = rendered(site, cli, "./train.py", "--nodes", "2", *batch, *arguments)
     head = [
-        "python", "-m", "torch.distributed.run", "--nnodes=2", "--node_rank=1",
+        "python", "-m", "trnslurm.node.torchrun", "--nnodes=2", "--node_rank=1",
         "--nproc_per_node=8", "--master_addr=10.0.0.1", "--master_port=4000", "train.py",
     ]  # fmt: skip
     given = [

@@ -36,7 +36,7 @@ export TRNSLURM_NODE="$SLURM_NODEID"
 ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
-  "$TRNSLURM_PYTHON" -m torch.distributed.run
+  "$TRNSLURM_PYTHON" -m trnslurm.node.torchrun
   --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=32
   --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
   code/jobs/gpt2_zero1/train.py plan.json
