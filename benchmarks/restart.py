@@ -25,6 +25,8 @@ from pathlib import Path
 import reporting
 import scale
 
+from trnslurm.rundir import newest_step
+
 IMPORTS = "import torch; from transformers import GPT2Config, GPT2LMHeadModel"
 GOAL, WARM_GOAL = 1.3, 0.4
 IMPORT = "import torch, transformers"
@@ -77,7 +79,7 @@ def measure(place: Path, *, warm: bool) -> dict[str, float]:
         site.enter()
         site.submit()
         # From a checkpoint, so that there is something to load.
-        site.wait("a checkpoint", lambda: len(site.checkpoints()) > 0)
+        site.wait("a checkpoint", lambda: newest_step(site.run / "checkpoints") > 0)
         killed = site.workers()[0]  # the order of /proc: those started ahead come later
         if warm:
             site.wait("workers started ahead", lambda: len(site.workers()) == 4)
@@ -143,10 +145,6 @@ class Training(scale.Site):
             except OSError:
                 continue
         return found
-
-    def checkpoints(self) -> list[Path]:
-        """Return what was saved."""
-        return [*self.run.glob("checkpoints/step-*/manifest.json")]
 
     def state(self, attempt: int) -> str:
         """Return the word that an attempt has written of itself; empty if there is none."""
