@@ -256,8 +256,8 @@ def test_a_loader_workers_own_exception_is_found(run) -> None:
         "Original Traceback (most recent call last):\n  File \"data.py\", line 3, in read\n"
         "KeyError: 'input_ids'\n")  # fmt: skip
     assert (found(run).name, found(run).cause) == (
-        "field-missing", "the data has no column or field input_ids: another name, or a "
-        "preparation that removed or never made it",
+        "field-missing", "a sample or batch of the data (or another dict, at data.py, line 3) has "
+        "no field input_ids: it has another name, or a preparation removed or never made it",
     )  # fmt: skip
 
 
