@@ -37,6 +37,7 @@ _LINES_BEFORE = 40
 _MOST_LINES = 4096  # of one log that are compared with all patterns
 _WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
+    r"|\b(?i:retrying|skipp(ed|ing)|falling back|ignor(ed|ing))\b"
 )
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 # Whole sequences first, so that no part of a color or a window title is left over.
