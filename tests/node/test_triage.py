@@ -239,6 +239,16 @@ def test_killed_worker_goes_before_the_survivors_records(run) -> None:
     assert (found(run).rank, found(run).name) == (2, "signal-kill")
 
 
+def test_a_likely_cause_goes_before_consequences_unless_it_warns(run) -> None:
+    log(run, 0, PEER_GONE.format(0) + report(0, 1))
+    failed = "NCCL WARN Call to ibv_modify_qp failed with error Invalid argument\n"
+    log(run, 1, failed + PEER_GONE.format(1))
+    assert (found(run).name, found(run).certain) == ("nccl-ib-setup", False)
+    unknown = "[W socket.cpp:7] [c10d] getaddrinfo failed: Name or service not known\n"
+    log(run, 1, unknown + PEER_GONE.format(1))
+    assert found(run).kind == "effect"
+
+
 def test_the_cause_may_be_in_a_later_line_of_a_message(run) -> None:
     last = "Error while creating shared memory segment /dev/shm/nccl-a1 (size 9637888)"
     log(run, 0, PEER_GONE.format(0) + report(0, 1))

@@ -509,9 +509,9 @@ def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
         return True
     if _only_warns(hit):
         return False
-    if beside_effects:
-        return hit.cause.source == "trnslurm" or hit.cause.rank == 0
-    return hit.cause.strong
+    if beside_effects and hit.cause.source == "trnslurm":
+        return True
+    return hit.cause.strong and not (beside_effects and hit.cause.wide and hit.warns)
 
 
 def _lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
