@@ -117,7 +117,7 @@ def found(run: RunDir) -> Finding:
         ),
         (
             "OSError: [Errno 98] Address already in use",
-            "the master port is taken on the first node|",
+            "the port is taken on this node: the master port|",
         ),
     ],
 )
