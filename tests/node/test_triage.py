@@ -249,6 +249,22 @@ def test_a_likely_cause_goes_before_consequences_unless_it_warns(run) -> None:
     assert found(run).kind == "effect"
 
 
+@pytest.mark.parametrize(
+    ("frames", "name"),
+    [
+        ("98, in _init_group\n    exp_avg = zeros(p)", "gpu-memory-optimizer"),
+        (
+            '161, in step\n    loss = closure()\n  File "/x/a.py", line 31, in f\n    y = net(x)',
+            "gpu-memory",
+        ),
+    ],
+)
+def test_what_an_optimizers_closure_does_is_not_its_own(frames: str, name: str) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    context = Context(frames=f'  File "/env/torch/optim/adamw.py", line {frames}\n')
+    assert cause_of([line], context) == named(name)
+
+
 def test_the_cause_may_be_in_a_later_line_of_a_message(run) -> None:
     last = "Error while creating shared memory segment /dev/shm/nccl-a1 (size 9637888)"
     log(run, 0, PEER_GONE.format(0) + report(0, 1))
