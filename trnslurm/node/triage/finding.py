@@ -511,7 +511,9 @@ def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
         return False
     if beside_effects and hit.cause.source == "trnslurm":
         return True
-    return hit.cause.strong and not (beside_effects and hit.cause.wide and hit.warns)
+    if beside_effects and hit.cause.wide and (hit.warns or hit.cause.source == "script"):
+        return False  # a program prints such lines and continues
+    return hit.cause.strong
 
 
 def _lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
