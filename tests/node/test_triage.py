@@ -19,6 +19,7 @@ from trnslurm.node.triage.causes import (
     named,
     words_of,
 )
+from trnslurm.node.triage.evidence import WARNING
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.node.triage.mend import short
 from trnslurm.node.triage.words import time_in
@@ -177,6 +178,12 @@ def test_names_are_unique() -> None:
 def test_failures_from_which_patterns_were_made() -> None:
     verdicts = {case["id"]: judge(case, diagnose(case)) for case in cases_in(CORPUS / "learn")}
     assert {name for name, verdict in verdicts.items() if verdict != "right"} <= NOT_RIGHT
+
+
+def test_lines_of_healthy_runs_are_no_certain_causes() -> None:
+    lines = Path(__file__).with_name("healthy_lines.txt").read_text().splitlines()
+    named = {line: c.name for line in lines if (c := cause_of([line])) and c.rank == 0}
+    assert {line for line in named if not WARNING.search(line)} == set()
 
 
 # -- who failed first

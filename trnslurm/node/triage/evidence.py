@@ -35,7 +35,7 @@ _MAX_FOUND = 32
 _BY_KIND = ("gather-timeout", "scalar-timeout", "sum-timeout", "broadcast-timeout")
 _LINES_BEFORE = 40
 _MOST_LINES = 4096  # of one log that are compared with all patterns
-_WARNING = re.compile(
+WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
     r"|\b(?i:retrying|skipp(ed|ing)|falling back|ignor(ed|ing))\b"
 )
@@ -92,7 +92,7 @@ class Hit(Frozen):
     @property
     def warns(self) -> bool:
         """Whether it is a warning, after which the program continued."""
-        return _WARNING.search(self.line) is not None
+        return WARNING.search(self.line) is not None
 
 
 @dataclass
