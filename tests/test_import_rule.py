@@ -119,7 +119,7 @@ BESIDE = {
     "node": {"frozen", "rundir"},  # programs on the nodes
     "mirror": {"rundir"},  # copies in S3
     "train": {"rundir", "tracing", "declared"},  # the training runtime
-    "prepare": set(),  # data preparation
+    "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
     "examples": {"train"},  # what users copy; beside train they know what import trnslurm offers
 }

@@ -123,7 +123,10 @@ class Gate:
         self.port: int = self._listener.getsockname()[1]
         self.received = 0
         """The bytes that clients have sent."""
+        self.sent = 0
+        """The bytes that it has sent to them."""
         self.bytes_per_s: float | None = None
+        self.sends_bytes_per_s: float | None = None
         self.refuses = False
         """Whether each connection is closed at once, as by a dead server."""
         self.open: list[socket.socket] = []
@@ -132,7 +135,8 @@ class Gate:
 
     def heal(self) -> None:
         """End all faults."""
-        self.bytes_per_s, self.refuses = None, False
+        self.bytes_per_s = self.sends_bytes_per_s = None
+        self.refuses = False
 
     def cut(self) -> None:
         """Be a dead server from now on."""
@@ -163,10 +167,13 @@ class Gate:
     def _pass(self, source: socket.socket, target: socket.socket, *, counts: bool = False) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                rate = self.bytes_per_s if counts else self.sends_bytes_per_s
+                time.sleep(len(data) / rate if rate else 0)
+                target.sendall(data)
                 if counts:
                     self.received += len(data)
-                    time.sleep(len(data) / self.bytes_per_s if self.bytes_per_s else 0)
-                target.sendall(data)
+                else:
+                    self.sent += len(data)
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -7,22 +7,23 @@ in the help, and are refused with other recipes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from click.core import ParameterSource
 
 from trnslurm.api.choice import choose_data_cluster, cluster_of
+from trnslurm.cli import completer
 from trnslurm.cli.options import Command, config_options, recipe_argument, takes_console
 from trnslurm.cli.output import Terminal
 from trnslurm.cli.submit import confirm_and_submit
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.cluster.programs import option_words, prepare_here
 from trnslurm.config.load import resolve
-from trnslurm.config.schema import Config
+from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError
 from trnslurm.plan.data import (
@@ -34,6 +35,7 @@ from trnslurm.plan.data import (
     model_arguments,
     prepare_arguments,
     refuse_unfetched,
+    s3_path,
 )
 from trnslurm.prepare.options import (
     CHUNK_BYTES,
@@ -41,6 +43,7 @@ from trnslurm.prepare.options import (
     DATASET,
     FORCE,
     FORMATS,
+    JSON,
     PROCESSES,
     REVISION,
     Option,
@@ -50,7 +53,13 @@ from trnslurm.submit.job import make_prepare_job
 from trnslurm.submit.submission import PlannedRun, Submission
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
-_EXCLUSIVE = (("document_per", "document_start"), ("text", "wikiextractor"), ("eval", "holdout"))
+_EXCLUSIVE = (
+    ("document_per", "document_start"),
+    ("text", "wikiextractor"),
+    ("text", "from"),
+    ("wikiextractor", "from"),
+    ("eval", "holdout"),
+)
 # In the order of the job's script.
 _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
 # Readers of an option -> the recipes that they are; in the order of the help.
@@ -139,9 +148,11 @@ def data_command() -> None:
 
 
 @data_command.command("fetch", cls=_KindCommand)
-@recipe_argument()
+@click.argument("recipe", metavar="RECIPE|s3://BUCKET/PREFIX", shell_complete=completer("recipe"))
 @config_options
 @_data_option(FORCE)
+@_data_option(JSON)
+@click.option("--output", metavar="DIR", help="With s3://: where to, instead of data_root.")
 @_data_option(REVISION, "hub")
 @_data_option(COLUMN, "hub text")
 @click.option(
@@ -151,12 +162,11 @@ def data_command() -> None:
     is_flag=True,
     help="Fetch the published checkpoint instead of the data.",
 )
-def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
-    """Download a recipe's dataset, tokenizer and model, or its published shards.
+def fetch_command(recipe: str, checkpoint: bool, output: str | None, **options: Any) -> None:
+    """Download a recipe's dataset, tokenizer and model, its published shards, or files from S3.
 
     Files from the Hugging Face Hub go to hub/ below the cluster's data_root, shards to the recipe's
-    data.path, a checkpoint to published/. This is the only command that needs a network; it resumes
-    interrupted downloads.
+    data.path, a checkpoint to published/, files from S3 to s3/. Interrupted downloads are resumed.
 
     \b
     Example:
@@ -164,14 +174,25 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
       trnslurm data fetch bert_pretrain --preset phase2
       trnslurm data fetch bert_pretrain --checkpoint
       trnslurm data fetch bert_mrpc --preset rte
+      trnslurm data fetch s3://my-bucket/wikitext-103
     """
+    if recipe.startswith("s3://"):
+        of_recipes = {"checkpoint": checkpoint, "set": options.pop("settings")}
+        for name, value in (options | of_recipes).items():
+            if value and name not in ("workspace", "cluster", "force", "json"):
+                raise click.UsageError(f"{_spelled(name)} is for recipes: leave it out with s3://")
+        cluster = cluster_of(options["workspace"], options["cluster"], Terminal())
+        to = str(Path(output).resolve()) if output else s3_path(cluster, recipe)
+        sys.exit(_fetch_s3(cluster, recipe, to, _passed_on(options, "force", "json")))
+    if output is not None:
+        raise click.UsageError("--output goes with s3://: a recipe's data has its own place")
     config = _config_of(recipe, options)
-    passed = _passed_on(options, "revision", "column", "force")
+    passed = _passed_on(options, "revision", "column", "force", "json")
     data, wanted = config.recipe.data, []
     if data.dataset or not data.model or checkpoint:
         wanted.append([*fetch_arguments(config, checkpoint=checkpoint), *passed])
     if data.model and not checkpoint:
-        wanted.append([*model_arguments(config), *_passed_on(options, "force")])
+        wanted.append([*model_arguments(config), *_passed_on(options, "force", "json")])
     for arguments in wanted:
         if code := prepare_here(config.cluster, arguments, otherwise=_ELSEWHERE):
             sys.exit(code)
@@ -182,12 +203,17 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
 @config_options
 @_prepare_options
 @click.option(
+    "--from", "place", metavar="s3://BUCKET/PREFIX", help="Fetch this first, instead of --text."
+)
+@click.option(
     "--submit", "as_job", is_flag=True, help="Run as a Slurm job instead of on this host."
 )
 @click.option("-f", "--follow", is_flag=True, help="With --submit: wait until the job ends.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
 @takes_console
-def prepare_command(recipe: str, as_job: bool, console: Terminal, **options: Any) -> None:
+def prepare_command(
+    recipe: str, place: str | None, as_job: bool, console: Terminal, **options: Any
+) -> None:
     """Turn a recipe's dataset, or your files, into what it reads: token files, shards or samples.
 
     The output goes to the recipe's data.path below the cluster's data_root. Data that was already
@@ -200,6 +226,7 @@ def prepare_command(recipe: str, as_job: bool, console: Terminal, **options: Any
       trnslurm data prepare gpt2_zero1 --preset small
       trnslurm data prepare gpt2_zero1 --text a.txt --text b.txt --tokenizer train:16384
       trnslurm data prepare bert_pretrain --input texts --output shards --shards 64
+      trnslurm data prepare gpt2_zero1 --from s3://my-bucket/texts --tokenizer train:16384
       trnslurm data prepare bert_sentiment --input tweets.csv --label-column sentiment
     """
     if console.follow and not as_job:
@@ -208,12 +235,15 @@ def prepare_command(recipe: str, as_job: bool, console: Terminal, **options: Any
         )
     if console.dry_run and options["json"]:
         raise click.UsageError("--dry-run prints no JSON: leave out one of them")
-    _refuse_both(options)
+    _refuse_both(options | {"from": place})
     if options["output"]:
         options["output"] = str(Path(options["output"]).resolve())
     config = _config_of(recipe, options)
+    text = tuple(_existing("--text or --input", file) for file in options["text"])
+    if place:
+        text = (s3_path(config.cluster, place),)
     own = Own(
-        text=tuple(_existing("--text or --input", file) for file in options["text"]),
+        text=text,
         articles=tuple(_existing("--wikiextractor", name) for name in options["wikiextractor"]),
         eval=tuple(_existing("--eval", file) for file in options["eval"]),
         tokenizer=_tokenizer(options["tokenizer"]),
@@ -221,6 +251,10 @@ def prepare_command(recipe: str, as_job: bool, console: Terminal, **options: Any
     )
     arguments = prepare_arguments(config, own, recipe_dir=config.recipe_dir)
     refuse_unfetched(config, arguments)
+    if place and not console.dry_run:
+        with open(2, "wb", closefd=False) as stderr:  # stdout is for the result
+            if code := _fetch_s3(config.cluster, place, text[0], (), streams=(stderr, stderr)):
+                sys.exit(code)
     if as_job:
         job = make_data_job(config, own)
         click.echo(f"{_what(config)}, {_where(job)}", err=not console.dry_run)
@@ -256,6 +290,19 @@ def verify_command(target: str, **options: Any) -> None:
         cluster = cluster_of(options["workspace"], options["cluster"], Terminal())
         directory = str(Path(target).absolute())
     sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
+
+
+def _fetch_s3(
+    cluster: Cluster,
+    place: str,
+    output: str,
+    options: Sequence[str],
+    *,
+    streams: tuple[IO[bytes], IO[bytes]] | None = None,
+) -> int:
+    """Fetch what is in S3; return the exit code."""
+    arguments = ["s3", place, f"--output={output}", *options]
+    return prepare_here(cluster, arguments, otherwise=_ELSEWHERE, streams=streams)
 
 
 def _submit(data_job: DataJob, workspace: Workspace, console: Terminal) -> None:

@@ -109,7 +109,13 @@ def _run_script(
     )
 
 
-def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) -> int:
+def prepare_here(
+    cluster: Cluster,
+    arguments: Sequence[str],
+    *,
+    otherwise: str,
+    streams: tuple[IO[bytes], IO[bytes]] | None = None,
+) -> int:
     """Run `trnslurm.prepare` with the cluster's Python until it ends, and return its exit code.
 
     That Python imports our package, but no other package from our site-packages, which are for
@@ -126,4 +132,6 @@ def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) 
         here = Path(directory)
         (here / _PACKAGE.name).symlink_to(_PACKAGE)
         words = ["-m", f"{_PACKAGE.name}.prepare", *arguments]
-        return run_python(cluster, words, cwd=here, pythonpath=here, modules=_PREPARES_WITH)
+        return run_python(
+            cluster, words, cwd=here, pythonpath=here, modules=_PREPARES_WITH, streams=streams
+        )

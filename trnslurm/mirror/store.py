@@ -11,15 +11,16 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 INSTALL = "pip install 'trnslurm[s3]'"
-PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()-]+)*)/?"
-"""A bucket and a prefix of the characters that S3 calls safe."""
+PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()=-]+)*)/?"
+"""A bucket and a prefix of the characters that S3 calls safe, and of partitions' =."""
 
 # S3 takes parts of 5 MiB to 5 GiB, at most 10,000 (docs.aws.amazon.com, "Multipart upload limits").
 _PART = 16 << 20
@@ -27,6 +28,7 @@ _MOST_PARTS = 9_000
 _AT_ONCE = 4
 _CHUNK = 1 << 20
 _CONNECT_S, _ANSWER_S, _TRIES = 10, 60, 3
+_MD5 = "[0-9a-f]{32}"
 _MISSING = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}
 
 
@@ -36,6 +38,15 @@ class MirrorError(Exception):
 
 class ChangedError(MirrorError):
     """A file whose bytes are not those that its checksum says."""
+
+
+class Object(NamedTuple):
+    """An object in S3."""
+
+    name: str
+    bytes: int
+    etag: str
+    """As S3 writes it, in quotes."""
 
 
 class Store:
@@ -50,7 +61,7 @@ class Store:
         self._bucket, prefix = match[1], match[2].strip("/")
         self._top = f"{prefix}/" if prefix else ""
         self.pace = Pace(bytes_per_s)
-        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3")
         self._client = _client(_AT_ONCE)
         self.moved = 0
         """How many bytes were sent and fetched."""
@@ -68,12 +79,25 @@ class Store:
 
     def names(self, prefix: str, *, here: bool = False) -> Iterator[str]:
         """Yield the names that begin with a prefix; with `here`, those without a slash after it."""
+        yield from (each.name for each in self.objects(prefix, here=here))
+
+    def objects(self, prefix: str = "", *, here: bool = False) -> Iterator[Object]:
+        """Yield the objects that have the names."""
         asked = {"Bucket": self._bucket, "Prefix": self._top + prefix}
         asked |= {"Delimiter": "/"} if here else {}
         with _one_line(prefix):
             for page in self._client.get_paginator("list_objects_v2").paginate(**asked):
                 for each in page.get("Contents", ()):
-                    yield each["Key"][len(self._top) :]
+                    yield Object(each["Key"][len(self._top) :], each["Size"], each["ETag"])
+
+    def find(self, name: str) -> Object | None:
+        """Return the object of a name; None: there is none."""
+        try:
+            with _one_line(name):
+                found = self._client.head_object(**self._at(name))
+        except _MissingError:
+            return None
+        return Object(name, found["ContentLength"], found["ETag"])
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
         """Return the bytes of a small object; None: there is none."""
@@ -131,6 +155,47 @@ class Store:
             os.fsync(file.fileno())
         if (path.stat().st_size, found.hexdigest()) != (size, sha256):
             raise ChangedError(f"{self.place}/{name}: its sha256 is not as it was")
+
+    def fetch_rest(self, wanted: Object, path: Path) -> bool:
+        """Append to a file what it lacks of an object, durably; return whether a checksum says so.
+
+        Raise a ChangedError if the object is another by now, or if the file has other bytes.
+        """
+        have = path.stat().st_size if path.exists() else 0
+        if have < wanted.bytes or not path.exists():
+            asked = {"IfMatch": wanted.etag} | ({"Range": f"bytes={have}-"} if have else {})
+            with _one_line(wanted.name), path.open("ab") as file:
+                body = self._client.get_object(**self._at(wanted.name), **asked)["Body"]
+                for chunk in body.iter_chunks(_CHUNK):
+                    file.write(chunk)
+                    self.moved += len(chunk)
+                    self.on_move()
+                file.flush()
+                os.fsync(file.fileno())
+        right = path.stat().st_size == wanted.bytes and self._is_as_uploaded(wanted, path)
+        if right is False:
+            raise ChangedError(f"{self.place}/{wanted.name}: its checksum is not as it was")
+        return bool(right)
+
+    def _is_as_uploaded(self, wanted: Object, path: Path) -> bool | None:
+        """Check a file by what S3 says of its object; None: nothing that can be computed here.
+
+        An ETag is the MD5, or of an upload in parts that of the parts' MD5s, unless it was
+        encrypted with a key (docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html).
+        """
+        digest, _, parts = wanted.etag.strip('"').partition("-")
+        with _one_line(wanted.name):
+            told = self._client.head_object(**self._at(wanted.name), ChecksumMode="ENABLED")
+            own_key = told.get("ServerSideEncryption", "AES256") != "AES256"
+            if own_key or told.get("SSECustomerAlgorithm") or not re.fullmatch(_MD5, digest):
+                return _has_checksum(path, told)
+            of_part = wanted.bytes
+            if parts:
+                first = self._client.head_object(**self._at(wanted.name), PartNumber=1)
+                of_part = first["ContentLength"]
+        if parts and (not of_part or -(-wanted.bytes // of_part) != int(parts)):
+            return _has_checksum(path, told)
+        return _md5s(path, of_part, in_parts=bool(parts)) == digest
 
     def all_names(self, prefix: str) -> set[str]:
         """Return the names that begin with a prefix, also those of uploads that never ended."""
@@ -315,6 +380,37 @@ def _client(connections: int) -> Any:
                 retries={"mode": "standard", "total_max_attempts": _TRIES},
             ),
         )
+
+
+def _md5s(path: Path, of_part: int, *, in_parts: bool) -> str:
+    """Return a file's MD5, or that of the MD5s of its parts."""
+    found: list[Any] = []
+    with path.open("rb") as file:
+        while not found or file.tell() < path.stat().st_size:
+            found.append(hashlib.md5(usedforsecurity=False))
+            left = of_part
+            while left and (data := file.read(min(left, _CHUNK))):
+                found[-1].update(data)
+                left -= len(data)
+    if not in_parts:
+        return str(found[0].hexdigest())
+    joined = b"".join(each.digest() for each in found)
+    return hashlib.md5(joined, usedforsecurity=False).hexdigest()
+
+
+def _has_checksum(path: Path, told: Mapping[str, Any]) -> bool | None:
+    """Check a file by the whole object's SHA-256 or CRC-32; None: S3 has neither."""
+    if told.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    if sha256 := told.get("ChecksumSHA256"):
+        return base64.b64decode(sha256).hex() == sha256_of(path)
+    if crc := told.get("ChecksumCRC32"):
+        found = 0
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK):
+                found = zlib.crc32(data, found)
+        return base64.b64decode(crc) == found.to_bytes(4, "big")
+    return None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ That program may run on another host, so that host expands a leading ~ in a path
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,6 +15,7 @@ from trnslurm.config.models import is_on_hub
 from trnslurm.config.schema import Cluster, Config, Recipe
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
+from trnslurm.mirror.store import PLACE
 from trnslurm.plan.spec import check_job_name
 from trnslurm.prepare.options import FORMATS, HOLDOUT, MAX_PRED, OUTPUT, TASK, TOKENIZER
 
@@ -120,6 +122,16 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
     arguments += ["--all-columns"] if data.format == "labelled" else []
     tokenizer = _tokenizer_of_hub(config)
     return arguments + ([f"--tokenizer={tokenizer}"] if tokenizer else [])
+
+
+def s3_path(cluster: Cluster, place: str) -> str:
+    """Return where `data fetch` puts what is in S3; refuse what is no place there."""
+    if not re.fullmatch(PLACE, place):
+        raise ConfigError(
+            f"{place}: expected s3://BUCKET/PREFIX, the bucket in lower case, the prefix of "
+            "letters, digits and _!.*'()=-"
+        )
+    return str(PurePosixPath(cluster.data_root, "s3", place.removeprefix("s3://")))
 
 
 def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: python -m trnslurm.prepare [bert|labelled|fetch|model|download|verify] …."""
+"""The command line: python -m trnslurm.prepare [bert|labelled|fetch|model|download|s3|verify] …."""
 
 import importlib
 import os
@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from trnslurm.prepare.errors import LEARNING, KeptError, PrepareError
+from trnslurm.prepare.errors import FETCHING, LEARNING, KeptError, PrepareError
 
 _KEPT = "finished work is kept, run again to resume"
 # Functions of fetch.command. Modules are imported when they are needed, because each process of a
@@ -15,6 +15,7 @@ _KEPT = "finished work is kept, run again to resume"
 _COMMANDS = {
     "fetch": "dataset",
     "download": "published_file",
+    "s3": "objects",
     "model": "model",
     "verify": "verify",
 }
@@ -52,8 +53,8 @@ def main() -> None:
     except _Stopped as stopped:
         print(f"\nstopped: {_KEPT}", file=sys.stderr, flush=True)
         code = 128 + stopped.args[0]
-        if any(thread.name == LEARNING for thread in threading.enumerate()):
-            os._exit(code)  # the thread would abort at a normal exit
+        if any(thread.name.startswith((LEARNING, FETCHING)) for thread in threading.enumerate()):
+            os._exit(code)  # a normal exit would abort the first, and wait for the second
         sys.exit(code)
 
 

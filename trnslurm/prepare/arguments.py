@@ -21,8 +21,8 @@ _DESCRIPTIONS = {
 }
 _OTHERS = (
     "Others: bert (shards for BERT's pretraining), labelled (rows with labels), fetch (a dataset "
-    "from the Hub), model (a model from the Hub), download (a published file), verify DIR (check "
-    "all files of prepared data)."
+    "from the Hub), model (a model from the Hub), download (a published file), s3 (what is in "
+    "S3), verify DIR (check all files of prepared data)."
 )
 _ROWS = (JSON_LINES, *TABLES)
 # Also rows, but only for labelled data: as text, a model would learn their commas.

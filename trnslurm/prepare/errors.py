@@ -11,3 +11,5 @@ class KeptError(Exception):
 
 LEARNING = "learning a tokenizer"
 """The name of the thread that learns a tokenizer, which no signal ends."""
+FETCHING = "s3"
+"""How the names of the threads begin that fetch from S3, as in trnslurm.mirror.store."""

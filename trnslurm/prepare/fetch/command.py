@@ -1,7 +1,9 @@
-"""The command lines: python -m trnslurm.prepare fetch, model, download and verify."""
+"""The command lines: python -m trnslurm.prepare fetch, model, download, s3 and verify."""
 
 import argparse
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from trnslurm.prepare import options
 from trnslurm.prepare.arguments import add_option, as_path
@@ -27,9 +29,8 @@ def dataset(arguments: Sequence[str]) -> None:
     which.add_argument("--column", default="text", metavar="NAME", help="the column of the text")
     every = "all columns, as for labelled rows"
     which.add_argument("--all-columns", dest="column", action="store_const", const=None, help=every)
-    add_option(parser, options.FORCE)
-    given = parser.parse_args(arguments)
-    print(fetch_dataset(HubDataset(**vars(given))))
+    given, as_json = _parsed(parser, arguments)
+    fetch_dataset(HubDataset(**given)).tell(as_json=as_json)
 
 
 def model(arguments: Sequence[str]) -> None:
@@ -42,9 +43,8 @@ def model(arguments: Sequence[str]) -> None:
     add_option(parser, options.OUTPUT)
     add("--model", required=True, metavar="NAME", help="for example google-bert/bert-base-cased")
     add_option(parser, options.REVISION)
-    add_option(parser, options.FORCE)
-    given = parser.parse_args(arguments)
-    print(fetch_model(given.model, given.revision, given.output, force=given.force))
+    given, as_json = _parsed(parser, arguments)
+    fetch_model(**given).tell(as_json=as_json)
 
 
 def published_file(arguments: Sequence[str]) -> None:
@@ -59,8 +59,21 @@ def published_file(arguments: Sequence[str]) -> None:
     add("--shards", action="store_true", help="it is a tar of shards: unpack and check them")
     add("--seq-len", type=int, metavar="N", help="tokens that the samples must have")
     add("--max-pred", type=int, metavar="N", help="most masked tokens that they must have")
-    add_option(parser, options.FORCE)
-    print(published.fetch(**vars(parser.parse_args(arguments))))
+    given, as_json = _parsed(parser, arguments)
+    published.fetch(**given).tell(as_json=as_json)
+
+
+def objects(arguments: Sequence[str]) -> None:
+    """Fetch what is in S3, and print what was done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trnslurm.prepare s3",
+        description="Fetch an object in S3, or all below a prefix.",
+    )
+    parser.add_argument("place", metavar="s3://BUCKET/PREFIX")
+    add_option(parser, options.OUTPUT)
+    given, as_json = _parsed(parser, arguments)
+    fetch = importlib.import_module("trnslurm.prepare.fetch.s3").fetch
+    fetch(**given).tell(as_json=as_json)
 
 
 def verify(arguments: Sequence[str]) -> None:
@@ -79,3 +92,13 @@ def verify(arguments: Sequence[str]) -> None:
     if damaged := find_damage(directory, index):
         raise PrepareError(f"{directory}: {damaged} is damaged: make it again with --force")
     print(f"{directory}: whole, as in its index")
+
+
+def _parsed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[dict[str, Any], bool]:
+    """Return the options of a fetch, and whether to print JSON."""
+    add_option(parser, options.FORCE)
+    add_option(parser, options.JSON)
+    given = vars(parser.parse_args(arguments))
+    return given, given.pop("json")

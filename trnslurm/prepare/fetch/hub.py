@@ -13,6 +13,7 @@ from typing import Any
 
 from trnslurm.prepare import tokenizer
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.fetch.fetched import Fetched
 from trnslurm.prepare.files import partial, publish, read_json, replacing
 from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import DATASET
@@ -59,11 +60,11 @@ class HubDataset:
         }
 
 
-def fetch_dataset(wanted: HubDataset) -> str:
-    """Fetch what is not there; return in one line what was done."""
+def fetch_dataset(wanted: HubDataset) -> Fetched:
+    """Fetch what is not there."""
     output, notes = wanted.output, wanted.notes()
     if _is_there(output / DATASET, notes, force=wanted.force):
-        return f"{output} is already fetched, nothing to do"
+        return Fetched(output)
     _library("datasets")  # before anything is made
     with _finishing(output / DATASET, notes) as (finished, cache):
         rows = _fetch_rows(wanted, finished, cache)
@@ -76,14 +77,14 @@ def fetch_dataset(wanted: HubDataset) -> str:
             with replacing(finished / tokenizer.FILE) as stream:
                 stream.write(Path(path).read_bytes())
     splits = ", ".join(f"{name} {count:,} rows" for name, count in rows.items())
-    return f"Fetched {output}: {splits}"
+    return Fetched(output, splits)
 
 
-def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) -> str:
-    """Fetch a model if it is not there; return in one line what was done."""
+def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) -> Fetched:
+    """Fetch a model if it is not there."""
     notes = {"model": model, "revision": revision}
     if _is_there(output / MODEL_NOTES, notes, force=force):
-        return f"{output} is already fetched, nothing to do"
+        return Fetched(output)
     download = _library("huggingface_hub").snapshot_download
     with _finishing(output / MODEL_NOTES, notes) as (finished, cache):
         folder = _ask_hub(
@@ -102,7 +103,7 @@ def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) 
                 "train.init_from"
             )
         size = sum(file.stat().st_size for file in finished.iterdir())
-    return f"Fetched {output}: {size / 1e6:,.0f} MB"
+    return Fetched(output, f"{size / 1e6:,.0f} MB")
 
 
 def _is_there(notes: Path, wanted: dict[str, Any], *, force: bool) -> bool:

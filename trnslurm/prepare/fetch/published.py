@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.download import download, file_name
+from trnslurm.prepare.fetch.fetched import Fetched
 from trnslurm.prepare.files import partial, publish, read_json, replacing
 from trnslurm.prepare.pipeline import import_late
 from trnslurm.prepare.progress import Progress
@@ -20,15 +21,15 @@ SHARD = ".hdf5"
 
 def fetch(
     url: str, output: Path, *, shards: bool, seq_len: int | None, max_pred: int | None, force: bool
-) -> str:
-    """Fetch what is not there; return in one line what was done.
+) -> Fetched:
+    """Fetch what is not there.
 
     With `shards` the file is a tar of shards to unpack, whose samples have the shape that is given.
     """
     if not url.startswith(("http://", "https://")) or not file_name(url):
         raise PrepareError(f"--url {url}: must be the http:// or https:// URL of a file")
-    if _is_there(output, url, force=force):
-        return f"{output} is already fetched, nothing to do"
+    if is_there(output, url, NOTES, force=force):
+        return Fetched(output)
     check = import_late("bert.check") if shards else None  # before anything is fetched
     with partial(output, hashlib.sha256(url.encode()).hexdigest()[:16]) as directory:
         file = download(url, directory, unpacked=shards)
@@ -47,14 +48,17 @@ def fetch(
             notes = {"format": FORMAT, "url": url, "files": files}
             stream.write(f"{json.dumps(notes, indent=2)}\n".encode())
         publish(finished, output)
-    return f"Fetched {output}: {what}"
+    return Fetched(output, what)
 
 
-def _is_there(output: Path, url: str, *, force: bool) -> bool:
-    """Return whether it was fetched before, whole; refuse to replace what was not fetched."""
+def is_there(output: Path, url: str, name: str, *, force: bool) -> bool:
+    """Return whether it was fetched before, whole; refuse to replace what was not fetched.
+
+    `name` is that of the notes which the fetch has left.
+    """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
-    notes = _read_notes(output)
+    notes = _read_notes(output / name)
     if notes is None:
         raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
     if force:
@@ -70,7 +74,7 @@ def _is_there(output: Path, url: str, *, force: bool) -> bool:
 
 def verify(directory: Path) -> str:
     """Read published shards whole; return in one line what they are."""
-    if notes := _read_notes(directory):
+    if notes := _read_notes(directory / NOTES):
         _refuse_damage(directory, notes)
     return str(import_late("bert.check").check_shards(directory, whole=True))
 
@@ -83,8 +87,8 @@ def _refuse_damage(directory: Path, notes: dict[str, Any]) -> None:
             raise PrepareError(f"{directory}: {name} is damaged: fetch it again with --force")
 
 
-def _read_notes(directory: Path) -> dict[str, Any] | None:
-    notes = read_json(directory / NOTES)
+def _read_notes(path: Path) -> dict[str, Any] | None:
+    notes = read_json(path)
     is_ours = isinstance(notes, dict) and notes.get("format") == FORMAT
     return notes if is_ours and isinstance(notes.get("files"), dict) and "url" in notes else None
 
