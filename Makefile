@@ -202,7 +202,7 @@ clean:  ## Remove what make built
 .venv-newest/.made: pyproject.toml | python-venv
 	@echo "Installing the newest PyTorch and transformers into .venv-newest"
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/pip install --quiet --disable-pip-version-check --editable '.[gpu]' pytest pytest-xdist hypothesis
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --editable '.[gpu]' pytest pytest-xdist hypothesis lightning
 	touch $@
 
 .venv-uv/.made: | python-venv

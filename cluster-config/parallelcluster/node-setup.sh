@@ -1,7 +1,7 @@
 #!/bin/bash
 # Prepare one ParallelCluster node for trnslurm, and refuse a node that cannot train.
 #
-#   node-setup.sh head|cpu|trn1
+#   node-setup.sh head|cpu|trn1|trn2
 #
 # ParallelCluster runs it as root (CustomActions/OnNodeConfigured), once per node, after the node is
 # configured and before slurmd starts. Its output is in /var/log/cloud-init-output.log. If it fails,
@@ -124,7 +124,7 @@ set_kernel_parameters() {
     ports=$(printf '%s\n' "${ports//,/$'\n'}" 20000-29999 | sed /^$/d | sort -n | uniq | paste -sd,)
     update_file "$file" <<EOF
 # Written by trnslurm's node-setup.sh
-# 32 workers with their compilers and data loaders start very many threads.
+# 32 or 64 workers with their compilers and data loaders start very many threads.
 kernel.threads-max = 10000000
 net.ipv4.ip_local_reserved_ports = $ports
 EOF
@@ -170,9 +170,9 @@ check_efa() {
 main() {
     local role=${1:-}
     case $role in
-    head | cpu | trn1) ;;
+    head | cpu | trn1 | trn2) ;;
     *)
-        log "error: unknown role '$role'; usage: node-setup.sh head|cpu|trn1" >&2
+        log "error: unknown role '$role'; usage: node-setup.sh head|cpu|trn1|trn2" >&2
         exit 2
         ;;
     esac
@@ -180,10 +180,17 @@ main() {
     fix_hosts
     set_limits
     set_kernel_parameters
-    if [[ $role == trn1 ]]; then
+    # The EFA interfaces as EC2 gives them: aws ec2 describe-instance-types, NetworkInfo.EfaInfo.
+    case $role in
+    trn1)
         check_neuron 16
         check_efa 8
-    fi
+        ;;
+    trn2)
+        check_neuron 16
+        check_efa 16
+        ;;
+    esac
     if ((problems > 0)); then
         log "error: $problems problem(s), named above; this node is not usable" >&2
         exit 1

@@ -105,7 +105,8 @@ def test_a_script_that_hangs_is_ended(
     trainings: Trainings, device: str, saw: Callable[..., None], name: str
 ) -> None:
     """Is ended with its stacks, four times later if the device is busy, be it for other tests."""
-    script = trainings.root / f"waits_{name}.py"
+    script = trainings.root / "scripts" / name / f"waits_{name}.py"
+    script.parent.mkdir(parents=True)
     script.write_text(HANGS_FOREVER.replace("DEVICE", device).replace("HANG", HANGS[name][device]))
     ended: Ended = trainings.run(trainings.render_script(script, [], hang_minutes=0.1))
     assert ended.code != 0

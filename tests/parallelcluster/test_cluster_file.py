@@ -11,6 +11,7 @@ from ..processes import Done, run_process
 REPO = Path(__file__).resolve().parents[2]
 CONFIG = REPO / "cluster-config" / "parallelcluster"
 CLUSTER = CONFIG / "trn1-16-nodes.yaml"
+OF_TRN2 = CONFIG / "trn2-16-nodes.yaml"
 PYTHON = Path(
     os.environ.get("TRNSLURM_PCLUSTER_PYTHON", REPO / ".venv-pcluster" / "bin" / "python")
 )
@@ -33,22 +34,31 @@ def with_optional_lines(text: str) -> str:
 
 
 def test_shipped_files_are_valid() -> None:
-    result = validate(CLUSTER, CONFIG / "neuron-image.yaml")
+    result = validate(CLUSTER, OF_TRN2, CONFIG / "neuron-image.yaml")
     assert result.code == 0, result.out + result.err
     assert "compute-dy-trn1-[1-16]" in result.out
+    assert "trn2-st-trn2-[1-16]" in result.out
     assert "neuron-image.yaml: image" in result.out
     assert result.err == ""
 
 
-def test_optional_lines_are_valid(tmp_path: Path) -> None:
-    text = with_optional_lines(CLUSTER.read_text(encoding="utf-8"))
-    on_demand = text.index("    - Name: compute\n")
-    capacity_block = text.index("    - Name: compute\n", on_demand + 1)
+@pytest.mark.parametrize(
+    ("file", "queue", "nodes"),
+    [
+        (CLUSTER, "compute", "compute-st-trn1-[1-16]"),
+        (OF_TRN2, "trn2", "trn2-dy-trn2-[1-16]"),
+    ],
+)
+def test_optional_lines_are_valid(tmp_path: Path, file: Path, queue: str, nodes: str) -> None:
+    """With the other queue of the file: a capacity block for one on demand, or the reverse."""
+    text = with_optional_lines(file.read_text(encoding="utf-8"))
+    first = text.index(f"\n    - Name: {queue}\n")
+    other = text.index(f"\n    - Name: {queue}\n", first + 1)
     variant = tmp_path / "optional.yaml"
-    variant.write_text(text[:on_demand] + text[capacity_block:], encoding="utf-8")
+    variant.write_text(text[:first] + text[other:], encoding="utf-8")
     result = validate(variant)
     assert result.code == 0, result.out + result.err
-    assert "compute-st-trn1-[1-16]" in result.out
+    assert nodes in result.out
 
 
 MISTAKES = [
@@ -101,7 +111,7 @@ def test_the_key_pair_must_not_be_rsa() -> None:
 
 
 def test_every_placeholder_is_marked() -> None:
-    placeholder = re.compile(r"replace-me|203\.0\.113\.|(subnet|ami|sg|cr)-0\w{16}|us-west-2")
+    placeholder = re.compile(r"replace-me|203\.0\.113\.|(subnet|ami|sg|cr)-0\w{16}|us-\w+-2")
     for path in CONFIG.glob("*.yaml"):
         lines = path.read_text(encoding="utf-8").splitlines()
         for above, line in zip(["", *lines], lines, strict=False):

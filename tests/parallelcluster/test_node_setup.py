@@ -111,6 +111,13 @@ def test_missing_efa_interfaces_fail(root: Path, efa: int) -> None:
     assert f"error: found {efa} EFA interfaces, expected 8" in result.err
 
 
+def test_trn2_has_16_efa_interfaces(root: Path) -> None:
+    result = run(make_node(root, efa=16), "trn2")
+    assert result.code == 0, result.err
+    result = run(root, "trn1")
+    assert result.code == 1 and "found 16 EFA interfaces, expected 8" in result.err
+
+
 def test_all_problems_are_named_in_one_run(root: Path) -> None:
     make_node(root, efa=0, devices=0)
     (root / "opt/aws/neuron/lib/libnccom.so.2").unlink()

@@ -46,9 +46,14 @@ def environ() -> dict[str, str]:
 
 
 def on_both(
-    directory: Path, job: str, data: Path, *scenarios: Scenario, environ: dict[str, str]
+    directory: Path,
+    job: str,
+    data: Path,
+    *scenarios: Scenario,
+    environ: dict[str, str],
+    workers: int = 2,
 ) -> dict[str, Launches]:
-    """Run trainings on two workers of torchneuron, and of cpu, where nothing is compiled.
+    """Run trainings on workers of torchneuron, and of cpu, where nothing is compiled.
 
     Inductor, which compiles there, has other random numbers.
     """
@@ -56,8 +61,8 @@ def on_both(
     made = {name: Launches(directory / name, data, JOBS / job) for name in ("cpu", "torchneuron")}
     for launches_of in made.values():
         launches_of.directory.mkdir()
-    made["cpu"].launch(2, *eager, device="cpu")
-    made["torchneuron"].launch(2, *scenarios, device="torchneuron", **environ)
+    made["cpu"].launch(workers, *eager, device="cpu")
+    made["torchneuron"].launch(workers, *scenarios, device="torchneuron", **environ)
     return made
 
 
@@ -129,6 +134,29 @@ def test_llama_by_fsdp2_has_the_losses_of_cpu(tmp_path, text, environ):
     for name in ("adamw", "recomputed"):
         found, there = (made[device].outcome(name) for device in ("torchneuron", "cpu"))
         assert_same(found, there, (*KEYS, "eval_loss"), TOLERANCE)
+
+
+def test_llama_by_tensor_parallelism_has_the_losses_of_cpu(tmp_path, text, environ):
+    """Of two groups of two workers, with ZeRO-1 over the groups; resumed in one group of four."""
+    shape = LLAMA | {"train__strategy": "tensor", "train__compile": False, "model__vocab_size": 260}
+    saved = shape | {"steps": 6, "train__save_every": 2}
+    two, four = {"workers": 2}, {"workers": 4}
+    scenarios = [
+        Scenario("bf16", shape | {"precision": "bf16"}, strategy=two),
+        Scenario("recomputed", shape | {"train__gradient_checkpointing": True}, strategy=two),
+        Scenario("elastic", saved | {"train__stop_at": 4}, strategy=two),
+    ]
+    made = on_both(tmp_path, "llama3_clm", text, *scenarios, environ=environ, workers=4)
+    found, there = (made[device].outcome("recomputed") for device in ("torchneuron", "cpu"))
+    assert_same(found, there, (*KEYS, "eval_loss"), TOLERANCE)
+    found, there = (made[device].outcome("bf16") for device in ("torchneuron", "cpu"))
+    assert_same(found, there, ("loss",), 1e-2)
+    rest = Scenario("elastic", saved, strategy=four)
+    made["torchneuron"].launch(4, rest, device="torchneuron", **environ)
+    made["cpu"].launch(1, Scenario("whole", saved, strategy={"workers": 1}), device="cpu")
+    found, whole = made["torchneuron"].outcome("elastic"), made["cpu"].outcome("whole")
+    assert found.column("step") == [1, 2, 3, 4, 5, 6]
+    assert_same(found, whole, KEYS, 1e-5)
 
 
 def test_bert_has_the_losses_of_cpu(tmp_path, environ):

@@ -40,7 +40,7 @@ DEVICES = {
     "fsdp": ("cuda", "cpu", "torchneuron"),
     "deepspeed": ("cuda", "cpu"),
     "xla_fsdp": ("neuron", "xla-cuda", "xla-cpu"),
-    "tensor": ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu"),
+    "tensor": ("neuron", "torchneuron", "cuda", "xla-cuda", "xla-cpu", "cpu"),
 }
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _LAYERS = "fsdp_transformer_layer_cls_to_wrap"

@@ -155,8 +155,9 @@ class Group(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        # AWS's asserts the same, as its runtime takes this worker's core here.
-        assert not torch.ops.neuron_device.most_bytes(), "a tensor before init_process_group"
+        # AWS's asserts the same, as its runtime takes this worker's core in the first group.
+        first = not dist.is_initialized()
+        assert not (first and torch.ops.neuron_device.most_bytes()), "a tensor before the group"
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def getBackendName(self) -> str:  # noqa: N802

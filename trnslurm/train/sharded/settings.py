@@ -45,8 +45,8 @@ class ShardedSettings(CommonSettings):
             "device",
         ),
         (
-            {"strategy": ["deepspeed", "tensor"], "device": "torchneuron"},
-            "it does not work on torchneuron: set strategy.name=fsdp",
+            {"strategy": "deepspeed", "device": "torchneuron"},
+            "it does not work on torchneuron: set strategy.name to fsdp or tensor",
         ),
         (
             {"strategy": "xla_fsdp", "device": ["cpu", "cuda", "torchneuron"]},
