@@ -187,6 +187,18 @@ def test_a_cache_of_each_node_is_said_and_no_problem() -> None:
     assert not problems(found)
 
 
+def test_torchneuron_has_a_graph_too_but_not_where_a_stand_in_computes() -> None:
+    seen, native = healthy(TRN1), replace(TRN1, device="torchneuron", compile_cache=None)
+    said = {line.check: line.measured for line in lines(native, seen)}
+    assert said["compile"] == "1 compiled by node-0 into the run directory"
+    assert said["compile cache"] == "found compiled by 2 of 2 other nodes"
+    on_node(0, "meeting", "graph")(seen).update(problem="it left no graph")
+    (problem,) = problems(lines(native, seen)).values()
+    assert "node-0: it left no graph" in problem.measured and "TorchNeuron's" in problem.fix
+    on_node(0, "meeting", "graph")(seen).update(skipped="cpu", problem=None)
+    assert not {"compile", "compile cache"} & {line.check for line in lines(native, seen)}
+
+
 def test_bits_that_are_alike_but_of_another_rounding_are_a_note() -> None:
     seen = healthy(TRN1)
     each_worker(seen, (0, 1, 2), to_nearest=False)

@@ -84,10 +84,11 @@ def rendezvous(node: int, num: int, port: int) -> Rendezvous:
 
 def test_links_are_timed_both_ways_and_orders_are_obeyed(monkeypatch) -> None:
     monkeypatch.setattr(meeting, "MAX_STREAM_BYTES", 4 << 20)
-    monkeypatch.setattr(checkup, "why_not_shared", lambda layout: "")
     made = {"problem": None, "graphs": ["one"]}
-    monkeypatch.setattr(checkup, "compile_graph", lambda command: made)
-    monkeypatch.setattr(checkup, "find_graph", lambda command, order: {"found": order["graphs"]})
+    graph = SimpleNamespace(
+        why_not_shared=lambda: "", compile=lambda: made, find=lambda o: {"found": o["graphs"]}
+    )
+    monkeypatch.setattr(checkup, "graph_of", lambda options: graph)
     port, found = free_port(), {}
 
     def take_part(node: int) -> None:
@@ -156,35 +157,38 @@ def test_a_node_of_another_meeting_is_a_stranger() -> None:
 def test_a_graph_is_found_again_or_the_reason_why_not(tools, tmp_path, monkeypatch, capfd) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(cache))
-    command = ["neuron_parallel_compile", "true", "--graph", "7"]
-    made = checkup.compile_graph(command)
+    graph, other = checkup.XlaGraph(7, "shared"), checkup.XlaGraph(8, "shared")
+    for each, size in ((graph, "7"), (other, "8")):
+        each.command = ["neuron_parallel_compile", "true", "--graph", size]
+    made = graph.compile()
     (file,) = made["files"]
     assert made["problem"] is None and Path(file["path"]).is_relative_to(cache)
-    assert checkup.find_graph(command, made) == {"problem": None}
+    assert graph.find(made) == {"problem": None}
 
     # Another key here, as with other compiler flags or versions: it is compiled again.
-    other = checkup.find_graph([*command[:-1], "8"], made)
-    assert other == {"problem": "it compiled 1 graphs again instead of finding them"}
+    again = {"problem": "it compiled 1 graphs again instead of finding them"}
+    assert other.find(made) == again
     Path(file["path"]).write_text("other")
-    assert "other content here" in checkup.find_graph(command, made)["problem"]
+    assert "other content here" in graph.find(made)["problem"]
     shutil.rmtree(cache)
-    assert checkup.find_graph(command, made)["problem"].endswith("No such file or directory")
+    assert graph.find(made)["problem"].endswith("No such file or directory")
 
     tools("neuron_parallel_compile", "failed-graphs")
-    assert "could not be compiled" in checkup.compile_graph(command)["problem"]
-    command = ["env", "neuron_parallel_compile_not"]
-    assert checkup.compile_graph(command)["problem"] == "neuron_parallel_compile is not on PATH"
+    assert "could not be compiled" in graph.compile()["problem"]
+    graph.command = ["env", "neuron_parallel_compile_not"]
+    assert graph.compile()["problem"] == "neuron_parallel_compile is not on PATH"
     capfd.readouterr()
 
 
 def test_where_a_cache_is_shared(monkeypatch) -> None:
     monkeypatch.delenv("NEURON_COMPILE_CACHE_URL", raising=False)
-    assert "compile_cache is not set" in checkup.why_not_shared("shared")
+    assert "compile_cache is not set" in checkup.XlaGraph(1, "shared").why_not_shared()
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "/fsx/cache")
-    assert checkup.why_not_shared("shared") == ""
-    assert checkup.why_not_shared("per-host") == "compile_layout: per-host"
-    assert any(word.startswith("NEURON_COMPILE_CACHE_URL=/fsx/cache/hosts/")
-               for word in checkup.graph_command(1, "per-host"))  # fmt: skip
+    assert checkup.XlaGraph(1, "shared").why_not_shared() == ""
+    graph = checkup.XlaGraph(1, "per-host")
+    assert graph.why_not_shared() == "compile_layout: per-host"
+    own = "NEURON_COMPILE_CACHE_URL=/fsx/cache/hosts/"
+    assert any(word.startswith(own) for word in graph.command)
 
 
 def test_workers_that_hang_are_ended(tmp_path) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.node import checkup
+
 from . import launches
 from .conftest import JOBS, REPO, prepare_data, run_workers
 from .launches import Launches, Scenario, assert_same
@@ -193,6 +195,24 @@ def test_the_workers_of_a_checkup_measure_on_it(tmp_path, environ):
         seen = json.loads((tmp_path / f"state/checkup-rank{rank}.json").read_text())
         assert (seen["doing"], seen["error"], seen["world"], seen["ones"]) == ("", "", 2, 2.0)
         assert seen["to_nearest"] and len(seen["took_s"]) == 3
+
+
+def test_a_checkup_finds_the_graph_that_node_0_compiled(tmp_path, environ, monkeypatch, capfd):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    graph = checkup.NativeGraph(1000, str(tmp_path / "cache"))
+    made = graph.compile()
+    assert made["problem"] is None and len(made["files"]) == 1, capfd.readouterr()
+    assert graph.find(made) == {"problem": None}
+    other = checkup.NativeGraph(1000, str(tmp_path / "other"))
+    again = {"problem": "it compiled 1 graphs again instead of finding them"}
+    assert other.find(made) == again
+    assert graph.compile()["files"] != []  # that of an earlier checkup is none
+    Path(made["files"][0]["path"]).write_text("other")
+    assert "other content here" in graph.find(made)["problem"]
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    assert graph.compile()["problem"] == "its run failed (exit code 1): the error is above"
+    assert "No module named 'torch_neuronx'" in capfd.readouterr().out
 
 
 def test_a_short_run_fills_the_cache_that_trainings_verify(tmp_path, environ):

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from trnslurm.cluster.checkup_files import Found
-from trnslurm.config.catalog import ON_GPUS, WITH_EFA
+from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 
@@ -201,17 +201,21 @@ def _links(expected: Expected, found: Found) -> Iterator[Line]:
 
 
 def _graph(expected: Expected, found: Found) -> Iterator[Line]:
-    if expected.device != "neuron":
+    if expected.device not in ON_TRAINIUM:
         return
     made = found.nodes.get(0, {}).get("meeting", {}).get("graph") or {}
-    cache = expected.compile_cache or "/var/tmp of each node"
+    if made.get("skipped"):
+        return
+    native = expected.device == "torchneuron"
+    cache = expected.compile_cache or ("the run directory" if native else "/var/tmp of each node")
+    whose = "TorchNeuron" if native else "neuron_parallel_compile"
     if not made or made.get("problem"):
         yield Line(
             "compile",
             "problem",
             f"{found.host(0)}: {made.get('problem') or 'node 0 did not get so far'}",
             f"one small graph compiled into {cache}",
-            "look for neuron_parallel_compile's error in the run's log; trnslurm env check",
+            f"look for {whose}'s error in the run's log; trnslurm env check",
         )
         return
     compiled = f"{len(made['graphs'])} compiled by {found.host(0)} into {cache}"

@@ -7,10 +7,10 @@ node's limits, EFA and versions; the preflight; the links to node 0; on Neuron a
 Last it runs the command, a job's real node.sh, whose workers measure together. It records a failed
 measurement and continues, because the launcher judges.
 
-The graph is compiled like a precompile, by neuron_parallel_compile under the job's flags, and the
-parser of precompiles judges it. Node 0 compiles the graph; on another node the same command must
-find the graph in the cache. If that node had another cache, or another key for the graph, the
-command would compile it again.
+The graph is compiled like a precompile: on neuron by neuron_parallel_compile under the job's flags,
+whose parser judges it; on torchneuron by a short run that leaves a file. Node 0 compiles the graph;
+on another node the same command must find the graph in the cache. If that node had another cache,
+or another key for the graph, the command would compile it again.
 """
 
 import argparse
@@ -18,9 +18,11 @@ import hashlib
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +46,10 @@ from trnslurm.rundir import RunFiles, write_json
 
 COMPILE_S = 180.0
 _CACHE = "NEURON_COMPILE_CACHE_URL"
-_GRAPH = ("-m", "trnslurm.train.checkup", "--graph")
+_NEFFS = "TORCH_NEURONX_NEFF_CACHE_DIR"
+_STAND_IN = "TRNSLURM_STAND_IN_DEVICE"  # as in trnslurm.train.checkup
+_ON_TRAINIUM = ("neuron", "torchneuron")
+_GRAPH = ("-m", "trnslurm.train.checkup")
 _MEET_S = 60.0
 _ORDER_S = COMPILE_S + 60.0
 RANKS_S = 240.0
@@ -67,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything; return 0 even if something is wrong, because the launcher judges."""
     options = parse(argv)
     rendezvous = read_rendezvous("checkup")
-    num_nodes, on_neuron = len(rendezvous.hosts), options.device == "neuron"
+    num_nodes, on_neuron = len(rendezvous.hosts), options.device in _ON_TRAINIUM
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     found: dict[str, Any] = {"node": rendezvous.node, "host": host}
     note = partial(measure, RunFiles(rendezvous.run).checkup_file("node", rendezvous.node), found)
@@ -105,6 +110,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cache-layout", default="shared")
+    parser.add_argument("--cache", default="", help="of torchneuron; default: the run's own")
     parser.add_argument("--graph-size", type=int, default=1000, help="makes the graph a new one")
     parser.add_argument("--deadline", type=float, default=RANKS_S, help="seconds of the workers")
     parser.add_argument("command", nargs="+")
@@ -120,13 +126,13 @@ def preflight(options: argparse.Namespace) -> int:
 
 def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
     """Time the links; on Neuron node 0 compiles a graph, and the others find it."""
-    command = graph_command(options.graph_size, options.cache_layout)
-    alone = why_not_shared(options.cache_layout)
+    graph = graph_of(options)
+    alone = graph.why_not_shared()
     found: dict[str, Any] = {}
 
     def obey(order: dict[str, Any]) -> None:
         if order.get("graph") and not order["graph"]["problem"] and not alone:
-            found["graph"] = find_graph(command, order["graph"])
+            found["graph"] = graph.find(order["graph"])
 
     if rendezvous.node:
         try:
@@ -140,8 +146,8 @@ def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
         meeting.open(deadline)
         meeting.wait(deadline)
         found["rates"] = {str(node): rates for node, rates in sorted(meeting.heard.items())}
-        if options.device == "neuron":
-            found["graph"] = compile_graph(command) | {"alone": alone}
+        if options.device in _ON_TRAINIUM:
+            found["graph"] = graph.compile() | {"alone": alone}
         order = {"graph": found.get("graph")}
         meeting.answer(dict.fromkeys(range(len(rendezvous.hosts)), order), _ORDER_S)
     finally:
@@ -174,48 +180,151 @@ def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) ->
         obey(node0.receive(_ORDER_S))
 
 
-def graph_command(size: int, layout: str) -> list[str]:
-    """Return the command whose trial run has the graph: one worker, without a rendezvous."""
-    environ = ["--unset=NEURON_RT_ROOT_COMM_ID", "NEURON_RT_NUM_CORES=1"]
-    cache = os.environ.get(_CACHE)
-    if cache and layout == "per-host":  # as node.sh has it
-        environ.append(f"{_CACHE}={cache}/hosts/{os.uname().nodename}")
-    end = ["timeout", "--kill-after=10", f"{COMPILE_S:g}"]
-    return ["env", *environ, *end, "neuron_parallel_compile", sys.executable, *_GRAPH, str(size)]
+def graph_of(options: argparse.Namespace) -> "XlaGraph | NativeGraph":
+    """Return the graph of the job's device."""
+    if options.device == "torchneuron":
+        return NativeGraph(options.graph_size, options.cache)
+    return XlaGraph(options.graph_size, options.cache_layout)
 
 
-def compile_graph(command: Sequence[str]) -> dict[str, Any]:
-    """Compile the graph; return its files, or what is wrong."""
-    report, problem = _run_compile(command)
-    graphs = sorted(report.compiled | report.reused)
-    if problem is None and not graphs:
-        problem = "it reports no compiled graph"
-    files: list[dict[str, Any]] = []
-    for graph in [] if problem else graphs:
-        if "://" in graph:
-            continue  # files in S3 cannot be read here; a hit on another node is the proof
-        try:
-            files.append(describe(Path(graph) / neuron.NEFF))
-        except OSError as error:
-            problem = f"Neuron reports {error.filename} as compiled, but: {error.strerror}"
-            break
-    return {"graphs": graphs, "files": files, "problem": problem}
+class XlaGraph:
+    """A small graph that neuron_parallel_compile compiles."""
+
+    def __init__(self, size: int, layout: str) -> None:
+        self._layout = layout
+        self.command = self._command(size)
+        """Its trial run has the graph: one worker, without a rendezvous."""
+
+    def compile(self) -> dict[str, Any]:
+        """Compile the graph; return its files, or what is wrong."""
+        report, problem = self._run()
+        graphs = sorted(report.compiled | report.reused)
+        if problem is None and not graphs:
+            problem = "it reports no compiled graph"
+        files: list[dict[str, Any]] = []
+        for graph in [] if problem else graphs:
+            if "://" in graph:
+                continue  # files in S3 cannot be read here; a hit on another node is the proof
+            try:
+                files.append(describe(Path(graph) / neuron.NEFF))
+            except OSError as error:
+                problem = f"Neuron reports {error.filename} as compiled, but: {error.strerror}"
+                break
+        return {"graphs": graphs, "files": files, "problem": problem}
+
+    def find(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Look for node 0's graph on this node; return what is wrong."""
+        if problem := _differing(made["files"]):
+            return {"problem": problem}
+        report, problem = self._run()
+        if problem is None and report.compiled:
+            problem = f"it compiled {len(report.compiled)} graphs again instead of finding them"
+        if problem is None and not set(made["graphs"]) <= report.reused:
+            problem = "it does not report that it found the graph (Using a cached neff)"
+        return {"problem": problem}
+
+    def why_not_shared(self) -> str:
+        """Return why nodes do not find the graphs of other nodes; empty if all share one cache."""
+        if self._layout == "per-host":
+            return "compile_layout: per-host"
+        if not os.environ.get(_CACHE):
+            return "compile_cache is not set: graphs are in /var/tmp of each node"
+        return ""
+
+    def _command(self, size: int) -> list[str]:
+        environ = []
+        cache = os.environ.get(_CACHE)
+        if cache and self._layout == "per-host":  # as node.sh has it
+            environ.append(f"{_CACHE}={cache}/hosts/{os.uname().nodename}")
+        graph = (sys.executable, *_GRAPH, "--graph", str(size))
+        return _alone(environ, ["neuron_parallel_compile", *graph])
+
+    def _run(self) -> tuple[neuron.Report, str | None]:
+        report = neuron.Report()
+        code, problem = _run(self.command, report.read)
+        if code == 127:
+            return report, "neuron_parallel_compile is not on PATH"
+        return report, problem or neuron.problem(report, code)
 
 
-def find_graph(command: Sequence[str], made: dict[str, Any]) -> dict[str, Any]:
-    """Look for node 0's graph on this node; return what is wrong."""
-    for file in made["files"]:
+class NativeGraph:
+    """A small graph that TorchNeuron compiles where it runs, into a directory of the cache."""
+
+    def __init__(self, size: int, cache: str) -> None:
+        self._size = size
+        cache = cache or os.environ.get(_NEFFS) or "compiled"
+        self._directory = Path(cache, f"checkup-{os.getuid()}").absolute()
+
+    def compile(self) -> dict[str, Any]:
+        """Compile the graph; return its files, or what is wrong."""
+        if stand_in := os.environ.get(_STAND_IN):
+            return {"skipped": stand_in, "files": [], "graphs": [], "problem": None}
+        shutil.rmtree(self._directory, ignore_errors=True)  # of an earlier checkup
+        made, problem = self._run()
+        if problem is None and not made:
+            problem = f"it left no graph in {self._directory}"
+        files = [] if problem else [describe(file) for file in made]
+        return {"graphs": [*map(str, made)], "files": files, "problem": problem}
+
+    def find(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Look for node 0's graph on this node; return what is wrong."""
+        if made.get("skipped"):
+            return {"problem": None}
+        if problem := _differing(made["files"]):
+            return {"problem": problem}
+        again, problem = self._run()
+        if problem is None and again:
+            problem = f"it compiled {len(again)} graphs again instead of finding them"
+        return {"problem": problem}
+
+    def why_not_shared(self) -> str:
+        """Return that all nodes share the directory: the cache is one, or in the run directory."""
+        return ""
+
+    def _run(self) -> tuple[list[Path], str | None]:
+        """Run the graph; return the files that are new, or new again, and what is wrong."""
+        before = self._seen()
+        with tempfile.TemporaryDirectory(prefix="trnslurm-") as local:
+            own = [f"{_NEFFS}={self._directory}", f"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR={local}"]
+            graph = [sys.executable, *_GRAPH, "--native-graph", str(self._size)]
+            code, problem = _run(_alone(own, graph), lambda line: None)
+        if code and problem is None:
+            problem = f"its run failed (exit code {code}): the error is above"
+        return sorted(file for file, at in self._seen().items() if before.get(file) != at), problem
+
+    def _seen(self) -> dict[Path, tuple[int, int]]:
+        seen = {}
+        for file in self._directory.rglob("*.neff"):
+            found = file.stat()
+            seen[file] = (found.st_ino, found.st_mtime_ns)
+        return seen
+
+
+def _alone(environ: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return the command with a single core and no rendezvous, and an end."""
+    own = ["--unset=NEURON_RT_ROOT_COMM_ID", "NEURON_RT_NUM_CORES=1", *environ]
+    return ["env", *own, "timeout", "--kill-after=10", f"{COMPILE_S:g}", *command]
+
+
+def _run(command: Sequence[str], read: Callable[[str], None]) -> tuple[int, str | None]:
+    """Run the command of a graph; return its exit code and, if there is no better, a problem."""
+    try:
+        with Path(os.devnull).open("wb") as keep:
+            code = compiling.run(command, read, keep)
+    except OSError as error:
+        return 1, f"{command[0]}: {error.strerror}"
+    return code, f"no end after {COMPILE_S:g} s" if code == 124 else None
+
+
+def _differing(files: Sequence[dict[str, Any]]) -> str | None:
+    """Return how a file that node 0 has made is another here."""
+    for file in files:
         try:
             if describe(Path(file["path"])) != file:
-                return {"problem": f"{file['path']} has other content here: two file systems?"}
+                return f"{file['path']} has other content here: two file systems?"
         except OSError as error:
-            return {"problem": f"{error.filename}: {error.strerror}"}
-    report, problem = _run_compile(command)
-    if problem is None and report.compiled:
-        problem = f"it compiled {len(report.compiled)} graphs again instead of finding them"
-    if problem is None and not set(made["graphs"]) <= report.reused:
-        problem = "it does not report that it found the graph (Using a cached neff)"
-    return {"problem": problem}
+            return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -223,29 +332,6 @@ def describe(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     return {"path": str(path), "bytes": len(data), "sha256": digest}
-
-
-def why_not_shared(layout: str) -> str:
-    """Return why nodes do not find the graphs of other nodes; empty if all share one cache."""
-    if layout == "per-host":
-        return "compile_layout: per-host"
-    if not os.environ.get(_CACHE):
-        return "compile_cache is not set: graphs are in /var/tmp of each node"
-    return ""
-
-
-def _run_compile(command: Sequence[str]) -> tuple[neuron.Report, str | None]:
-    report = neuron.Report()
-    try:
-        with Path(os.devnull).open("wb") as keep:
-            code = compiling.run(command, report.read, keep)
-    except OSError as error:
-        return report, f"{command[0]}: {error.strerror}"
-    if code == 127:
-        return report, "neuron_parallel_compile is not on PATH"
-    if code == 124:
-        return report, f"no end after {COMPILE_S:g} s"
-    return report, neuron.problem(report, code)
 
 
 def limits() -> dict[str, int | None]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import ON_NODES, Bundle, package_files
@@ -61,7 +62,8 @@ def make_checkup(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
 
 
 def _node_script(spec: JobSpec) -> str:
-    neuron = spec.device == "neuron"
+    neuron = spec.device in ON_TRAINIUM
+    cache = spec.config.cluster.compile_cache
     words = [
         f"--device={spec.device}",
         f"--devices={spec.instance.accelerators if neuron else 0}",
@@ -69,6 +71,7 @@ def _node_script(spec: JobSpec) -> str:
         f"--cache-layout={spec.config.cluster.compile_layout}",
         f"--graph-size={1000 + int(time.time()) % _SIZES}",
     ]
+    words += [f"--cache={cache}"] if cache and spec.device == "torchneuron" else []
     return "\n".join(
         [
             "#!/bin/bash",

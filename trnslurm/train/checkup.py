@@ -1,7 +1,7 @@
 """What the workers of a job can only measure together, for `trnslurm doctor --run`.
 
     python -m torch.distributed.run … code/jobs/checkup/train.py plan.json
-    python -m trnslurm.train.checkup --graph 1000      # the small graph of node.checkup
+    python -m trnslurm.train.checkup --graph 1000      # or --native-graph: that of node.checkup
 
 Each worker writes its results to a separate file after every step, so the file of a worker that
 hangs says where. The caller compares the files: to compare here would need the very collectives
@@ -89,8 +89,8 @@ class Worker:
 
 def main() -> None:
     """Measure as a worker of a plan, or run the small graph alone."""
-    if sys.argv[1] == "--graph":
-        meet_graph(int(sys.argv[2]))
+    if sys.argv[1].endswith("graph"):
+        meet_graph(int(sys.argv[2]), native=sys.argv[1] == "--native-graph")
         return
     plan = load_json(Path(sys.argv[1]))
     environment = read_environment()
@@ -205,18 +205,27 @@ def reduce_all(device: Device, tensor: torch.Tensor) -> None:
     xm.wait_device_ops()
 
 
-def meet_graph(size: int) -> None:
+def meet_graph(size: int, *, native: bool) -> None:
     """Run two operations on a vector, whose length makes the graph one that is in no cache."""
     if os.environ.get(STAND_IN):
         print(f"no graph of {size} on {os.environ[STAND_IN]}, a stand-in", flush=True)
         return
-    os.environ["PJRT_DEVICE"] = "NEURON"
-    import torch_xla
+    if native:
+        __import__("torch_neuronx")  # registers the device and the compiler
+        compiled = torch.compile(double_and_one, dynamic=False, backend="neuron")
+        result = compiled(torch.ones(size, device="neuron"))
+    else:
+        os.environ["PJRT_DEVICE"] = "NEURON"
+        import torch_xla
 
-    vector = torch.ones(size, device=torch_xla.device())
-    result = vector * 2 + 1
-    torch_xla.sync()
+        result = double_and_one(torch.ones(size, device=torch_xla.device()))
+        torch_xla.sync()
     print(f"a graph of {size}: {result.cpu()[0].item()}", flush=True)
+
+
+def double_and_one(vector: torch.Tensor) -> torch.Tensor:
+    """Do the two operations."""
+    return vector * 2 + 1
 
 
 if __name__ == "__main__":
