@@ -12,6 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 FAULT_RESULTS := .make/faults
 NEWER_SLURM := .make/slurm-24.11
+NEWER_PYTHON := .make/python-3.14
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -47,7 +48,7 @@ check: .venv/.train  ## Run linters and the type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	shellcheck .ci/run tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
+	shellcheck .ci/run tests/*.sh tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
 # Runs six files at once on two cores, because tests that wait for Slurm leave the cores idle.
 # tests/conftest.py orders the files.
@@ -80,10 +81,15 @@ test-slurm: sandbox .venv/.train  ## Run the tests that need Slurm on another ve
 	TRNSLURM_SANDBOX_SLURM=$(abspath $(SLURM)) $(BIN)/pytest --numprocesses 3 --dist loadfile \
 	  --no-loadscope-reorder tests/sandbox tests/faults
 
-$(NEWER_SLURM): tests/sandbox/debian-slurm.sh
+$(NEWER_SLURM): tests/sandbox/debian-slurm.sh tests/debian-packages.sh
 	@command -v patchelf > /dev/null || $(call apt,patchelf)
 	rm -rf $@
-	tests/sandbox/debian-slurm.sh $(CURDIR)/$@
+	$< $(CURDIR)/$@
+
+$(NEWER_PYTHON): tests/debian-python.sh tests/debian-packages.sh
+	@command -v patchelf > /dev/null || $(call apt,patchelf)
+	rm -rf $@
+	$< $(CURDIR)/$@
 
 # What GPU nodes may have, on CPUs: without XLA, which needs PyTorch 2.9. The losses are also
 # compared with those of .venv.
@@ -94,6 +100,7 @@ test-newest: .venv/.train .venv-newest/.made  ## Test the runtime on the newest 
 	.venv-newest/bin/python -m pytest tests/train/test_torchneuron.py -q -W default -p no:cacheprovider
 
 test-installs: .venv/.train .venv-uv/.made  ## Test the launcher with its oldest and newest packages, on each Python
+	@$(MAKE) --no-print-directory $(NEWER_PYTHON) || echo "warning: no Python 3.14 from Debian"
 	$(BIN)/pytest tests/test_installs.py -m installs
 
 test-matrix: .venv/.train  ## Test more worker counts on XLA

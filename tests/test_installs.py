@@ -1,7 +1,7 @@
 """The launcher from its wheel, with the oldest and the newest packages that it allows.
 
-`make test-installs` runs this, on each Python that is here or that uv can fetch. Everywhere it
-plans, renders and submits the same bytes as the checkout.
+`make test-installs` runs this, on each Python that is here or that uv or Debian has. Everywhere
+it plans, renders and submits the same bytes as the checkout.
 """
 
 from __future__ import annotations
@@ -95,12 +95,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 def python_of(version: str) -> str:
-    """The path of a Python: on PATH, pyenv's, or uv's own; skip the test if there is none."""
+    """Return a Python on PATH, pyenv's, Debian's or uv's own; skip the test if there is none."""
     found = run_process([UV, "python", "find", "--no-python-downloads", version], env=os.environ)
     if found.code == 0:
         return found.out.strip()
-    for path in sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python")):
-        return str(path)
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for path in (*pyenv, ROOT / f".make/python-{version}/usr/bin/python{version}"):
+        if path.exists():
+            return str(path)
     fetched = run_process([UV, "python", "install", "--no-bin", version], env=os.environ)
     if fetched.code:
         pytest.skip(f"no Python {version} here, and uv cannot fetch it")
