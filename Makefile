@@ -22,7 +22,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures test test-faults triage test-newest test-installs test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures test test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release clean
 
 help:  ## Show what can be made
@@ -102,6 +102,9 @@ test-newest: .venv/.train .venv-newest/.made  ## Test the runtime on the newest 
 test-installs: .venv/.train .venv-uv/.made  ## Test the launcher with its oldest and newest packages, on each Python
 	@$(MAKE) --no-print-directory $(NEWER_PYTHON) || echo "warning: no Python 3.14 from Debian"
 	$(BIN)/pytest tests/test_installs.py -m installs
+
+test-ray: .venv/.train .venv-ray/.made  ## Test the example that needs Ray
+	PATH=$(CURDIR)/.venv-ray/bin:$$PATH .venv-ray/bin/python -m pytest tests/local/test_examples.py -m ray
 
 test-matrix: .venv/.train  ## Test more worker counts on XLA
 	$(BIN)/pytest tests/train -m matrix
@@ -183,7 +186,7 @@ release: .venv/.train  ## Make dist/: wheel, source, one-file launcher, checksum
 	$(BIN)/python .ci/release.py $(if $(DRAFT),--draft) dist
 
 clean:  ## Remove what make built
-	rm -rf .venv .venv-datasets .venv-newest .venv-resiliency .venv-torchx .venv-pcluster .venv-uv dist site
+	rm -rf .venv .venv-datasets .venv-newest .venv-ray .venv-resiliency .venv-torchx .venv-pcluster .venv-uv dist site
 
 # Reinstalled only when pyproject.toml changes: torch alone takes pip minutes.
 .venv/.train: pyproject.toml | python-venv
@@ -225,11 +228,15 @@ clean:  ## Remove what make built
 	.venv-torchx/bin/pip install --quiet --disable-pip-version-check torchx
 	touch $@
 
-# With the packages of .venv, of which torch is the largest.
+.venv-ray/.made: .venv/.train
+	@echo "Installing Ray into .venv-ray"
+	$(call venv_on_train,.venv-ray)
+	.venv-ray/bin/pip install --quiet --disable-pip-version-check ray
+	touch $@
+
 .venv-resiliency/.made: .venv/.train
 	@echo "Installing nvidia-resiliency-ext into .venv-resiliency"
-	$(PYTHON) -m venv --clear .venv-resiliency
-	echo $(CURDIR)/.venv/lib/python*/site-packages > "$$(echo .venv-resiliency/lib/python*/site-packages)/train.pth"
+	$(call venv_on_train,.venv-resiliency)
 	.venv-resiliency/bin/pip install --quiet --disable-pip-version-check nvidia-resiliency-ext==0.4.1
 	touch $@
 
@@ -267,6 +274,12 @@ sandbox:
 	    break
 	  fi
 	done
+
+# Make an environment with the packages of .venv, of which torch is the largest.
+define venv_on_train
+$(PYTHON) -m venv --clear $(1)
+echo $(CURDIR)/.venv/lib/python*/site-packages > "$$(echo $(1)/lib/python*/site-packages)/train.pth"
+endef
 
 define apt
 { echo "Installing $(1)"; sudo=; [ "$$(id -u)" -eq 0 ] || sudo='sudo -n'; \

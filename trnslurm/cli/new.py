@@ -102,7 +102,7 @@ def new_command(
 
 
 def _copy(example: Path, target: Path, *, force: bool) -> None:
-    """Copy an example; it has one file that is started."""
+    """Copy an example; what is started is its shell script, or else its only Python file."""
     if target.exists() and not force:
         raise ConfigError(f"{target} exists: choose another NAME, or pass --force")
     try:
@@ -111,7 +111,7 @@ def _copy(example: Path, target: Path, *, force: bool) -> None:
         )
     except (OSError, shutil.Error) as error:
         raise ConfigError(f"{target}: cannot copy the example: {error}") from None
-    [entry] = [*example.glob("*.py"), *example.glob("*.sh")]
+    [entry] = [*example.glob("*.sh")] or [*example.glob("*.py")]
     click.echo(f"Wrote {target}/. In it, run the command in the first lines of {entry.name}.")
 
 
