@@ -527,9 +527,22 @@ def test_a_recipe_is_made_of_what_was_given(site, cli, project) -> None:
     assert command_of(of_recipe["node.sh"]) == command_of(of_script["node.sh"])
     assert of_recipe["train.sbatch"].splitlines()[2:] == of_script["train.sbatch"].splitlines()[2:]
     assert "jobs/mine/recipe.yaml exists" in cli("new", "mine", "--from", "train.py").error
-    assert "is a recipe, no script: copy" in cli("new", "other", "--from", "gpt2_zero1").error
     assert cli("new", "mine", "--from", "train.py", "--force").code == 0
     assert cli("show", "mine", "--path", ".", *CPU).code == 0
+
+
+def test_a_recipe_is_made_of_another(site, cli, project) -> None:
+    """The copy plans and renders the same, with its own code."""
+    assert cli("new", "mine", "--from", "gpt2_zero1").out.startswith("Wrote jobs/mine/. ")
+    words = ("--preset", "tiny", *CPU)
+    planned = cli("plan", "gpt2_zero1", *words).out
+    assert cli("plan", "mine", "--path", ".", *words).out == planned.replace("gpt2_zero1", "mine")
+    assert "code/jobs/mine/train.py" in rendered(
+        site, cli, "mine", "--preset", "tiny", "--path", "."
+    )
+    assert "jobs/mine exists" in cli("new", "mine", "--from", "gpt2_zero1").error
+    assert cli("new", "other", "--from", "gpt2_zero1", "--launcher", "srun").code == 2
+    assert cli("new", "mine", "--from", "gpt2_zero1", "--force").code == 0
 
 
 def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(

@@ -1,4 +1,4 @@
-"""new: write a recipe for a custom script, or copy an example of one, to review and change."""
+"""new: write a recipe for a custom script, or copy a recipe or an example, to review and change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ arguments:{arguments}
 @click.command("new")
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
-@click.option("--from", "script", metavar="SCRIPT", help="The script to start.")
+@click.option("--from", "script", metavar="SCRIPT", help="The script to start, or recipe to copy.")
 @click.option(
     "--example",
     type=click.Choice(sorted(d.name for d in _EXAMPLES.iterdir())),
@@ -71,20 +71,29 @@ def new_command(
     Example:
       trnslurm new ddp --from ./train.py -- --batch-size {micro_batch} --out {checkpoints}
       trnslurm new gpt --example nanogpt
+      trnslurm new gpt2_mine --from gpt2_zero1
     """
     check_job_name(name)
     if example:
         if script or launcher or arguments:
             raise click.UsageError("--example takes no --from, --launcher or ARGUMENT")
-        _copy(_EXAMPLES / example, Path(name), force=force)
+        source = _EXAMPLES / example
+        _copy(source, Path(name), force=force)
+        [entry] = [*source.glob("*.sh")] or [*source.glob("*.py")]
+        click.echo(f"Wrote {name}/. In it, run the command in the first lines of {entry.name}.")
         return
     if script is None:
         raise click.UsageError("pass --from SCRIPT or --example EXAMPLE")
-    if not Path(script).exists() and (recipe := packaged_root() / "jobs" / script).is_dir():
-        raise ConfigError(f"{script} is a recipe, no script: copy {recipe} to jobs/{name}, edit it")
+    file = Path("jobs", name, "recipe.yaml")
+    recipe = packaged_root() / "jobs" / script
+    if (recipe / file.name).is_file() and not Path(script).exists():
+        if launcher or arguments:
+            raise click.UsageError("--from RECIPE takes no --launcher or ARGUMENT")
+        _copy(recipe, file.parent, force=force)
+        click.echo(f"Wrote {file.parent}/. Edit it, then: trnslurm submit {name} --path .")
+        return
     tree = script_tree(Path(script))
     project = Path(tree["project"])
-    file = Path("jobs", name, "recipe.yaml")
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: choose another NAME, or pass --force")
     text = _TEXT.format(
@@ -101,18 +110,15 @@ def new_command(
     click.echo(f"Wrote {file}. Read it, then: trnslurm submit {name} --path . --nodes N")
 
 
-def _copy(example: Path, target: Path, *, force: bool) -> None:
-    """Copy an example; what is started is its shell script, or else its only Python file."""
+def _copy(source: Path, target: Path, *, force: bool) -> None:
     if target.exists() and not force:
         raise ConfigError(f"{target} exists: choose another NAME, or pass --force")
     try:
         shutil.copytree(
-            example, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+            source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
         )
     except (OSError, shutil.Error) as error:
-        raise ConfigError(f"{target}: cannot copy the example: {error}") from None
-    [entry] = [*example.glob("*.sh")] or [*example.glob("*.py")]
-    click.echo(f"Wrote {target}/. In it, run the command in the first lines of {entry.name}.")
+        raise ConfigError(f"{target}: cannot copy {source}: {error}") from None
 
 
 def _scalar(text: str) -> str:
