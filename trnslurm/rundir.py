@@ -142,6 +142,27 @@ class RunFiles(Frozen, kw_only=False):
         return self.path / CHECKPOINTS
 
     @property
+    def saves_in(self) -> Path:
+        """Where the training saves: with the key `checkpoints`, a custom script does so in work/.
+
+        The batch script says where. Without one, as without the key, it is checkpoints/.
+        """
+        import shlex  # rarely needed
+
+        try:
+            script = read_file(self.script("train")).decode(errors="surrogateescape")
+        except OSError:
+            return self.checkpoints
+        _, _, rest = script.partition("\nexport TRNSLURM_CHECKPOINTS=")
+        words = shlex.shlex(rest, posix=True)
+        words.whitespace_split, words.commenters = True, ""
+        try:
+            place = words.get_token() if rest else ""
+        except ValueError:  # no closing quotation
+            place = ""
+        return self.path / place.removeprefix("$PWD/") if place else self.checkpoints
+
+    @property
     def compiled(self) -> Path:
         """Compiled graphs of xla-cuda, cached for the run's next attempts."""
         return self.path / "compiled"

@@ -116,6 +116,18 @@ def test_what_to_do_next(tmp_path, monkeypatch, ended, error: str, said: str) ->
     assert what_next(state) == said
 
 
+def test_a_script_may_save_elsewhere(tmp_path, monkeypatch) -> None:
+    """What the key `checkpoints` names is saved work: the run is continued, not submitted anew."""
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "run.json", {"run": "x", "command": ["trnslurm", "submit", "./x.py"]})
+    (tmp_path / "train.sbatch").write_text('\nexport TRNSLURM_CHECKPOINTS="$PWD/work/"out\n')
+    (tmp_path / "work/out").mkdir(parents=True)
+    state = AttemptState(attempt=1, state="TIMEOUT")
+    assert what_next(state) == "trnslurm submit ./x.py --time MORE"
+    (tmp_path / "work/out/model.pt").touch()
+    assert what_next(state) == "trnslurm resume x"
+
+
 # -- the sender
 
 

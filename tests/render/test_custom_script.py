@@ -19,6 +19,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job
 from trnslurm.render.project import project_files
+from trnslurm.rundir import RunFiles
 
 from ..security.hostile import HOSTILE, MARK
 
@@ -503,6 +504,7 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
         ).stdout.decode()  # fmt: skip
         named = f"work/{text}" if fields.get("checkpoints") else "checkpoints"
         assert checkpoints == f"{home}/{named}"
+        assert RunFiles(home).saves_in == Path(checkpoints)
         words = command_of((home / "node.sh").read_bytes().decode())
         for word in fields.get("launcher_arguments", []):
             assert word in words

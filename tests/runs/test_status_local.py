@@ -163,24 +163,27 @@ def test_metrics_as_they_may_be_found(make_run, cli, text: str, shown: str | Non
     assert all(line.startswith(str(shown)) for line in lines)
 
 
-def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(make_run, dead, cli) -> None:
+@pytest.mark.parametrize("place", ["checkpoints", "work/my out"])
+def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(
+    make_run, dead, cli, place: str
+) -> None:
+    """In checkpoints/, or where the key `checkpoints` has the script save."""
     run = make_run(
         states={"precompile": [DONE], "train": [{"state": "CANCELLED"}]},
         scheduler="local",
         jobs={"local": dead},
     )
+    run.script("train").write_text(f'#\nexport TRNSLURM_CHECKPOINTS="$PWD/"\'{place}\'\n: "')
     run.cancelled_file.write_text("{}")
     shown = cli("status", run.name).out
     begins = f"{run.name}: CANCELLED (by trnslurm cancel; no step is saved)\nnext: trnslurm resume"
     assert shown.startswith(f"{begins} {run.name}\n")
-    run.checkpoints.mkdir()
-    (run.checkpoints / "model.pt").touch()
+    (run.path / place).mkdir(parents=True)
+    (run.path / place / "model.pt").touch()
     shown = cli("status", run.name).out
-    assert shown.startswith(
-        f"{run.name}: CANCELLED (by trnslurm cancel; checkpoints/ was written 20"
-    )
+    assert shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; {place}/ was written 20")
     assert f"\nnext: trnslurm resume {run.name}\n" in shown
-    (run.checkpoints / "step-00000040").mkdir()
+    (run.checkpoints / "step-00000040").mkdir(parents=True)
     shown = cli("status", run.name).out
     assert shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; step 40 is saved)\n")
     assert f"\nnext: trnslurm resume {run.name}\n" in shown

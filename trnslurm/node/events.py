@@ -151,7 +151,7 @@ def what_next(state: AttemptState) -> str:
     capped = state.cause == CAP  # the reason says what more needs
     if state.state not in ("FAILED", *_RESUMED) or capped or "run" not in record:
         return ""
-    saved = bool(RUN.newest_step() or changed_at(RUN.checkpoints))
+    saved = bool(RUN.newest_step() or changed_at(RUN.saves_in))
     if state.state == "TIMEOUT" and not saved:
         return in_words(*longer(record))
     if state.state != "FAILED":

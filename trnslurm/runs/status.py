@@ -238,7 +238,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     from trnslurm.node.triage.causes import cause_of  # many patterns
 
     record = run.record()
-    saved = bool(run.newest_step() or changed_at(run.checkpoints))  # a script may find its own
+    saved = bool(run.newest_step() or changed_at(run.saves_in))  # a script may find its own
     known = cause_of([record.refused]) if failed and not found else None
     if status.mend == resume and reports_nothing(run):
         fix, mend = new_submission(asdict(record), "call trnslurm.saved() in the script")
@@ -275,7 +275,7 @@ def _continues_work(run: RunDir) -> bool:
 
 def reports_nothing(run: RunDir) -> bool:
     """Check whether a script with {resume} wrote checkpoints without calling saved()."""
-    if run.newest_checkpoint() is not None or not changed_at(run.checkpoints):
+    if run.newest_checkpoint() is not None or not changed_at(run.saves_in):
         return False
     try:
         return b'"$TRNSLURM_RESUME"' in read_file(run.path / NODE_SCRIPT)
@@ -390,8 +390,9 @@ def _saved(run: RunDir) -> str:
     """Return what a run has saved, in words; empty if that is nothing."""
     if step := run.newest_step():
         return f"step {step} is saved"
-    changed = changed_at(run.checkpoints)  # a custom script may not report its steps
-    return f"checkpoints/ was written {utc_time(changed)}" if changed else ""
+    place = run.saves_in
+    changed = changed_at(place)  # a custom script may not report its steps
+    return f"{place.relative_to(run.path)}/ was written {utc_time(changed)}" if changed else ""
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:

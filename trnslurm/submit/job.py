@@ -25,7 +25,6 @@ from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.rundir import (
     CAPS,
-    CHECKPOINTS,
     CONFIG,
     INGREDIENTS,
     NODE_SCRIPT,
@@ -87,11 +86,6 @@ class Job(Frozen):
         except (ValueError, TypeError):
             raise SubmitError(f"{self.name}: its {CAPS} is damaged; render it again") from None
         return caps
-
-    @property
-    def saves_in(self) -> str:
-        """Return where in work/ a custom script saves, by its key `checkpoints`; empty without."""
-        return str(parse_yaml(self.bundle.files[CONFIG])["config"].get(CHECKPOINTS) or "")
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:

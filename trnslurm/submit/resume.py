@@ -111,7 +111,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
                 Slurm(record.bin_dir).release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [how.job_of(each) for each in chain]
-        _refuse_start_over(run, jobs[0])
+        _refuse_start_over(run)
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
         if how.settings:
@@ -130,7 +130,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             PlannedRun(job=job, waits_for=awaited, resumes=each, ended=status)
             for job, awaited, each, status in zip(jobs, waits_for, chain, statuses, strict=True)
         ]
-        console.say(_where_it_continues(run, jobs[0]))
+        console.say(_where_it_continues(run))
         submit(Submission(runs=planned, cache=CompileCache(jobs[0].profile)), (), console)
     return Resumed(runs=chain)
 
@@ -204,12 +204,12 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     return status
 
 
-def _refuse_start_over(run: RunDir, job: Job) -> None:
+def _refuse_start_over(run: RunDir) -> None:
     """Refuse a script with {resume} that wrote checkpoints without calling saved()."""
     if reports_nothing(run):
         raise RunError(
             f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
-            f"over what is in {run.checkpoints}: call trnslurm.saved() in it, and submit it again"
+            f"over what is in {run.saves_in}: call trnslurm.saved() in it, and submit it again"
         )
 
 
@@ -223,13 +223,12 @@ def _refuse_capped(run: RunDir, job: Job) -> None:
         )
 
 
-def _where_it_continues(run: RunDir, job: Job) -> str:
+def _where_it_continues(run: RunDir) -> str:
     step, newest = run.newest_step(), run.newest_checkpoint()
     if newest:
         return f"{run.name} continues after step {step}, from {newest}"
-    own = run.path / "work" / job.saves_in if job.saves_in else run.checkpoints
-    if run.project_file.exists() and changed_at(own):
-        return f"{run.name} starts again; its script may continue from {own}"
+    if run.project_file.exists() and changed_at(run.saves_in):
+        return f"{run.name} starts again; its script may continue from {run.saves_in}"
     if place := run.record().copied_from:
         return f"{run.name} begins with the newest checkpoint of {place}"
     return f"{run.name} starts from the beginning: it has no checkpoint"
