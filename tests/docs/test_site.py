@@ -149,6 +149,19 @@ def test_a_browser_reads_it_in_light_in_dark_and_on_a_phone(
     )
 
 
+def test_a_phone_breaks_no_name_and_shows_terminals_readably(
+    served: str, chromium: Browser
+) -> None:
+    chromium.open(f"{served}/recipes.html", width=390)
+    names = "[...document.querySelectorAll('td code')].filter(c => /^[\\w.]+$/.test(c.textContent))"
+    assert chromium.run(f"{names}.length") > 50
+    assert chromium.run(f"{names}.filter(c => c.getClientRects().length > 1).length") == 0
+    chromium.open(f"{served}/guide.html", width=390)
+    widths = "[...document.querySelectorAll('p > img[src$=\".svg\"]')].map(i => i.clientWidth)"
+    assert min(chromium.run(widths)) > 600
+    assert chromium.run(_TOO_WIDE) <= 0
+
+
 @pytest.mark.parametrize("place", ["server", "disk"])
 def test_the_search_finds_a_word(site: Path, served: str, chromium: Browser, place: str) -> None:
     root = served if place == "server" else site.as_uri()
