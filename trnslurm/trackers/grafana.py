@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trnslurm.trackers.openmetrics import OF_NODE, OF_RUN
+from trnslurm.trackers.openmetrics import NOTICES, OF_NODE, OF_RUN, STATE
 
 _WIDTH, _HEIGHT = 12, 8
-# Grafana's names for units.
-_UNITS = {
-    "_ratio": "percentunit",
-    "_bytes": "bytes",
-    "_watts": "watt",
-    "_bytes_per_second": "Bps",
-    "_seconds": "s",
+# Units by Grafana's names; "short" has 400000 as 400 K.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "_ratio": {"unit": "percentunit", "min": 0, "max": 1},
+    "_bytes": {"unit": "bytes"},
+    "_watts": {"unit": "watt"},
+    "_bytes_per_second": {"unit": "Bps"},
+    "_seconds": {"unit": "s"},
+    "": {"unit": "short"},
 }
+_CHOSEN = '{run=~"$run"}'
 _NOT_SHOWN = ("trnslurm_run_steps", "trnslurm_run_reported_timestamp_seconds")
 
 
 def dashboard_text() -> str:
     """Return the dashboard as JSON: a panel for each metric, for the runs chosen at its top."""
-    gauges = [gauge for gauge in (*OF_RUN, *OF_NODE) if gauge.name not in _NOT_SHOWN]
-    panels = [
-        _panel(number, gauge.name, gauge.about, of_node=gauge in OF_NODE)
-        for number, gauge in enumerate(gauges)
+    of_run = [gauge for gauge in (NOTICES, *OF_RUN) if gauge.name not in _NOT_SHOWN]
+    shown = [
+        ("Runs by state", f"sum by (state) ({STATE.name}{_CHOSEN})", "{{state}}"),
+        *((gauge.about, f"{gauge.name}{_CHOSEN}", "{{run}}") for gauge in of_run),
+        *((gauge.about, f"{gauge.name}{_CHOSEN}", "{{run}} {{host}}") for gauge in OF_NODE),
     ]
+    panels = [_panel(number, *panel) for number, panel in enumerate(shown)]
     variables = [
         {
             "name": "datasource",
@@ -41,6 +45,7 @@ def dashboard_text() -> str:
             "refresh": 2,
             "multi": True,
             "includeAll": True,
+            "current": {"text": ["All"], "value": ["$__all"]},
             "sort": 2,
         },
     ]
@@ -58,12 +63,13 @@ def dashboard_text() -> str:
     )
 
 
-def _panel(number: int, name: str, about: str, *, of_node: bool) -> dict[str, Any]:
-    units = [unit for ending, unit in _UNITS.items() if name.endswith(ending)]
+def _panel(number: int, title: str, query: str, legend: str) -> dict[str, Any]:
+    name = query.partition("{")[0]
+    defaults = next(each for ending, each in _DEFAULTS.items() if name.endswith(ending))
     return {
         "id": number + 1,
         "type": "timeseries",
-        "title": about,
+        "title": title,
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "gridPos": {
             "x": number % 2 * _WIDTH,
@@ -71,12 +77,6 @@ def _panel(number: int, name: str, about: str, *, of_node: bool) -> dict[str, An
             "w": _WIDTH,
             "h": _HEIGHT,
         },
-        "targets": [
-            {
-                "refId": "A",
-                "expr": f'{name}{{run=~"$run"}}',
-                "legendFormat": "{{run}} {{host}}" if of_node else "{{run}}",
-            }
-        ],
-        "fieldConfig": {"defaults": {"unit": units[-1]} if units else {}, "overrides": []},
+        "targets": [{"refId": "A", "expr": query, "legendFormat": legend}],
+        "fieldConfig": {"defaults": defaults, "overrides": []},
     }

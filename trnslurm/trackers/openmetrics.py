@@ -40,14 +40,18 @@ def _times(value: float | None, unit: float) -> float | None:
 
 
 OF_RUN = (
-    Gauge("trnslurm_run_step", "The step that was reported last", _metric("step")),
+    Gauge("trnslurm_run_step", "The newest step", _metric("step")),
     Gauge("trnslurm_run_steps", "All steps of the run", _metric("steps")),
-    Gauge("trnslurm_run_loss", "The loss of that step", _metric("loss")),
-    Gauge("trnslurm_run_step_seconds", "How long that step took", _metric("step_s")),
+    Gauge("trnslurm_run_loss", "The newest loss", _metric("loss")),
+    Gauge("trnslurm_run_step_seconds", "How long the newest step took", _metric("step_s")),
     Gauge("trnslurm_run_tokens_per_second", "Tokens a second", _metric("tokens_per_s")),
     Gauge("trnslurm_run_samples_per_second", "Samples a second", _metric("samples_per_s")),
     Gauge("trnslurm_run_mfu_ratio", "The share of the devices' peak FLOP/s", _metric("mfu")),
-    Gauge("trnslurm_run_reported_timestamp_seconds", "When it was reported", _metric("time")),
+    Gauge(
+        "trnslurm_run_reported_timestamp_seconds",
+        "When the newest step was reported",
+        _metric("time"),
+    ),
     Gauge("trnslurm_run_attempts", "Attempts so far", lambda status: len(status.attempts)),
 )
 OF_NODE = (
@@ -67,15 +71,15 @@ OF_NODE = (
     *(
         Gauge(
             f"trnslurm_node_{network}_{way}_bytes_per_second",
-            f"Bytes {said} by the {kind}",
+            f"Bytes a second {said} by {kind}",
             _rate(f"{network}_{way}_mb_s"),
         )
-        for network, kind in (("net", "network"), ("fabric", "EFA or InfiniBand"))
+        for network, kind in (("net", "the network"), ("fabric", "EFA or InfiniBand"))
         for way, said in (("in", "received"), ("out", "sent"))
     ),
 )
-_STATE = Gauge("trnslurm_run_state", "1 for the state that the run is in", lambda _: 1.0)
-_NOTICES = Gauge("trnslurm_run_notices", "What trnslurm usage has to tell", lambda told: len(told))
+STATE = Gauge("trnslurm_run_state", "1 for the state that the run is in", lambda _: 1.0)
+NOTICES = Gauge("trnslurm_run_notices", "Warnings of trnslurm usage", lambda told: len(told))
 
 
 def exposition(statuses: Sequence[RunStatus]) -> str:
@@ -85,8 +89,8 @@ def exposition(statuses: Sequence[RunStatus]) -> str:
     for gauge in OF_RUN:
         lines += _lines(gauge, ((_of_run(status), status) for status, _ in active))
     states = ((_of_run(status) | {"state": status.state}, status) for status, _ in active)
-    lines += _lines(_STATE, states)
-    lines += _lines(_NOTICES, ((_of_run(status), usage.told()) for status, usage in active))
+    lines += _lines(STATE, states)
+    lines += _lines(NOTICES, ((_of_run(status), usage.told()) for status, usage in active))
     for gauge in OF_NODE:
         lines += _lines(
             gauge,
