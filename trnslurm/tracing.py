@@ -25,6 +25,7 @@ _LOOK_S = 10.0
 MOST_STEPS = 100
 SPAN = "trnslurm: "
 """The beginning of the names of our own spans."""
+_STEP = "ProfilerStep"
 OTHER, IDLE = "other computing", "Python, or waiting"
 COLLECTIVES = "collectives"
 _BESIDE = "collectives that nothing else hides"
@@ -64,6 +65,8 @@ class Tracer:
             self._left -= 1
             if self._left <= 0:
                 self._end()
+            else:
+                self._recording.step()
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             self._look()
@@ -93,7 +96,9 @@ class Tracer:
             profiler: Any = importlib.import_module("torch.profiler")  # the worker's own
             kinds = profiler.ProfilerActivity
             which = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_available() else [])]
-            recording = profiler.profile(activities=which)
+            # Only with a schedule does it mark where a step begins: ProfilerStep#0.
+            always: Any = profiler.ProfilerAction.RECORD
+            recording = profiler.profile(activities=which, schedule=lambda _: always)
             recording.start()
         except Exception as error:  # another profiler may be active
             self._write({"problem": f"torch.profiler: {error}"})
@@ -136,18 +141,38 @@ Span = tuple[float, float, str]
 
 
 def spans_of(events: Iterable[Any]) -> list[Span]:
-    """Return what a device did, or else what the thread did that did most."""
+    """Return what a device did, or else what the thread did that computed most.
+
+    Computing hides the collectives of other streams and threads.
+    """
     on_device: list[Span] = []
     threads: dict[int, list[Span]] = {}
     for event in events:
-        span = (event.time_range.start / 1e6, event.time_range.end / 1e6, kind_of(event.name))
+        kind = kind_of(event.name)
+        # A step, or the forward pass of DistributedDataParallel: only what is inside counts. Older
+        # versions of PyTorch do not say what is an annotation.
+        annotates = event.name.startswith(_STEP) or getattr(event, "is_user_annotation", False)
+        if kind == OTHER and annotates:
+            continue
+        span = (event.time_range.start / 1e6, event.time_range.end / 1e6, kind)
         if "CUDA" in str(event.device_type):
-            # Computing beside a collective hides it.
-            on_device.append((*span[:2], span[2] if span[2] != COLLECTIVES else _BESIDE))
+            on_device.append(span)
         else:
             threads.setdefault(event.thread, []).append(span)
-    most = max(threads.values(), key=lambda spans: sum(e - s for s, e, _ in spans), default=[])
-    return on_device or most
+    if on_device:
+        return _beside(on_device)
+    computing = {
+        thread: sum(end - start for start, end, kind in spans if kind != COLLECTIVES)
+        for thread, spans in threads.items()
+    }
+    main = max(computing, key=lambda thread: computing[thread], default=0)
+    others = [span for thread, spans in threads.items() if thread != main for span in spans]
+    return threads.get(main, []) + _beside(span for span in others if span[2] == COLLECTIVES)
+
+
+def _beside(spans: Iterable[Span]) -> list[Span]:
+    """Return spans whose collectives count only where nothing hides them."""
+    return [(*span[:2], _BESIDE if span[2] == COLLECTIVES else span[2]) for span in spans]
 
 
 def kind_of(name: str) -> str:

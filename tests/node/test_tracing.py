@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from trnslurm import tracing
 from trnslurm.rundir import RunFiles, read_json, write_json
-from trnslurm.tracing import IDLE, OTHER, Tracer, kind_of, shares
+from trnslurm.tracing import IDLE, OTHER, Tracer, kind_of, shares, spans_of
 
 from ..waiting import eventually
 
@@ -59,6 +60,32 @@ def test_the_outer_span_of_a_purpose_counts() -> None:
     assert shares([], 0.0) == {IDLE: 0.0}
 
 
+def event(name: str, start: float, end: float, thread: int = 1, **more: Any) -> SimpleNamespace:
+    """An event of torch.profiler, in seconds."""
+    took = SimpleNamespace(start=1e6 * start, end=1e6 * end)
+    facts = {"device_type": "DeviceType.CPU", "is_user_annotation": False}
+    return SimpleNamespace(name=name, time_range=took, thread=thread, **facts | more)
+
+
+def test_the_thread_that_computes_counts() -> None:
+    """Gloo's own threads spend more time in collectives than the main thread in all."""
+    annotation = {"is_user_annotation": True}
+    events = [
+        event("ProfilerStep*", 0.0, 10.0, **annotation),
+        event("DistributedDataParallel.forward", 0.0, 4.0, **annotation),
+        event("trnslurm: data", 0.0, 1.0, **annotation),
+        event("aten::mm", 1.0, 2.0),
+        event("gloo:all_reduce", 1.0, 9.0, thread=2, **annotation),
+        event("aten::mm", 5.0, 7.0),
+        event("aten::mul", 5.0, 5.5, thread=3),
+    ]
+    found = shares(spans_of(events), 10.0)
+    assert found == {"collectives": 0.5, "matrix products": 0.3, "data": 0.1, IDLE: 0.1}
+    on_device = event("gemm", 0.0, 1.0, device_type="DeviceType.CUDA")
+    assert spans_of([*events, on_device]) == [(0.0, 1.0, "matrix products")]
+    assert spans_of([]) == []
+
+
 def ask(files: RunFiles, **changes: Any) -> None:
     write_json(files.profile_request, {"id": "a-1", "steps": 2, "workers": [0, 3]} | changes)
 
@@ -93,7 +120,9 @@ def test_a_worker_records(tmp_path: Path) -> None:
     assert facts["shares"]["matrix products"] > 0 and facts["shares"][IDLE] > 0
     assert sum(facts["shares"].values()) == pytest.approx(1.0, abs=0.01)
     with gzip.open(file.with_name(facts["trace"]), "rt") as trace:
-        assert "aten::addmm" in {e.get("name") for e in json.load(trace)["traceEvents"]}
+        names = {e.get("name") for e in json.load(trace)["traceEvents"]}
+    assert {"aten::addmm", "ProfilerStep#0", "ProfilerStep#1"} <= names
+    assert "ProfilerStep#2" not in names
     tracer.step_done()
     assert not tracer.records  # once for each request
     assert not Tracer(files, 3).records
