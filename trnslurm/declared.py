@@ -127,6 +127,7 @@ def _wrong(
 
 _KEEPS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": lambda value, limit: bool(value >= limit),
+    "at most": lambda value, limit: bool(value <= limit),
     "more than": lambda value, limit: bool(value > limit),
     "less than": lambda value, limit: bool(value < limit),
     "divides": lambda value, limit: bool(value > 0 and limit % value == 0),

@@ -311,6 +311,15 @@ class RunFiles(Frozen, kw_only=False):
         """What a worker recorded for a request: its trace, or the summary."""
         return self.path / "profile" / which / f"worker{rank}.{kind}"
 
+    def profiles(self) -> list[tuple[str, int]]:
+        """Return which requests workers have answered, and which workers."""
+        found = [
+            (file.parent.name, int(number[1]))
+            for file in self.path.glob("profile/*/worker*.summary.json")
+            if (number := re.fullmatch(r"worker(\d+)\.summary\.json", file.name))
+        ]
+        return sorted(found)
+
     @property
     def guard_file(self) -> Path:
         """Why the guard of a local run has ended its script."""

@@ -2,8 +2,9 @@
 
 `trnslurm profile RUN` writes a request into the run directory. Each worker looks for it after a
 step, now and then; one that is asked records the next steps with torch.profiler, and writes a trace
-for Perfetto and a summary. Our jobs and the contract call Tracer.step_done. Standard library only:
-the worker's own PyTorch does the work, if the worker has imported it.
+for Perfetto and a summary. A recipe's `profile` has worker 0 do so without a request. Our jobs and
+the contract call Tracer.step_done. Standard library only: the worker's own PyTorch does the work,
+if the worker has imported it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trnslurm.rundir import RunFiles, read_json, write_json
 # 1,000 workers then list a directory 100 times a second.
 _LOOK_S = 10.0
 MOST_STEPS = 100
+_BY_RECIPE, _RECIPE = "TRNSLURM_PROFILE", "recipe"
 SPAN = "trnslurm: "
 """The beginning of the names of our own spans."""
 _STEP = "ProfilerStep"
@@ -49,6 +51,10 @@ class Tracer:
         self._files, self._rank = files, rank
         self._next_look = time.monotonic() + _LOOK_S
         self._done = read_json(files.profile_request).get("id")  # of an earlier attempt
+        # A recipe's: after how many steps, and how many.
+        self._after, self._steps = map(int, os.environ.get(_BY_RECIPE, "0 0").split())
+        first = not files.profile_file(_RECIPE, rank, "summary.json").exists()
+        self._after = self._after if rank == 0 and first else 0
         self._recording: Any = None
         self._request: dict[str, Any] = {}
         self._left = 0
@@ -61,12 +67,15 @@ class Tracer:
 
     def step_done(self) -> None:
         """Begin or end a recording, if it is time; call it after every step."""
+        self._after -= 1
         if self.records:
             self._left -= 1
             if self._left <= 0:
                 self._end()
             else:
                 self._recording.step()
+        elif self._after == 0:
+            self._begin({"id": _RECIPE, "steps": self._steps})
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             self._look()
@@ -84,10 +93,10 @@ class Tracer:
         self._done = which
         asked = isinstance(workers, list) and self._rank in workers
         if asked and isinstance(steps, int) and 0 < steps <= MOST_STEPS:
-            self._request, self._left = request, steps
-            self._begin()
+            self._begin(request)
 
-    def _begin(self) -> None:
+    def _begin(self, request: dict[str, Any]) -> None:
+        self._request, self._left = request, request["steps"]
         torch: Any = sys.modules.get("torch")
         if torch is None:
             self._write({"problem": "the worker has not imported PyTorch"})

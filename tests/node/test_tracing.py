@@ -128,6 +128,23 @@ def test_a_worker_records(tmp_path: Path) -> None:
     assert not Tracer(files, 3).records
 
 
+def test_a_recipe_records_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRNSLURM_PROFILE", "2 1")
+    files, tracer = worker(tmp_path, 0)
+    _, other = worker(tmp_path, 3)
+    begun = []
+    for _ in range(4):
+        tracer.step_done()
+        other.step_done()
+        begun.append((tracer.records, other.records))
+    assert begun == [(False, False), (True, False), (False, False), (False, False)]
+    assert eventually(lambda: read_json(files.profile_file("recipe", 0, "summary.json")))
+    again = Tracer(files, 0)  # of the next attempt
+    for _ in range(3):
+        again.step_done()
+        assert not again.records
+
+
 @pytest.mark.parametrize(
     "request_", [{"workers": [1]}, {"workers": 3}, {"steps": 0}, {"id": "../x"}, {"id": None}]
 )

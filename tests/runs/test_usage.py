@@ -108,6 +108,17 @@ def test_the_keys_of_profile(run: RunDir, cli, stable, monkeypatch) -> None:
     stable.json("profile", json.loads(cli("profile", "last", "--json").out), free=["[].shares"])
 
 
+def test_what_was_recorded_by_a_run_that_has_ended(run: RunDir, fake_slurm, cli) -> None:
+    write_attempt(run, "train", 1, state="FAILED", hosts="c-1,c-2")
+    fake_slurm.queue("")
+    assert "profile needs a training that runs" in cli("profile", "last").error
+    file = run.profile_file("recipe", 10, "summary.json")
+    file.parent.mkdir(parents=True)
+    write_json(file, {"host": "c-1", "steps": 3, "seconds": 1.5, "shares": {"data": 1.0}})
+    said = cli("profile", "last")
+    assert (said.code, said.out) == (0, "worker 10 on c-1, 3 steps in 1.50 s:\n  data 100%\n")
+
+
 def test_what_is_over_is_not_told(run: RunDir, cli) -> None:
     note(run, 0, time=5.0, device_use=[0.9])
     note(run, 1, time=5.0, device_use=[0.1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import click
@@ -10,8 +11,9 @@ from trnslurm.api.tables import count
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.errors import RunError
-from trnslurm.runs.profile import ask, recorded
+from trnslurm.runs.profile import Recorded, all_recorded, ask, recorded
 from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 from trnslurm.tracing import MOST_STEPS
 
 _LEAST_SHARE = 0.005
@@ -42,17 +44,21 @@ def profile_command(run: RunDir, steps: int, workers: tuple[int, ...], console: 
     """Record the next steps of a running training, and say where their time goes.
 
     The workers go on meanwhile. The traces, in profile/ of the run directory, are for
-    https://ui.perfetto.dev or chrome://tracing.
+    https://ui.perfetto.dev or chrome://tracing. Of a run that has ended, it shows what
+    was recorded.
 
     \b
     Example:
       trnslurm profile last
       trnslurm profile last --steps 10 --workers 0,8
     """
-    name = ask(run, steps=steps, workers=workers)
-    console.say(f"Asked {count(len(workers), 'worker')} for the next {count(steps, 'step')}")
+    shown: Iterable[Recorded] = all_recorded(run) if run_status(run).final else ()
+    if not shown:
+        name = ask(run, steps=steps, workers=workers)
+        console.say(f"Asked {count(len(workers), 'worker')} for the next {count(steps, 'step')}")
+        shown = recorded(run, name, workers)
     found = []
-    for each in recorded(run, name, workers):
+    for each in shown:
         found.append(each)
         if console.as_json:
             continue

@@ -328,6 +328,15 @@ class Graphs(Frozen):
     """Keys that matter only by being 0 (or empty) or not, such as an evaluation interval."""
 
 
+class Profile(Frozen):
+    """Steps that worker 0 records, as for `trnslurm profile`."""
+
+    at: NotNegative[int] = 0
+    """After so many steps of an attempt; 0: never."""
+    steps: Annotated[int, "at least 1", "at most 100"] = 3
+    """How many steps are recorded."""
+
+
 class Recipe(Frozen):
     """One training job: the settings of the training, without those of a cluster."""
 
@@ -356,6 +365,8 @@ class Recipe(Frozen):
     standby: bool = True
     """Whether the workers of the next attempt are started ahead, and wait, on a node with enough
     memory."""
+    profile: Profile = field(default_factory=Profile)
+    """Steps that are recorded without being asked for."""
     default_cluster: str = "trn1"
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None

@@ -248,6 +248,7 @@ def _values(
         "open_files": max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
         "preflight": cluster.preflight,
         "usage_seconds": f"{cluster.usage_seconds:g}" if cluster.usage_seconds else "",
+        "profile": config.recipe.profile,
         "hang_minutes": f"{config.recipe.hang_minutes:g}" if config.recipe.hang_minutes else "",
         "standby": standby,
         "expedite": spec.on_slurm and cluster.slurm.requeue and cluster.slurm.expedite,

@@ -1,4 +1,4 @@
-"""Asks workers of a running training to record their next steps, and reads what they say."""
+"""Asks workers of a running training to record their next steps, and reads what they recorded."""
 
 from __future__ import annotations
 
@@ -62,6 +62,14 @@ def recorded(run: RunDir, name: str, workers: Sequence[int]) -> Iterator[Recorde
                 raise RunError(f"{run.name} is {status.state}: its workers recorded nothing more")
         if left:
             time.sleep(_POLL_S)
+
+
+def all_recorded(run: RunDir) -> list[Recorded]:
+    """Return what the workers of a run have recorded, when asked or by its recipe."""
+    return [
+        _recorded(run, name, rank, cleaned(read_json(run.profile_file(name, rank, "summary.json"))))
+        for name, rank in run.profiles()
+    ]
 
 
 def _recorded(run: RunDir, name: str, rank: int, facts: dict[str, Any]) -> Recorded:
