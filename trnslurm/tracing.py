@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import re
 import sys
 import threading
@@ -101,6 +102,9 @@ class Tracer:
         if torch is None:
             self._write({"problem": "the worker has not imported PyTorch"})
             return
+        if request.get("memory") and not torch.cuda.is_available():
+            self._write({"problem": "only a GPU's memory is recorded, and this worker has none"})
+            return
         try:
             profiler: Any = importlib.import_module("torch.profiler")  # the worker's own
             kinds = profiler.ProfilerActivity
@@ -108,6 +112,9 @@ class Tracer:
             # Only with a schedule does it mark where a step begins: ProfilerStep#0.
             always: Any = profiler.ProfilerAction.RECORD
             recording = profiler.profile(activities=which, schedule=lambda _: always)
+            if request.get("memory"):
+                # https://docs.pytorch.org/docs/2.9/torch_cuda_memory.html
+                torch.cuda.memory._record_memory_history(stacks="python")
             recording.start()
         except Exception as error:  # another profiler may be active
             self._write({"problem": f"torch.profiler: {error}"})
@@ -118,8 +125,13 @@ class Tracer:
         recording, self._recording = self._recording, None
         seconds = time.monotonic() - self._began
         request = self._request
+        memory = None
         try:
             recording.stop()
+            if request.get("memory"):
+                torch = sys.modules["torch"]
+                memory = torch.cuda.memory._snapshot()
+                torch.cuda.memory._record_memory_history(enabled=None)
         except Exception as error:
             self._write({"problem": f"torch.profiler: {error}"})
             return
@@ -129,6 +141,10 @@ class Tracer:
                 trace = self._files.profile_file(request["id"], self._rank, "json.gz")
                 trace.parent.mkdir(parents=True, exist_ok=True)
                 recording.export_chrome_trace(str(trace))
+                if memory is not None:
+                    place = self._files.profile_file(request["id"], self._rank, "memory.pickle")
+                    with place.open("wb") as file:
+                        pickle.dump(memory, file)
                 facts = {"steps": request["steps"], "seconds": round(seconds, 6)}
                 told = shares(spans_of(recording.events()), seconds)
                 self._write(facts | {"shares": told, "trace": trace.name})

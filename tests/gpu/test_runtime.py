@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -127,11 +128,14 @@ def test_collectives_are_timed_on_the_device(device: str, tmp_path: Path) -> Non
 
 
 def test_steps_are_recorded(trainings: Trainings, device: str, saw: Callable[..., None]) -> None:
-    """Records three steps on request: what the device did, in a trace and in words."""
+    """Records three steps on request: what the device did, its memory, a trace and words."""
     bundle = trainings.render("gpt2_zero1", **QUIET)
     process = started(trainings, bundle)
     files = RunFiles(bundle)
-    write_json(files.profile_request, {"id": "asked", "steps": 3, "workers": [0]})
+    write_json(
+        files.profile_request,
+        {"id": "asked", "steps": 3, "workers": [0], "memory": device == "cuda"},
+    )
     summary = files.profile_file("asked", 0, "summary.json")
     eventually(summary.exists, LIMIT_S)
     (bundle / "state/stop-train-1.json").write_text("{}")
@@ -141,6 +145,9 @@ def test_steps_are_recorded(trainings: Trainings, device: str, saw: Callable[...
     with gzip.open(files.profile_file("asked", 0, "json.gz"), "rt") as trace:
         kinds = {event.get("cat") for event in json.load(trace)["traceEvents"]}
     assert ("kernel" in kinds) == (device == "cuda")
+    if device == "cuda":
+        snapshot = pickle.loads(files.profile_file("asked", 0, "memory.pickle").read_bytes())
+        assert snapshot["segments"] and any(snapshot["device_traces"])
     saw(**{kind.replace(" ", "_"): f"{share:.0%}" for kind, share in facts["shares"].items()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,36 @@ def test_other_requests_are_ignored(tmp_path: Path, request_: dict[str, Any]) ->
     ask(files, **request_)
     tracer.step_done()
     assert not tracer.records
+
+
+def test_memory_is_of_a_gpu(tmp_path: Path) -> None:
+    files, tracer = worker(tmp_path)
+    ask(files, memory=True)
+    tracer.step_done()
+    problem = read_json(files.profile_file("a-1", 3, "summary.json"))["problem"]
+    assert problem == "only a GPU's memory is recorded, and this worker has none"
+    assert not tracer.records
+
+
+def test_the_memory_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's calls in their order; the test on a GPU makes them."""
+    called: list[dict[str, Any]] = []
+    memory, profile = torch.cuda.memory, torch.profiler.profile
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_cpu = [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(
+        torch.profiler, "profile", lambda **how: profile(**how | {"activities": on_cpu})
+    )
+    monkeypatch.setattr(memory, "_record_memory_history", lambda **how: called.append(how))
+    monkeypatch.setattr(memory, "_snapshot", lambda: {"segments": len(called)})
+    files, tracer = worker(tmp_path)
+    ask(files, memory=True, steps=1)
+    for _ in range(2):
+        tracer.step_done()
+    assert eventually(lambda: read_json(files.profile_file("a-1", 3, "summary.json")))["trace"]
+    assert called == [{"stacks": "python"}, {"enabled": None}]
+    snapshot = files.profile_file("a-1", 3, "memory.pickle")
+    assert pickle.loads(snapshot.read_bytes()) == {"segments": 1}
 
 
 def test_a_second_profiler_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

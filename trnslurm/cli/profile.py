@@ -38,9 +38,16 @@ def _ranks(_context: click.Context, _option: click.Parameter, text: str) -> tupl
 @click.option(
     "--workers", default="0", metavar="RANKS", callback=_ranks, help="Which workers: 0,8."
 )
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Also record what a GPU's memory holds, for pytorch.org/memory_viz.",
+)
 @path_option
 @json_option
-def profile_command(run: RunDir, steps: int, workers: tuple[int, ...], console: Terminal) -> None:
+def profile_command(
+    run: RunDir, steps: int, workers: tuple[int, ...], memory: bool, console: Terminal
+) -> None:
     """Record the next steps of a running training, and say where their time goes.
 
     The workers go on meanwhile. The traces, in profile/ of the run directory, are for
@@ -54,7 +61,7 @@ def profile_command(run: RunDir, steps: int, workers: tuple[int, ...], console: 
     """
     shown: Iterable[Recorded] = all_recorded(run) if run_status(run).final else ()
     if not shown:
-        name = ask(run, steps=steps, workers=workers)
+        name = ask(run, steps=steps, workers=workers, memory=memory)
         console.say(f"Asked {count(len(workers), 'worker')} for the next {count(steps, 'step')}")
         shown = recorded(run, name, workers)
     found = []
@@ -71,7 +78,9 @@ def profile_command(run: RunDir, steps: int, workers: tuple[int, ...], console: 
         click.echo(f"  {', '.join(shares)}")
         if each.trace:
             click.echo(f"  trace: {each.trace}")
+        if each.memory:
+            click.echo(f"  memory: {each.memory}")
     if console.as_json:
-        echo_json([asdict(each) | {"trace": each.trace and str(each.trace)} for each in found])
+        echo_json([asdict(each) for each in found])
     if all(each.problem for each in found):
         raise RunError(f"{run.name}: no worker recorded its steps")

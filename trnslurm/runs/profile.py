@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import RunError
@@ -29,10 +28,13 @@ class Recorded(Frozen):
     seconds: float
     shares: dict[str, float]
     """The share of the time that each kind of work took, the largest first."""
-    trace: Path | None
+    trace: str | None
+    """A file for https://ui.perfetto.dev."""
+    memory: str | None
+    """The snapshot of its memory, for https://pytorch.org/memory_viz."""
 
 
-def ask(run: RunDir, *, steps: int, workers: Sequence[int]) -> str:
+def ask(run: RunDir, *, steps: int, workers: Sequence[int], memory: bool = False) -> str:
     """Ask for a recording; return its name."""
     refuse_foreign(run.path, "ask the workers of")
     status = run_status(run)
@@ -42,7 +44,7 @@ def ask(run: RunDir, *, steps: int, workers: Sequence[int]) -> str:
     if isinstance(number, int) and max(workers) >= number:
         raise RunError(f"{run.name} has workers 0 to {number - 1}, but no worker {max(workers)}")
     name = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    request = {"id": name, "steps": steps, "workers": list(workers)}
+    request = {"id": name, "steps": steps, "workers": list(workers), "memory": memory}
     write_json(run.profile_request, request)
     return name
 
@@ -74,7 +76,7 @@ def all_recorded(run: RunDir) -> list[Recorded]:
 
 def _recorded(run: RunDir, name: str, rank: int, facts: dict[str, Any]) -> Recorded:
     shares, steps, seconds = (facts.get(key) for key in ("shares", "steps", "seconds"))
-    trace = run.profile_file(name, rank, "json.gz")
+    trace, memory = (run.profile_file(name, rank, kind) for kind in ("json.gz", "memory.pickle"))
     return Recorded(
         rank=rank,
         host=printable(str(facts.get("host", "?"))),
@@ -86,5 +88,6 @@ def _recorded(run: RunDir, name: str, rank: int, facts: dict[str, Any]) -> Recor
             for kind, share in (shares.items() if isinstance(shares, dict) else ())
             if is_number(share)
         },
-        trace=trace if trace.exists() else None,
+        trace=str(trace) if trace.exists() else None,
+        memory=str(memory) if memory.exists() else None,
     )
