@@ -76,7 +76,8 @@ def test_a_slow_network_is_told_apart(tmp_path: Path) -> None:
     assert training.run(6, healthy) == []
     training.network_s = 0.5
     (told,) = training.run(4, healthy)
-    assert told.startswith("all nodes: collectives take") and "the network?" in told
+    assert told.startswith("all nodes: collectives take")
+    assert "times as long since step 360: the network? trnslurm doctor --run" in told
 
 
 @pytest.mark.parametrize("workers", [1, 2, 32])

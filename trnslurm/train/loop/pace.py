@@ -24,6 +24,7 @@ _LEAST_STEPS = 10
 _LONGER, _OF_STEP, _LOOKS = 1.25, 0.05, 3
 # All wait this many times longer than they usually did, and for this share of a step.
 _WAIT_LONGER, _WAIT_OF_STEP, _USUAL_LOOKS = 2.0, 0.3, 3
+_NEXT = ": the network? trnslurm doctor --run times the link of each node"
 _NOT_COMPUTING = ("collectives", "data", "eval", "checkpoint")
 
 
@@ -84,6 +85,7 @@ class Pace:
             self._seen[about] = self._seen.get(about, 0) + 1 if about in true else 0
             if self._seen[about] == _LOOKS:
                 text = f"{true[about]} since step {max(1, step - _LOOKS * means[0].steps)}"
+                text += _NEXT if about[0] == "wait" else ""
                 host = workers[about[1]].host if about[1] >= 0 else "all nodes"
                 self._told[about] = {"text": text, "since": time.time(), "host": host}
             elif not self._seen[about]:
@@ -116,7 +118,6 @@ class Pace:
         wait = min(mean.wait for mean in means)  # of the last to come, which waits for none
         usual = statistics.median(self._waits) if len(self._waits) >= _USUAL_LOOKS else wait
         if wait > _WAIT_LONGER * usual and wait > _WAIT_OF_STEP * step_s:
-            text = f"collectives take {wait / usual:.1f} times as long as before: the network?"
-            yield ("wait", -1), text
+            yield ("wait", -1), f"collectives take {wait / usual:.1f} times as long"
         else:
             self._waits.append(wait)
