@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/node/triage_logs"
 # What is in their logs does not tell the cause, or too little of it.
 NOT_RIGHT = {
+    "a15-launch-pdsh-launcher-started-on-every-node-1",
+    "a15-slurm-horovod-detection-srun-1",
     "data-neg-mmap-wrong-path-1-r2",
     "deepspeed_lightning-ds090-batch-assert-h2-9",
     "huggingface-fsdp-save-oom-1-r2",
@@ -109,12 +111,12 @@ def found(run: RunDir) -> Finding:
         (
             "DistNetworkError: The server socket has failed to listen on any local network "
             "address. port: 29511, useIpv6: false, code: -98, name: EADDRINUSE",
-            "the master port 29511 is taken on the first node|",
+            "the port 29511 is taken on this node|",
         ),
         (
             "RuntimeError: The server socket has failed to bind to [::]:29512 (errno: 98 - "
             "Address already in use).",
-            "the master port 29512 is taken on the first node|",
+            "the port 29512 is taken on this node|",
         ),
         (
             "OSError: [Errno 98] Address already in use",
