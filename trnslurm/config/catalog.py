@@ -12,8 +12,9 @@ November 2026:
 - Prices: on demand in us-east-1, of August and September 2026, from third parties. p5e and trn2
   have no price on demand that is public: they are sold in capacity blocks.
 
-trn3 is not here: EC2 lists no instance type, and Neuron's documentation gives figures of whole
-UltraServers only.
+trn3 is not here: EC2 lists no instance type. Neuron's documentation (neuron-hardware/trainium3 and
+trn3-arch, 2025-12) gives a chip 144 GiB and 671 TFLOP/s in BF16, and an UltraServer 4 servers of 16
+chips (Gen1) or 36 of 4 (Gen2). The servers' CPUs, memory, EFA interfaces and prices are unknown.
 """
 
 from collections.abc import Mapping, Sequence
