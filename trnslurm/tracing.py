@@ -117,6 +117,8 @@ class Tracer:
                 torch.cuda.memory._record_memory_history(stacks="python")
             recording.start()
         except Exception as error:  # another profiler may be active
+            if request.get("memory"):
+                torch.cuda.memory._record_memory_history(enabled=None)
             self._write({"problem": f"torch.profiler: {error}"})
             return
         self._recording, self._began = recording, time.monotonic()
