@@ -282,7 +282,8 @@ def test_only_slurm_starts_slurms_commands() -> None:
 
 def test_what_every_node_runs_needs_the_standard_library_only() -> None:
     for file in files("node", "rundir"):
-        assert foreign(file) <= sys.stdlib_module_names, file
+        more = {"torch"} if file.name == "torchrun.py" else set()
+        assert foreign(file) <= sys.stdlib_module_names | more, file
 
 
 @pytest.mark.parametrize("file", sorted(JOBS.rglob("*.py")), ids=lambda f: str(f.relative_to(JOBS)))
