@@ -49,8 +49,10 @@ from trnslurm.errors import ConfigError
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
 NEURON_DEVICES = Path("/dev")
 
-# How much a wrong key and a known one must have in common, in the same section and in another.
-_LIKE_HERE, _LIKE_ELSEWHERE, _HERE = 0.6, 0.75, 0.05
+# How much a wrong key and a known one must have in common, in the same section and in another; what
+# speaks for a key of the same section, and for one without a section.
+_LIKE_HERE, _LIKE_ELSEWHERE = 0.6, 0.75
+_HERE, _TOP = 0.05, 0.01
 _BEGINS, _SHORTEST_BEGIN = 0.85, 3
 _MOST_NEAREST = 3
 
@@ -347,7 +349,7 @@ def _nearest(dotted: str, keys: Iterable[str]) -> list[str]:
         if name != wrong and begins:
             likeness = max(likeness, _BEGINS)
         if likeness >= (_LIKE_HERE if there == section else _LIKE_ELSEWHERE):
-            scores[key] = likeness + (_HERE if there == section else 0)
+            scores[key] = likeness + (_HERE if there == section else 0 if there else _TOP)
     best = max(scores.values(), default=0)
     return [key for key, score in scores.items() if score == best][:_MOST_NEAREST]
 
