@@ -196,9 +196,9 @@ clean:  ## Remove what make built
 	touch $@
 
 .venv-pcluster: tests/parallelcluster/requirements.txt | python-venv
-	@echo "Installing the schema of AWS ParallelCluster into .venv-pcluster"
+	@echo "Installing AWS ParallelCluster, and a stand-in for AWS, into .venv-pcluster"
 	$(PYTHON) -m venv --clear $@
-	$@/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$@/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 # The peer of `make bench-data`, in a separate environment so that it does not change ours.

@@ -1,0 +1,62 @@
+"""What the shipped cluster files name, made in moto's account.
+
+python aws_account.py                          images, before the server starts: amis.json
+python aws_account.py REGION '{"key": "rsa"}'  key pair, subnets, bucket, tags: made.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import boto3
+
+IMAGE, BUCKET, KEY = "ami-0123456789abcdef0", "replace-me-bucket", "replace-me-key"
+VERSION, SYSTEM = "3.16.1", "ubuntu2404"
+
+
+def images():
+    """Return ParallelCluster's own image, and one that it has built."""
+    official = f"aws-parallelcluster-{VERSION}-ubuntu-2404-lts-hvm-x86_64-202601010000 2026-01-01"
+    common = {
+        "state": "available", "public": True, "sriov": "simple", "root_device_type": "ebs",
+        "root_device_name": "/dev/sda1", "description": "", "image_type": "machine",
+        "platform": None, "architecture": "x86_64", "virtualization_type": "hvm",
+        "hypervisor": "xen", "image_location": "",
+    }  # fmt: skip
+    return [
+        common | {"ami_id": IMAGE, "name": "neuron", "owner_id": "111122223333"},
+        common | {"ami_id": "ami-0aaaaaaaaaaaaaaa1", "name": official, "owner_id": "247102896272"},
+    ]
+
+
+def account(region, key="ed25519", tags="all"):
+    """Make the rest anew; return the names of subnets by those in the files."""
+    ec2, s3 = boto3.client("ec2", region_name=region), boto3.client("s3", region_name=region)
+    ec2.delete_key_pair(KeyName=KEY)
+    ec2.create_key_pair(KeyName=KEY, KeyType=key)
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
+    subnets = [
+        ec2.create_subnet(VpcId=vpc, CidrBlock=block, AvailabilityZone=f"{region}a")["Subnet"]
+        for block in ("10.0.0.0/24", "10.0.1.0/24")
+    ]
+    public, private = (subnet["SubnetId"] for subnet in subnets)
+    ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
+    if BUCKET not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}:
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": region})
+    s3.put_object(Bucket=BUCKET, Key="node-setup.sh", Body=b"#!/bin/bash\n")
+    known = {
+        "version": VERSION, "os": SYSTEM, "build_status": "available",
+        "bootstrap_file": f"aws-parallelcluster-cookbook-{VERSION}",
+    }  # fmt: skip
+    named = [{"Key": f"parallelcluster:{name}", "Value": v} for name, v in known.items()]
+    change = ec2.create_tags if tags == "all" else ec2.delete_tags
+    change(Resources=[IMAGE], Tags=named)
+    return {"subnet-0aaaaaaaaaaaaaaaa": public, "subnet-0bbbbbbbbbbbbbbbb": private}
+
+
+if len(sys.argv) == 1:
+    Path("amis.json").write_text(json.dumps(images()))
+else:
+    made = account(sys.argv[1], **json.loads(sys.argv[2]))
+    Path("made.json").write_text(json.dumps(made))
