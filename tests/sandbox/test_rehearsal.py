@@ -131,13 +131,14 @@ def test_detect_says_the_same_of_it(sandbox, file, cli, home, tmp_path) -> None:
     }
     for tree in found.values():
         tree.pop("description")
+        tree.pop("python")  # a file does not say
         tree["slurm"].pop("bin_dir")
     assert found["here"] == found["again"] == found["there"]
     slurm = found["there"]["slurm"]
     assert (slurm["account"], slurm["gpu_type"], slurm["max_nodes"]) == ("nlp", "a100", 2)
     assert slurm["cpus_per_task"] == 100
     assert cli("cluster", "detect", "--dump", again, "--bin-dir", bin_dir).error.endswith(
-        "File exists"
+        "the file exists; remove it, or name another"
     )
     other = json.loads(cli("cluster", "detect", "--from", file, "--json").out)
     assert [p["total"] for p in other["partitions"]] == [20, 3, 1, 20, 3, 1]

@@ -95,7 +95,7 @@ def detect_command(
     elif not write:
         _print_site(site, chosen)
     if write:
-        write_profile(**_profile(slurm, site, chosen, name, shared))
+        write_profile(**_profile(slurm, site, chosen, name, shared, here=source is None))
 
 
 def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -> dict[str, str]:
@@ -121,6 +121,8 @@ def _dump(seen: Snapshot, file: Path) -> None:
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(seen.to_json())
+    except FileExistsError:
+        raise ConfigError(f"--dump {file}: the file exists; remove it, or name another") from None
     except OSError as error:
         raise ConfigError(f"--dump {file}: {error.strerror}") from None
     click.echo(
@@ -132,7 +134,13 @@ def _dump(seen: Snapshot, file: Path) -> None:
 
 
 def _profile(
-    slurm: Slurm, site: DetectedCluster, chosen: Nodes, name: str | None, shared: Path | None
+    slurm: Slurm,
+    site: DetectedCluster,
+    chosen: Nodes,
+    name: str | None,
+    shared: Path | None,
+    *,
+    here: bool = True,
 ) -> dict[str, str]:
     # A ClusterName such as lab-2.5 is no profile's name.
     own = re.sub(r"[^\w-]", "-", site.cluster)
@@ -149,7 +157,7 @@ def _profile(
         warning = f"warning: partition {chosen.name} does not take your jobs: {chosen.unusable}"
     return {
         "name": _profile_name(name or own),
-        "text": profile_text(site, chosen, known, slurm.bin_dir, shared),
+        "text": profile_text(site, chosen, known, slurm.bin_dir, shared, here=here),
         "warning": warning,
     }
 

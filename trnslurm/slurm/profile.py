@@ -29,15 +29,20 @@ def profile_text(
     known: InstanceType | None,
     bin_dir: str | None,
     shared: Path | None = None,
+    *,
+    here: bool = True,
 ) -> str:
     """Return a commented cluster profile; all nodes mount the path `shared`.
 
-    `known` is the catalog's entry for the nodes' instance type.
+    `known` is the catalog's entry for the nodes' instance type; `here` says whether this host is of
+    the cluster.
     """
     accounting = "on" if site.accounting else "off: status works without it"
     found = shared or Path("~")
     cache = "null" if shared is None else _scalar(str(shared / "trnslurm-compile-cache"))
     where = "It seems that all nodes share this one" if shared else "No shared one was found"
+    python = sys.executable if here else str(found / "venvs/trnslurm/bin/python")
+    whose = "this is the one that made the profile" if here else "a guess, which you must check"
     own = _own_name(chosen)
     memory = f"{chosen.memory_mib // 1024} GiB" if chosen.memory_mib else "memory not known"
     lines = [
@@ -54,9 +59,9 @@ def profile_text(
         f"# Directories on a file system that all nodes share. {where}.",
         f"run_root: {_scalar(str(found / 'trnslurm-runs'))}",
         f"data_root: {_scalar(str(found / 'trnslurm-data'))}",
-        "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
+        f"# The nodes' Python, with the pinned stack; {whose}.",
         "activate: []",
-        f"python: {_scalar(sys.executable)}",
+        f"python: {_scalar(python)}",
         *_sdk_lines(known),
         "",
         "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",

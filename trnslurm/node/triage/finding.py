@@ -4,6 +4,7 @@ import math
 import re
 import textwrap
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         beside = (*(line.strip() for line in suspect.more[:3]), *beside)
     silent = known.kind == EFFECT or known.weak if known else _SILENT in suspect.lines[-1]
     earlier = evidence.error_like.get(suspect.place, ()) if silent else ()
-    earlier = tuple(line for line in earlier if line not in (*suspect.lines, *beside))
+    earlier = _without_harmless(x for x in earlier if x not in (*suspect.lines, *beside))
     others = () if known and known.strong else _others(evidence, known)
     warned = read_json(RunFiles(run).record_file).get("warned")
     said_before = "; ".join(map(str, warned)) if isinstance(warned, list) else ""
@@ -261,10 +262,7 @@ def _unexplained(evidence: Evidence, run: Path, phase: str, attempt: int) -> Fin
     """
     if evidence.state != "FAILED" or _ended_from_outside(run, phase, attempt):
         return None
-    errors = {
-        place: tuple(x for x in said if not ((c := cause_of([x])) and c.kind == HARMLESS))
-        for place, said in evidence.error_like.items()
-    }
+    errors = {place: _without_harmless(said) for place, said in evidence.error_like.items()}
     place, lines = next(((p, said) for p, said in errors.items() if said), ("", ()))
     known, last, end = last_words(run, phase, attempt)
     if known and not any(known.weak or _CERTAIN.search(line) for line in lines):
@@ -275,7 +273,7 @@ def _unexplained(evidence: Evidence, run: Path, phase: str, attempt: int) -> Fin
         cause = "unknown: these are the lines that look like errors"
         fix = f"read what is around them in {place}"
     else:
-        lines = tuple(x for x in last if not ((c := cause_of([x])) and c.kind == HARMLESS))
+        lines = _without_harmless(last)
         if not lines:
             return None
         place = end
@@ -318,7 +316,7 @@ def _exited(evidence: Evidence, run: Path, phase: str, attempt: int, said: str) 
     host, code = _EXITED.findall(said)[-1]
     node = evidence.hosts.index(host) if host in evidence.hosts else None
     known, last, place = last_words(run, phase, attempt, node)
-    lines = tuple(x for x in last if not ((c := cause_of([x])) and c.kind == HARMLESS))
+    lines = _without_harmless(last)
     if not lines or _ended_from_outside(run, phase, attempt):
         return None
     cause, fix = "unknown: these are the last lines of the program", f"read {place}"
@@ -327,6 +325,10 @@ def _exited(evidence: Evidence, run: Path, phase: str, attempt: int, said: str) 
     brief = f"exit code {code} on {host}; the last line: {lines[-1].strip()}"
     found = _of_lines(lines, known, (cause, fix), place, phase, attempt)
     return replace(found, node=node, host=host, brief=brief)
+
+
+def _without_harmless(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(x for x in lines if not ((cause := cause_of([x])) and cause.kind == HARMLESS))
 
 
 def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
