@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def test_where_the_time_went(interrupted) -> None:
     assert [part[0] for part in second.parts] == [STARTING, TRAINING, ENDING]
     assert [stay.nodes for stay in interrupted.stays] == [2, 2, 1]
     assert [stay.redone for stay in interrupted.stays] == [0, 10, 0]
+    every_tenth = replace(first, lines=first.lines[9::10], kept=2)
+    assert every_tenth.redone == 10
 
 
 def test_what_it_cost(interrupted) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -252,6 +253,20 @@ def test_a_running_training_shows_how_old_its_last_step_is(make_run, alive, cli,
     line = {"step": 1, "steps": 9, "loss": 2.5, "time": time.time() - age_s}
     run.metrics_file.write_text(json.dumps(line) + "\n")
     assert f"step 1/9, loss 2.5000, {words}" in cli("status", run.name).out
+
+
+def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None:
+    run = make_run(
+        states={"precompile": [DONE], "train": [{"state": "RUNNING"}]},
+        scheduler="local",
+        jobs={"local": alive},
+    )
+    log = run.node_log("train", 1, 0)
+    log.touch()
+    assert "no output" not in cli("status", run.name).out
+    os.utime(log, (0, time.time() - 300))
+    told = f"no step and no output for 5 min: trnslurm stacks {run.name} shows where its"
+    assert told in cli("status", run.name).out
 
 
 def failed(make_run, dead, log: str, **state: str) -> RunDir:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -55,6 +57,8 @@ from trnslurm.slurm.reasons import LACKS_NODES
 _SHOWN_ATTEMPTS = 5
 _SHOWN_NODES = 4
 _SHOWN_FIXES = 3
+_SILENT_S = 60.0
+"""How long a training is silent before `status` says so."""
 _PHASE_COLUMNS: dict[str, Callable[[PhaseStatus], str]] = {
     "phase": lambda p: p.phase,
     "state": lambda p: p.state,
@@ -209,6 +213,7 @@ def status_command(
     if "step" in status.metrics:
         step, loss = progress(status)
         click.echo(f"step {step}, loss {loss}{_age_of(status)}")
+    _say_silence(run, status)
     usage = usage_of(run, status)
     if not status.final and usage.now:
         click.echo(f"use: {usage.brief()}")
@@ -248,11 +253,32 @@ def _age_of(status: RunStatus) -> str:
         return ""
     if (attempt := status.metrics.get("attempt")) not in (None, status.phases[-1].attempt):
         return f" in attempt {attempt}"
-    seconds = max(0.0, time.time() - at)
+    return f", {_in_words(time.time() - at)} ago"
+
+
+def _in_words(seconds: float) -> str:
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return f", {seconds / size:.0f} {unit} ago"
-    return f", {seconds:.0f} s ago"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _say_silence(run: RunDir, status: RunStatus) -> None:
+    """Say how long a running training has given no sign of progress, and how to look."""
+    last = status.phases[-1]
+    if status.state != "RUNNING" or last.phase != "train":
+        return
+    at = status.metrics.get("time")
+    times = [at] if isinstance(at, int | float) else []
+    for log in run.node_logs(last.phase, last.attempt).values():
+        with suppress(OSError):
+            times.append(log.stat().st_mtime)
+    silent = time.time() - max(times, default=math.inf)
+    if silent >= _SILENT_S:
+        click.echo(
+            f"no step and no output for {_in_words(silent)}: "
+            f"trnslurm stacks {run.name} shows where its workers are"
+        )
 
 
 def _say_chain(status: RunStatus) -> None:

@@ -91,8 +91,11 @@ class Stay(Frozen):
 
     @property
     def redone(self) -> int:
-        """The number of its steps that a later attempt repeated."""
-        return len(self.lines) - self.kept
+        """The number of its steps that a later attempt repeated; not every step has a line."""
+        if self.kept == len(self.lines):
+            return 0
+        before = self.lines[self.kept - 1]["step"] if self.kept else self.attempt.checkpoint
+        return int(self.lines[-1]["step"] - before)
 
 
 class History(Frozen, kw_only=False):

@@ -10,7 +10,7 @@ from pathlib import Path
 from trnslurm import __version__
 from trnslurm.api.tables import dollars
 from trnslurm.report.figures import DARK, colour_of, drawings, png, svg
-from trnslurm.report.history import TRAIN, History, is_number
+from trnslurm.report.history import TRAIN, History, Stay, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
 
 _MOST_TOLD = 4
@@ -57,6 +57,11 @@ def _title(runs: Sequence[History]) -> str:
     return groups.pop() if len(groups) == 1 and "" not in groups else f"{len(runs)} runs"
 
 
+def _first_step(stay: Stay) -> int:
+    """Return the first step of an attempt; not every step has a line."""
+    return int(stay.attempt.checkpoint + 1 if stay.attempt.checkpoint else stay.lines[0]["step"])
+
+
 def _story(run: History) -> str:
     """Return one or two sentences about the interruptions of a training."""
     trains = [stay for stay in run.stays if stay.attempt.phase == TRAIN]
@@ -64,7 +69,7 @@ def _story(run: History) -> str:
         return ""
     began = []
     for before, stay in itertools.pairwise(trains):
-        where = f"at step {stay.lines[0]['step']:,}" if stay.lines else "without a step"
+        where = f"at step {_first_step(stay):,}" if stay.lines else "without a step"
         nodes = "1 node" if stay.nodes == 1 else f"{stay.nodes} nodes"
         began.append(f"{where}, on {nodes} (after {before.end})")
     times = "once" if len(began) == 1 else f"{len(began)} times"

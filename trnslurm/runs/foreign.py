@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import pwd
 import stat
@@ -73,10 +72,13 @@ def _foreign_owner(path: Path) -> int | None:
 
 
 def this_user() -> str:
-    """Return this user's name, or number: in a container a user may have no name."""
+    """Return this user's name, or number: in a container a user may have no name.
+
+    Slurm knows a job's user by the number; the variable USER may say anything.
+    """
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         return str(os.getuid())  # Slurm's commands take it too
 
 

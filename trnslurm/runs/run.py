@@ -139,6 +139,8 @@ class Attempt(Frozen):
     reason: str = ""
     exit_code: int | None = None
     cause: str = ""
+    checkpoint: int = 0
+    """The step of the checkpoint from which it began; 0: none."""
     hosts: str = ""
     nodes: int = 0
     """Of its job, spares included; 0: not recorded."""
