@@ -161,6 +161,7 @@ def test_what_does_not_work_from_elsewhere(
 
 
 def test_which_host(login: Login, cli, monkeypatch) -> None:
+    assert cli("sandbox", "list").code == 0  # though the default cluster is elsewhere
     assert cli("--on", "", "runs").code == 0
     monkeypatch.setenv("TRNSLURM_ON", "")
     assert cli("runs").code == 0

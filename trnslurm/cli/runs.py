@@ -252,7 +252,7 @@ def _age_of(status: RunStatus) -> str:
     if status.state != "RUNNING" or not isinstance(at, int | float):
         return ""
     if (attempt := status.metrics.get("attempt")) not in (None, status.phases[-1].attempt):
-        return f" in attempt {attempt}"
+        return f" in attempt {attempt}; attempt {status.phases[-1].attempt} begins"
     return f", {_in_words(time.time() - at)} ago"
 
 

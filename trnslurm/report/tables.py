@@ -175,7 +175,7 @@ def _steps(run: History) -> Table:
         + [figure(line.get(name), _FORMS.get(name, ",.1f")) for name in known]
         for line in shown
     ]
-    title = "Steps" if every == 1 else f"Steps, every {every}th"
+    title = "Steps" if every == 1 else f"Steps, one in {every}"
     return Table(title, ("step", "attempt", "time (UTC)", *known), rows, numbers=0, folded=True)
 
 

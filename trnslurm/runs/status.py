@@ -366,7 +366,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     ended = _ended_by_steps(run, metrics) if state == "COMPLETED" else ""
     ahead_mend = ahead.mend if ahead and in_vain else ""
     if state == "RUNNING" and run.cancelled_file.exists():
-        reason = reason or "cancelled: it is asked to save and to end"
+        reason = reason or "cancelled: it is asked to save and to end; cancel --now does not wait"
     if state == "CANCELLED" and phases[-1].attempt and PREPARE not in record.phases:
         bare = not reason or reason.startswith(BY_SCANCEL)
         saved = _saved(run) or ("no step is saved" if bare else "")
