@@ -109,9 +109,9 @@ def test_an_object_alone(data: Data) -> None:
 
 def test_killed_within_a_file_it_fetches_the_rest(data: Data) -> None:
     data.put("large", os.urandom(40 * MIB), in_parts_of=8 * MIB)
-    data.server.gate.sends_bytes_per_s = 10 * MIB
+    data.server.gate.sends_bytes_per_s = MIB
     with subprocess.Popen(data.command(), env=environ(), stderr=subprocess.DEVNULL) as program:
-        eventually(lambda: data.arrived >= 15 * MIB, SECONDS)
+        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
         program.kill()
     assert not data.output.exists()
     have, size = data.arrived, sum(map(len, data.files.values()))
@@ -124,11 +124,11 @@ def test_killed_within_a_file_it_fetches_the_rest(data: Data) -> None:
 
 def test_stopped_it_ends_at_once_and_keeps_what_it_has(data: Data) -> None:
     data.put("large", os.urandom(40 * MIB))
-    data.server.gate.sends_bytes_per_s = 10 * MIB
+    data.server.gate.sends_bytes_per_s = MIB
     with subprocess.Popen(
         data.command(), env=environ(), stderr=subprocess.PIPE, text=True
     ) as program:
-        eventually(lambda: data.arrived >= 10 * MIB, SECONDS)
+        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
         program.terminate()
         _, err = program.communicate(timeout=SECONDS)
     assert program.returncode == 143 and f"stopped: {KEPT}" in err
@@ -139,9 +139,9 @@ def test_stopped_it_ends_at_once_and_keeps_what_it_has(data: Data) -> None:
 
 def test_a_connection_that_breaks_goes_on_by_itself(data: Data) -> None:
     data.put("large", os.urandom(20 * MIB))
-    data.server.gate.sends_bytes_per_s = 10 * MIB
+    data.server.gate.sends_bytes_per_s = MIB
     with subprocess.Popen(data.command(), env=environ(), stderr=subprocess.DEVNULL) as program:
-        eventually(lambda: data.arrived >= 10 * MIB, SECONDS)
+        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
         data.server.gate.cut()
         data.server.gate.heal()
     assert program.returncode == 0
@@ -150,11 +150,11 @@ def test_a_connection_that_breaks_goes_on_by_itself(data: Data) -> None:
 
 def test_a_server_that_dies_leaves_what_has_arrived(data: Data) -> None:
     data.put("large", os.urandom(40 * MIB))
-    data.server.gate.sends_bytes_per_s = 10 * MIB
+    data.server.gate.sends_bytes_per_s = MIB
     with subprocess.Popen(
         data.command(), env=environ(), stderr=subprocess.PIPE, text=True
     ) as program:
-        eventually(lambda: data.arrived >= 15 * MIB, SECONDS)
+        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
         data.server.gate.cut()
         _, err = program.communicate(timeout=SECONDS)
     assert program.returncode == 1
@@ -169,9 +169,9 @@ def test_a_server_that_dies_leaves_what_has_arrived(data: Data) -> None:
 @pytest.mark.parametrize("in_parts_of", [64 * MIB, 5 * MIB])
 def test_damaged_bytes_are_not_taken(data: Data, in_parts_of: int) -> None:
     data.put("large", os.urandom(12 * MIB), in_parts_of=in_parts_of)
-    data.server.gate.sends_bytes_per_s = 10 * MIB
+    data.server.gate.sends_bytes_per_s = MIB
     with subprocess.Popen(data.command(), env=environ(), stderr=subprocess.DEVNULL) as program:
-        eventually(lambda: data.arrived >= 10 * MIB, SECONDS)
+        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
         program.kill()
     (file,) = data.beside[0].rglob("large")
     with file.open("r+b") as stream:
