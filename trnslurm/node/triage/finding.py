@@ -1,6 +1,5 @@
 """Find out who failed first and why, and report it in a few lines."""
 
-import math
 import re
 import textwrap
 import time
@@ -31,10 +30,10 @@ from trnslurm.node.triage.causes import (
     Cause,
     cause_of,
 )
+from trnslurm.node.triage.choice import choose, lost_node, of_machines
 from trnslurm.node.triage.evidence import (
     OWN_WORD,
     Evidence,
-    Hit,
     Suspect,
     batch_log,
     clean,
@@ -61,9 +60,7 @@ _MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
 _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
-_OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
-_LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
 _NO_FILES = (
     *("data-empty", "download-unreachable"),
     *("general-empty", "general-empty-sequence", "general-file", "general-missing"),
@@ -75,7 +72,6 @@ _NOTHING_FOUND = re.compile(
 )
 _TO_WRITE = ("directory-to-write", "save-directory")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
-_SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
 class Finding(Frozen):
@@ -151,7 +147,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     evidence = gather(run, phase, attempt)
     if evidence.state == "COMPLETED":
         return None
-    suspect, known, beside = _choose(evidence)
+    suspect, known, beside = choose(evidence)
     if suspect is None:
         return _unexplained(evidence, run, phase, attempt)
     if known and known.name == "task-exited" and not beside:
@@ -161,13 +157,13 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     known, beside = refined(run, phase, attempt, suspect, known, beside)
     known, beside = compared(evidence, known, beside)
     if known and known.name == "node-failed":
-        suspect = _lost_node(evidence, suspect)
+        suspect = lost_node(evidence, suspect)
     vague = known is not None and (known.kind == EFFECT or known.weak)
     if vague and _ended_from_outside(run, phase, attempt):
         return None  # workers that are told to end leave such errors
 
     def before() -> Raised | None:
-        earlier = _choose(gather(run, phase, attempt - 1))[0]
+        earlier = choose(gather(run, phase, attempt - 1))[0]
         return what_was_raised(earlier) if earlier else None
 
     again = comes_again(run, phase, attempt, evidence, suspect, before)
@@ -228,7 +224,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if again and not known and not options:
         cause += ", which would end every attempt"
     in_short = _brief(suspect, known, cause, "" if again else host)
-    near_only = known and not suspect.known and not _of_machines(known)
+    near_only = known and not suspect.known and not of_machines(known)
     certain = not general if known is None else known.rank not in (1, 2) and not near_only
     if missing or options:
         in_short, certain = f"{in_short}: {cause}", missing is not None
@@ -382,155 +378,6 @@ def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     where = f"read {shown}" if names else "there is no log"
     return [f"{OWN_WORD}{phase} attempt {attempt}: no failure was found; {where}"]
-
-
-def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str, ...]]:
-    """Return who failed first, the cause, and lines of others that show the cause.
-
-    A cause comes before a consequence, and a specific cause before all others: the rank whose peer
-    died may be the only one with a traceback. Times decide between equals.
-    """
-    suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
-    hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
-    timed = [h for h in hits if h.cause.strong and h.when and _of_machines(h.cause)]
-    first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
-    first += map(_as_suspect, timed)
-    if first:
-        return _explain(_first_of(first), hits)
-    alone = sorted(hits, key=lambda h: (h.cause.rank, not _of_machines(h.cause), h.at))
-    if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
-        death = _first_death(hits)  # the others are srun's last word
-        alone = [h for h in alone if h is death or not h.cause.name.startswith("task-")]
-    for hit in alone:
-        if hit.cause.kind == CAUSE and _stands_alone(
-            hit, beside_effects=bool(suspects) or any(h.cause.kind == EFFECT for h in hits)
-        ):
-            return _on_its_host(_as_suspect(hit), evidence.hosts), hit.cause, ()
-    if suspects:
-        chosen = _first_of(suspects)
-        telling = next((h for h in alone if h.cause.kind == EFFECT), None)
-        if telling and chosen.known and telling.cause.rank < chosen.known.rank:
-            return chosen, telling.cause, (telling.line,)
-        return chosen, chosen.known, ()
-    effects = [h for h in alone if h.cause.name != "worker-terminated" and not _only_warns(h)]
-    if effects:
-        return _as_suspect(effects[0]), effects[0].cause, ()
-    # A worker died of what is harmless elsewhere.
-    dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
-    return (_first_of(dead) if dead else None), None, ()
-
-
-def _on_its_host(suspect: Suspect, hosts: list[str]) -> Suspect:
-    """Return a suspect with the host that srun's line names."""
-    if suspect.node is not None or not (found := _OF_TASK.match(suspect.lines[0])):
-        return suspect
-    node = hosts.index(found[1]) if found[1] in hosts else None
-    return replace(suspect, node=node, host=found[1])
-
-
-def _first_death(hits: list[Hit]) -> Hit | None:
-    """Return srun's word that a task was killed, if nothing in that log explains it before.
-
-    A program that is told of a timeout aborts.
-    """
-    of_job = sorted((hit for hit in hits if hit.node is None), key=lambda hit: hit.at)
-    if not of_job or of_job[0].cause.name not in ("task-killed", "task-crashed"):
-        return None
-    return None if ": Aborted" in of_job[0].line else of_job[0]
-
-
-def _first_of(suspects: list[Suspect]) -> Suspect:
-    """Return the suspect with the most specific cause; of equals, the first to fail."""
-    coarse = any(suspect.coarse for suspect in suspects)
-
-    def order(suspect: Suspect) -> tuple[bool, float, bool, int, int]:
-        specific = suspect.known is not None and suspect.known.rank == 0
-        when = math.inf if suspect.when is None else suspect.when
-        # A time in whole seconds is not before a fraction of the same second.
-        when = math.floor(when) if coarse and suspect.when is not None else when
-        node = -1 if suspect.node is None else suspect.node
-        return not specific, when, suspect.coarse, node, suspect.rank or 0
-
-    return min(suspects, key=order)
-
-
-def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, tuple[str, ...]]:
-    """Return the cause of a failure: from its own lines, the machines' near it, or its log's."""
-    own = chosen.known
-    if own and own.strong:
-        specific = [hit for hit in hits if own.wide and _may_explain(hit, chosen)]
-        if not specific:
-            return chosen, own, ()
-        best = min(specific, key=lambda hit: hit.at)
-        return chosen, best.cause, (best.line,)
-    near = [
-        hit
-        for hit in hits
-        if hit.cause.kind == CAUSE
-        and _of_machines(hit.cause)
-        and hit.node in (chosen.node, None)
-        and not (hit.when and chosen.when and hit.when > chosen.when + _SAME_S)
-    ]
-    strong = [hit for hit in near if hit.cause.strong]
-    weak = [hit for hit in near if not hit.cause.strong]
-    found = strong or ([] if own or what_was_raised(chosen) else weak)
-    if not found and not own:
-        found = [hit for hit in hits if _may_explain(hit, chosen)]
-    if not found:
-        return chosen, own, ()
-    best = min(found, key=lambda hit: (hit.node is None, hit.at))
-    return chosen, best.cause, () if best.line in chosen.lines else (best.line,)
-
-
-def _of_machines(cause: Cause) -> bool:
-    """Check whether a machine printed the line, not a program that may have continued."""
-    return cause.source in ("neuron", "slurm") or cause.name.startswith("shell-")
-
-
-def _only_warns(hit: Hit) -> bool:
-    """Check whether a package's warning prints the line: the program continued.
-
-    Warnings of the network often tell why a later operation failed.
-    """
-    return hit.cause.source == "script" and hit.warns
-
-
-def _may_explain(hit: Hit, suspect: Suspect) -> bool:
-    """Check whether a specific line of a failed worker's log may tell why an error came later."""
-    return (
-        hit.cause.rank == 0
-        and hit.place == suspect.place
-        and hit.line not in suspect.lines
-        and not _only_warns(hit)
-    )
-
-
-def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
-    """Check whether a line explains the failure if workers report only lost peers."""
-    if _of_machines(hit.cause):
-        return True
-    if _only_warns(hit):
-        return False
-    if beside_effects and hit.cause.source == "trnslurm":
-        return True
-    if beside_effects and hit.cause.wide and (hit.warns or hit.cause.source == "script"):
-        return False  # a program prints such lines and continues
-    return hit.cause.strong
-
-
-def _lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
-    """Return the node that failed in place of the one that told: the others are told to end."""
-    lost = next((match for hit in evidence.hits if (match := _LOST.search(hit.line))), None)
-    if not lost:
-        return replace(suspect, rank=None, node=None, host="")
-    node = evidence.hosts.index(lost[1]) if lost[1] in evidence.hosts else None
-    return replace(suspect, lines=(lost[0],), rank=None, node=node, host=lost[1])
-
-
-def _as_suspect(hit: Hit) -> Suspect:
-    return Suspect(
-        lines=(hit.line,), place=hit.place, node=hit.node, when=hit.when, known=hit.cause
-    )
 
 
 def _found_nothing(known: Cause | None, suspect: Suspect) -> bool:
