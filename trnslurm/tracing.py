@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
 import re
 import sys
 import threading
@@ -127,13 +126,10 @@ class Tracer:
         recording, self._recording = self._recording, None
         seconds = time.monotonic() - self._began
         request = self._request
-        memory = None
         try:
             recording.stop()
             if request.get("memory"):
-                torch = sys.modules["torch"]
-                memory = torch.cuda.memory._snapshot()
-                torch.cuda.memory._record_memory_history(enabled=None)
+                self._dump_memory(sys.modules["torch"].cuda.memory)
         except Exception as error:
             self._write({"problem": f"torch.profiler: {error}"})
             return
@@ -143,10 +139,6 @@ class Tracer:
                 trace = self._files.profile_file(request["id"], self._rank, "json.gz")
                 trace.parent.mkdir(parents=True, exist_ok=True)
                 recording.export_chrome_trace(str(trace))
-                if memory is not None:
-                    place = self._files.profile_file(request["id"], self._rank, "memory.pickle")
-                    with place.open("wb") as file:
-                        pickle.dump(memory, file)
                 facts = {"steps": request["steps"], "seconds": round(seconds, 6)}
                 told = shares(spans_of(recording.events()), seconds)
                 self._write(facts | {"shares": told, "trace": trace.name})
@@ -155,6 +147,14 @@ class Tracer:
 
         # Training goes on meanwhile.
         threading.Thread(target=write, name="trace", daemon=True).start()
+
+    def _dump_memory(self, memory: Any) -> None:
+        place = self._files.profile_file(self._request["id"], self._rank, "memory.pickle")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            memory._dump_snapshot(str(place))
+        finally:
+            memory._record_memory_history(enabled=None)
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         file = self._files.profile_file(self._request["id"], self._rank, "summary.json")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ class Data:
 
     def fetch(self, *words: str) -> Done:
         return run_process(self.command(*words), env=environ(), timeout_s=SECONDS)
+
+    @contextmanager
+    def fetching(self) -> Iterator[subprocess.Popen[str]]:
+        """Fetch slowly, and go on once a part has arrived."""
+        self.server.gate.sends_bytes_per_s = MIB
+        with subprocess.Popen(
+            self.command(), env=environ(), stderr=subprocess.PIPE, text=True
+        ) as program:
+            eventually(lambda: self.arrived >= 4 * MIB, SECONDS)
+            yield program
 
     def refused(self) -> str:
         """Return the error; nothing may exist that looks whole."""
@@ -109,9 +120,7 @@ def test_an_object_alone(data: Data) -> None:
 
 def test_killed_within_a_file_it_fetches_the_rest(data: Data) -> None:
     data.put("large", os.urandom(40 * MIB), in_parts_of=8 * MIB)
-    data.server.gate.sends_bytes_per_s = MIB
-    with subprocess.Popen(data.command(), env=environ(), stderr=subprocess.DEVNULL) as program:
-        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
+    with data.fetching() as program:
         program.kill()
     assert not data.output.exists()
     have, size = data.arrived, sum(map(len, data.files.values()))
@@ -124,11 +133,7 @@ def test_killed_within_a_file_it_fetches_the_rest(data: Data) -> None:
 
 def test_stopped_it_ends_at_once_and_keeps_what_it_has(data: Data) -> None:
     data.put("large", os.urandom(40 * MIB))
-    data.server.gate.sends_bytes_per_s = MIB
-    with subprocess.Popen(
-        data.command(), env=environ(), stderr=subprocess.PIPE, text=True
-    ) as program:
-        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
+    with data.fetching() as program:
         program.terminate()
         _, err = program.communicate(timeout=SECONDS)
     assert program.returncode == 143 and f"stopped: {KEPT}" in err
@@ -139,22 +144,17 @@ def test_stopped_it_ends_at_once_and_keeps_what_it_has(data: Data) -> None:
 
 def test_a_connection_that_breaks_goes_on_by_itself(data: Data) -> None:
     data.put("large", os.urandom(20 * MIB))
-    data.server.gate.sends_bytes_per_s = MIB
-    with subprocess.Popen(data.command(), env=environ(), stderr=subprocess.DEVNULL) as program:
-        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
+    with data.fetching() as program:
         data.server.gate.cut()
         data.server.gate.heal()
+        program.communicate(timeout=SECONDS)
     assert program.returncode == 0
     data.assert_whole()
 
 
 def test_a_server_that_dies_leaves_what_has_arrived(data: Data) -> None:
     data.put("large", os.urandom(40 * MIB))
-    data.server.gate.sends_bytes_per_s = MIB
-    with subprocess.Popen(
-        data.command(), env=environ(), stderr=subprocess.PIPE, text=True
-    ) as program:
-        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
+    with data.fetching() as program:
         data.server.gate.cut()
         _, err = program.communicate(timeout=SECONDS)
     assert program.returncode == 1
@@ -169,9 +169,7 @@ def test_a_server_that_dies_leaves_what_has_arrived(data: Data) -> None:
 @pytest.mark.parametrize("in_parts_of", [64 * MIB, 5 * MIB])
 def test_damaged_bytes_are_not_taken(data: Data, in_parts_of: int) -> None:
     data.put("large", os.urandom(12 * MIB), in_parts_of=in_parts_of)
-    data.server.gate.sends_bytes_per_s = MIB
-    with subprocess.Popen(data.command(), env=environ(), stderr=subprocess.DEVNULL) as program:
-        eventually(lambda: data.arrived >= 4 * MIB, SECONDS)
+    with data.fetching() as program:
         program.kill()
     (file,) = data.beside[0].rglob("large")
     with file.open("r+b") as stream:

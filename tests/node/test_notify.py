@@ -117,7 +117,7 @@ def test_what_to_do_next(tmp_path, monkeypatch, ended, error: str, said: str) ->
 
 
 def test_a_script_may_save_elsewhere(tmp_path, monkeypatch) -> None:
-    """What the key `checkpoints` names is saved work: the run is continued, not submitted anew."""
+    """A script that saved where the key `checkpoints` says is resumed, not submitted again."""
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "run.json", {"run": "x", "command": ["trnslurm", "submit", "./x.py"]})
     (tmp_path / "train.sbatch").write_text('\nexport TRNSLURM_CHECKPOINTS="$PWD/work/"out\n')

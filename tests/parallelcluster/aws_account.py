@@ -30,7 +30,7 @@ def images():
 
 
 def account(region, key="ed25519", tags="all"):
-    """Make the rest anew; return the names of subnets by those in the files."""
+    """Make key pair, subnets, bucket and tags; return the ID of each subnet in the files."""
     ec2, s3 = boto3.client("ec2", region_name=region), boto3.client("s3", region_name=region)
     ec2.delete_key_pair(KeyName=KEY)
     ec2.create_key_pair(KeyName=KEY, KeyType=key)

@@ -15,7 +15,6 @@ from trnslurm.config.models import is_on_hub
 from trnslurm.config.schema import Cluster, Config, Recipe
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
-from trnslurm.mirror.store import PLACE
 from trnslurm.plan.spec import check_job_name
 from trnslurm.prepare.options import FORMATS, HOLDOUT, MAX_PRED, OUTPUT, TASK, TOKENIZER
 
@@ -126,6 +125,8 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
 
 def s3_path(cluster: Cluster, place: str) -> str:
     """Return where `data fetch` puts what is in S3; refuse what is no place there."""
+    from trnslurm.mirror.store import PLACE  # only this needs S3
+
     if not re.fullmatch(PLACE, place):
         raise ConfigError(
             f"{place}: expected s3://BUCKET/PREFIX, the bucket in lower case, the prefix of "
