@@ -92,7 +92,8 @@ def test_training_that_runs_is_asked_to_save(
     ]  # fmt: skip
     assert run.cancelled_file.exists() and after.cancelled_file.exists()
     status = run_status(run)
-    assert (status.state, status.reason) == ("RUNNING", "cancelled: it is asked to save and to end")
+    assert status.state == "RUNNING"
+    assert status.reason == "cancelled: it is asked to save and to end; cancel --now does not wait"
     assert json.loads(cli("cancel", run.name, "--json").out)[0] == {"run": run.name, "saves": True}
     done = cli("cancel", run.name, "--now", "--json")
     stable.json("cancel", json.loads(done.out))
