@@ -5,7 +5,7 @@ import importlib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +159,6 @@ def _needed(tokens: Iterable[tuple[Any, Any]]) -> frozenset[str]:
 @functools.cache
 def all_causes() -> tuple[Cause, ...]:
     """Return every entry."""
-    files = sorted(_FILES.glob("*.toml"))
-    tables = [tomllib.loads(file.read_text(encoding="utf-8"))["cause"] for file in files]
     return tuple(
         Cause(
             **{"mend": _usual_mend(entry)}
@@ -168,9 +166,18 @@ def all_causes() -> tuple[Cause, ...]:
             | {key: re.compile(entry[key]) for key in _PATTERNS if key in entry}
             | {"near": tuple(entry.get("near", ())), "words": words_of(entry["pattern"])}
         )
-        for table in tables
-        for entry in table
+        for file in sorted(_FILES.glob("*.toml"))
+        for entry in _entries(file)
     )
+
+
+def _entries(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a file; `shared` names a pattern that several of them have."""
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    for entry in tables["cause"]:
+        if name := entry.pop("shared", ""):
+            entry["pattern"] = tables["shared"][name]
+        yield entry
 
 
 def _usual_mend(entry: dict[str, Any]) -> str:
