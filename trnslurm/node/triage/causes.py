@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.triage.gpu_memory import holders
 from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
@@ -82,8 +83,15 @@ class Cause(Frozen):
     """An example of what frame, before and log match."""
     words: frozenset[str] = frozenset()
     """Parts in lower case, one of which is in every line that matches; empty: not known."""
+    memory: str = ""
+    """Who holds the GPU's memory, by the line's numbers."""
     weak: bool = False
     """The line explains little, or does not end a run: any better cause is preferred."""
+
+    def matches(self, line: str) -> bool:
+        """Check whether it is about a line."""
+        found = self.pattern.search(line) is not None
+        return found and (not self.memory or self.memory in holders(line))
 
     @property
     def strong(self) -> bool:
@@ -291,5 +299,5 @@ def matching(line: str) -> tuple[Cause, ...]:
             if word in small:
                 likely.update(by_word[word])
     causes = all_causes()
-    found = (causes[n] for n in sorted(likely) if causes[n].pattern.search(line))
+    found = (causes[n] for n in sorted(likely) if causes[n].matches(line))
     return tuple(sorted(found, key=_order))
