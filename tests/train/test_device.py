@@ -144,3 +144,41 @@ def test_workers_on_neuron_replicate_each_other_and_sum_gradients_in_buckets(
     # Where torch_xla has no replicas its world is this one worker, however many there are.
     assert (rank, world, replicas) == (0, 1, 1)
     assert buckets == [["sum", 2, 1.0], ["sum", 2, 1.0], ["sum", 1, 1.0]]
+
+
+ENDED = """\
+import atexit, os, pathlib, sys, threading
+from trnslurm.train.loop.job import run_job
+
+class Kept:
+    def __del__(self, write=os.write):
+        write(1, b"torn down")
+
+def stay(named):
+    pathlib.Path("/proc/thread-self/comm").write_text(sys.argv[1])
+    named.set()
+    threading.Event().wait()
+
+def work():
+    threading.main_thread().join()
+    os.write(1, b"worked, ")
+
+def main():
+    named = threading.Event()
+    threading.Thread(target=stay, args=(named,), daemon=True).start()
+    named.wait()
+    threading.Thread(target=work).start()
+    atexit.register(print, "left", end=" ")
+
+sys.kept = Kept()
+run_job(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("thread", "said"), [("pt_gloo_runloop", "worked, left "), ("other", "worked, left torn down")]
+)
+def test_python_is_not_torn_down_beside_gloo(thread: str, said: str) -> None:
+    """Its threads would abort the process; what Python does before that is done."""
+    done = run_process([sys.executable, "-c", ENDED, thread])
+    assert (done.code, done.out) == (0, said), done.err

@@ -1,21 +1,24 @@
 """How a job begins, how it ends when something goes wrong, and the record of its failure."""
 
+import atexit
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trnslurm.rundir import RunFiles, write_json
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.stopping import leave
 from trnslurm.train.plan import JobPlan, check_section, parse_plan, read_settings
 from trnslurm.train.settings import CommonSettings
 
@@ -98,6 +101,26 @@ def run_job(main: Callable[[], None]) -> None:
     except Exception as error:
         note_failure(error, f"{type(error).__name__}: {error}".strip().partition("\n")[0])
         raise
+    if _gloo_runs():
+        # Such a thread takes Python's lock to free the tensor of the last collective. If Python is
+        # being torn down by then, the process aborts (PyTorch 2.14, Python up to 3.13:
+        # https://github.com/pytorch/pytorch/issues/190489). So end before that.
+        threads: Any = threading  # not annotated
+        threads._shutdown()
+        atexit._run_exitfuncs()
+        leave(0)
+
+
+def _gloo_runs() -> bool:
+    """Check for threads of gloo, which outlive a closed device if anything keeps its groups.
+
+    The mesh of FSDP2 does. PyTorch names the threads pt_gloo_runloop and gloo_tcp_loop.
+    """
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            if "gloo" in (thread / "comm").read_text():
+                return True
+    return False
 
 
 _first_step: int | None = None
