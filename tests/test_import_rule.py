@@ -94,6 +94,8 @@ FLOORS = [
     "frozen",
     "rundir",
     "tracing",
+    "pace",
+    "ddp_pace",
     "contract",
     "__init__",
     "errors",
@@ -118,7 +120,7 @@ FLOORS = [
 BESIDE = {
     "node": {"frozen", "rundir"},  # programs on the nodes
     "mirror": {"rundir"},  # copies in S3
-    "train": {"rundir", "tracing", "declared"},  # the training runtime
+    "train": {"rundir", "tracing", "pace", "declared"},  # the training runtime
     "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
     "examples": {"train"},  # what users copy; beside train they know what import trnslurm offers

@@ -82,11 +82,20 @@ class _Worker:
         """Whether it asks after every step, and so tells when a step is done."""
         _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
         self._follow_term()
+        self._pace: Any = None
+        if store := _shared_store():
+            from trnslurm.ddp_pace import DdpPace
+
+            group = sys.modules["torch.distributed"]
+            file = self._files.pace_file("train", self._attempt)
+            self._pace = DdpPace(file, group.get_rank(), group.get_world_size(), store)
 
     def report(self, step: int, steps: int | None, numbers: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl."""
         if not self._asks_to_stop:
             self._tracer.step_done()
+        if self._pace:
+            self._pace.step_done(step)
         if self._rank:
             return
         line: dict[str, Any] = {"attempt": self._attempt, "step": step}
@@ -112,6 +121,8 @@ class _Worker:
         """Agree with the other workers, at every call or, where steps are short, now and then."""
         self._asks_to_stop = True
         self._tracer.step_done()
+        if self._pace:
+            self._pace.step_done()
         self._calls += 1
         if not self._stops and self._calls >= self._pause:
             self._stops = self._agree()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from trnslurm.node.usage.read import notices
+from trnslurm.pace import Pace, Spent, WorkerTime
 from trnslurm.rundir import RunFiles, read_json
 from trnslurm.train.devices.plain import CudaTimer
-from trnslurm.train.loop.pace import Pace, Spent, WorkerTime
 
 Times = tuple[float, float]
 """How long a worker computes, and gets its data, in a step."""
@@ -26,8 +24,7 @@ class Training:
     def __init__(self, run: Path, workers: int, network_s: float = 0.05) -> None:
         self.files = RunFiles(run)
         self.files.state.mkdir(parents=True)
-        here: Any = SimpleNamespace(files=self.files, phase="train", attempt=1)
-        self.pace, self.network_s = Pace(here), network_s
+        self.pace, self.network_s = Pace(self.files.pace_file("train", 1)), network_s
         self.spent = [Spent()] * workers
         self.step = 0
 
@@ -76,8 +73,8 @@ def test_a_slow_network_is_told_apart(tmp_path: Path) -> None:
     assert training.run(6, healthy) == []
     training.network_s = 0.5
     (told,) = training.run(4, healthy)
-    assert told.startswith("all nodes: collectives take")
-    assert "times as long since step 360: the network? trnslurm doctor --run" in told
+    assert told.startswith("all nodes: workers wait ")
+    assert "times as long in collectives since step 360: the network? trnslurm doctor --run" in told
 
 
 @pytest.mark.parametrize("workers", [1, 2, 32])

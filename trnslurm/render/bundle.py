@@ -29,7 +29,10 @@ from trnslurm.rundir import (
 _PACKAGE = Path(__file__).resolve().parent.parent
 # The parts of this package that a training job copies, and the modules that every job copies.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
-_SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py", "tracing.py")
+_SHARED = (
+    *("__init__.py", "contract.py", "ddp_pace.py", "frozen.py", "pace.py", "rundir.py"),
+    "tracing.py",
+)
 MIRRORING = "mirror"
 """The part for a job with copies in S3."""
 _PROGRAMS = (b"#!", b"\x7fELF")

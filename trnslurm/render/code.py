@@ -18,8 +18,8 @@ _ROOT = "code/"
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
-        *("__init__", "contract", "declared", "errors", "frozen", "rundir", "tracing"),
-        "train/models",
+        *("__init__", "contract", "ddp_pace", "declared", "errors", "frozen", "pace", "rundir"),
+        *("tracing", "train/models"),
     )
 }
 

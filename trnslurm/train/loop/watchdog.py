@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trnslurm.pace import LOOK_S, Pace, Spent, WorkerTime
 from trnslurm.rundir import write_json_once
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
-from trnslurm.train.loop.pace import LOOK_S, Pace, Spent, WorkerTime
 from trnslurm.train.loop.stopping import leave
 
 # Graphs are compiled in the first steps; a few more tell how long one takes.
@@ -118,7 +118,8 @@ class Watchdog:
         self._dumps = 0
         self._dumped = -math.inf
         self._suspected: tuple[float, list[Sign]] | None = None
-        self._pace = Pace(environment) if factor and environment.rank == 0 else None
+        file = environment.files.pace_file(environment.phase, environment.attempt)
+        self._pace = Pace(file) if factor and environment.rank == 0 else None
         self._paced = time.monotonic()
 
     def start(self) -> None:

@@ -1,26 +1,31 @@
 """Finds the worker that is slower than the others, or that waits for its data.
 
-Every worker adds up where the time of its steps goes, on the host, and publishes the sums with its
-sign of life. Worker 0 compares the steps since its last look. A worker that computes longer than
-the others, in several looks, makes them wait. If all wait longer than before, it may be the
-network.
+Every worker adds up where the time of its steps goes, and publishes the sums: our jobs with their
+sign of life (train/loop/watchdog.py), custom scripts by ddp_pace.py. Worker 0 compares the steps
+since its last look. A worker that computes longer than the others, in several looks, makes them
+wait. If all wait longer than before, it may be the network. Standard library only.
 
 Where a host runs ahead of its device (neuron), the time of collectives is part of the computing, so
 all look the same, and nothing is found.
 """
 
+from __future__ import annotations
+
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from trnslurm.rundir import write_json
-from trnslurm.train.environment import Environment
 
 LOOK_S = 30.0
 _LEAST_STEPS = 10
-# How much longer than the others', and how much of a step at least, and in how many looks.
+# How much longer than the others', and how much of a step at least, and in how many looks. Most of
+# the others must wait for half of that: else they are not held up, and a collective inside of what
+# counts as computing may be what took long.
 _LONGER, _OF_STEP, _LOOKS = 1.25, 0.05, 3
 # All wait this many times longer than they usually did, and for this share of a step.
 _WAIT_LONGER, _WAIT_OF_STEP, _USUAL_LOOKS = 2.0, 0.3, 3
@@ -36,7 +41,7 @@ class Spent(NamedTuple):
     data: float = 0.0
     wait: float = 0.0
 
-    def with_step(self, spent: Mapping[str, float], seconds: float) -> "Spent":
+    def with_step(self, spent: Mapping[str, float], seconds: float) -> Spent:
         """Return these sums with another step."""
         told = [spent.get(name, 0.0) for name in _NOT_COMPUTING]
         compute = max(0.0, seconds - sum(told))
@@ -44,7 +49,7 @@ class Spent(NamedTuple):
             self.steps + 1, self.compute + compute, self.data + told[1], self.wait + told[0]
         )
 
-    def since(self, before: "Spent") -> "Spent":
+    def since(self, before: Spent) -> Spent:
         """Return the means of the steps since then."""
         steps = self.steps - before.steps
         means = (
@@ -64,32 +69,37 @@ class WorkerTime(NamedTuple):
 class Pace:
     """What worker 0 finds about all of them, and writes for others to read."""
 
-    def __init__(self, environment: Environment) -> None:
-        self._file = environment.files.pace_file(environment.phase, environment.attempt)
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self._before: list[Spent] = []
-        self._seen: dict[tuple[str, int], int] = {}
-        self._waits: list[float] = []
+        self._step = 0
+        self._since: dict[tuple[str, int], tuple[int, int]] = {}
+        """What is slow: after which step, and in how many looks in a row."""
+        self._waits: deque[float] = deque(maxlen=1000)
         self._told: dict[tuple[str, int], dict[str, object]] = {}
 
     def look(self, step: int, workers: Sequence[WorkerTime]) -> None:
         """Compare the workers; write the file."""
         now = [worker.spent for worker in workers]
         if not self._before:
-            self._before = now
+            self._before, self._step = now, step
         means = [each.since(before) for each, before in zip(now, self._before, strict=True)]
         if min(mean.steps for mean in means) < _LEAST_STEPS:
             return
-        self._before = now
+        before, self._before, self._step = self._step, now, step
         true = dict(self._slow(workers, means))
-        for about in {*self._seen, *true}:
-            self._seen[about] = self._seen.get(about, 0) + 1 if about in true else 0
-            if self._seen[about] == _LOOKS:
-                text = f"{true[about]} since step {max(1, step - _LOOKS * means[0].steps)}"
+        for about in {*self._since, *true}:
+            if about not in true:
+                del self._since[about]
+                self._told.pop(about, None)
+                continue
+            since, looks = self._since.get(about, (before, 0))
+            self._since[about] = since, looks + 1
+            if looks + 1 == _LOOKS:
+                text = f"{true[about]} since step {max(1, since)}"
                 text += _NEXT if about[0] == "wait" else ""
                 host = workers[about[1]].host if about[1] >= 0 else "all nodes"
                 self._told[about] = {"text": text, "since": time.time(), "host": host}
-            elif not self._seen[about]:
-                self._told.pop(about, None)
         facts = {
             "step": step,
             "workers": [
@@ -106,18 +116,26 @@ class Pace:
     ) -> Iterator[tuple[tuple[str, int], str]]:
         """Yield what is slow in this look: the worker, or -1 for all, and a text."""
         step_s = statistics.fmean(sum(mean[1:]) for mean in means)
-        for what, verb in (("compute", "computes"), ("data", "waits for its data")):
+        waits = [mean.wait for mean in means]
+        # Where a collective is part of the computing, waiting for slow data may be there.
+        rests = [mean.compute + mean.wait for mean in means]
+        for what, verb, others in (
+            ("compute", "computes", waits),
+            ("data", "waits for its data", rests),
+        ):
             values: list[float] = [getattr(mean, what) for mean in means]
-            usual = statistics.median_low(values)
+            usual, patient = statistics.median_low(values), statistics.median_high(others)
             for rank, value in enumerate(values):
-                if value > _LONGER * usual and value - usual > _OF_STEP * step_s:
+                more = value - usual
+                held_up = patient - others[rank] > more / 2
+                if value > _LONGER * usual and more > _OF_STEP * step_s and held_up:
                     worker = workers[rank]
                     times = f"{value / usual:.1f} times as long as" if usual else "unlike"
                     text = f"worker {rank} (node {worker.node}) {verb} {times} the others"
                     yield (what, rank), text
-        wait = min(mean.wait for mean in means)  # of the last to come, which waits for none
+        wait = min(waits)  # of the last to come, which waits for none
         usual = statistics.median(self._waits) if len(self._waits) >= _USUAL_LOOKS else wait
-        if wait > _WAIT_LONGER * usual and wait > _WAIT_OF_STEP * step_s:
-            yield ("wait", -1), f"collectives take {wait / usual:.1f} times as long"
+        if wait > _WAIT_LONGER * usual > 0 and wait > _WAIT_OF_STEP * step_s:
+            yield ("wait", -1), f"workers wait {wait / usual:.1f} times as long in collectives"
         else:
             self._waits.append(wait)

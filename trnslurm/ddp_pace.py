@@ -1,0 +1,140 @@
+"""Publishes where the time of a custom script's steps goes, as DistributedDataParallel times it.
+
+In synchronous training the whole step takes every worker equally long. But in some steps DDP times
+by itself its forward pass, its backward pass, and how long the worker then waits for the gradients
+of the others; on a GPU by CUDA's events, so that the device's time counts, not the host's
+(logger.cpp, reducer.cpp and reducer_cuda.cpp in torch/csrc/distributed/c10d, PyTorch 2.9). The wait
+for a batch is timed here, in DataLoader. A script with no DDP, or with several, tells too little.
+
+Any error ends the measuring, never the training. Standard library only: the script's own PyTorch
+is used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trnslurm.pace import LOOK_S, Pace, Spent, WorkerTime
+
+# When the model is looked for, and how often its times are read.
+_BEGIN_S, _READ_S = 10.0, 1.0
+# How often DDP is to time a step, and in which steps at most. On a GPU the host then waits for the
+# device (reducer_cuda.cpp): of two workers' rates one divides the other, so both wait in one step.
+_TIMED_S, _LEAST_RATE = 3.0, 10
+_KEY = "trnslurm/pace/{rank}"
+
+
+class DdpPace:
+    """One worker's part."""
+
+    def __init__(self, file: Path, rank: int, world: int, store: Any) -> None:
+        """Publish in a process group's store; worker 0 compares, and writes the file."""
+        self._rank, self._world, self._store = rank, world, store
+        self._pace = Pace(file) if rank == 0 else None
+        self._model: Any = None
+        self._next = time.monotonic() + _BEGIN_S
+        self._step: int | None = None
+        self._iteration, self._read, self._rate = 0, 0.0, 0
+        self._data_s = 0.0
+        self._spent = Spent()
+        self._closed = threading.Event()
+
+    def step_done(self, step: int | None = None) -> None:
+        """Read what DDP has timed, now and then; call it after every step, in the main thread."""
+        self._step = self._step if step is None else step
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _READ_S
+        try:
+            self._begin() if self._model is None else self._look(now)
+        except Exception:
+            self._next = math.inf
+
+    def _begin(self) -> None:
+        ddp: Any = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
+        # Instances refer to their class; a list of all objects would take five times as long.
+        (model,) = (each for each in gc.get_referrers(ddp) if type(each) is ddp)
+        self._model = weakref.ref(model)
+        # A separate connection: a call that waits blocks all others on the script's own.
+        self._store = self._store.clone()
+        self._set_rate(model, _LEAST_RATE)
+        self._time_data()
+        thread = threading.Thread(target=self._publish, name="pace", daemon=True)
+        thread.start()
+        atexit.register(self._close, thread)
+
+    def _close(self, thread: threading.Thread) -> None:
+        """Let no thread be in a call of PyTorch's when Python ends."""
+        self._closed.set()
+        thread.join(1.0)
+
+    def _look(self, now: float) -> None:
+        model = self._model()
+        told = model._get_ddp_logging_data()
+        iteration, before, then = told["iteration"], self._iteration, self._read
+        if iteration == before:
+            return
+        self._iteration, self._read = iteration, now
+        data_s, self._data_s = self._data_s, 0.0
+        backward_s, collective_s, overlap_s = (
+            told[f"backward_{name}_time"] / 1e9
+            for name in ("compute", "comm", "compute_comm_overlap")
+        )
+        if not (before and backward_s and collective_s):
+            return
+        spent = {"data": data_s / (iteration - before), "collectives": collective_s - overlap_s}
+        whole_s = told["forward_compute_time"] / 1e9 + backward_s + sum(spent.values())
+        self._spent = self._spent.with_step(spent, whole_s)
+        steps = _TIMED_S * (iteration - before) / (now - then)
+        doublings = math.ceil(math.log2(max(1.0, steps / _LEAST_RATE)))
+        self._set_rate(model, _LEAST_RATE * 2**doublings)
+
+    def _set_rate(self, model: Any, rate: int) -> None:
+        if rate != self._rate:
+            self._rate = rate
+            model._set_ddp_runtime_logging_sample_rate(rate)
+
+    def _time_data(self) -> None:
+        """Add up how long the script waits for its batches, those of an evaluation aside."""
+        torch: Any = sys.modules["torch"]
+        loader: Any = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
+        plain, thread, model = loader.__next__, threading.get_ident(), self._model
+
+        @functools.wraps(plain)
+        def timed(batches: Any) -> Any:
+            start = time.monotonic()
+            try:
+                return plain(batches)
+            finally:
+                trains = torch.is_grad_enabled() and getattr(model(), "training", False)
+                if trains and threading.get_ident() == thread:
+                    self._data_s += time.monotonic() - start
+
+        loader.__next__ = timed
+
+    def _publish(self) -> None:
+        """Tell worker 0 what is known so far, and have it compare."""
+        keys = [_KEY.format(rank=rank) for rank in range(self._world)]
+        with suppress(Exception):  # the store may be gone
+            node = int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")))
+            while not self._closed.wait(LOOK_S):
+                told = [node, socket.gethostname(), *self._spent]
+                self._store.set(keys[self._rank], json.dumps(told))
+                if self._pace and self._store.check(keys):
+                    workers = map(json.loads, self._store.multi_get(keys))
+                    step = self._iteration if self._step is None else self._step
+                    self._pace.look(step, [WorkerTime(n, h, Spent(*s)) for n, h, *s in workers])
