@@ -20,9 +20,9 @@ from trnslurm.report.figures import SERIES, drawings
 from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDONE, History
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import used_by
-from trnslurm.rundir import seconds_of
+from trnslurm.rundir import seconds_of, write_json
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import run_status
+from trnslurm.runs.status import NO_NUMBERS, run_status
 
 from ..browser import browser
 from ..processes import run_process
@@ -235,6 +235,32 @@ def test_runs_beside_each_other(interrupted, make_run, cli, tmp_path: Path) -> N
     assert [row[header.index("loss")] for row in rows] == ["1.0000", "4.9000"]
     assert [row[header.index("f1")] for row in rows] == ["-", "0.5"]
     assert tables["Configuration that differs"] == [["key", *names], ["seed", "1234", "4321"]]
+
+
+def test_a_script_that_reports_nothing_is_told_how(make_run, cli, tmp_path, monkeypatch) -> None:
+    """A script that failed has no numbers for a reason."""
+    monkeypatch.chdir(tmp_path)
+    began = "2026-01-01T10:00:00Z"
+    ends = ("COMPLETED", "TIMEOUT", "FAILED")
+    runs = [
+        make_run(f"20260101-000000-{end.lower()}", phases=("train",),
+                 states={"train": [{"state": end, "started": began}]})
+        for end in ends
+    ]  # fmt: skip
+    names = [run.name for run in runs]
+    assert NO_NUMBERS not in cli("status", names[0]).out  # not a custom script
+    for run in runs:
+        run.project_file.parent.mkdir()
+        write_json(run.project_file, {})
+        if run.name.endswith(("completed", "timeout")):
+            assert f"\n{NO_NUMBERS}\n" in cli("status", run.name).out
+    assert f"{names[0]} and 1 more: {NO_NUMBERS}\n" in cli("compare", *names).out
+    done = cli("report", names[0], "-o", "page.html")
+    assert done.err == f"{NO_NUMBERS}\n" and f"<p>{NO_NUMBERS}</p>" in Path("page.html").read_text()
+    assert cli("metrics", names[0]).error == f"{names[0]}: {NO_NUMBERS}"
+    for run in runs:
+        run.metrics_file.write_text(json.dumps(line(1, 1, 20)))
+        assert NO_NUMBERS not in cli("status", run.name).out
 
 
 def test_the_page_is_named_after_its_run_and_pictures_after_the_page(

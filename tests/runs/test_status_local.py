@@ -16,7 +16,7 @@ from trnslurm import rundir
 from trnslurm.node.triage.mend import longer
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir, process_start
-from trnslurm.runs.status import run_status
+from trnslurm.runs.status import NO_NUMBERS, run_status
 from trnslurm.top.look import view_of
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
@@ -267,6 +267,12 @@ def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None
     os.utime(log, (0, time.time() - 300))
     told = f"no step and no output for 5 min: trnslurm stacks {run.name} shows where its"
     assert told in cli("status", run.name).out
+    run.project_file.parent.mkdir()
+    write_json(run.project_file, {})
+    for began_s, told in ((10, False), (300, True)):  # it loads its model; it reports nothing
+        began = rundir.utc_time(time.time() - began_s)
+        write_json(run.state_file("train", 1), {"state": "RUNNING", "started": began})
+        assert (NO_NUMBERS in cli("status", run.name).out) is told
 
 
 def failed(make_run, dead, log: str, **state: str) -> RunDir:

@@ -17,6 +17,7 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.errors import RunError, did_you_mean
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.run import RunDir, is_number
+from trnslurm.runs.status import NO_NUMBERS
 
 _COLUMNS = {
     "step": "d",
@@ -111,10 +112,9 @@ def metrics_command(
 def _metrics_of_run(run: RunDir, lines: int) -> None:
     steps = run.last_steps(lines)
     if not steps:
-        how = ""
         if run.project_file.exists():
-            how = "; a custom script reports them by trnslurm.report(), see docs/scripts.md"
-        raise RunError(f"{run.name} has reported no steps: trnslurm status {run.name}{how}")
+            raise RunError(f"{run.name}: {NO_NUMBERS}")
+        raise RunError(f"{run.name} has reported no steps: trnslurm status {run.name}")
     columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))

@@ -12,7 +12,7 @@ import click
 from trnslurm.api.search import RunFilter, list_statuses, run_roots
 from trnslurm.api.tables import parse_time
 from trnslurm.cli.options import json_option, runs_argument, workspace_option
-from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.cli.output import Terminal, echo_json, echo_table, say
 from trnslurm.config.search import Workspace
 from trnslurm.errors import RunError
 from trnslurm.report.history import History, histories_of
@@ -21,6 +21,7 @@ from trnslurm.report.summary import BY, HEADER, cells, remark, used_by
 from trnslurm.report.tables import differing, tables_of_many
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import no_numbers
 
 
 def _keys(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -130,6 +131,8 @@ def write_page(
         raise RunError(f"{output}: there is no directory {output.parent}")
     for file in write_report(histories, output, pictures=pictures):
         click.echo(f"Wrote {printable(str(file))}")
+    if line := no_numbers([each.status for each in histories]):
+        say(line)
 
 
 @click.command("compare")
@@ -164,7 +167,7 @@ def compare_command(runs: tuple[str, ...], workspace: Workspace, console: Termin
         return
     standing, configuration = tables_of_many(found)
     echo_table(standing.header, standing.rows, right=",".join(standing.header[standing.numbers :]))
-    click.echo()
+    click.echo(f"\n{standing.about}\n" if standing.about else "")
     if configuration.rows:
         echo_table(configuration.header, configuration.rows)
     else:

@@ -44,10 +44,12 @@ from trnslurm.runs.nodes import nodes_told, spares_of
 from trnslurm.runs.phase import STATES, WAITING, PhaseStatus
 from trnslurm.runs.run import DIED, Attempt, RunDir
 from trnslurm.runs.status import (
+    UNTOLD_S,
     RunStatus,
     Standing,
     choose_attempt,
     explained,
+    no_numbers,
     run_status,
     standing_of,
 )
@@ -57,8 +59,6 @@ from trnslurm.slurm.reasons import LACKS_NODES
 _SHOWN_ATTEMPTS = 5
 _SHOWN_NODES = 4
 _SHOWN_FIXES = 3
-_SILENT_S = 60.0
-"""How long a training is silent before `status` says so."""
 _PHASE_COLUMNS: dict[str, Callable[[PhaseStatus], str]] = {
     "phase": lambda p: p.phase,
     "state": lambda p: p.state,
@@ -213,6 +213,8 @@ def status_command(
     if "step" in status.metrics:
         step, loss = progress(status)
         click.echo(f"step {step}, loss {loss}{_age_of(status)}")
+    elif line := no_numbers([status]):
+        click.echo(line)
     _say_silence(run, status)
     usage = usage_of(run, status)
     if not status.final and usage.now:
@@ -274,7 +276,7 @@ def _say_silence(run: RunDir, status: RunStatus) -> None:
         with suppress(OSError):
             times.append(log.stat().st_mtime)
     silent = time.time() - max(times, default=math.inf)
-    if silent >= _SILENT_S:
+    if silent >= UNTOLD_S:
         click.echo(
             f"no step and no output for {_in_words(silent)}: "
             f"trnslurm stacks {run.name} shows where its workers are"
@@ -462,6 +464,8 @@ def echo_sweep(standing: Standing, console: Console) -> None:
             said = f"{metric} {figure(score, '.4f')} with {format_values(status.values)}"
             click.echo(f"best{so_far}: {status.run}, {said}")
             break
+    if line := no_numbers(statuses):
+        click.echo(line)
     if standing.mend:
         click.echo(f"next: {standing.mend}")
     for what, names in [*standing.to_correct.items()][:_SHOWN_FIXES]:

@@ -12,6 +12,7 @@ from trnslurm.api.tables import dollars
 from trnslurm.report.figures import DARK, colour_of, drawings, png, svg
 from trnslurm.report.history import TRAIN, History, Stay, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
+from trnslurm.runs.status import no_numbers
 
 _MOST_TOLD = 4
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -31,7 +32,7 @@ def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list
         colours=[colour_of(number) for number in range(len(runs))],
         variables={f"c{light[1:]}": (light, dark) for light, dark in DARK.items()},
         figures=[(each, svg(each)) for each in drawn],
-        story=_story(runs[0]) if len(runs) == 1 else "",
+        story=_story(runs[0]) or no_numbers([runs[0].status]) if len(runs) == 1 else "",
         tiles=_tiles(runs[0]) if len(runs) == 1 else [],
         tables=[*(tables_of_one(runs[0]) if len(runs) == 1 else tables_of_many(runs))],
         made=f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} by trnslurm {__version__}",

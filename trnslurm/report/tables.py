@@ -14,6 +14,7 @@ from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History,
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.nodes import spares_of
+from trnslurm.runs.status import no_numbers
 
 _MOST_STEPS = 200
 _FORMS = {
@@ -214,7 +215,13 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
     header = ["run", "values", "state", "nodes", "step", *columns, "node-hours", "lost"]
     if not any(row[1] for row in rows):
         rows, header = [[row[0], *row[2:]] for row in rows], [header[0], *header[2:]]
-    yield Table("Runs", header, rows, numbers=header.index("nodes"))
+    yield Table(
+        "Runs",
+        header,
+        rows,
+        about=no_numbers([run.status for run in runs]),
+        numbers=header.index("nodes"),
+    )
     rows = [[key, *map(_text, values)] for key, values in differing(runs).items()]
     about = "" if rows else "They have the same configuration."
     yield Table(

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import collections
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import SUBMIT, in_words, longer, new_submission, short, way_back
-from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at, read_file, read_json, utc_time
+from trnslurm.rundir import (
+    NODE_SCRIPT,
+    PREPARE,
+    changed_at,
+    read_file,
+    read_json,
+    seconds_of,
+    utc_time,
+)
 from trnslurm.runs.phase import (
     BY_SCANCEL,
     FINAL,
@@ -50,6 +60,13 @@ _WAITS = {
     "afterany": ("the end of job {}", ""),
     "afternotok": ("a failure of job {}", "never started: job {} did not fail"),
 }
+NO_NUMBERS = (
+    "its script has reported no numbers: call trnslurm.report(step=, loss=) after each step, "
+    "or give Trainer a RunCallback (docs/scripts.md)"
+)
+UNTOLD_S = 60.0
+"""How long a training gives no sign of progress before `status` says so."""
+_UNTOLD = {"COMPLETED", "STOPPED", "TIMEOUT", "PREEMPTED", "CANCELLED"}
 _COMPARED_BY = ("eval_loss", "loss")
 
 
@@ -281,6 +298,25 @@ def reports_nothing(run: RunDir) -> bool:
         return b'"$TRNSLURM_RESUME"' in read_file(run.path / NODE_SCRIPT)
     except OSError:
         return False
+
+
+def no_numbers(statuses: Sequence[RunStatus]) -> str:
+    """Return which custom scripts reported no step, and what to add to them; empty if all did."""
+    silent = [status.run for status in statuses if _lacks_numbers(status)]
+    if not silent or len(statuses) == 1:
+        return NO_NUMBERS if silent else ""
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    return f"{silent[0]}{more}: {NO_NUMBERS}"
+
+
+def _lacks_numbers(status: RunStatus) -> bool:
+    """Check whether a custom script has trained for a while, and never reported a step."""
+    if "step" in status.metrics or not RunDir(Path(status.path)).project_file.exists():
+        return False
+    if status.state in _UNTOLD:
+        return bool(status.attempts)
+    began = seconds_of(status.phases[-1].started or "") if status.state == "RUNNING" else None
+    return began is not None and time.time() - began > UNTOLD_S
 
 
 def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
