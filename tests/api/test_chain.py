@@ -63,8 +63,9 @@ def test_two_runs_whose_jobs_wait_for_each_other(chained, fake_slurm, cli) -> No
 def test_dry_run_json_and_the_question_are_about_both(site, fake_slurm, cli) -> None:
     site.recipe(RECIPE)
     done = cli(*CHAIN, "--dry-run")
+    where = "on 2 x trn1.32xlarge, 32 workers per node"
     assert [line.partition(":")[0] for line in done.out.splitlines()] == [
-        "toy (one) on 2 x trn1.32xlarge", "Graphs", "toy (two) on 2 x trn1.32xlarge", "Graphs",
+        f"toy (one) {where}", "Graphs", f"toy (two) {where}", "Graphs",
     ]  # fmt: skip
     site.profile(ask_above_node_hours=10)  # at most 8 node-hours each
     asked = cli(*CHAIN)

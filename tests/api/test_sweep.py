@@ -132,7 +132,7 @@ def test_what_it_takes_is_said_first(site, fake_slurm, cli) -> None:
     sweep = ("--sweep", "seed=1,2,3", "--precompile", "never", "--at-most", "2")
     done = cli(*SWEEP, *sweep, "--dry-run")
     assert done.out == (
-        "3 runs of toy on 2 x trn1.32xlarge, 2 at a time:\n\n"
+        "3 runs of toy on 2 x trn1.32xlarge, 32 workers per node, 2 at a time:\n\n"
         "run  seed  hours  node-hours  cost\n"
         "  1  1       5.0        10.0  $215\n"
         "  2  2       5.0        10.0  $215\n"

@@ -218,11 +218,15 @@ def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
     assert key(*lr[0], *free, "--", "{lr}") == key(*lr[1], *free, "--", "{lr}")
 
 
-def test_a_batch_that_nobody_knows(site, cli, project) -> None:
+def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
     said = cli("plan", "./train.py", *CPU).error
     assert "train decides its batch itself, so there is nothing to plan: --set batch" in said
     known = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
     assert "accumulation" in cli("plan", "./train.py", *CPU, *known).out
+    told = json.loads(cli("plan", "./train.py", *CPU, *known, "--json").out)
+    files = rendered(site, cli, "./train.py", *known)
+    assert "#   steps            its own " in files["train.sbatch"]
+    assert (told["plans"][0]["steps"], json.loads(files["plan.json"])["steps"]) == (None, None)
     files = rendered(site, cli, "./train.py")
     assert json.loads(files["plan.json"])["batch"] is None
     assert "# train on 1 x p4d.24xlarge" in files["train.sbatch"]

@@ -49,7 +49,9 @@ def test_local_is_chosen_and_said(site, cli, nothing_hints) -> None:
     done = cli("submit", "gpt2_zero1", "--nodes", "2", "--dry-run")
     assert done.code == 0
     assert done.err.startswith("Using --cluster local --preset tiny, ")
-    assert done.out.startswith("gpt2_zero1 (tiny) on this machine, as 2 nodes (local)\n")
+    assert done.out.startswith(
+        "gpt2_zero1 (tiny) on this machine, as 2 nodes (local), 1 worker per node\n"
+    )
 
 
 def test_cluster_asked_for_or_configured_is_taken_without_a_word(

@@ -24,7 +24,7 @@ def toy(site) -> None:
 def test_price_line(fake_slurm, cli) -> None:
     done = cli(*TOY)
     assert done.err.splitlines()[0] == (
-        "toy on 2 x trn1.32xlarge: about 5.0 h, 10.0 node-hours, $215; "
+        "toy on 2 x trn1.32xlarge, 32 workers per node: about 5.0 h, 10.0 node-hours, $215; "
         "at most 19.0 node-hours by its time limits"
     )
 
@@ -33,7 +33,10 @@ def test_price_line_without_a_known_speed(site, fake_slurm, cli) -> None:
     site.recipe("steps: 10\nbatch: {global_batch: 64}\n")
     done = cli(*TOY, "--time", "90")
     price, graphs = done.err.splitlines()
-    assert price == "toy on 2 x trn1.32xlarge: at most 9.0 node-hours by its time limits"
+    assert (
+        price
+        == "toy on 2 x trn1.32xlarge, 32 workers per node: at most 9.0 node-hours by its time limits"
+    )
     assert graphs == (
         "Graphs: whether they are compiled is known only on the cluster (there is no "
         "/shared/venv/bin/python on this host); precompile first, at most 6.0 node-hours (its "

@@ -18,14 +18,20 @@ from trnslurm.api.arguments import (
 from trnslurm.api.choice import choose, config_of, what_submit_would_use
 from trnslurm.api.options import JobOptions
 from trnslurm.api.tables import cells_of, count, dollars, escaped, hours, html_table, text_table
-from trnslurm.config.schema import Recipe
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory, larger_micro_batch
 from trnslurm.plan.script import check_script
-from trnslurm.plan.spec import JobSpec, ends_unknown, has_own_batch, make_spec, why_no_hours
+from trnslurm.plan.spec import (
+    JobSpec,
+    ends_unknown,
+    has_own_batch,
+    has_own_steps,
+    make_spec,
+    why_no_hours,
+)
 
 NODES = (1, 2, 4, 8, 16)
 
@@ -121,7 +127,7 @@ class Plan(Frozen):
         )
         if (size := first.batch.workers // first.batch.groups) > 1:
             title += f" in groups of {size}"
-        if recipe.project and recipe.steps == Recipe.steps:  # the script decides them
+        if has_own_steps(recipe):
             return title
         steps = f"{most:,} steps at most" if self._differ("steps") else count(most, "step")
         length = f" of sequence length {recipe.seq_len}" if recipe.seq_len else ""
@@ -236,7 +242,7 @@ def _row(spec: JobSpec) -> dict[str, Any]:
         "even_nodes": even_nodes(spec.batch),
         "seq_len": spec.config.recipe.seq_len,
         "tokens_per_step": spec.tokens_per_step,
-        "steps": spec.steps,
+        "steps": None if has_own_steps(spec.config.recipe) else spec.steps,
         "epochs": spec.epochs,
         "estimate": estimate,
         "memory": memory.facts() | {"warning": check_memory(spec) or None} if memory else None,

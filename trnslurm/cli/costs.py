@@ -57,12 +57,15 @@ def _extras_lines(submission: Submission) -> Iterator[str]:
 
 def _name_and_place(job: Job) -> str:
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
+    each = job.workers_per_node
+    workers = f", {count(each, 'worker')} per node" if each else ""
     if job.local:
-        return f"{name} on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
+        nodes = count(job.nodes, "node")
+        return f"{name} on this machine, as {nodes} ({job.instance_type}){workers}"
     slurm, spares = job.profile.slurm, job.profile.spare_nodes
     least = f"{slurm.min_nodes}-" if slurm.min_nodes else ""
     more = f" and {count(spares, 'spare')}" if spares else ""
-    return f"{name} on {least}{job.nodes} x {job.instance_type}{more}"
+    return f"{name} on {least}{job.nodes} x {job.instance_type}{more}{workers}"
 
 
 def _held_line(job: Job, held: HeldJob) -> str:

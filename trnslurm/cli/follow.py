@@ -74,7 +74,7 @@ def _follow(run: RunDir, console: Console) -> int:
         elif record.inside and not console.as_json:
             status = _with_node_log(run)
         else:
-            steps = int(load_json(run.plan_file)["steps"])
+            steps = int(load_json(run.plan_file)["steps"] or 1)
             status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
     except KeyboardInterrupt:
         if not (record.local or record.inside):

@@ -199,6 +199,11 @@ def has_own_batch(recipe: Recipe) -> bool:
     return bool(recipe.project) and recipe.batch.mode == "fixed" and not recipe.batch.global_batch
 
 
+def has_own_steps(recipe: Recipe) -> bool:
+    """Check whether a custom script decides its steps, which trnslurm then does not know."""
+    return bool(recipe.project) and recipe.steps == Recipe.steps
+
+
 def check_job_name(name: str) -> str:
     """Return the name if it is safe in scripts, file names and Slurm's listings."""
     if not re.fullmatch(_JOB_NAME, name):

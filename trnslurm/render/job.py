@@ -21,7 +21,7 @@ from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
-from trnslurm.plan.spec import COMPILING, JobSpec, fewer_nodes, has_own_batch
+from trnslurm.plan.spec import COMPILING, JobSpec, fewer_nodes, has_own_batch, has_own_steps
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.bundle import MIRRORING, ON_NODES, Bundle, kept_directories, snapshot
 from trnslurm.render.code import sha256_of
@@ -189,7 +189,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
             "padding_units": batch.padding_units,
         },
         "seq_len": recipe.seq_len,
-        "steps": recipe.steps,
+        "steps": None if has_own_steps(recipe) else recipe.steps,
         "precision": recipe.precision,
         "seed": recipe.seed,
         "data": data_path(config),
@@ -334,7 +334,7 @@ def _script_values(spec: JobSpec, code: Mapping[str, bytes], place: str) -> dict
         "script": " ".join([*_launched(recipe, module_of(code, recipe.entry)), *every]),
         "src": any(re.match(rf"{PROJECT_CODE}src/.*\.py$", name) for name in code),
         "resuming": " ".join(resuming),
-        "steps": "its own" if recipe.steps == Recipe.steps else spec.steps,
+        "steps": "its own" if has_own_steps(recipe) else spec.steps,
         "knows_batch": not has_own_batch(recipe),
     }
 

@@ -77,6 +77,12 @@ class Job(Frozen):
         return json.loads(text) if text is not None else None
 
     @property
+    def workers_per_node(self) -> int:
+        """The workers of a node; 0: the job prepares data, and has none."""
+        found = json.loads(self.bundle.files.get(PLAN, b"{}")).get("workers_per_node")
+        return found if isinstance(found, int) else 0
+
+    @property
     def caps(self) -> Mapping[str, Any]:
         """Return how much the run may use over all attempts; empty without a cap."""
         try:
