@@ -248,6 +248,30 @@ def test_killed_worker_goes_before_the_survivors_records(run) -> None:
     assert (found(run).rank, found(run).name) == (2, "signal-kill")
 
 
+def test_what_the_kernel_did_tells_why_a_worker_was_killed(run) -> None:
+    """A known use of memory goes before its count, but not before its word that it did nothing."""
+    killed = report(2, -9, said="Signal 9 (SIGKILL) received by PID 100")
+    loading = "Loading checkpoint shards:  40%|████      | 2/5\n"
+    counted = "trnslurm: rank 2 was killed (KILL); since the launcher's start the kernel has ended "
+    one, none = (
+        f"{counted}1 process of this node for lack",
+        f"{counted}no process of this node for lack",
+    )
+    free = " of memory (9 s before, 41.7 of 63.2 GiB were free)\n"
+    for told, name in (
+        (killed + one, "kernel-killed"),
+        (killed + none, "killed-by-hand"),
+        (loading + killed + one, "killed-loading"),
+        (loading + killed + none, "killed-by-hand"),
+    ):
+        log(run, 1, told + free)
+        assert found(run).name == name
+    assert found(run).line == (
+        "the worker was killed by signal 9 from outside: the kernel has ended no process of its "
+        "node for lack of memory (9 s before, 41.7 of 63.2 GiB were free) (rank 2 on node-2)"
+    )
+
+
 def test_a_likely_cause_goes_before_consequences_unless_it_warns(run) -> None:
     log(run, 0, PEER_GONE.format(0) + report(0, 1))
     failed = "NCCL WARN Call to ibv_modify_qp failed with error Invalid argument\n"

@@ -23,12 +23,14 @@ def test_killed_worker_is_named_though_the_other_has_the_traceback(tmp_path: Pat
     log = tmp_path / "logs/train-1-node0.log"
     with log.open("wb") as stream:
         subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+            [sys.executable, "-m", "trnslurm.node.torchrun", "--standalone", "--nproc_per_node=2",
              "worker.py"],
             cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             stdout=stream, stderr=subprocess.STDOUT, timeout=600, check=False,
         )  # fmt: skip
     found = find_cause(tmp_path, "train", 1)
     assert found is not None, log.read_text()
-    assert (found.rank, found.node, found.name) == (1, 0, "signal-kill"), log.read_text()
+    assert (found.rank, found.node, found.name) == (1, 0, "killed-by-hand"), log.read_text()
+    assert found.cause.startswith("the worker was killed by signal 9 from outside: the kernel has ")
+    assert found.cause.endswith(" ended no process of its node for lack of memory")
     assert found.when and abs(found.when - log.stat().st_mtime) < 60

@@ -113,7 +113,8 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
 
 def of_machines(cause: Cause) -> bool:
     """Check whether a machine printed the line, not a program that may have continued."""
-    return cause.source in ("neuron", "slurm") or cause.name.startswith("shell-")
+    own = ("shell-", "kernel-killed", "killed-by-hand")
+    return cause.source in ("neuron", "slurm") or cause.name.startswith(own)
 
 
 def _only_warns(hit: Hit) -> bool:
