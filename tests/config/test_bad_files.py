@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,39 @@ def test_locked_key_cannot_be_broken(refused, cli, fake_slurm, monkeypatch, tmp_
     assert b"export TEAM=a" in script
 
 
+def test_a_lock_of_several_values(refused, cli, site, fake_slurm, monkeypatch, tmp_path) -> None:
+    file = site_file("lock: {slurm: {partition: [a, debug], sbatch: [--nice=5]}}\n",
+                     monkeypatch, tmp_path)  # fmt: skip
+    asks = f"slurm.partition is locked to 'a' or 'debug' by {file}; --set slurm.partition=b asks"
+    assert asks in refused("--set", "slurm.partition=b")
+    for words, partition in (((), b"a"), (("--set", "slurm.partition=debug"), b"debug")):
+        assert cli(*TOY, *words).code == 0
+        script = fake_slurm.calls("sbatch")[-1].script
+        assert b"#SBATCH --partition=%s " % partition in script and b"--nice=5 " in script
+    bundle = site.root / "bundle"
+    assert cli("render", "toy", "-o", str(bundle), "--cluster", "pc").code == 0
+    assert cli("submit", "--rendered", str(bundle)).code == 0
+    file.write_text("lock: {slurm: {partition: [b, c]}}\n")
+    said = f"slurm.partition is 'a', and {file} locks it to 'b' or 'c': render it again"
+    assert said in cli("submit", "--rendered", str(bundle)).error
+
+
+def test_a_site_file_is_tried_and_frees_of_no_lock(refused, cli, monkeypatch, tmp_path) -> None:
+    installed = site_file("lock: {slurm: {partition: [a, debug]}}\n", monkeypatch, tmp_path)
+    tried = tmp_path / "new.yaml"
+    monkeypatch.setenv("TRNSLURM_SITE", str(tried))
+    assert f"{tried}: no such file" in refused()
+    tried.write_text("lock: {slurm: {partition: debug, account: research}}\n")
+    shown = cli("show", "toy", "--cluster", "pc").out
+    for key, value in (("partition", "debug"), ("account", "research")):
+        assert re.search(rf"slurm.{key} +{value} +site lock: {tried}\n", shown)
+    tried.write_text("lock: {slurm: {partition: mine}}\n")
+    assert refused() == (
+        f"slurm.partition is locked to 'a' or 'debug' by {installed}; {tried} asks for 'mine': "
+        "leave it out, or ask the admin"
+    )
+
+
 def test_recipe_cannot_break_a_lock_either(refused, site, monkeypatch, tmp_path) -> None:
     file = site_file("lock: {slurm: {time_min: 4}}\n", monkeypatch, tmp_path)
     error = refused()
@@ -238,6 +272,7 @@ def test_recipe_cannot_break_a_lock_either(refused, site, monkeypatch, tmp_path)
         ("locked: {}\n", "unknown key locked (the file has one: lock)"),
         ("lock: {slurm: {partiton: x}}\n", 'did you mean "slurm.partition"?'),
         ("lock: {slurm: {max_nodes: two}}\n", "must be a whole number"),
+        ("lock: {slurm: {partition: []}}\n", "lock: slurm.partition allows no value"),
         ("lock: 3\n", "lock"),
         ("lock: [a]\n", "lock"),
     ],

@@ -5,11 +5,12 @@ The keys that the admin's site file locks override them all.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -38,6 +39,7 @@ from trnslurm.config.tree import (
     defaults_of,
     fields_of,
     flatten,
+    is_list,
     lookup,
     merge,
     nest,
@@ -47,6 +49,8 @@ from trnslurm.config.values import check_cluster_values, check_values
 from trnslurm.errors import ConfigError
 
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
+SITE_VARIABLE = "TRNSLURM_SITE"
+"""Names another such file, whose locks hold as well: an admin tries it before it is installed."""
 NEURON_DEVICES = Path("/dev")
 
 # How much a wrong key and a known one must have in common, in the same section and in another; what
@@ -129,8 +133,7 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster))]
     layers.append(_profile_layer(workspace.cluster_file(name)))
     layers += _machine_layer(_merged(layers))
-    locks = [(d, v) for d, v in _site_locks() if d.partition(".")[0] in _CLUSTER]
-    layers += [Layer(name="site lock", source=str(SITE_FILE), tree=nest(d, v)) for d, v in locks]
+    layers += _site_layers(layers, _CLUSTER)
     tree = _merged(layers)
     check_cluster_values(tree)
     return build(Cluster, tree)
@@ -326,7 +329,7 @@ def _unknown(dotted: str, names: Iterable[str], tree: Mapping[str, Any]) -> str:
     if nearest := _nearest(dotted, keys) or _nearest(dotted.partition(".")[0], names):
         meant = '" or "'.join(nearest)
         return f'unknown key {dotted} (did you mean "{meant}"?)'
-    if tree["project"] and dotted.isidentifier():
+    if tree.get("project") and dotted.isidentifier():
         return (
             f"unknown key {dotted}; as {{{dotted}}} in the script's arguments it is places.{dotted}"
         )
@@ -356,59 +359,88 @@ def _nearest(dotted: str, keys: Iterable[str]) -> list[str]:
 
 def _declared_hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
     first = dotted.split(".", 1)[0]
-    leaves = {f"{first}.{k}": v for k, v in flatten(tree[first])}
+    section = tree.get(first)
+    declared = flatten(section) if isinstance(section, Mapping) else ()
+    leaves = {f"{first}.{k}": v for k, v in declared}
     if dotted not in leaves:
         raise ConfigError(f"{source}: {_unknown(dotted, leaves, tree)}")
     value = leaves[dotted]
     return Any if value is None or isinstance(value, list | Mapping) else type(value)
 
 
-def _site_locks() -> list[tuple[str, Any]]:
-    if not SITE_FILE.is_file():
-        return []
-    site = read_yaml(SITE_FILE)
-    for key in site:
-        if key != "lock":
-            raise ConfigError(f"{SITE_FILE}: unknown key {key} (the file has one: lock)")
-    locks = site.get("lock") or {}
-    if not isinstance(locks, Mapping):
-        raise ConfigError(f"{SITE_FILE}: lock must be a mapping, found {locks!r}")
-    return list(flatten(locks))
+class _Lock(NamedTuple):
+    """A key of a site file, and the values that the file allows: one, or a list of them."""
+
+    dotted: str
+    values: tuple[Any, ...]
+    file: str
+
+    def allows(self, value: Any) -> bool:
+        """Check whether a value is one of the lock's; of a key max_… it may be less."""
+        if self.dotted.rpartition(".")[2].startswith("max_") and isinstance(value, int | float):
+            return any(isinstance(each, int | float) and value <= each for each in self.values)
+        return value in self.values
+
+    @property
+    def words(self) -> str:
+        return " or ".join(map(repr, self.values))
 
 
-def refuse_locked(values: Iterable[tuple[str, Any]], where: str) -> None:
-    """Refuse the values of a reviewed bundle that differ from the site's locks."""
-    asked = dict(values)
-    for dotted, locked in _site_locks():
-        if dotted in asked and not _keeps_lock(dotted, asked[dotted], locked):
-            raise ConfigError(
-                f"{where}: {dotted} is {asked[dotted]!r}, and {SITE_FILE} locks it to {locked!r}: "
-                "render it again"
+def _site_locks(tree: Mapping[str, Any]) -> Iterator[_Lock]:
+    """Yield the locks of the site's file, after those of a file that an admin tries.
+
+    The site's file comes last, so that it refuses what a file of the user's own locks to another
+    value.
+    """
+    tried = os.environ.get(SITE_VARIABLE)
+    files = [Path(tried)] if tried else []
+    for file in [*files, *([SITE_FILE] if SITE_FILE.is_file() else [])]:
+        site = read_yaml(file)
+        for key in site:
+            if key != "lock":
+                raise ConfigError(f"{file}: unknown key {key} (the file has one: lock)")
+        locks = site.get("lock") or {}
+        if not isinstance(locks, Mapping):
+            raise ConfigError(f"{file}: lock must be a mapping, found {locks!r}")
+        for dotted, locked in flatten(locks):
+            hint = _hint(dotted, str(file), tree)
+            is_choice = isinstance(locked, list) and not (hint is Any or is_list(hint))
+            values = locked if is_choice else [locked]
+            if not values:
+                raise ConfigError(f"{file}: lock: {dotted} allows no value")
+            yield _Lock(
+                dotted, tuple(convert(v, hint, str(file), dotted) for v in values), str(file)
             )
 
 
-def _keeps_lock(dotted: str, asked: Any, locked: Any) -> bool:
-    """Check whether a value is as the site's lock says; of a key max_… it may be less."""
-    if asked == locked:
-        return True
-    caps = dotted.rpartition(".")[2].startswith("max_")
-    return caps and all(isinstance(v, int | float) for v in (asked, locked)) and asked < locked
+def refuse_locked(tree: Mapping[str, Any], where: str) -> None:
+    """Refuse the values of a reviewed bundle that differ from the site's locks."""
+    asked = dict(flatten(tree))
+    for lock in _site_locks(tree):
+        if lock.dotted in asked and not lock.allows(asked[lock.dotted]):
+            raise ConfigError(
+                f"{where}: {lock.dotted} is {asked[lock.dotted]!r}, and {lock.file} locks it to "
+                f"{lock.words}: render it again"
+            )
 
 
-def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
+def _site_layers(layers: Sequence[Layer], keys: Container[str] = _ALL) -> list[Layer]:
+    """Return a layer for each lock that the layers below do not keep, for some first keys."""
     found: list[Layer] = []
-    for dotted, value in _site_locks():
-        hint = _hint(dotted, str(SITE_FILE), _merged(layers))
-        locked = convert(value, hint, str(SITE_FILE), dotted)
-        if _keeps_lock(dotted, lookup(_merged(layers), dotted), locked):
+    for lock in _site_locks(_merged(layers)):
+        below = [*layers, *found]
+        if lock.dotted.partition(".")[0] not in keys or lock.allows(
+            lookup(_merged(below), lock.dotted)
+        ):
             continue
-        for layer in layers:
-            asked = lookup(layer.tree, dotted)
-            chosen = layer.name in ("command line", "preset", "recipe")
-            if chosen and asked is not None and asked != locked:
+        for layer in below:
+            asked = lookup(layer.tree, lock.dotted)
+            chosen = layer.name in ("command line", "preset", "recipe", "site lock")
+            if chosen and asked is not None and not lock.allows(asked):
                 raise ConfigError(
-                    f"{dotted} is locked to {locked!r} by {SITE_FILE}; "
+                    f"{lock.dotted} is locked to {lock.words} by {lock.file}; "
                     f"{layer.source} asks for {asked!r}: leave it out, or ask the admin"
                 )
-        found.append(Layer(name="site lock", source=str(SITE_FILE), tree=nest(dotted, locked)))
+        tree = nest(lock.dotted, lock.values[0])
+        found.append(Layer(name="site lock", source=lock.file, tree=tree))
     return found

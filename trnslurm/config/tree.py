@@ -120,6 +120,11 @@ def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> 
     return checked
 
 
+def is_list(hint: Any) -> bool:
+    """Check whether a key's values are lists."""
+    return tuple in (get_origin(hint), *map(get_origin, get_args(hint)))
+
+
 def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
     """Return `value` as the type that `hint` asks for, still plain, or raise a ConfigError."""
     if hint is Any:

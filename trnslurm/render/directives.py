@@ -152,7 +152,7 @@ def _common(config: Config, *, again: str, expedite: bool = False) -> list[tuple
 
 
 def _site(config: Config) -> str:
-    return f"from {config.cluster_name}'s profile or an option"
+    return f"from {config.cluster_name}'s profile, an option or a lock"
 
 
 def passed_through(option: str) -> str:

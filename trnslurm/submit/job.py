@@ -13,7 +13,6 @@ import yaml
 from trnslurm.config.load import read_cluster, refuse_locked
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
-from trnslurm.config.tree import flatten
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate
@@ -188,7 +187,7 @@ def read_job(directory: Path) -> Job:
             f"{directory} is not a rendered bundle: its {CONFIG} or {PLAN} is missing or "
             "damaged; make one with `trnslurm render -o DIR`"
         ) from None
-    refuse_locked(flatten(tree), str(directory))
+    refuse_locked(tree, str(directory))
     scripts = [script_name(p, cluster.scheduler) for p in job.phases]
     if missing := [n for n in (*scripts, NODE_SCRIPT, f"code/{entry}") if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")

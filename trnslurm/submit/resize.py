@@ -20,7 +20,7 @@ from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import read_cluster, read_config, refuse_locked, set_layer
 from trnslurm.config.schema import Config, Notify
 from trnslurm.config.search import parse_yaml
-from trnslurm.config.tree import flatten, merge, plain
+from trnslurm.config.tree import merge, plain
 from trnslurm.config.values import parse_notify
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, make_spec
@@ -119,7 +119,7 @@ def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
         head["config"] = merge(head["config"], set_layer(word, head["config"]).tree)
     recipe_dir = str(run.code / "jobs" / job.recipe)
     profile = read_config(head, recipe_dir=recipe_dir, where=f"{run.name}: --set").cluster
-    refuse_locked(flatten(head["config"]), f"{run.name}: --set")
+    refuse_locked(head["config"], f"{run.name}: --set")
     instance = find(catalog(profile.instance_types), profile.instance_type)
     files = {n: data for n, data in job.bundle.files.items() if n != CAPS}
     files |= caps_file(caps_of(profile, instance)) | {CONFIG: to_config_yaml(head)}
