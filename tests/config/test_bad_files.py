@@ -217,6 +217,8 @@ def test_locked_key_cannot_be_broken(refused, cli, fake_slurm, monkeypatch, tmp_
     )
     assert "env.TEAM is locked to 'a'" in refused("--set", "env.TEAM=b")
     assert f"--nodes 3 is more than the 2 that {file} allows" in refused("--nodes", "3")
+    doctor = cli("doctor", "--run", "--cluster", "pc", "--nodes", "3").error
+    assert doctor == f"--nodes 3 is more than the 2 that {file} allows"
     # Less is free.
     assert "--nodes 2 is more than" in refused("--nodes", "2", "--set", "slurm.max_nodes=1")
     assert "slurm.max_nodes is locked to 2" in refused("--set", "slurm.max_nodes=3")

@@ -19,7 +19,7 @@ from trnslurm.cli.output import command_line, echo_json, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.cluster.checkup import Expected, Line, expected_of, judge
 from trnslurm.cluster.checkup_files import Found, read_found
-from trnslurm.config.load import resolve_cluster
+from trnslurm.config.load import origins_of_cluster, resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import SlurmError, TrnslurmError
@@ -47,7 +47,7 @@ def run_checkup(
 ) -> int:
     """Check a cluster's nodes with a job that measures them; return the exit code."""
     profile = resolve_cluster(workspace, cluster)
-    spec = make_spec_of_checkup(profile, cluster, str(workspace.cluster_file(cluster)), nodes)
+    spec = make_spec_of_checkup(profile, cluster, origins_of_cluster(workspace, cluster), nodes)
     expected = expected_of(spec)
     job = make_checkup(spec, workspace.template_dirs())
     submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))

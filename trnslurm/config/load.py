@@ -130,13 +130,21 @@ def resolve(
 
 def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
     """Return a cluster profile without a recipe."""
+    tree = _merged(_cluster_layers(workspace, name))
+    check_cluster_values(tree)
+    return build(Cluster, tree)
+
+
+def origins_of_cluster(workspace: Workspace, name: str) -> dict[str, Origin]:
+    """Return where each value of a cluster profile without a recipe is from."""
+    return _origins(_cluster_layers(workspace, name))
+
+
+def _cluster_layers(workspace: Workspace, name: str) -> list[Layer]:
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster))]
     layers.append(_profile_layer(workspace.cluster_file(name)))
     layers += _machine_layer(_merged(layers))
-    layers += _site_layers(layers, _CLUSTER)
-    tree = _merged(layers)
-    check_cluster_values(tree)
-    return build(Cluster, tree)
+    return [*layers, *_site_layers(layers, _CLUSTER)]
 
 
 def resolve_again(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,7 +32,9 @@ main()
 _SIZES = 100_000
 
 
-def make_spec_of_checkup(cluster: Cluster, name: str, source: str, nodes: int) -> JobSpec:
+def make_spec_of_checkup(
+    cluster: Cluster, name: str, origins: Mapping[str, Origin], nodes: int
+) -> JobSpec:
     """Return the spec of the job: one step with one sample per worker."""
     limits = [_LIMIT_MIN, cluster.slurm.max_time_min or _LIMIT_MIN]
     slurm = replace(
@@ -42,11 +44,9 @@ def make_spec_of_checkup(cluster: Cluster, name: str, source: str, nodes: int) -
     # The checkup runs the preflight itself, and continues if that finds a problem.
     profile = replace(cluster, slurm=slurm, preflight=False)
     recipe = Recipe(batch=Batch(mode="per_worker", per_worker=1), precompile="never")
-    origin = Origin(layer="cluster profile", source=source)
     config = Config(
         recipe_name=NAME, recipe_dir="", preset=None, cluster_name=name, cluster=profile,
-        recipe=recipe, tree=asdict(profile) | asdict(recipe),
-        origins={"device": origin, "slurm.max_nodes": origin, "slurm.max_time_min": origin},
+        recipe=recipe, tree=asdict(profile) | asdict(recipe), origins=origins,
     )  # fmt: skip
     return make_spec(config, nodes, name="doctor")
 
