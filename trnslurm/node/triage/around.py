@@ -8,6 +8,7 @@ from pathlib import Path
 from trnslurm.node.triage.causes import (
     EFFECT,
     Cause,
+    Context,
     explained,
     general_meaning,
     last_meaning,
@@ -98,7 +99,8 @@ def refined(
     """Return a cause that asks for other lines of the logs, too, if one fits better."""
     if known and known.name == "time-limit":
         hung, lines, _ = last_words(run, phase, attempt)
-        return (hung, (*beside, *lines)) if hung else (known, beside)
+        if hung:
+            return hung, (*beside, *lines)
     ends = [line for line in reversed(suspect.lines) if not line.startswith("  ")]
     said = [line for line in (*beside, suspect.telling, *ends, *suspect.more) if line]
     asking = (line for line in said if any(c.before or c.log for c in matching(line)))
@@ -112,7 +114,18 @@ def refined(
         return known, beside
     if known and (known.rank < better.rank or known.conditions > better.conditions):
         return known, beside
-    return better, beside if line in (*beside, *suspect.lines) else (line, *beside)
+    shown = [*beside, *suspect.lines]
+    more = [each for each in (line, _line_before(better, context)) if each and each not in shown]
+    return better, (*more, *beside)
+
+
+def _line_before(cause: Cause, context: Context) -> str:
+    """Return the last line of what a cause asks for before its own."""
+    if not cause.before or not (match := cause.before.search(context.before)):
+        return ""
+    text = context.before
+    end = match.end() - (len(match[0]) - len(match[0].rstrip()))
+    return text[text.rfind("\n", 0, end) + 1 :].partition("\n")[0].strip()
 
 
 def compared(

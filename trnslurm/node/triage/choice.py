@@ -105,6 +105,8 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
     found = strong or ([] if own or what_was_raised(chosen) else weak)
     if not found and not own:
         found = [hit for hit in hits if _may_explain(hit, chosen)]
+    if not found and not own:
+        found = [hit for hit in hits if _may_follow(chosen, hit)]
     if not found:
         return chosen, own, ()
     best = min(found, key=lambda hit: (hit.node is None, hit.at))
@@ -133,6 +135,12 @@ def _may_explain(hit: Hit, suspect: Suspect) -> bool:
         and hit.line not in suspect.lines
         and not _only_warns(hit)
     )
+
+
+def _may_follow(suspect: Suspect, hit: Hit) -> bool:
+    """Check whether an unknown error may be a consequence of what a line of its log tells."""
+    effect = hit.cause.kind == EFFECT and not hit.cause.wide
+    return effect and hit.place == suspect.place and hit.line not in suspect.lines
 
 
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:

@@ -190,9 +190,11 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     raised = what_was_raised(suspect)
     general: Cause | None = None
     if raised and not known:
-        place = f" ({raised.place})" if raised.place else ""
-        cause = f"the script raised {raised.kind}{place}"
-        fix = f"correct it there, and submit again; {suspect.place} has more"
+        cause = f"unknown: {raised.kind} ended the worker"
+        fix = f"read what comes before it in {suspect.place}"
+        if raised.place:
+            cause = f"the script raised {raised.kind} ({raised.place})"
+            fix = f"correct it there, and submit again; {suspect.place} has more"
         mend = ""
         if general := general_cause(suspect):
             cause, fix = general.explain(ends_of(suspect), **owner)
@@ -225,7 +227,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         cause += ", which would end every attempt"
     in_short = _brief(suspect, known, cause, "" if again else host)
     near_only = known and not suspect.known and not of_machines(known)
-    certain = not general if known is None else known.rank not in (1, 2) and not near_only
+    certain = not general if known is None else known.rank == 0 and not near_only
     if missing or options:
         in_short, certain = f"{in_short}: {cause}", missing is not None
     return Finding(
