@@ -1,7 +1,7 @@
 #!/bin/bash
 # Prepare one ParallelCluster node for trnslurm, and refuse a node that cannot train.
 #
-#   node-setup.sh head|cpu|trn1|trn2
+#   node-setup.sh head|cpu|trn1|trn2|p5|p5en
 #
 # ParallelCluster runs it as root (CustomActions/OnNodeConfigured), once per node, after the node is
 # configured and before slurmd starts. Its output is in /var/log/cloud-init-output.log. If it fails,
@@ -150,6 +150,16 @@ check_neuron() {
     fi
 }
 
+check_gpus() {
+    local expected=$1 gpus
+    gpus=$(nvidia-smi --list-gpus | grep -c '^GPU ') || true
+    log "GPUs: $gpus"
+    if ((gpus != expected)); then
+        problem "nvidia-smi lists $gpus GPUs, expected $expected: is NVIDIA's driver in the image" \
+            "and loaded (modinfo nvidia), and what does dmesg say of Xid?"
+    fi
+}
+
 check_efa() {
     local expected=$1 interfaces
     shopt -s nullglob
@@ -170,9 +180,9 @@ check_efa() {
 main() {
     local role=${1:-}
     case $role in
-    head | cpu | trn1 | trn2) ;;
+    head | cpu | trn1 | trn2 | p5 | p5en) ;;
     *)
-        log "error: unknown role '$role'; usage: node-setup.sh head|cpu|trn1|trn2" >&2
+        log "error: unknown role '$role'; usage: node-setup.sh head|cpu|trn1|trn2|p5|p5en" >&2
         exit 2
         ;;
     esac
@@ -188,6 +198,14 @@ main() {
         ;;
     trn2)
         check_neuron 16
+        check_efa 16
+        ;;
+    p5)
+        check_gpus 8
+        check_efa 32
+        ;;
+    p5en)
+        check_gpus 8
         check_efa 16
         ;;
     esac

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import boto3
 
-IMAGE, BUCKET, KEY = "ami-0123456789abcdef0", "replace-me-bucket", "replace-me-key"
+IMAGE, PARENT, ARM = "ami-0123456789abcdef0", "ami-0eeeeeeeeeeeeeeee", "ami-0aaaaaaaaaaaaaaa1"
+BUCKET, KEY = "replace-me-bucket", "replace-me-key"
 VERSION, SYSTEM = "3.16.1", "ubuntu2404"
 
 
 def images():
-    """Return ParallelCluster's own image, and one that it has built."""
-    official = f"aws-parallelcluster-{VERSION}-ubuntu-2404-lts-hvm-x86_64-202601010000 2026-01-01"
+    """Return ParallelCluster's own images of two architectures, and one that it has built."""
+    official = f"aws-parallelcluster-{VERSION}-ubuntu-2404-lts-hvm-%s-202601010000 2026-01-01"
     common = {
         "state": "available", "public": True, "sriov": "simple", "root_device_type": "ebs",
         "root_device_name": "/dev/sda1", "description": "", "image_type": "machine",
@@ -25,7 +26,16 @@ def images():
     }  # fmt: skip
     return [
         common | {"ami_id": IMAGE, "name": "neuron", "owner_id": "111122223333"},
-        common | {"ami_id": "ami-0aaaaaaaaaaaaaaa1", "name": official, "owner_id": "247102896272"},
+        *(
+            common
+            | {
+                "ami_id": image,
+                "name": official % kind,
+                "owner_id": "247102896272",
+                "architecture": kind,
+            }
+            for image, kind in ((PARENT, "x86_64"), (ARM, "arm64"))
+        ),
     ]
 
 

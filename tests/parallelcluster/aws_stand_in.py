@@ -1,4 +1,4 @@
-"""Moto's server of AWS's protocols, with what `pcluster create-cluster --dryrun` asks for.
+"""Moto's server of AWS's protocols, with what pcluster's dry runs ask for.
 
     .venv-pcluster/bin/python tests/parallelcluster/aws_stand_in.py PORT
 
@@ -12,14 +12,18 @@ from moto.core.responses import ActionResult
 from moto.ec2.responses.instances import InstanceResponse
 from moto.server import main
 
-BLOCK = "cr-0dddddddddddddddd"
+BLOCKS = {
+    "cr-0dddddddddddddddd": "trn1.32xlarge",
+    "cr-0eeeeeeeeeeeeeeee": "trn2.48xlarge",
+    "cr-0ffffffffffffffff": "p5.48xlarge",
+}
 
 
 def _describe_capacity_reservations(self):
-    """Return a capacity block of 16 instances, of the type that its region has here."""
-    kind = "trn2.48xlarge" if self.region == "us-east-2" else "trn1.32xlarge"
+    """Return the capacity block that is asked for, of 16 instances."""
+    [block] = self._get_param("CapacityReservationIds")
     found = {
-        "CapacityReservationId": BLOCK, "InstanceType": kind, "State": "active",
+        "CapacityReservationId": block, "InstanceType": BLOCKS[block], "State": "active",
         "AvailabilityZone": f"{self.region}a", "TotalInstanceCount": 16,
         "AvailableInstanceCount": 16, "ReservationType": "capacity-block", "Tenancy": "default",
         "InstancePlatform": "Linux/UNIX",

@@ -12,6 +12,8 @@ REPO = Path(__file__).resolve().parents[2]
 CONFIG = REPO / "cluster-config" / "parallelcluster"
 CLUSTER = CONFIG / "trn1-16-nodes.yaml"
 OF_TRN2 = CONFIG / "trn2-16-nodes.yaml"
+OF_P5 = CONFIG / "p5-4-nodes.yaml"
+IMAGE = CONFIG / "neuron-image.yaml"
 PYTHON = Path(
     os.environ.get("TRNSLURM_PCLUSTER_PYTHON", REPO / ".venv-pcluster" / "bin" / "python")
 )
@@ -34,10 +36,11 @@ def with_optional_lines(text: str) -> str:
 
 
 def test_shipped_files_are_valid() -> None:
-    result = validate(CLUSTER, OF_TRN2, CONFIG / "neuron-image.yaml")
+    result = validate(CLUSTER, OF_TRN2, OF_P5, IMAGE)
     assert result.code == 0, result.out + result.err
     assert "compute-dy-trn1-[1-16]" in result.out
     assert "trn2-st-trn2-[1-16]" in result.out
+    assert "gpu-dy-p5-[1-4]" in result.out
     assert "neuron-image.yaml: image" in result.out
     assert result.err == ""
 

@@ -1,7 +1,7 @@
-"""`pcluster create-cluster --dryrun` of the shipped files, with its own validators, against moto.
+"""Dry runs of pcluster with the shipped files, with its own validators, against moto.
 
-It finds what no schema has: keys, regions, images and reservations that do not fit. Of a good file
-it ends with the exit code 1, too.
+They find what no schema has: keys, regions, images and reservations that do not fit. With a good
+file they end with the exit code 1, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from ..free_port import free_port
 from ..processes import run_process
 from ..waiting import eventually
-from .test_cluster_file import CLUSTER, OF_TRN2, PYTHON
+from .test_cluster_file import CLUSTER, IMAGE, OF_P5, OF_TRN2, PYTHON
 
 HERE = Path(__file__).parent
 ACCOUNT = HERE / "aws_account.py"
@@ -40,12 +40,16 @@ class Aws:
         region = text.split("\nRegion: ")[1].split()[0]
         self._run(PYTHON, ACCOUNT, region, json.dumps(account))
         made = json.loads((self.directory / "made.json").read_text())
-        for old, new in (*made.items(), *changes):
+        subnets = () if file == IMAGE else made.items()
+        for old, new in (*subnets, *changes):
             assert old in text, old
             text = text.replace(old, new)
-        config = self.directory / "cluster.yaml"
+        config = self.directory / "config.yaml"
         config.write_text(text, encoding="utf-8")
-        words = ("create-cluster", "--dryrun", "true", "-n", "mine", "-c", config)
+        verb: tuple[str, ...] = ("create-cluster", "-n")
+        if file == IMAGE:  # it does not take the region of its file (3.16.1)
+            verb = ("build-image", "-r", region, "-i")
+        words = (*verb, "mine", "--dryrun", "true", "-c", config)
         said = self._run(PYTHON.with_name("pcluster"), *words, code=1)
         return json.loads(said)
 
@@ -64,7 +68,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
     environ = kept | {
         "HOME": str(directory), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "mine", "no_proxy": "127.0.0.1",
-        "MOTO_AMIS_PATH": str(directory / "amis.json"),
+        "MOTO_AMIS_PATH": str(directory / "amis.json"), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true",
     }  # fmt: skip
     made = subprocess.run(
         [PYTHON, ACCOUNT], cwd=directory, env=environ, timeout=SECONDS, check=True
@@ -87,11 +91,36 @@ def found(said: Any, level: str) -> set[str]:
     return {one["type"] for one in lines if one["level"] == level}
 
 
-@pytest.mark.parametrize("file", [CLUSTER, OF_TRN2], ids=lambda file: file.stem)
-def test_shipped_files_would_be_created(aws: Aws, file: Path) -> None:
-    said = aws.dry_run(file)
-    assert said["message"] == GOOD
+BLOCK = (
+    ("ONDEMAND", "CAPACITY_BLOCK"),
+    ("MinCount: 0  # for a", "MinCount: 4  # for a"),
+    ("#| ", ""),
+    ("Enabled: true  # for a", "Enabled: false  # for a"),
+)
+"""What p5-4-nodes.yaml says of a capacity block."""
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [(CLUSTER, ()), (OF_TRN2, ()), (OF_P5, ()), (OF_P5, BLOCK), (OF_P5, [("p5", "p5en")])],
+    ids=["trn1", "trn2", "p5", "p5 of a block", "p5en"],
+)
+def test_shipped_files_would_be_created(aws: Aws, file: Path, changes: Any) -> None:
+    said = aws.dry_run(file, *changes)
+    assert said["message"] == GOOD, said
     assert {one["level"] for one in said["validationMessages"]} == {"INFO"}
+
+
+def test_the_image_would_be_built(aws: Aws) -> None:
+    """Not from a parent of another architecture, one that is not there, or one that is larger."""
+    assert aws.dry_run(IMAGE) == {"message": GOOD}
+    parent = "ParentImage: ami-0eeeeeeeeeeeeeeee"
+    for other in ("ami-0aaaaaaaaaaaaaaa1", "ami-0bbbbbbbbbbbbbbbb"):
+        said = aws.dry_run(IMAGE, (parent, f"ParentImage: {other}"))
+        assert "InstanceTypeBaseAMICompatibleValidator" in found(said, "ERROR"), said
+    assert found(aws.dry_run(IMAGE, ("Size: 100", "Size: 1")), "ERROR") == {
+        "AMIVolumeSizeValidator"
+    }
 
 
 def test_what_no_schema_finds_is_said(aws: Aws) -> None:

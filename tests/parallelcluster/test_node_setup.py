@@ -118,6 +118,17 @@ def test_trn2_has_16_efa_interfaces(root: Path) -> None:
     assert result.code == 1 and "found 16 EFA interfaces, expected 8" in result.err
 
 
+@pytest.mark.parametrize(("role", "efa"), [("p5", 32), ("p5en", 16)])
+def test_gpu_nodes(root: Path, role: str, efa: int) -> None:
+    make_node(root, efa=efa, devices=0)
+    result = run(root, role)
+    assert result.code == 0, result.err
+    result = run(root, role, FAKE_GPUS="7")
+    assert result.code == 1
+    assert "nvidia-smi lists 7 GPUs, expected 8" in result.err and "1 problem(s)" in result.err
+    assert "nvidia-smi lists 0 GPUs, expected 8" in run(root, role, FAKE_GPUS="0").err
+
+
 def test_all_problems_are_named_in_one_run(root: Path) -> None:
     make_node(root, efa=0, devices=0)
     (root / "opt/aws/neuron/lib/libnccom.so.2").unlink()

@@ -465,17 +465,23 @@ def test_silent_controller(site, fake_slurm, cli) -> None:
 CLUSTER_FILE = Path(trnslurm.__file__).parents[1] / "cluster-config/parallelcluster"
 
 
-def test_profile_of_a_parallelcluster_file(cli, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "profile", "nodes", "cpus"),
+    [("trn1-16-nodes", "trn1", 16, 128), ("p5-4-nodes", "p5", 4, 192)],
+)
+def test_profile_of_a_parallelcluster_file(
+    cli, home: Path, name: str, profile: str, nodes: int, cpus: int
+) -> None:
     """Before the cluster is there: the same as the profile that comes with trnslurm."""
-    file = CLUSTER_FILE / "trn1-16-nodes.yaml"
+    file = CLUSTER_FILE / f"{name}.yaml"
     done = cli("cluster", "detect", "--from", file, "--write", "--name", "east")
     assert done.code == 0
     assert done.err == f"warning: {file}: c6i.16xlarge is not in the catalog: left out\n"
     own = yaml.safe_load((home / ".config/trnslurm/cluster-config/east.yaml").read_text())
-    shipped = yaml.safe_load((CLUSTER_FILE.parent / "trn1.yaml").read_text())
+    shipped = yaml.safe_load((CLUSTER_FILE.parent / f"{profile}.yaml").read_text())
     assert own["instance_type"] == shipped["instance_type"]
     assert own["slurm"]["partition"] == shipped["slurm"]["partition"]
-    assert (own["slurm"]["max_nodes"], own["slurm"]["cpus_per_task"]) == (16, 128)
+    assert (own["slurm"]["max_nodes"], own["slurm"]["cpus_per_task"]) == (nodes, cpus)
     assert own["run_root"].startswith("/fsx")
 
 
