@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -101,10 +102,11 @@ def run_job(main: Callable[[], None]) -> None:
     except Exception as error:
         note_failure(error, f"{type(error).__name__}: {error}".strip().partition("\n")[0])
         raise
-    if _gloo_runs():
+    if parent_process() is None and _gloo_runs():
         # Such a thread takes Python's lock to free the tensor of the last collective. If Python is
         # being torn down by then, the process aborts (PyTorch 2.14, Python up to 3.13:
-        # https://github.com/pytorch/pytorch/issues/190489). So end before that.
+        # https://github.com/pytorch/pytorch/issues/190489). So end before that; a child of
+        # multiprocessing does so anyway, when it has sent its result.
         threads: Any = threading  # not annotated
         threads._shutdown()
         atexit._run_exitfuncs()
