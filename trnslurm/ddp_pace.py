@@ -1,10 +1,12 @@
 """Publishes where the time of a custom script's steps goes, as DistributedDataParallel times it.
 
-In synchronous training the whole step takes every worker equally long. But in some steps DDP times
-by itself its forward pass, its backward pass, and how long the worker then waits for the gradients
-of the others; on a GPU by CUDA's events, so that the device's time counts, not the host's
-(logger.cpp, reducer.cpp and reducer_cuda.cpp in torch/csrc/distributed/c10d, PyTorch 2.9). The wait
-for a batch is timed here, in DataLoader. A script with no DDP, or with several, tells too little.
+In synchronous training the whole step takes every worker equally long. But in every hundredth step
+DDP times by itself its forward pass, its backward pass, and how long the worker then waits for the
+gradients of the others; on a GPU by CUDA's events, so that the device's time counts, not the host's
+(logger.cpp, reducer.cpp and reducer_cuda.cpp in torch/csrc/distributed/c10d, PyTorch 2.9). Asked to
+do so more often, DDP could spoil a script's capture of a CUDA graph, which has to wait for eleven
+steps (docs.pytorch.org/docs/2.9/notes/cuda.html). The wait for a batch is timed here, in
+DataLoader. A script with no DDP, or with several, tells too little.
 
 Any error ends the measuring, never the training. Standard library only: the script's own PyTorch
 is used.
@@ -29,11 +31,8 @@ from typing import Any
 
 from trnslurm.pace import LOOK_S, Pace, Spent, WorkerTime
 
-# When the model is looked for, and how often its times are read.
+# When the model is looked for, and how often at most its times are read.
 _BEGIN_S, _READ_S = 10.0, 1.0
-# How often DDP is to time a step, and in which steps at most. On a GPU the host then waits for the
-# device (reducer_cuda.cpp): of two workers' rates one divides the other, so both wait in one step.
-_TIMED_S, _LEAST_RATE = 3.0, 10
 _KEY = "trnslurm/pace/{rank}"
 
 
@@ -47,7 +46,7 @@ class DdpPace:
         self._model: Any = None
         self._next = time.monotonic() + _BEGIN_S
         self._step: int | None = None
-        self._iteration, self._read, self._rate = 0, 0.0, 0
+        self._iteration = 0
         self._data_s = 0.0
         self._spent = Spent()
         self._closed = threading.Event()
@@ -60,7 +59,7 @@ class DdpPace:
             return
         self._next = now + _READ_S
         try:
-            self._begin() if self._model is None else self._look(now)
+            self._begin() if self._model is None else self._read()
         except Exception:
             self._next = math.inf
 
@@ -71,7 +70,6 @@ class DdpPace:
         self._model = weakref.ref(model)
         # A separate connection: a call that waits blocks all others on the script's own.
         self._store = self._store.clone()
-        self._set_rate(model, _LEAST_RATE)
         self._time_data()
         thread = threading.Thread(target=self._publish, name="pace", daemon=True)
         thread.start()
@@ -82,13 +80,12 @@ class DdpPace:
         self._closed.set()
         thread.join(1.0)
 
-    def _look(self, now: float) -> None:
-        model = self._model()
-        told = model._get_ddp_logging_data()
-        iteration, before, then = told["iteration"], self._iteration, self._read
+    def _read(self) -> None:
+        told = self._model()._get_ddp_logging_data()
+        iteration, before = told["iteration"], self._iteration
         if iteration == before:
             return
-        self._iteration, self._read = iteration, now
+        self._iteration = iteration
         data_s, self._data_s = self._data_s, 0.0
         backward_s, collective_s, overlap_s = (
             told[f"backward_{name}_time"] / 1e9
@@ -99,14 +96,6 @@ class DdpPace:
         spent = {"data": data_s / (iteration - before), "collectives": collective_s - overlap_s}
         whole_s = told["forward_compute_time"] / 1e9 + backward_s + sum(spent.values())
         self._spent = self._spent.with_step(spent, whole_s)
-        steps = _TIMED_S * (iteration - before) / (now - then)
-        doublings = math.ceil(math.log2(max(1.0, steps / _LEAST_RATE)))
-        self._set_rate(model, _LEAST_RATE * 2**doublings)
-
-    def _set_rate(self, model: Any, rate: int) -> None:
-        if rate != self._rate:
-            self._rate = rate
-            model._set_ddp_runtime_logging_sample_rate(rate)
 
     def _time_data(self) -> None:
         """Add up how long the script waits for its batches, those of an evaluation aside."""

@@ -17,20 +17,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import trnslurm
 from trnslurm import ddp_pace, pace
 
-OPTIONS = {"slow": "", "loop": "own", "meets": False, "pause_s": 0.01}
+OPTIONS = {"slow": "", "loop": "own", "meets": False, "pause_s": 0.01, "least": 10}
 OPTIONS |= json.loads(sys.argv[1])
 RANK = int(os.environ["RANK"])
 LATE_S = 0.04
 
 torch.set_num_threads(1)
-ddp_pace._BEGIN_S = ddp_pace._READ_S = ddp_pace._TIMED_S = 0.0
-ddp_pace._LEAST_RATE, ddp_pace.LOOK_S = OPTIONS.get("rate", 1), 0.3
-pace._LEAST_STEPS = OPTIONS.get("least", 10)
+ddp_pace._BEGIN_S, ddp_pace._READ_S, ddp_pace.LOOK_S = 0.0, 0.0, 0.3
+pace._LEAST_STEPS = OPTIONS["least"]
+make = DistributedDataParallel.__init__
+
+
+def make_and_time_all(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
+    """Let it time every step: a hundred take a test too long."""
+    make(model, *args, **options)
+    model._set_ddp_runtime_logging_sample_rate(1)
+
+
+DistributedDataParallel.__init__ = make_and_time_all
 
 
 def late(what: str) -> None:
@@ -63,7 +73,7 @@ class Model(nn.Module):
 
 def own_loop() -> None:
     dist.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(Model())
+    model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for step, batch in enumerate(DataLoader(Rows(), batch_size=2), 1):
         model(**batch)["loss"].backward()
