@@ -83,12 +83,19 @@ class _Worker:
         _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
         self._follow_term()
         self._pace: Any = None
-        if store := _shared_store():
-            from trnslurm.ddp_pace import DdpPace
+        with suppress(Exception):  # a project may have a module of the same name as Python's
+            self._pace = self._measured()
 
-            group = sys.modules["torch.distributed"]
-            file = self._files.pace_file("train", self._attempt)
-            self._pace = DdpPace(file, group.get_rank(), group.get_world_size(), store)
+    def _measured(self) -> Any:
+        """Return what finds slow workers, if there are several."""
+        store = _shared_store()
+        if store is None:
+            return None
+        from trnslurm.ddp_pace import DdpPace
+
+        group = sys.modules["torch.distributed"]
+        file = self._files.pace_file("train", self._attempt)
+        return DdpPace(file, group.get_rank(), group.get_world_size(), store)
 
     def report(self, step: int, steps: int | None, numbers: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl."""

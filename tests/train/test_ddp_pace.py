@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trnslurm import ddp_pace
+import trnslurm
+from trnslurm import contract, ddp_pace
 from trnslurm.ddp_pace import DdpPace
 from trnslurm.node.usage.read import notices
 from trnslurm.rundir import RunFiles, read_json, write_json
@@ -227,3 +228,20 @@ def test_a_script_that_tells_nothing_is_not_harmed(
         assert ends(1)
     monkeypatch.delitem(ddp_pace.sys.modules, "torch.nn.parallel.distributed")
     assert ends(1)
+
+
+def test_a_module_of_the_same_name_as_pythons_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RUN_DIR", str(tmp_path)), ("PHASE", "train"), ("ATTEMPT", "1")):
+        monkeypatch.setenv(f"TRNSLURM_{name}", value)
+    monkeypatch.setattr(contract, "_worker", None)
+    monkeypatch.setattr(contract._Worker, "_follow_term", lambda worker: None)
+    monkeypatch.setattr(contract, "_shared_store", Store)
+    for name in ("trnslurm.ddp_pace", "trnslurm.pace"):
+        monkeypatch.delitem(contract.sys.modules, name)
+    monkeypatch.setitem(contract.sys.modules, "statistics", None)
+    RunFiles(tmp_path).state.mkdir()
+    trnslurm.report(step=1, loss=2.0)
+    assert '"loss": 2.0' in RunFiles(tmp_path).metrics_file.read_text()
+    assert contract._worker and contract._worker._pace is None

@@ -91,6 +91,24 @@ def test_healthy_workers_are_not_blamed(tmp_path: Path, workers: int) -> None:
     assert training.step >= 2000
 
 
+def test_who_holds_up_nobody_is_not_blamed(tmp_path: Path) -> None:
+    """Worker 3 waits, inside of its computing, for the slow data of the others."""
+    files = RunFiles(tmp_path)
+    files.state.mkdir()
+    pace = Pace(files.pace_file("train", 1))
+    spent = [Spent(0, 0.0, 0.0, 0.0)] * 4
+    for look in range(6):
+        workers = [WorkerTime(0, "c-0", each) for each in spent]
+        pace.look(20 * look, workers)
+        for rank, each in enumerate(spent):
+            compute, data = (0.5, 0.0) if rank == 3 else (0.2, 0.3)
+            spent[rank] = Spent(
+                each.steps + 20, each.compute + 20 * compute, each.data + 20 * data, each.wait + 1.0
+            )
+    assert read_json(files.pace_file("train", 1))["workers"][3] == [0, 0.5, 0.0, 0.05]
+    assert [*notices(files, "train", 1)] == []
+
+
 def test_few_steps_wait_for_more(tmp_path: Path) -> None:
     training = Training(tmp_path / "run", 2)
     training.run(9, lambda rank: (0.2 + rank, 0.0), steps=3)
