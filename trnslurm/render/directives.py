@@ -86,7 +86,7 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
             "gpu",
             f"the script has {gpus}: set that with --set slurm.gpus_per_node, or to 0",
         )
-        options.append((gpus, "a GRES, unlike Neuron devices"))
+        options.append((gpus, "the GPUs of a node, a GRES"))
     if slurm.exclusive:
         _refuse(
             slurm.sbatch,

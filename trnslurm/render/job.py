@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType
+from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType, catalog
 from trnslurm.config.schema import Cluster, Config, Notify, Recipe
 from trnslurm.config.tree import plain
 from trnslurm.errors import RenderError
@@ -487,10 +487,12 @@ def _data_values(job: DataJob) -> dict[str, Any]:
 
 def _common_values(config: Config) -> dict[str, Any]:
     cluster = config.cluster
+    known = catalog(cluster.instance_types).get(cluster.instance_type)
+    neuron = known is None or known.device in ON_TRAINIUM
     return {
         "version": __version__,
         "umask": "027" if cluster.group_readable else "077",
-        "path": search_path(cluster.python, cluster.slurm.bin_dir),
+        "path": search_path(cluster.python, cluster.slurm.bin_dir, neuron=neuron),
         "activate": cluster.activate,
         "python": cluster.python,
         "srun_wait_s": cluster.slurm.srun_wait_s,

@@ -64,9 +64,7 @@ def profile_text(
         f"python: {_scalar(python)}",
         *_sdk_lines(known),
         "",
-        "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
-        "# which goes with the node.",
-        f"compile_cache: {cache}",
+        *([] if chosen.gpus else _cache_lines(cache)),
         "# submit asks (or needs --yes) above this many node-hours; null: never.",
         "ask_above_node_hours: null",
         "",
@@ -120,6 +118,14 @@ def _sdk_lines(known: InstanceType | None) -> list[str]:
         return []
     version = next(name for name, sdk in NEURON_SDKS.items() if sdk.device == known.device)
     return [f'neuron_sdk: "{version}"  # with TorchNeuron']
+
+
+def _cache_lines(cache: str) -> list[str]:
+    return [
+        "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
+        "# which goes with the node.",
+        f"compile_cache: {cache}",
+    ]
 
 
 def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
