@@ -341,7 +341,7 @@ def test_each_kind_of_node_can_be_chosen(site, fake_slurm, cli, home: Path) -> N
     assert yaml.safe_load(text)["slurm"]["gpu_type"] == "t4" and "Neuron" not in text
     site.recipe("steps: 3\nbatch: {global_batch: 64}\nslurm: {time_min: 5}\n")
     script = cli("render", "toy", "--cluster", "small", "--nodes", "2").out
-    assert "#SBATCH --gpus-per-node=t4:1 " in script and "neuron" not in script.lower()
+    assert "#SBATCH --gpus-per-node=t4:1 " in script and "aws/neuron" not in script
     plain = cli("cluster", "detect", "--write", "--partition", "q/64-cpus", "--name", "plain")
     assert plain.code == 0
     text = (home / ".config/trnslurm/cluster-config/plain.yaml").read_text()
