@@ -15,6 +15,7 @@ import pytest
 
 import trnslurm
 from trnslurm.errors import TrnslurmError
+from trnslurm.rundir import write_json
 from trnslurm.runs import removal
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
@@ -127,6 +128,36 @@ def test_checkpoints_alone(ended, cli, stable) -> None:
     assert not run.checkpoints.exists()
     assert run.steps() and cli("status", "1-a").out.startswith("1-a: COMPLETED")
     assert cli("rm", "1-a", "--checkpoints", "--yes").out == "Nothing to remove\n"
+
+
+def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
+    """Removed only where nothing else is: not beside the project's files, nor behind a link."""
+    run = ended("1-a", size=0)
+    run.project_file.parent.mkdir()
+    write_json(run.project_file, {})
+    work = run.path / "work"
+    (work / "out").mkdir(parents=True)
+    nothing = f"1-a: {work} stays: it may hold more than checkpoints; trnslurm rm 1-a removes the"
+    assert nothing in cli("rm", "1-a", "--checkpoints", "--yes").err
+    run.script("train").write_text('\nexport TRNSLURM_CHECKPOINTS="$PWD/work/"out\n')
+    (work / "out/model.pt").write_bytes(os.urandom(1 << 20))
+    shipped = run.code / "project/out"
+    shipped.mkdir(parents=True)
+    done = cli("rm", "1-a", "--checkpoints", "--yes")
+    assert f"1-a: {work}/out stays: it may hold" in done.err and (work / "out/model.pt").exists()
+    shipped.rmdir()
+    write_json(run.saved_file, {"step": 7, "path": str(work / "out/model.pt")})
+    done = cli("rm", "1-a", "--checkpoints", "--yes")
+    assert done.out.endswith("Removed the checkpoints of 1 run, 1.0 MiB\n") and not done.err
+    assert work.exists() and not (work / "out").exists() and run.newest_step() == 0
+    far = tmp_path / "far"
+    far.mkdir()
+    (far / "model.pt").write_bytes(b"x")
+    (work / "out").symlink_to(far)
+    write_json(run.saved_file, {"step": 7, "path": str(far / "model.pt")})
+    done = cli("rm", "1-a", "--checkpoints", "--yes")
+    assert done.err == f"1-a: {far}/model.pt stays: it is not in the run directory\n"
+    assert done.out == "Nothing to remove\n" and (far / "model.pt").exists()
 
 
 def test_a_kept_run_stays(ended, cli) -> None:

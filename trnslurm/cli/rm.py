@@ -23,7 +23,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
 from trnslurm.runs.find import find_runs, list_runs
 from trnslurm.runs.foreign import printable, refuse_foreign
-from trnslurm.runs.removal import choose_oldest, refuse_needed, removable, remove
+from trnslurm.runs.removal import choose_oldest, left_over, refuse_needed, removable, remove
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import statuses_of
 from trnslurm.submit.cancel import cancel_unless_ended
@@ -114,6 +114,7 @@ def rm_command(
         chosen.append(removable(status, checkpoints=checkpoints))
     if by_age:
         chosen = choose_oldest(chosen, before=before, most_bytes=most_bytes)
+    left = [words for c in chosen if checkpoints and (words := left_over(c.run))]
     chosen = sorted((c for c in chosen if c.bytes), key=lambda each: each.run.name)
     what = f"{'the checkpoints of ' if checkpoints else ''}{count(len(chosen), 'run')}"
     total = sum(each.bytes for each in chosen)
@@ -122,6 +123,8 @@ def rm_command(
     if console.as_json and (console.dry_run or not chosen):
         echo_json(facts | {"removed": False})
         return
+    for words in left:
+        console.say(words)
     if not chosen:
         click.echo("Nothing to remove")
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import ARRAY, read_json
+from trnslurm.rundir import ARRAY, changed_at, read_json
 from trnslurm.runs.foreign import is_ours, refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
@@ -57,9 +57,41 @@ def removable(status: RunStatus, *, checkpoints: bool) -> Removable:
     return Removable(
         run=run,
         status=status,
-        bytes=_size(run.checkpoints if checkpoints else run.path),
+        bytes=sum(map(_size, checkpoints_of(run) if checkpoints else [run.path])),
         ended=max([status.created, *ends]),
     )
+
+
+def checkpoints_of(run: RunDir) -> list[Path]:
+    """Return the directories of a run that hold nothing but its checkpoints.
+
+    A custom script's key `checkpoints` names one of its copy of the project; the project may have
+    files there, or a link that leads out of the run.
+    """
+    work, place = run.path / "work", run.saves_in
+    found = [run.checkpoints]
+    if work in place.parents and work.resolve() in place.resolve().parents:
+        of_project = (run.code / "project" / place.relative_to(work)).exists()
+        found += [] if of_project else [place.resolve()]
+    return [directory for directory in found if directory.is_dir()]
+
+
+def left_over(run: RunDir) -> str:
+    """Return what a custom script keeps that is left if its checkpoints are removed, in words."""
+    own, newest = checkpoints_of(run), run.newest_checkpoint()
+    places = [newest] if newest else []
+    places += [run.saves_in] if changed_at(run.saves_in) else []
+    if run.project_file.exists() and not any(map(_size, own)):
+        places.append(run.path / "work")
+    for place in (place.resolve() for place in places):
+        if place in own or not {*own}.isdisjoint(place.parents):
+            continue
+        if run.path.resolve() not in place.parents:
+            return f"{run.name}: {place} stays: it is not in the run directory"
+        if place.exists():
+            whole = f"trnslurm rm {run.name} removes the whole run"
+            return f"{run.name}: {place} stays: it may hold more than checkpoints; {whole}"
+    return ""
 
 
 def choose_oldest(
@@ -84,7 +116,10 @@ def remove(each: Removable, *, checkpoints: bool) -> None:
         raise RunError(f"{run.name} runs again: nothing was removed")
     try:
         if checkpoints:
-            shutil.rmtree(run.checkpoints)
+            for directory in checkpoints_of(run):
+                shutil.rmtree(directory)
+            if not run.newest_checkpoint():
+                run.saved_file.unlink(missing_ok=True)
             return
         # A half-removed directory is hidden: not listed, and its name is free for a new run.
         hidden = run.path.with_name(f"{_HIDDEN}{run.name}-{os.getpid()}")
