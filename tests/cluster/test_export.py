@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,30 @@ def test_a_job_that_exports_nothing(exportable, cli) -> None:
     done = cli("export", "last")
     assert done.code == 1
     assert done.error == f"{run.name}: gpt2_zero1 has no export.py, so it cannot be exported"
+
+
+def test_what_a_custom_script_saved_is_named(exportable, cli) -> None:
+    """As it is, if it is what Hugging Face's Trainer saves, and whole."""
+    run = exportable()
+    run.project_file.parent.mkdir(exist_ok=True)
+    run.project_file.write_text("{}")
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    unknown = f"{run.name}: a custom script saves in its own format, which export does not know, to"
+    assert cli("export", run.name).error == f"{unknown} {run.checkpoints}"
+    for step in (90, 100):
+        saved = run.checkpoints / f"checkpoint-{step}"
+        saved.mkdir(parents=True)
+        (saved / "config.json").write_text("{}")
+        (saved / "model.safetensors").touch()
+    found = (
+        f"{run.name}: nothing to export: {{}} is a Hugging Face model, as from_pretrained reads it"
+    )
+    assert cli("export", run.name).error == found.format(saved)
+    (saved / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-2.safetensors"}}'
+    )
+    before = run.checkpoints / "checkpoint-90"
+    assert cli("export", run.name).error == found.format(before), "one that lacks a part"
 
 
 def test_a_run_that_is_damaged(exportable, cli) -> None:

@@ -17,7 +17,7 @@ from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import plan_data
-from trnslurm.rundir import PLAN, RunFiles
+from trnslurm.rundir import PLAN, RunFiles, read_json
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
@@ -63,11 +63,40 @@ def export(
     """
     refuse_foreign(run.path, "export")
     record = run.record()
+    if run.project_file.exists():
+        raise RunError(f"{run.name}: {_saved_by_script(run)}")
     saved = read_yaml(run.config_file).get("config")
     if not isinstance(saved, dict):
         raise RunError(f"{run.config_file}: damaged, it has no config")
     cluster = read_cluster(saved, str(run.config_file))
     return _run_script(cluster, run, record.recipe, options, whose=run.name, streams=streams)
+
+
+def _saved_by_script(run: RunDir) -> str:
+    """Return why there is nothing to export: a custom script has saved in its own format."""
+    newest = run.newest_checkpoint()
+    of_trainer = run.saves_in.glob("checkpoint-*")  # as transformers' Trainer names them
+    numbered = {int(m[1]): p for p in of_trainer if (m := re.search(r"-(\d+)$", p.name))}
+    places = [*([newest] if newest else []), *(numbered[n] for n in sorted(numbered)[::-1])]
+    for place in (*places, run.saves_in):
+        if _is_hugging_face(place):
+            return (
+                f"nothing to export: {place} is a Hugging Face model, as from_pretrained reads it"
+            )
+    where = places[0] if places else run.saves_in
+    return f"a custom script saves in its own format, which export does not know, to {where}"
+
+
+def _is_hugging_face(directory: Path) -> bool:
+    """Check whether a directory has a model's or an adapter's configuration and all weights."""
+    if not any((directory / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
+        return False
+    parts: set[str] = set()
+    for index in directory.glob("*.index.json"):
+        weights = read_json(index).get("weight_map")
+        parts |= {*map(str, weights.values())} if isinstance(weights, dict) else set()
+    whole = [*directory.glob("*model*.safetensors"), *directory.glob("*model*.bin")]
+    return bool(whole) and all((directory / part).is_file() for part in parts)
 
 
 def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
