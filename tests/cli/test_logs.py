@@ -14,7 +14,7 @@ import pytest
 
 from trnslurm.rundir import write_json
 from trnslurm.runs import logs
-from trnslurm.runs.logs import follow_log, tail_offset
+from trnslurm.runs.logs import follow_log, last_states, tail_offset
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
@@ -88,8 +88,19 @@ def test_tail_of_a_big_file_reads_its_end_only(tmp_path: Path) -> None:
     assert tail_offset(file, 1) == (1 << 36) + 7
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_of_a_progress_bar_the_last_state_is_shown(size: int, monkeypatch) -> None:
+    """However the log is cut into chunks, and though a line may be longer than what is held."""
+    monkeypatch.setattr(logs, "_CHUNK_BYTES", 20)
+    long = b"x" * 50 + b"\n"
+    data = long + b"\r  0%|   |\r 50%|## |\r       \r{'loss': 2}\nplain\n"
+    data += b"\r 50%|## |\r100%|###|\ndos\r\n  \r 9%|"
+    shown = b"".join(last_states(data[at : at + size] for at in range(0, len(data), size)))
+    assert shown == long + b"{'loss': 2}\nplain\n100%|###|\ndos\n 9%|"
+
+
 def test_bytes_that_are_no_text_are_passed_on(run) -> None:
-    data = b"\xff\xfe\0 progress\r100%\n"
+    data = b"\xff\xfe\0 \b progress\n"
     run.node_log("train", 2, 0).write_bytes(data)
     done = subprocess.run(
         [sys.executable, "-m", "trnslurm", "logs", str(run.path)],

@@ -38,7 +38,7 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.node.hosts import brief
-from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
+from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
 from trnslurm.runs.phase import STATES, WAITING, PhaseStatus
@@ -335,6 +335,8 @@ def unsaid(reason: str, said: str) -> str:
 def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     """Print the log of a node or of the batch script.
 
+    Of a line that a progress bar writes again and again, only the last state is printed.
+
     \b
     Example:
       trnslurm logs last -f
@@ -346,6 +348,8 @@ def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
         chunks = follow_log(choose, lambda: run_status(run).final, lines=last)
     else:
         chunks = print_log(log_of(run, **which), last)
+    if not (follow and sys.stdout.isatty()):  # there a progress bar moves
+        chunks = last_states(chunks)
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,27 @@ def tail_offset(file: Path, lines: int | None) -> int:
 def print_log(file: Path, lines: int | None) -> Iterator[bytes]:
     """Yield the last `lines` of a log; None means all lines."""
     yield from _rest(file, tail_offset(file, lines))
+
+
+def last_states(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a log as a terminal shows it: a progress bar writes one line again and again."""
+    held = b""
+    for chunk in chunks:
+        *lines, held = (held + chunk).split(b"\n")
+        if lines:
+            yield b"".join(_last_state(line) + b"\n" for line in lines)
+        if len(held) > _CHUNK_BYTES:
+            before, again, newest = held.rpartition(b"\r")
+            held = _last_state(before) + again + newest if again else b""
+            if not again:
+                yield newest
+    yield _last_state(held)
+
+
+def _last_state(line: bytes) -> bytes:
+    """Return what was last written over a line; blanks only clear it."""
+    states = (state for state in reversed(line.split(b"\r")) if state.strip())
+    return next(states, b"") if b"\r" in line else line
 
 
 def follow_log(
