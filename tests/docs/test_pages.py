@@ -86,7 +86,7 @@ def code_words(*pages: str) -> set[str]:
 )
 def test_every_key_of_profiles_and_recipes_is_documented(part: str) -> None:
     keys = {field.name for field in dataclasses.fields(getattr(schema, part))}
-    assert keys <= code_words("docs/admin.md", "docs/recipes.md", "docs/containers.md")
+    assert keys <= code_words("docs/profiles.md", "docs/recipes.md", "docs/containers.md")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,9 @@ def test_every_key_of_profiles_and_recipes_is_documented(part: str) -> None:
 )
 def test_every_key_of_train_is_documented(file: Path) -> None:
     train = yaml.safe_load(text_of(file))["train"]
-    assert set(train) <= code_words("docs/recipes.md", f"docs/{file.parent.name}.md")
+    assert set(train) <= code_words(
+        "docs/recipes.md", "docs/memory.md", f"docs/{file.parent.name}.md"
+    )
 
 
 def test_tests_that_pages_name_exist() -> None:

@@ -156,7 +156,7 @@ def test_a_phone_breaks_no_name_and_shows_terminals_readably(
     names = "[...document.querySelectorAll('td code')].filter(c => /^[\\w.]+$/.test(c.textContent))"
     assert chromium.run(f"{names}.length") > 50
     assert chromium.run(f"{names}.filter(c => c.getClientRects().length > 1).length") == 0
-    chromium.open(f"{served}/guide.html", width=390)
+    chromium.open(f"{served}/watch.html", width=390)
     widths = "[...document.querySelectorAll('p > img[src$=\".svg\"]')].map(i => i.clientWidth)"
     assert min(chromium.run(widths)) > 600
     assert chromium.run(_TOO_WIDE) <= 0
@@ -173,7 +173,7 @@ def test_the_search_finds_a_word(site: Path, served: str, chromium: Browser, pla
     chromium.until(f"{_SEARCH}.activeElement?.tagName === 'INPUT'")
     for letter in "preemption":
         chromium.ask("Input.dispatchKeyEvent", type="keyDown", text=letter)
-    to = "/admin.html?h=preemption#how-a-training-ends"
+    to = "/review.html?h=preemption#how-a-training-ends"
     links = f"[...{_SEARCH}.querySelectorAll('a')].map(a => a.href)"
     chromium.until(f"{links}.some(link => link.startsWith('{root}{to}'))")
     assert chromium.run(f"{_SEARCH}.activeElement.value") == "preemption"
