@@ -98,8 +98,11 @@ class Pace:
             if looks + 1 == _LOOKS:
                 text = f"{true[about]} since step {max(1, since)}"
                 text += _NEXT if about[0] == "wait" else ""
-                host = workers[about[1]].host if about[1] >= 0 else "all nodes"
-                self._told[about] = {"text": text, "since": time.time(), "host": host}
+                told: dict[str, object] = {"text": text, "since": time.time(), "host": "all nodes"}
+                if about[1] >= 0:
+                    worker = workers[about[1]]
+                    told |= {"host": worker.host, "node": worker.node, "what": about[0]}
+                self._told[about] = told
         facts = {
             "step": step,
             "workers": [

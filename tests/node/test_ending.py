@@ -354,6 +354,14 @@ def test_nodes_that_did_not_reach_the_first_one(run):
     assert left_out.bad_nodes(1, ["a", "b"]).keys() == {"b"}
 
 
+def test_a_slow_node_is_one_that_computes_longer(run):
+    slow = {"what": "compute", "node": 1, "host": "ip-10-0-0-1", "text": "worker 1 computes longer"}
+    network = {"host": "all nodes", "text": "workers wait longer"}
+    run("pace-train-1", notices=[slow, {**slow, "what": "data", "node": 0}, network])
+    assert left_out.slow_nodes(1, ["a", "b"]) == {"b": "worker 1 computes longer"}
+    assert left_out.slow_nodes(2, ["a", "b"]) == {}
+
+
 def state_file(run, number, **fields):
     known = {"phase": "train", "attempt": number, "state": "RUNNING", "job_id": "7"}
     run(f"train-{number}", **{**known, "hosts": "a,b", "checkpoint": 0, **fields})
@@ -446,9 +454,9 @@ def test_who_ended_the_job(run, tmp_path, words, who):
 def test_the_nodes_of_the_next_attempt(run, tmp_path):
     """Those that are fit, with spares for the others; none if they are too few."""
 
-    def chosen(number, allocation="a,b", lost=(), counts=(2,)):
+    def chosen(number, allocation="a,b", lost=(), counts=(2,), slow=()):
         known = read_state("train", number)
-        return ",".join(next_hosts(known, allocation.split(","), lost, counts))
+        return ",".join(next_hosts(known, allocation.split(","), lost, counts, slow))
 
     state_file(run, 1)
     assert chosen(1) == chosen(1, "a,b,c") == "a,b"
@@ -456,6 +464,7 @@ def test_the_nodes_of_the_next_attempt(run, tmp_path):
     assert chosen(1, lost=["a"], counts=(1, 2)) == "b" and chosen(1, counts=(1, 2)) == "a,b"
     assert chosen(1, "a,b,c,d", ["a"], (1, 2, 4)) == "b,c"
     assert chosen(1, "a,b,c,d", ["a"]) == chosen(1, "b,c,d", ["a"]) == "b,c"
+    assert chosen(1, "a,b,c", slow=["a"]) == "b,c" and chosen(1, slow=["a"]) == "a,b"
     run("preflight-train-1", **preflight(1))
     assert chosen(1) == "" and chosen(1, "a,b,c") == "a,c"
     run("preflight-train-1", nodes=[{"node": 0, "host": "a", "problems": ["no room"]}], bad=[])

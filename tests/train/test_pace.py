@@ -57,7 +57,9 @@ def test_a_slow_worker_is_named(tmp_path: Path) -> None:
     assert training.run(2, slow) == []  # not yet: it may pass
     (told,) = training.run(1, slow)
     assert told.startswith("c-2: worker 5 (node 2) computes 1.") and "since step 180" in told
-    workers = read_json(training.files.pace_file("train", 1))["workers"]
+    found = read_json(training.files.pace_file("train", 1))
+    assert [(each["what"], each["node"]) for each in found["notices"]] == [("compute", 2)]
+    workers = found["workers"]
     assert workers[5][0] == 2 and workers[5][1] > 1.7 * workers[4][1]
     assert training.run(1, healthy) == []  # it has caught up
 

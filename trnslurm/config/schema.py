@@ -68,6 +68,8 @@ class Slurm(Frozen):
     """The same in US dollars, by the instance type's price."""
     exclude_hours: NotNegative[float] = 24.0
     """Hours for which requeued training avoids a node that was found bad; 0: never."""
+    leave_out_slow: bool = False
+    """A node that computes longer than the others is avoided like a bad one after a restart."""
     min_nodes: Positive[int | None] = None
     """A training may have as few nodes, at its start and after it has lost some; None: all."""
     spares: NotNegative[int] = 0

@@ -123,6 +123,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requeue", action="store_true", help="the job may be requeued")
     parser.add_argument("--expedite", action="store_true", help="it has --requeue=expedite")
     parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
+    parser.add_argument("--leave-out-slow", action="store_true", help="a slow node as well")
     parser.add_argument("--script", default="", help="run it again for the next attempt's launch")
     parser.add_argument("--fewer", action="store_true", help="it may continue on fewer nodes")
     parser.add_argument("--spares", type=int, default=0, help="nodes beside --nodes")
@@ -508,7 +509,10 @@ class AttemptProgram:
             found = self._found if code and self.state.state == "RUNNING" else None
             lost = self._lost or self.controller.host_names(lost_nodes(self.state))
             counts = self._job.counts()
-            hosts_then = next_hosts(self.state, self._job.allocation, lost, counts)
+            slow: dict[str, str] = {}
+            if self._options.leave_out_slow:
+                slow = left_out.slow_nodes(self.state.attempt, hosts)
+            hosts_then = next_hosts(self.state, self._job.allocation, lost, counts, slow)
             if self._left_over or not self._options.script:
                 hosts_then = []
             ending = how_it_ended(
@@ -526,7 +530,7 @@ class AttemptProgram:
                     ),
                 )
             )
-            bad = left_out.bad_nodes(self.state.attempt, hosts)
+            bad = slow | left_out.bad_nodes(self.state.attempt, hosts)
             if ending.here:
                 bad = {host: why for host, why in bad.items() if host not in hosts_then}
             bad_nodes = left_out.update(

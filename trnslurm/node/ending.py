@@ -7,7 +7,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -363,12 +363,16 @@ def step_repeated(attempt: int) -> int:
 
 
 def next_hosts(
-    state: AttemptState, allocation: Sequence[str], lost: Sequence[str], counts: Iterable[int]
+    state: AttemptState,
+    allocation: Sequence[str],
+    lost: Sequence[str],
+    counts: Iterable[int],
+    slow: Container[str] = (),
 ) -> list[str]:
     """Return the nodes of the allocation for the next attempt; empty: too few are fit.
 
     The training may have any number of nodes in `counts`. A node that held up the others for the
-    first time stays if no spare can take its place.
+    first time, or a slow one, stays if no spare can take its place.
     """
     hosts = state.hosts.split(",")
     unfit_ones = bad_nodes(state.attempt, hosts).keys() | set(lost)
@@ -380,5 +384,5 @@ def next_hosts(
     if len(good) < len(hosts) and stuck in unfit_ones - set(lost) and stuck not in earlier:
         good = [host for host in allocation if host in good or host == stuck]
     number = max((count for count in counts if count <= len(good)), default=0)
-    first = [host for host in good if host in hosts] + [host for host in good if host not in hosts]
+    first = sorted(good, key=lambda host: (host in slow, host not in hosts))
     return [host for host in allocation if host in first[:number]]

@@ -83,6 +83,13 @@ def stuck_node(attempt: int, hosts: Sequence[str]) -> str:
     return _slurms_name(stuck, hosts) if stuck else ""
 
 
+def slow_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
+    """Return the nodes whose workers computed longer than the others, with the reasons."""
+    notices = read_json(RUN.pace_file("train", attempt)).get("notices", ())
+    slow = (told for told in notices if told.get("what") == "compute")
+    return {host: str(told["text"]) for told in slow if (host := _slurms_name(told, hosts))}
+
+
 def unfit(attempt: int) -> str:
     """Return the first problem that a preflight found, whoever is to blame; empty: none."""
     for node in read_json(RUN.preflight_file("train", attempt)).get("nodes", ()):

@@ -397,6 +397,7 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
         options.append(f"--max-crashes={slurm.max_crashes}")
     if phase == "train" and slurm.requeue and spec.on_slurm:
         options += ["--requeue", '--script="$0"', f"--exclude-hours={slurm.exclude_hours:g}"]
+        options += ["--leave-out-slow"] if slurm.leave_out_slow else []
         options += [f"--spares={spec.spares}"] if spec.spares else []
         options += ["--fewer"] if place or spec.least_nodes < spec.nodes else []
         options += ["--standby"] if _has_standby(spec) else []
