@@ -31,7 +31,7 @@ def test_cancel_while_running(user) -> None:
     run = user.submit("precompile=always", "train.wait=true", "train.deaf=true", nodes=2)
     run.until_there(2, phase="precompile")
     assert run.status()["state"] == "PRECOMPILING"
-    assert {line[:1] for line in user.sandbox.processes_of(run)} == {"1", "2"}
+    assert len({line[:1] for line in user.sandbox.processes_of(run)}) == 2
 
     user.trnslurm("cancel", str(run.path))
     eventually(lambda: not user.sandbox.queue())

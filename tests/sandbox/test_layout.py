@@ -170,7 +170,8 @@ def test_env_makes_it_the_cluster_of_submit(cli, prepare, monkeypatch) -> None:
     prepare()
     monkeypatch.setenv("TRNSLURM_CLUSTER", "sandbox")
     done = cli("submit", "gpt2_zero1", "--nodes", "2", "--dry-run")
-    assert done.out.startswith("gpt2_zero1 (tiny) on 2 x sandbox-trn1.32xlarge: ")
+    size = "gpt2_zero1 (tiny) on 2 x sandbox-trn1.32xlarge, 1 worker per node"
+    assert done.out.startswith(f"{size}: ")
 
 
 # sandbox env
