@@ -385,17 +385,33 @@ def test_what_was_started_ahead_is_ended(script: Script, code: str, ends: int) -
     assert not list((script.bench.directory / "logs").glob("standby-*"))
 
 
-def test_time_limit_is_near(script: Script) -> None:
+STUCK = {"node": 1, "host": "x", "line": "stuck"}
+SLOW = {"notices": [{"what": "compute", "node": 1, "host": "x", "text": "slow"}]}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "options", "left_out"),
+    [
+        ("stuck", STUCK, [], ["node-2,node-8,node-9"]),
+        ("pace", SLOW, ["--leave-out-slow"], ["node-2,node-8,node-9"]),
+        ("pace", SLOW, [], []),
+    ],
+)
+def test_time_limit_is_near(
+    script: Script, file: str, content: Any, options: list[str], left_out: list[str]
+) -> None:
     """The workers save and say so; a bad node is left out of what follows."""
     script.says(RUNNING.replace("(null)", "node-8,node-9"))
-    stuck = """echo '{"node": 1, "host": "x", "line": "stuck"}' > state/stuck-train-1.json\n"""
-    script.step(STOPS + SAVES + stuck)
+    script.options += options
+    found = f"echo '{json.dumps(content)}' > state/{file}-train-1.json\n"
+    script.step(STOPS + SAVES + found)
     process = script.running()
     process.send_signal(signal.SIGUSR1)
     assert script.end(process) == 143, script.said
     assert script.ended() == ("REQUEUED", "time limit; saved step 20")
     assert json.loads(script.bench.read("state/stop-train-1.json"))["cause"] == "time limit"
-    assert script.asked("update") == ["update JobId=4711 ExcNodeList=node-2,node-8,node-9"]
+    updates = [f"update JobId=4711 ExcNodeList={nodes}" for nodes in left_out]
+    assert script.asked("update") == updates
 
 
 def test_nodes_that_cannot_be_left_out(script: Script) -> None:

@@ -38,6 +38,7 @@ _IN_CONTAINER = (
         ("40.00 GiB", _IN_CONTAINER.format("50.12", "24.31 GiB"), {OWN, TENSOR}),
         ("125.00 GiB", "", {OWN, TENSOR}),
         ("more than 1EB memory", "", set()),
+        ("... GiB", "of 1.2.3 GiB total capacity", {OWN}),
     ],
 )  # fmt: skip
 def test_the_numbers_say_who_holds_the_memory(tried: str, rest: str, expected: set[str]) -> None:

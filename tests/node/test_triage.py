@@ -158,7 +158,8 @@ def test_pattern_matches_its_example_and_nothing_near(cause: Cause) -> None:
     for line in cause.near:
         assert meaning(line, context) is not cause
     assert cause.kind in ("cause", "effect", "harmless", "general", "last")
-    assert cause.source in ("neuron", "slurm", "container", "python", "script", "trnslurm")
+    sources = ("neuron", "slurm", "node", "container", "python", "script", "trnslurm")
+    assert cause.source in sources
     assert cause.kind in ("general", "last") or may_match(cause.example.lower())
     assert len(cause.cause) <= 180 and len(cause.fix) <= 180
     if cause.kind != "harmless":

@@ -51,8 +51,9 @@ class Cause(Frozen):
     name: str
     """What tests and JSON call it."""
     source: str
-    """Who prints the line: neuron, slurm, container, trnslurm, python (PyTorch, CUDA, the network,
-    the operating system), or script: what may be the fault of the script or its packages."""
+    """Who prints the line: neuron, slurm, node (its shell, or what its kernel counts), container,
+    trnslurm, python (PyTorch, CUDA, the network, the operating system), or script: what may be the
+    fault of the script or its packages."""
     kind: str
     """cause: why something failed; effect: a consequence of a failure in another process, to which
     any cause is preferred; harmless: healthy runs print the line too, so it is never named;

@@ -115,8 +115,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
 
 def of_machines(cause: Cause) -> bool:
     """Check whether a machine printed the line, not a program that may have continued."""
-    own = ("shell-", "kernel-killed", "killed-by-hand")
-    return cause.source in ("neuron", "slurm") or cause.name.startswith(own)
+    return cause.source in ("neuron", "slurm", "node")
 
 
 def _only_warns(hit: Hit) -> bool:
