@@ -4,6 +4,9 @@
 
 Python takes a third of a second to tear PyTorch down. srun ends the nodes after the one that failed
 first, so that the next attempt waits for it twice.
+
+The first node has the store in which the nodes meet after the training. It ends after the others:
+else they print that the connection was closed, on a run that completed.
 """
 
 import atexit
@@ -12,22 +15,26 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import main
 
 from trnslurm.rundir import RunFiles, last_line
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _NEWEST_S = 90.0  # usage notes a line a minute
+_LEAVE_S = 5.0
+_LEFT = "trnslurm/left"
 
 
 def run() -> int:
     """Run torchrun; return its exit code."""
     before = _ended_by_kernel()
+    store_util.barrier = _leave_last(store_util.barrier)
     try:
         main()
     except SystemExit as end:
@@ -40,6 +47,25 @@ def run() -> int:
         _tell_of_kill(getattr(error, "failures", {}), before)
         return 1
     return 0
+
+
+def _leave_last(barrier: Callable[..., None]) -> Callable[..., None]:
+    """Return torchrun's barrier, after which the first node waits for the others to pass it.
+
+    Only _exit_barrier of torch.distributed.elastic.agent.server.api calls the barrier.
+    """
+
+    def pass_barrier(store: Any, world_size: int, *args: Any, **options: Any) -> None:
+        barrier(store, world_size, *args, **options)
+        with suppress(RuntimeError):  # the store has gone, and nobody waits for this node
+            store.add(_LEFT, 1)
+            deadline = time.monotonic() + _LEAVE_S
+            while os.environ.get("SLURM_NODEID") == "0" and time.monotonic() < deadline:
+                if store.add(_LEFT, 0) >= world_size:
+                    break
+                time.sleep(0.02)
+
+    return pass_barrier
 
 
 def _tell_of_kill(failures: Mapping[int, Any], before: int | None) -> None:
