@@ -29,7 +29,7 @@ for step in range(1, 5):
 print("trained")
 """
 PYTHON = """#!/bin/bash
-if [ "$2" = torch.distributed.run ]; then
+if [ "$2" = trnslurm.node.torchrun ]; then
   while [ "${1##*/}" != train.py ]; do shift; done
   export RANK=$SLURM_NODEID WORLD_SIZE=$SLURM_JOB_NUM_NODES LOCAL_RANK=0
 fi
