@@ -33,7 +33,7 @@ from trnslurm.runs.run import RunDir
 
 ROUND = 12
 """Cases of the short round."""
-PATIENCE_S = 60
+PATIENCE_S = 600
 MEMORY_BYTES = 500 << 20
 VICTIM, OTHER = "20260101-000000-victim", "20260102-000000-other"
 

@@ -253,7 +253,7 @@ def test_scripts_are_clean_shell(name: str, tmp_path: Path) -> None:
     assert len(scripts) >= 2
     for script in scripts:
         (tmp_path / script).write_bytes(rendered(name).files[script])
-        subprocess.run(["bash", "-n", script], cwd=tmp_path, check=True, timeout=60)
+        subprocess.run(["bash", "-n", script], cwd=tmp_path, check=True, timeout=600)
     done = run_process(["shellcheck", *DATA_NOT_CODE, *scripts], cwd=tmp_path)
     assert done.code == 0, done.out
 
@@ -284,7 +284,7 @@ def test_same_bytes_in_two_processes_and_directories(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "trnslurm", "render", "gpt2_zero1", "--nodes", "2"]
         command += ["--cluster", "trn1", "-o", "bundle"]
         subprocess.run(
-            command, cwd=where, env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL
+            command, cwd=where, env=environment, check=True, timeout=600, stdout=subprocess.DEVNULL
         )
         files = sorted(f for f in (where / "bundle").rglob("*") if f.is_file())
         assert len(files) > 10

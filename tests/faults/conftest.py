@@ -89,4 +89,4 @@ def mend(sandbox: JobSandbox) -> None:
             sandbox.fault(node, action)
         if "slurmd" not in sandbox.on_node(node, "ps", "-eo", "comm").out.split():
             sandbox.fault(node, "slurmd-start")
-    eventually(lambda: sandbox.slurm("sinfo").code == 0, 30)
+    eventually(lambda: sandbox.slurm("sinfo").code == 0)

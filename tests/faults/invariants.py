@@ -161,12 +161,12 @@ def _log(run: Training, attempt: int) -> str:
 def ended_well(run: Training, state: str = "COMPLETED", exit_code: tuple[str, ...] = ()) -> None:
     """I4: the right word at the end, from us and from Slurm; no job and no process is left."""
     assert run.state == state, run.story()
-    eventually(lambda: not queued(run), 30)
+    eventually(lambda: not queued(run))
     if exit_code:
         job = run.sandbox.slurm("scontrol", "show", "job", "-o", run.jobs["train"]).out
         # Slurm forgets jobs; what it still knows must be right.
         assert not job.strip() or any(f" ExitCode={code} " in job for code in exit_code), job
-    eventually(lambda: not run.sandbox.processes_of(run), 30)
+    eventually(lambda: not run.sandbox.processes_of(run))
 
 
 def queued(run: Training) -> list[str]:

@@ -28,19 +28,19 @@ def test_full_disk(user, control, row, tmp_path) -> None:
         node = run.hosts()[0]
         sandbox.on_node(node, "sh", "-c", f"cat /dev/zero > '{directory}/filler'")
         log = run.path / "logs/train-1-node0.log"
-        eventually(lambda: "no checkpoint of step " in log.read_text(), 30)
+        eventually(lambda: "no checkpoint of step " in log.read_text())
         run.reach(max(run.steps(1)) + 5)
 
         def kill() -> None:
             run.kill(1)
-            eventually(lambda: run.said(1)["state"] != "RUNNING", 60)
+            eventually(lambda: run.said(1)["state"] != "RUNNING")
             sandbox.on_node(node, "rm", f"{directory}/filler")
 
         recovery = run.recover(kill)
         run.finish()
         sandbox.on_node(node, "cp", "-r", str(directory), str(tmp_path / "saved"))
     finally:
-        eventually(lambda: not invariants.queued(run), 60)
+        eventually(lambda: not invariants.queued(run))
         sandbox.fault("disk", directory, "off")
     shutil.copytree(tmp_path / "saved", directory, dirs_exist_ok=True)
     # One interval as ever, and those of which the save failed.
@@ -50,10 +50,10 @@ def test_full_disk(user, control, row, tmp_path) -> None:
 def damage_three(run: Training) -> None:
     """Stop it, damage its newest three checkpoints, each in another way, and let it go on."""
     run.reach(55)
-    eventually(lambda: 50 in invariants.whole_checkpoints(run.path), 10)
+    eventually(lambda: 50 in invariants.whole_checkpoints(run.path))
     run.keep_logs()
     run.control("requeuehold")
-    eventually(lambda: run.state == "HELD", 60)
+    eventually(lambda: run.state == "HELD")
     newest = sorted(run.path.glob("checkpoints/step-????????"), reverse=True)[:3]
     flipped, truncated, missing = (path / "rank-00001-of-00002.safetensors" for path in newest)
     content = bytearray(flipped.read_bytes())

@@ -95,7 +95,7 @@ def test_kill_one_rank_later(user, control, row) -> None:
     def workers() -> int:
         return sum(" -u code/jobs/" in line for line in run.sandbox.processes_of(run))
 
-    eventually(lambda: workers() == 4, 120)
+    eventually(lambda: workers() == 4)
     time.sleep(5)  # they import
     recovery = run.recover(lambda: run.kill(1))
     run.finish()

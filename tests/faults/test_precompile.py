@@ -34,11 +34,11 @@ def test_precompile_fails_once(prober, row) -> None:
     run.until("FAILED")
     run.keep_logs()
     first = run.jobs["train"]
-    eventually(lambda: first not in " ".join(run.sandbox.queue()), 30)
+    eventually(lambda: first not in " ".join(run.sandbox.queue()))
     run.control("requeue", "precompile")
     run.until_there(1, phase="precompile", attempt=2)
     run.go()
-    eventually(lambda: not invariants.queued(run), 60)
+    eventually(lambda: not invariants.queued(run))
     assert run.facts() == {}, "the training has not begun"
     prober.trnslurm("resume", str(run.path))
     run.jobs = run.recorded_jobs()
@@ -86,7 +86,7 @@ def test_failure_reaches_slurm(prober, row) -> None:
     child = run.sandbox.slurm("sbatch", *options, f"--wrap=touch {mark}").ok.strip()
     run.until("FAILED")
     run.keep_logs()
-    eventually(lambda: child not in " ".join(run.sandbox.queue()), 60)
+    eventually(lambda: child not in " ".join(run.sandbox.queue()))
     assert not mark.exists()
     invariants.ended_well(run, "FAILED", exit_code=("1:0",))
     invariants.logs_kept(run)

@@ -34,7 +34,7 @@ def test_cancel(user, control, row) -> None:
     invariants.ended_well(run, "CANCELLED")
     run.sandbox.slurm("scontrol", "requeue", run.jobs["train"])  # may be refused
     time.sleep(15)  # the requeued job would have started
-    eventually(lambda: not invariants.queued(run), 60)
+    eventually(lambda: not invariants.queued(run))
     assert max(line["step"] for line in run.lines) == last
     ended = {"steps": last, "state": "CANCELLED", "exit_code": ()}
     invariants.check_end(run, control(), row, **ended, lost=0, bound=0)

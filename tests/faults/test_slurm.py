@@ -29,7 +29,7 @@ def test_kill_slurmd(user, control, row) -> None:
     node = run.hosts()[0]
     recovery = run.recover(lambda: run.sandbox.fault(node, "slurmd-kill"))
     assert node not in run.hosts(recovery.attempt)
-    eventually(lambda: run.said(1)["ended"], 60)
+    eventually(lambda: run.said(1)["ended"])
     run.finish()
     assert run.attempts == [1, 2]
     invariants.check(run, control(), row, recovery, lost_at_most=200, bound_s=180)
@@ -47,13 +47,13 @@ def test_kill_every_slurmd(user, control, row) -> None:
     run.keep_logs()
     for node in run.hosts():
         run.sandbox.fault(node, "slurmd-kill")
-    eventually(lambda: run.sandbox.queue()[0].split()[2] == "PENDING", 60)
-    mend = eventually(lambda: run.status()["mend"] or 2 in run.attempts, 60)
+    eventually(lambda: run.sandbox.queue()[0].split()[2] == "PENDING")
+    mend = eventually(lambda: run.status()["mend"] or 2 in run.attempts)
     if isinstance(mend, str):
         run.user.trnslurm(*mend.split()[1:])
         run.jobs = run.recorded_jobs()
     run.reach(60, attempt=2)
-    eventually(lambda: "a newer attempt" in (run.path / "logs/train-1-node0.log").read_text(), 60)
+    eventually(lambda: "a newer attempt" in (run.path / "logs/train-1-node0.log").read_text())
     run.finish()
     invariants.fenced(run, 1, 2)
     lost = max(run.steps(1)) - min(run.steps(2)) + 1
@@ -81,7 +81,7 @@ def test_kill_slurmctld(user, control, row) -> None:
     """
     mendable = ("HELD", "LOST", "FAILED", "STOPPED")
     run = submit(user)
-    eventually(lambda: run.attempts == [1] and run.said(1)["state"] == "RUNNING", 60)
+    eventually(lambda: run.attempts == [1] and run.said(1)["state"] == "RUNNING")
     run.keep_logs()
     run.sandbox.fault("ctld", "kill")
     assert run.state == "RUNNING"
@@ -130,14 +130,14 @@ def two_attempts(run: Training) -> None:
     run.user.shell("sbatch --parsable train.sbatch", run.path)
     run.reach(50, attempt=2)
     run.release()
-    eventually(lambda: run.said(1)["state"] != "RUNNING", 60)
+    eventually(lambda: run.said(1)["state"] != "RUNNING")
     made = invariants.whole_checkpoints(run.path)
     assert made == list(range(max(made), 0, -10)), "a checkpoint of the newer attempt is gone"
     time.sleep(15)  # if it were requeued, it would start
     assert run.attempts == [1, 2], "the attempt that was overtaken has begun again"
     # Of a job that was submitted by hand run.json knows nothing.
     run.order("pace", 0)
-    eventually(lambda: run.said(2)["state"] == "COMPLETED", 120)
+    eventually(lambda: run.said(2)["state"] == "COMPLETED")
     invariants.fenced(run, 1, 2)
 
 

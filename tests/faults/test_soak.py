@@ -169,7 +169,7 @@ def test_soak(user, control, row) -> None:
         storm.look_after()
         return run.state == "COMPLETED"
 
-    eventually(is_completed, 600)
+    eventually(is_completed)
     hosts = [len(run.hosts(attempt)) for attempt in run.attempts if run.steps(attempt)]
     print(f"attempts on {hosts} nodes, resumed by hand {storm.resumed}, goodput {good:.0%}")
     # Slurm before 24.05.6 holds a job if a node goes down while Slurm itself requeues the job.

@@ -71,7 +71,7 @@ class Server:
                 return False
             return True
 
-        eventually(answers, 60, said=lambda: log.read_text()[-4000:])
+        eventually(answers, said=lambda: log.read_text()[-4000:])
 
     def kill(self) -> None:
         """Kill it, with all connections."""
@@ -86,7 +86,7 @@ class Server:
         from botocore.config import Config
 
         port = self._ports["s3.port"] if past_gate else self.gate.port
-        config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5)
+        config = Config(retries={"total_max_attempts": 1}, connect_timeout=60, read_timeout=60)
         return boto3.session.Session("writer", _KEY, region_name="us-east-1").client(
             "s3", endpoint_url=f"http://127.0.0.1:{port}", config=config
         )

@@ -20,7 +20,7 @@ from ..processes import Done, run_process
 from ..waiting import eventually
 from .server import BUCKET, Server
 
-SECONDS = 60
+SECONDS = 600
 MIB = 1 << 20
 
 

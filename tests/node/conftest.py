@@ -92,7 +92,7 @@ class Workbench:
 
     def await_true(self, condition: Callable[[], object], what: str) -> None:
         """Wait for a condition."""
-        eventually(condition, 60, said=lambda: f"{what}; {self.alive()}")
+        eventually(condition, said=lambda: f"{what}; {self.alive()}")
 
     def clear(self) -> None:
         """Kill what a failed test left."""

@@ -675,7 +675,7 @@ def test_step_ends_with_a_program_that_is_killed(script: Script, job: str) -> No
     script.step(STARTED + ENDLESS)
     process = script.running(job=job)
     process.kill()
-    process.wait(60)
+    process.wait(600)
     script.bench.await_none_alive()
     assert script.ended() == ("RUNNING", "")
 

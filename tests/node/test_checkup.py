@@ -99,7 +99,7 @@ def test_links_are_timed_both_ways_and_orders_are_obeyed(monkeypatch) -> None:
     for thread in nodes:
         thread.start()
     for thread in nodes:
-        thread.join(30)
+        thread.join(600)
     with socket.create_server(("", port)):  # free at once: torchrun takes it next
         pass
     assert found[1] == found[2] == {"graph": {"found": ["one"]}}

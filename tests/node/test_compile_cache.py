@@ -319,7 +319,7 @@ def test_output_passes_through_as_it_comes(job: Job) -> None:
     assert "stand-in" in process.stdout.readline()
     assert process.stdout.read(4) == "half"
     out = process.stdout.read()  # not communicate(), which loses what was read ahead
-    assert (process.wait(60), out.count("Extracting graphs")) == (0, 4)
+    assert (process.wait(600), out.count("Extracting graphs")) == (0, 4)
 
 
 def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:

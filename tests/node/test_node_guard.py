@@ -39,7 +39,7 @@ def test_no_orphan_when_the_guard_is_signalled(bench, tree, signum, code):
     guard = bench.program("guard", "--", tree)
     assert_tree_runs(bench)
     guard.send_signal(signum)
-    assert guard.wait(60) == code
+    assert guard.wait(600) == code
     if signum != signal.SIGKILL:
         assert bench.alive() == []  # the guard returns only when all is over
     bench.await_none_alive()
@@ -64,7 +64,7 @@ def test_no_orphan_when_the_supervisor_is_killed(bench, tree):
     guard = bench.program("guard", "--grace", "0.3", "--", tree)
     assert_tree_runs(bench)
     os.kill(bench.pid_in("supervisor.pid"), signal.SIGKILL)
-    assert guard.wait(60) == 137
+    assert guard.wait(600) == 137
     assert bench.alive() == []
 
 
@@ -84,7 +84,7 @@ def test_no_orphan_when_the_watched_process_is_killed(bench, tree, program):
         assert_tree_runs(bench)
         watched.kill()
         # Not collected yet: the zombie has to count as gone.
-        assert guard.wait(60) == 143
+        assert guard.wait(600) == 143
         assert bench.alive() == []
     assert f"process {watched.pid}, which this run belongs to, has ended" in guard.stderr.read()
 
@@ -99,7 +99,7 @@ def test_a_recycled_pid_is_not_taken_for_the_watched_process(bench):
         f"age() {{ echo {age}; }}; while sleep 1000 & [ $(age $!) = $(age $$) ]; do kill $!; done\n"
         f"exec '{sys.executable}' -m trnslurm.node.guard --watch-pid $! -- {script}",
     )
-    assert guard.wait(60) == 143
+    assert guard.wait(600) == 143
     assert not bench.has("started")
 
 
@@ -108,7 +108,7 @@ def test_a_script_that_ignores_term_is_killed_after_the_grace(bench):
     guard = bench.program("guard", "--grace", "0.2", "--", script)
     bench.pid_in("deaf.pid")
     guard.terminate()
-    assert guard.wait(60) == 143
+    assert guard.wait(600) == 143
     assert bench.alive() == []
 
 
@@ -130,7 +130,7 @@ def test_term_reaches_the_script_alone_so_that_its_trap_decides(bench):
     guard = bench.program("guard", "--", script)
     bench.await_files("step.ready", "batch.ready")
     guard.terminate()
-    assert guard.wait(60) == 143
+    assert guard.wait(600) == 143
     assert bench.read("step.log") == "usr1\n"
     assert bench.read("state") == "CANCELLED\nover\n"
 
@@ -203,4 +203,4 @@ def test_scripts_can_trap_signals_that_the_guard_was_started_to_ignore(bench, na
     guard = bench.start(
         "bash", "-c", f"'{sys.executable}' -m trnslurm.node.guard -- {script} & wait $!"
     )
-    assert guard.wait(60) == 5
+    assert guard.wait(600) == 5

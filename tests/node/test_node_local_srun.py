@@ -75,7 +75,7 @@ def test_a_signal_ends_all_nodes_with_term(bench, signum, code):
     srun = bench.program("local_srun", "--nodes", "2", "--", "bash", script)
     bench.await_files("ready-0", "ready-1")
     srun.send_signal(signum)
-    assert srun.wait(60) == code
+    assert srun.wait(600) == code
     assert bench.has("termed-0")
     assert bench.has("termed-1")
     assert bench.alive() == []
@@ -90,7 +90,7 @@ def test_usr1_is_neither_fatal_nor_forwarded(bench):
     bench.await_files("ready-0", "ready-1")
     srun.send_signal(signal.SIGUSR1)
     (bench.directory / "go").touch()
-    assert srun.wait(60) == 0
+    assert srun.wait(600) == 0
 
 
 def test_nodes_end_with_the_script_that_started_them(bench):

@@ -257,7 +257,7 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
             tool = eventually(lambda: children.read_text().split())
             eventually(lambda: usage.poll() is not None or done.exists())
             task.kill()
-            assert usage.wait(60) == 0
+            assert usage.wait(600) == 0
     (line,) = newest_lines(run, "train", 1).values()
     assert line["device_use"] == [0.98, 0.97, 0.0, None] and line["kind"] == "GPU"
     assert line["errors"] == {"GPU 1: uncorrected memory errors": 3}

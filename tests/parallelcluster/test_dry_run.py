@@ -24,7 +24,7 @@ from .test_cluster_file import CLUSTER, IMAGE, OF_P5, OF_TRN2, PYTHON
 HERE = Path(__file__).parent
 ACCOUNT = HERE / "aws_account.py"
 GOOD = "Request would have succeeded, but DryRun flag is set."
-SECONDS = 120
+SECONDS = 600
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 CHUNKS = "chunks/*.npz"
 # A run is stopped after the third piece.
 PIECES_BEFORE = 3
-DEADLINE_S = 180
+DEADLINE_S = 600
 
 
 @contextlib.contextmanager

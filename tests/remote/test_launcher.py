@@ -54,7 +54,7 @@ def received(directory: Path, sent: bytes, size: int, sha256: str) -> tuple[int,
         "receive(Path(sys.argv[1]), b'p')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, directory / "file"], capture_output=True, timeout=60,
+        [sys.executable, "-c", program, directory / "file"], capture_output=True, timeout=600,
         input=f"{size} {sha256}\n".encode() + sent, check=False,
     )  # fmt: skip
     assert not done.stderr

@@ -58,7 +58,7 @@ def command_of(node_script: str, **variables: str) -> list[str]:
     }  # fmt: skip
     done = subprocess.run(
         ["bash", "-euc", text], env=environment | variables, capture_output=True, check=True,
-        timeout=60,
+        timeout=600,
     )  # fmt: skip
     words = done.stdout.decode().split("\0")[:-1]
     assert words[:2] == ["bash", "-c"] and words[2].startswith("cd work && ")
@@ -463,7 +463,7 @@ def test_the_working_directory(site, fake_slurm, cli, project) -> None:
     script = (run.path / "train.sbatch").read_text()
     part = script[script.index("if [ ! -e work ]") :].partition("\nfi\n")[0] + "\nfi\n"
     for _ in range(2):
-        subprocess.run(["bash", "-euc", part], cwd=run.path, check=True, timeout=60)
+        subprocess.run(["bash", "-euc", part], cwd=run.path, check=True, timeout=600)
         (run.path / "work/train.py").write_text("changed")
     assert (run.path / "work/data").resolve() == project / "data"
     assert (run.path / "work/it's/deep data").resolve() == project / "it's/deep data"
@@ -504,7 +504,7 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
         part = script[script.index("export TRNSLURM_CHECKPOINTS") :].partition("\nfi\n")[0]
         checkpoints = subprocess.run(
             ["bash", "-euc", f"{part}\nfi\nprintf %s \"$TRNSLURM_CHECKPOINTS\""], cwd=home,
-            check=True, capture_output=True, timeout=60,
+            check=True, capture_output=True, timeout=600,
         ).stdout.decode()  # fmt: skip
         named = f"work/{text}" if fields.get("checkpoints") else "checkpoints"
         assert checkpoints == f"{home}/{named}"

@@ -48,7 +48,7 @@ def meanwhile(*acts: tuple[Callable[[], bool], Callable[[], None]]) -> Iterator[
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
     yield
-    thread.join(200)
+    thread.join(600)
     assert not thread.is_alive()
 
 

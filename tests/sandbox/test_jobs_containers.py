@@ -91,7 +91,7 @@ class Images:
 
     def podman(self, *words: str, given: bytes = b"") -> str:
         done = subprocess.run(
-            [self.bin / "podman", *words], input=given, capture_output=True, timeout=120,
+            [self.bin / "podman", *words], input=given, capture_output=True, timeout=600,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()

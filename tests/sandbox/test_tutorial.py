@@ -27,7 +27,7 @@ from ..waiting import eventually
 from .cluster import CHECKOUT
 
 PAGE = CHECKOUT / "docs/tutorial.md"
-BOUND_S = 300
+BOUND_S = 600
 STEPS = {"page": "500", "here": "40"}
 # A reader looks again, until there is something to see.
 _LOOKS = re.compile(r"sinfo|squeue|trnslurm (status|logs)\b")

@@ -18,7 +18,7 @@ from trnslurm.top.look import row_of, view_of
 from ..processes import run_process
 from ..waiting import eventually
 
-BOUND_S = 120
+BOUND_S = 600
 ENDED = {"state": "COMPLETED", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T01:00:00Z"}
 LOCAL = {"scheduler": "local", "jobs": {}, "phases": ("train",)}
 

@@ -14,7 +14,7 @@ from .conftest import JOB, make_environment, run_workers, tiny_plan, torchrun_ar
 
 SCRIPT = JOB / "train.py"
 
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 
 
 def children(pid):

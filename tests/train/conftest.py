@@ -148,7 +148,7 @@ def prepare_data(output: Path, *words: object) -> Path:
     """Prepare data as a user does."""
     command = [sys.executable, "-m", "trnslurm.prepare", *map(str, words), f"--output={output}"]
     environment = os.environ | {"PYTHONPATH": str(REPO), "USE_TORCH_XLA": "0"}
-    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
+    subprocess.run(command, env=environment, capture_output=True, timeout=600, check=True)
     return output
 
 

@@ -84,6 +84,6 @@ def test_a_worker_that_hangs_ends_at_the_deadline(worker, monkeypatch) -> None:
     monkeypatch.setattr(checkup.os, "_exit", ended.append)
     monkeypatch.setattr(worker, "_deadline", 0.0)
     worker.seen["doing"] = "all-reduce of ones"
-    worker.watch().join(60)
+    worker.watch().join(600)
     assert ended == [1]
     assert (seen()["doing"], seen()["error"]) == ("all-reduce of ones", "no end after 180 s")

@@ -163,7 +163,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         if thread.name == "pace":
-            thread.join(60)
+            thread.join(600)
 
 
 def test_what_is_told_adds_up(made: None, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_store_that_fails_does_no_harm(made: None, tmp_path: Path, fails: str)
     pace = DdpPace(tmp_path / "pace.json", 0, 1, store)
     for step in range(1, 6):
         pace.step_done(step)
-    assert store.failed.wait(60) and model
+    assert store.failed.wait(600) and model
     assert not (tmp_path / "pace.json").exists()
 
 

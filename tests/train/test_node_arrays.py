@@ -28,7 +28,7 @@ DTYPE = np.dtype([("a", np.int16, (3,)), ("b", np.int8)])
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 START = multiprocessing.get_context("fork")
-LIMIT_S = 60
+LIMIT_S = 600
 """For a process that should end and does not."""
 
 

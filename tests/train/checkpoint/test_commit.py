@@ -24,7 +24,7 @@ class Gate:
 
         def write_later(memory, path):
             self.reached.set()
-            assert self.opened.wait(60)
+            assert self.opened.wait(600)
             written = write(memory, path)
             self.events.append(("written", int(path.parent.name[5:13])))
             return written
@@ -47,7 +47,7 @@ def gate(monkeypatch):
 def test_training_goes_on_while_its_former_state_is_written(team, gate):
     writers = team()
     writers.begin_save(1)
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(600)
     writers.train_to(2)
     for one in writers.checkpoints:
         one.poll()
@@ -64,7 +64,7 @@ def test_training_goes_on_while_its_former_state_is_written(team, gate):
 def test_a_save_waits_for_a_slower_one_before_it(team, gate):
     writers = team(1)
     writers.begin_save(1)
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(600)
     with ThreadPoolExecutor() as pool:
         second = pool.submit(writers.begin_save, 2)
         while writers.checkpoints[0]._device.timer.doing != "checkpoint" and not second.done():
@@ -195,7 +195,7 @@ def test_an_attempt_overtaken_so_late_leaves_what_the_newer_one_has_saved(team, 
 def test_two_attempts_at_once_write_as_if_the_older_were_not_there(team, gate):
     older, newer = team(attempt=1), team(attempt=2)
     older.begin_save(5)
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(600)
     begin_attempt(older, 2)
     newer.resume()
     newer.begin_save(5)

@@ -25,7 +25,7 @@ from ..conftest import make_environment, run_workers, torchrun_arguments
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = WORKER.parents[3]
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 
 class Runs:
