@@ -22,6 +22,7 @@ import sys, torch
 import torch.distributed as dist
 if sys.argv[1] == "together":
     dist.init_process_group("gloo")
+    dist.barrier()  # the other may still be connecting
     dist.destroy_process_group()
 if sys.argv[1] == "lightning":
     sys.modules["lightning.pytorch"] = sys  # as if imported
