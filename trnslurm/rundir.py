@@ -291,6 +291,14 @@ class RunFiles(Frozen, kw_only=False):
         known = {int(m[1]): file for file in files if (m := re.fullmatch(_USAGE, file.name))}
         return dict(sorted(known.items()))
 
+    def machine_file(self, phase: str, attempt: int, node: int | str) -> Path:
+        """What a node has: devices, drivers, limits."""
+        return self.state / f"machine-{phase}-{attempt}-node{node}.json"
+
+    def packages_file(self, phase: str, attempt: int) -> Path:
+        """The versions of the packages in which an attempt failed."""
+        return self.state / f"packages-{phase}-{attempt}.json"
+
     def notices_file(self, phase: str, attempt: int, node: int | str) -> Path:
         """What a person should know about a node's devices, memory and network."""
         return self.state / f"notices-{phase}-{attempt}-node{node}.json"

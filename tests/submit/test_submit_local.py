@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -91,6 +92,18 @@ def test_failure_is_told_with_its_first_error(site, here, run_cli) -> None:
     assert "train attempt 1: node 1 (local-1) failed first\n  ValueError: the cause\n" in done.out
     (attempt,) = run.attempts("train")
     assert (attempt.state, attempt.exit_code) == ("FAILED", 3)
+
+
+def test_versions_of_the_packages_that_failed_are_told(site, here, run_cli, cli) -> None:
+    """The attempt looks up those that the traceback names, and the node has noted what it has."""
+    here(
+        f"until [ -s state/machine-train-1-node$SLURM_NODEID.json ]; do sleep 0.1; done\n"
+        f"exec '{sys.executable}' -c 'from yaml import nothing'"
+    )
+    assert run_cli(*SUBMIT).code == 1
+    installed = f"installed: pyyaml {importlib.metadata.version('pyyaml')}"
+    assert installed in cli("triage", "last").out
+    assert json.loads(cli("triage", "last", "--json").out)["modules"] == ["yaml"]
 
 
 def test_train_does_not_start_when_the_precompile_failed(site, here, run_cli) -> None:

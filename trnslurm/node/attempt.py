@@ -43,7 +43,9 @@ from trnslurm.node.hang import HangWatch
 from trnslurm.node.hosts import brief
 from trnslurm.node.job import Job
 from trnslurm.node.mirror import Mirror, begins_elsewhere, start_fetching, why_not
+from trnslurm.node.packages import packages
 from trnslurm.node.state import CAP, CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
+from trnslurm.node.triage.again import runs_same_python
 from trnslurm.node.triage.causes import matching
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.rundir import read_json, utc_time, write_json
@@ -602,7 +604,11 @@ class AttemptProgram:
     def _found(self) -> Finding | None:
         """The cause of a failure according to the logs; errors of this search are only logged."""
         try:
-            found = find_cause(RUN.path, self.state.phase, self.state.attempt)
+            phase, attempt = self.state.phase, self.state.attempt
+            found = find_cause(RUN.path, phase, attempt)
+            if found and found.modules and runs_same_python(RUN.path, phase):
+                write_json(RUN.packages_file(phase, attempt), packages(found.modules))
+                found = find_cause(RUN.path, phase, attempt)
             return with_holder(found) if found else None
         except Exception:
             processes.say(traceback.format_exc())

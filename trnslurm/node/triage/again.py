@@ -18,7 +18,7 @@ from trnslurm.node.triage.causes import EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.project import NO_FILE, not_copied
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import RunFiles, last_line, read_file, read_json, seconds_of
+from trnslurm.rundir import NODE_SCRIPT, RunFiles, last_line, read_file, read_json, seconds_of
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -47,6 +47,8 @@ _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _PYTHON = re.compile(r"^export TRNSLURM_PYTHON=(/[\w./+-]+)$", re.MULTILINE)
+_STARTS = re.compile(r'^TRNSLURM_COMMAND=\(\s*"\$TRNSLURM_PYTHON"', re.MULTILINE)
+_CONTAINER = "preparing the container"  # in the batch script of a job that has one
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
 # After this time, a script that reports no steps is assumed to have finished some.
@@ -74,12 +76,22 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
 
 def python_of(run: Path, phase: str) -> str:
     """Return the Python that a job's script names; empty: none, or a container has its own."""
+    script = _text_of(RunFiles(run).script(phase))
+    named = _PYTHON.search(script)
+    return named[1] if named and _CONTAINER not in script else ""
+
+
+def runs_same_python(run: Path, phase: str) -> bool:
+    """Check whether the job's program is started by the Python that runs its attempt."""
+    started = _STARTS.search(_text_of(run / NODE_SCRIPT)) is not None
+    return started and _CONTAINER not in _text_of(RunFiles(run).script(phase))
+
+
+def _text_of(file: Path) -> str:
     try:
-        script = read_file(RunFiles(run).script(phase)).decode(errors="replace")
+        return read_file(file).decode(errors="replace")
     except OSError:
         return ""
-    named = _PYTHON.search(script)
-    return named[1] if named and "preparing the container" not in script else ""
 
 
 def comes_again(

@@ -48,6 +48,7 @@ from trnslurm.node.triage.project import (
     named_by_script,
     needs_gpu,
 )
+from trnslurm.node.triage.there import NO_GPU, There
 from trnslurm.node.triage.words import useful_end
 from trnslurm.rundir import RunFiles, read_json
 
@@ -107,6 +108,10 @@ class Finding(Frozen):
     """Other causes that the logs suggest, where the evidence of the named cause is weak."""
     warned: str = ""
     """What the submission warned of."""
+    there: str = ""
+    """What was on the node, where that decides between causes."""
+    modules: tuple[str, ...] = ()
+    """The modules whose packages' versions may explain the failure."""
 
     def report(self) -> list[str]:
         """Return at most 12 lines for the user."""
@@ -122,6 +127,7 @@ class Finding(Frozen):
             _cut(f"{'cause' if self.certain else 'likely'}: {self.cause}"),
             _cut(f"fix: {self.fix}"),
             *(_cut(f"or: {other}") for other in self.others),
+            *([_cut(self.there)] if self.there else []),
             *([_cut(f"submit warned: {self.warned}")] if self.warned else []),
             f"see: {self.evidence}",
         ]
@@ -219,6 +225,13 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
             fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
     elif lacking := missing_here(run, known, words):
         (cause, fix), mend = lacking, RESUME
+    there = There(run, phase, attempt, suspect)
+    told = there.told(f"{cause} {fix}")
+    about_versions = there.concerns_versions(f"{cause} {fix}") and not missing
+    decided = there.unsuited() if about_versions else None
+    decided = decided or (there.no_gpu() if known and known.name in NO_GPU else None)
+    if decided:
+        (cause, fix, mend), told = decided, ""
     if python := python_of(run, phase):
         fix = fix.replace("that Python", python)
     if again and mend in ("", EITHER, PASSES):
@@ -230,6 +243,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     certain = not general if known is None else known.rank == 0 and not near_only
     if missing or options:
         in_short, certain = f"{in_short}: {cause}", missing is not None
+    if decided:
+        in_short, certain = in_short if cause in in_short else f"{in_short}: {cause}", True
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -250,6 +265,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         certain=certain,
         others=others,
         warned=clean(said_before),
+        there=told,
+        modules=there.modules if about_versions else (),
     )
 
 

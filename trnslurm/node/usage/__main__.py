@@ -24,6 +24,7 @@ from trnslurm.node.guard import Watched
 from trnslurm.node.state import RUN
 from trnslurm.node.usage.devices import DeviceReport, Devices, DeviceUse, tools_for
 from trnslurm.node.usage.host import Figures, Host
+from trnslurm.node.usage.machine import machine
 from trnslurm.node.usage.notice import Look, Notices
 from trnslurm.rundir import write_json
 
@@ -50,6 +51,7 @@ def main() -> int:
         while not usage.begun():
             if _ends_within(task, options.seconds):
                 return 0
+        usage.note_machine()
         while not _ends_within(task, options.seconds):
             usage.look(time.time())
         usage.write(time.time())
@@ -84,6 +86,11 @@ class NodeNotes:
 
     def begun(self) -> bool:
         return RUN.state_file(self._phase, self._attempt).exists()
+
+    def note_machine(self) -> None:
+        """Write what this node has, for the diagnosis of a failure."""
+        with suppress(OSError):
+            write_json(RUN.machine_file(self._phase, self._attempt, self._node), machine())
 
     def look(self, now: float) -> None:
         """Look once; write a line when a minute has passed, and what is to be noticed at once."""

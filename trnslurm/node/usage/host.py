@@ -53,7 +53,8 @@ class Host:
         with suppress(OSError, ValueError):
             left, whole = memory()
             found |= {"memory_left_gib": left, "memory_gib": whole}
-        for name, place in (("shm", _SHM), ("run", str(self._run))):
+        places = {"shm": _SHM, "run": str(self._run), "tmp": os.environ.get("TMPDIR", "/tmp")}
+        for name, place in places.items():
             with suppress(OSError):
                 there = os.statvfs(place)
                 found[f"{name}_left_gib"] = there.f_bavail * there.f_frsize / _GIB

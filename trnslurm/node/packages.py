@@ -1,0 +1,64 @@
+"""Tells which versions of packages met in a failed job's Python, by that Python's own metadata."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+_SEPARATORS = re.compile(r"[-_.]+")
+_OF_DEVELOPERS = re.compile(r"(?i)dev|test|doc|lint|quality|bench|example|build|ci\b|all\b")
+
+
+def packages(modules: Iterable[str]) -> dict[str, Any]:
+    """Return the packages that have these modules, and what they ask of each other."""
+    found = {m: each for m in modules if (each := _package_of(m))}
+    # Workers may import from a copy of these packages on their node's own disk.
+    places = {} if os.environ.get("TRNSLURM_ARCHIVE") else found
+    return {
+        "python": platform.python_version(),
+        "packages": {module: [_name(each), each.version] for module, each in found.items()},
+        "places": sorted({os.path.realpath(str(each.locate_file(""))) for each in places.values()}),
+        "asks": list(dict.fromkeys(_asks(found.values()))),
+    }
+
+
+def _package_of(module: str) -> importlib.metadata.Distribution | None:
+    """Return the package of a module; most have the same name."""
+    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        return importlib.metadata.distribution(module)
+    names = importlib.metadata.distributions()
+    return next((d for d in names if module in (d.read_text("top_level.txt") or "").split()), None)
+
+
+def _name(package: importlib.metadata.Distribution) -> str:
+    """Return a package's name, normalized as packaging.python.org says."""
+    return _SEPARATORS.sub("-", package.metadata["Name"] or "").lower()
+
+
+def _asks(
+    found: Collection[importlib.metadata.Distribution],
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield who asks for which version of another of the packages, and whether it is that one."""
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError:  # nearly every package for training brings it
+        return
+    versions = {_name(each): each.version for each in found}
+    for each in found:
+        # What only some of its functions need is in an extra, as accelerate is for transformers.
+        extras = each.metadata.get_all("Provides-Extra") or ()
+        uses = ["", *(extra for extra in extras if not _OF_DEVELOPERS.search(extra))]
+        for text in each.requires or ():
+            with suppress(InvalidRequirement, ValueError):
+                asked = Requirement(text)
+                other = _SEPARATORS.sub("-", asked.name).lower()
+                marker = asked.marker
+                applies = not marker or any(marker.evaluate({"extra": use}) for use in uses)
+                if applies and asked.specifier and other in versions:
+                    fits = asked.specifier.contains(versions[other], prereleases=True)
+                    yield _name(each), other, f"{other}{asked.specifier}", fits
