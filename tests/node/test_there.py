@@ -120,17 +120,22 @@ def test_a_damaged_file_tells_nothing(
 def test_versions_that_fit_are_told(
     tmp_path: Path, site_packages: Path, diagnose: Callable[..., Finding]
 ) -> None:
-    """The script is asked from which package it has the class that the exception names."""
-    script = tmp_path / "train.py"
+    """The caller's file is asked from which package it has the class that the exception names."""
+    script, caller = tmp_path / "train.py", site_packages / "transformers/trainer.py"
+    caller.parent.mkdir()
     script.write_text("from transformers import (\n    Trainer,\n    TrainingArguments,\n)\n")
+    caller.write_text("if True:\n    from accelerate import Accelerator\n")
     log = (
         f'Traceback (most recent call last):\n  File "{script}", line 9, in <module>\n'
         "    Trainer(tokenizer=1)\n"
-        "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'\n"
     )
-    found = diagnose(log, packages(diagnose(log).modules))
+    error = "TypeError: {}.__init__() got an unexpected keyword argument 'tokenizer'\n"
+    own = log + error.format("Trainer")
+    found = diagnose(own, packages(diagnose(own).modules))
     assert found.there == "installed: transformers 4.57.6"
     assert found.there in found.report()
+    called = f'{log}  File "{caller}", line 3, in __init__\n    Accelerator(tokenizer=1)\n'
+    assert diagnose(called + error.format("Accelerator")).modules == ("transformers", "accelerate")
 
 
 HAS = {

@@ -68,15 +68,15 @@ def modules_of(suspect: Suspect) -> tuple[str, ...]:
     files = [file for file, _ in reversed(frames_in(suspect.lines))]
     owners = [m[2] for file in files if (m := _PACKAGE.match(file))]
     objects = [next(filter(None, m.groups())) for line in ends if (m := _OBJECT.search(line))]
-    scripts = [_text_of(file) for file in files if not of_others(file)] if objects else []
+    callers = [file for file in files if not of_others(file) or file == files[0]]
     imported = [
         module
-        for text in scripts
-        for module, names in _IMPORTED.findall(text)
+        for file in (callers if objects else ())
+        for module, names in _IMPORTED.findall(_text_of(file))
         if any(re.search(rf"\b{re.escape(name)}\b", names) for name in objects)
     ]
-    found = dict.fromkeys((*named, *owners[:1], *imported, *owners[1:]))
-    return tuple(name for name in found if name not in _STARTERS or name in (*named, *owners[:1]))
+    others = [name for name in owners[1:] if name not in _STARTERS]
+    return tuple(dict.fromkeys((*named, *owners[:1], *imported, *others)))
 
 
 def _text_of(file: str) -> str:
