@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 all: help
 .PHONY: all help demo docs pictures test test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release clean
+  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release releases clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -144,6 +144,9 @@ bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.train)  ## Measure 
 format: .venv/.train  ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+releases: .venv/.train  ## Ask PyPI for the days of packages' releases, by which triage tells the older
+	$(BIN)/python docs/make/releases.py
 
 goldens: .venv/.train  ## Rewrite the rendered scripts in tests/goldens, and share/; review them with git diff
 	$(BIN)/pytest tests/test_goldens.py --update-goldens

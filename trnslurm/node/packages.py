@@ -32,7 +32,8 @@ def _package_of(module: str) -> importlib.metadata.Distribution | None:
     with suppress(importlib.metadata.PackageNotFoundError, ValueError):
         return importlib.metadata.distribution(module)
     names = importlib.metadata.distributions()
-    return next((d for d in names if module in (d.read_text("top_level.txt") or "").split()), None)
+    having = [each for each in names if module in (each.read_text("top_level.txt") or "").split()]
+    return having[0] if len(set(map(_name, having))) == 1 else None
 
 
 def _name(package: importlib.metadata.Distribution) -> str:

@@ -41,6 +41,7 @@ from trnslurm.node.triage.evidence import (
     read_log,
 )
 from trnslurm.node.triage.hub import missing_here
+from trnslurm.node.triage.machine import NO_GPU, Machine
 from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
 from trnslurm.node.triage.project import (
     left_out_of,
@@ -48,7 +49,7 @@ from trnslurm.node.triage.project import (
     named_by_script,
     needs_gpu,
 )
-from trnslurm.node.triage.there import NO_GPU, There
+from trnslurm.node.triage.versions import Versions
 from trnslurm.node.triage.words import useful_end
 from trnslurm.rundir import RunFiles, read_json
 
@@ -225,13 +226,14 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
             fix = f"see whether the script looks for {few}, not copied (.gitignore); {fix}"
     elif lacking := missing_here(run, known, words):
         (cause, fix), mend = lacking, RESUME
-    there = There(run, phase, attempt, suspect)
-    told = there.told(f"{cause} {fix}")
-    about_versions = there.concerns_versions(f"{cause} {fix}") and not missing
-    decided = there.unsuited() if about_versions else None
-    decided = decided or (there.no_gpu() if known and known.name in NO_GPU else None)
+    versions = Versions(RunFiles(run).packages_file(phase, attempt), suspect)
+    machine = Machine(run, phase, attempt, suspect.node or 0)
+    concerned = not missing and versions.explain(f"{cause} {fix}")
+    told = [machine.told(f"{cause} {fix}"), versions.told() if concerned else ""]
+    decided = versions.decided() if concerned else None
+    decided = decided or (machine.no_gpu() if known and known.name in NO_GPU else None)
     if decided:
-        (cause, fix, mend), told = decided, ""
+        (cause, fix, mend), told = decided, []
     if python := python_of(run, phase):
         fix = fix.replace("that Python", python)
     if again and mend in ("", EITHER, PASSES):
@@ -265,8 +267,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         certain=certain,
         others=others,
         warned=clean(said_before),
-        there=told,
-        modules=there.modules if about_versions else (),
+        there="; ".join(filter(None, told)),
+        modules=versions.modules if concerned else (),
     )
 
 

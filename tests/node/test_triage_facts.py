@@ -138,6 +138,78 @@ def test_versions_that_fit_are_told(
     assert diagnose(called + error.format("Accelerator")).modules == ("transformers", "accelerate")
 
 
+CALLS = """\
+Traceback (most recent call last):
+  File "{project}/train.py", line 1, in <module>
+    Trainer()
+  File "{site}/{caller}/trainer.py", line 7, in __init__
+    self.accelerator = Accelerator(dispatch_batches=None)
+"""
+NO_ARGUMENT = (
+    "TypeError: Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'"
+)
+NO_NAME = (
+    "ImportError: cannot import name 'clear_cache' from 'accelerate.utils' ({site}/accelerate.py)"
+)
+NO_ATTRIBUTE = "AttributeError: module 'accelerate.utils' has no attribute 'clear_cache'"
+
+
+@pytest.mark.parametrize(
+    ("user", "other", "line", "says"),
+    [
+        ("4.32.0", "1.0.1", NO_ARGUMENT, "too new: 'accelerate==0.21.0' or 'transformers>=4.45.0'"),
+        ("4.32.0+cu128", "1.0.1.post1", NO_NAME, "too new: "),
+        ("4.32.0", "99.1", NO_NAME, "too new: "),  # newer than what is listed
+        (
+            "4.46.1",
+            "0.24.1",
+            NO_ATTRIBUTE,
+            "too old: 'accelerate>=1.0.0' or 'transformers==4.34.0'",
+        ),
+        ("4.46.0.dev0", "0.24.1", NO_NAME, ""),
+        ("98.1", "99.1", NO_NAME, ""),
+        ("", "1.0.1", NO_NAME, ""),
+        ("4.32.0", "1.0.1", NO_NAME.replace("({site}/accelerate.py)", "(unknown location)"), ""),
+        ("4.32.0", "1.0.1", NO_NAME.replace("'accelerate", "partially initialized module 'a"), ""),
+        ("4.32.0", "1.0.1", NO_ATTRIBUTE.replace("module", "partially initialized module"), ""),
+    ],
+)
+def test_the_older_of_two_packages_is_named(
+    tmp_path: Path, diagnose: Callable[..., Finding], user: str, other: str, line: str, says: str
+) -> None:
+    site, project = tmp_path / "site-packages", tmp_path / "project"
+    for caller in ("transformers", "wrapper"):
+        (site / caller).mkdir(parents=True)
+    project.mkdir()
+    (site / "transformers/trainer.py").write_text("from accelerate import Accelerator\n")
+    met = {"transformers": ["transformers", user], "accelerate": ["accelerate", other]}
+    facts = {"packages": met, "places": [str(site)], "asks": []}
+    log = (CALLS + line).format(site=site, project=project, caller="transformers")
+    found, before = diagnose(log, facts), diagnose(log)
+    if not says:
+        assert found.cause == before.cause
+        return
+    too, ways = says.split(": ")
+    assert f"accelerate {other} is {too} for transformers {user}" in found.cause
+    assert found.certain and found.mend == "resume" and f"pip install {ways}" in found.fix
+    (project / "accelerate.py").touch()  # hides the package
+    assert diagnose(log, facts).cause == before.cause
+
+
+def test_a_wrapper_is_not_the_one_that_calls(
+    tmp_path: Path, diagnose: Callable[..., Finding]
+) -> None:
+    """huggingface_hub's decorators call trl's classes, and import nothing of trl."""
+    site, script = tmp_path / "site-packages", tmp_path / "train.py"
+    (site / "wrapper").mkdir(parents=True)
+    (site / "wrapper/trainer.py").write_text("import functools\n")
+    script.write_text("from accelerate import Accelerator\n")
+    met = {"wrapper": ["transformers", "4.32.0"], "accelerate": ["accelerate", "1.0.1"]}
+    log = (CALLS + NO_ARGUMENT).format(site=site, project=tmp_path, caller="wrapper")
+    found = diagnose(log, {"packages": met, "places": [str(site)], "asks": []})
+    assert set(found.modules) == {"wrapper", "accelerate"} and "installed: " in found.there
+
+
 HAS = {
     "gpus": 8,
     "gpus_there": 8,

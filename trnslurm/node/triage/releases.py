@@ -1,0 +1,47 @@
+"""Which of two packages is older, by the days on which their releases came to PyPI.
+
+A package was written against what was there on its own day: a newer package has lost what it no
+longer has, and an older one has not got it yet. `make releases` writes the list of days.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+_FILE = Path(__file__).with_name("releases.txt")
+_FINAL = re.compile(r"(\d+(?:\.\d+)*)(?:\.post\d+)?(?:\+[\w.]+)?")
+_AFTER_ALL = "after all that are listed"
+
+Version = tuple[int, ...]
+
+
+@cache
+def _releases() -> dict[str, list[tuple[Version, str]]]:
+    """Return by package the versions, in order, with their days."""
+    found = {}
+    for line in _FILE.read_text(encoding="utf-8").splitlines():
+        package, *listed = line.split()
+        pairs = (each.split("=") for each in listed)
+        found[package] = [(_numbers(version), day) for version, day in pairs]
+    return found
+
+
+def day_of(package: str, version: str) -> str:
+    """Return the day of a release or of its series, which sorts by time; empty: not known."""
+    final, listed = _FINAL.fullmatch(version), _releases().get(package)
+    if not final or not listed:
+        return ""
+    wanted = _numbers(final[1])
+    if wanted[:2] > listed[-1][0][:2]:
+        return _AFTER_ALL
+    return next((day for known, day in reversed(listed) if known <= wanted), "")
+
+
+def newest_on(package: str, day: str) -> str:
+    """Return the highest version of a package that was there on a day; empty: none is known."""
+    found = [version for version, of in _releases().get(package, ()) if of <= day]
+    return ".".join(map(str, max(found))) if found else ""
+
+
+def _numbers(version: str) -> Version:
+    return tuple(map(int, version.split(".")))
