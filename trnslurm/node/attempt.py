@@ -412,8 +412,11 @@ class AttemptProgram:
             processes.send(self._step, signal.SIGTERM)  # srun then kills its tasks
             self._deadline = time.monotonic() + self.controller.patience_s
             return
-        processes.send(self._step, signal.SIGKILL)
+        # When srun dies, a helper of it has Slurm kill the step (src/srun/libsrun/srun_job.c,
+        # _shepherd_spawn): the nodes' programs might not live long enough to answer.
+        processes.send(self._step, signal.SIGSTOP)
         self._end_nodes()
+        processes.send(self._step, signal.SIGKILL)
 
     def _is_past_cap(self) -> bool:
         """Ask the workers to save near the cap; check whether they have had the time for it."""
@@ -433,7 +436,7 @@ class AttemptProgram:
         return bool(self._lost)
 
     def _end_nodes(self) -> None:
-        """End what srun, which is killed, leaves on the nodes that answer."""
+        """End the processes on the nodes that answer."""
         hosts, beats = self.state.hosts.split(","), self._job.beats
         lost = [hosts.index(host) for host in self._lost]
         self._left_over = not (beats and beats.end_others(lost))
