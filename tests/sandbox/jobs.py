@@ -68,7 +68,11 @@ class JobSandbox(Sandbox):
         def is_clean() -> bool:
             """no job is left, and every node is idle"""
             self.resume_nodes()
-            return not self.queue() and set(self.nodes().values()) == {"idle"}
+            states = self.nodes()
+            for number in (n for n, state in states.items() if state.endswith("*")):
+                if self.state()["nodes"][number - 1]["power"] == "off":  # a test has failed
+                    self.fault(str(number), "power-on")
+            return not self.queue() and set(states.values()) == {"idle"}
 
         if jobs := [line.split()[0] for line in self.queue()]:
             self.slurm("scancel", *jobs)
