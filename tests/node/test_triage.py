@@ -579,6 +579,7 @@ def test_the_python_that_lacks_a_package_is_named(run) -> None:
     script = run.path / "train.sbatch"
     for text, python in (
         ("export TRNSLURM_PYTHON=/env/bin/python\n", "/env/bin/python"),
+        ("TRNSLURM_DEFAULT_PYTHON=/env/bin/python\n", "/env/bin/python"),  # without Slurm
         ("export TRNSLURM_PYTHON='$x'\n", "that Python"),
         ("export TRNSLURM_PYTHON=/env/bin/python\n# preparing the container\n", "that Python"),
     ):

@@ -46,7 +46,9 @@ _TWICE = {
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
-_PYTHON = re.compile(r"^export TRNSLURM_PYTHON=(/[\w./+-]+)$", re.MULTILINE)
+_PYTHON = re.compile(
+    r"^(?:export TRNSLURM_PYTHON|TRNSLURM_DEFAULT_PYTHON)=(/[\w./+-]+)$", re.MULTILINE
+)
 _STARTS = re.compile(r'^TRNSLURM_COMMAND=\(\s*"\$TRNSLURM_PYTHON"', re.MULTILINE)
 _CONTAINER = "preparing the container"  # in the batch script of a job that has one
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
