@@ -15,4 +15,5 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # the user's directory, in which a file may have the name of a module
     main()

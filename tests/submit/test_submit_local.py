@@ -46,6 +46,7 @@ def test_followed_to_its_good_end(site, here, cli, run_cli, monkeypatch) -> None
         "fi",
         precompile="always",
     )
+    Path("tokenize.py").write_text("raise SystemExit('not the one of Python')\n")
     monkeypatch.setenv("MY_SECRET", "leaked")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     done = run_cli(*SUBMIT)

@@ -118,7 +118,7 @@ def _script(job: PreflightByHand) -> str:
 def _command(job: PreflightByHand) -> list[str]:
     script = ["/bin/bash", str(job.directory / "doctor.sh")]
     if not job.on_slurm:
-        stand_in = [sys.executable, "-m", "trnslurm.node.local_srun"]
+        stand_in = [sys.executable, "-P", "-m", "trnslurm.node.local_srun"]
         return [*stand_in, "--nodes", str(job.nodes), "--", *script]
     slurm = job.cluster.slurm
     # As in a job: its memory and GPUs are checked, not the node's.

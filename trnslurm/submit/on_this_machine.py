@@ -57,6 +57,7 @@ class GuardedLocal(LocalExecutor):
                     argv,
                     shell=shell,
                     env=env,
+                    cwd=self.folder,  # a file of the user may have the name of a module
                     start_new_session=True,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

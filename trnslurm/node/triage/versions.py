@@ -20,7 +20,7 @@ _PACKAGE = re.compile(r"(.*[/\\](?:site|dist)-packages)[/\\](?:google[/\\](?=\w+
 _STARTERS = {"torchrun", "accelerate", "deepspeed", "click", "hydra", "fire", "typer"}
 """Packages that begin a traceback, and do nothing in it."""
 _NAMED = re.compile(
-    r"from (?:partially initialized module )?'([A-Za-z_]\w*)[\w.]*'|No module named '(\w+)\."
+    r"from '([A-Za-z_]\w*)[\w.]*'|No module named '(\w+)\."
     r"|module '([A-Za-z_]\w*)[\w.]*' has no attribute"
     r"|\b([A-Za-z][\w-]*)[<>=!~]=?\d[\w.,<>=!~*]* is required"
 )
@@ -31,7 +31,7 @@ _OBJECT = re.compile(
 )
 _LACKS = re.compile(
     r"cannot import name '(\w+)' from '(\w+)[\w.]*' \(\S*[/\\](?:site|dist)-packages[/\\]"
-    r"|(?<!initialized )module '(?!torch\.(?:_C|distributed)\b)(\w+)[\w.]*'"
+    r"|module '(?!torch\.(?:_C|distributed)\b)(\w+)[\w.]*'"
     r" has no attribute '(\w+)'"
     r"|\b([A-Za-z_]\w*)(?:\.\w+)?\(\) got an unexpected keyword argument '(\w+)'"
 )
@@ -119,7 +119,8 @@ class Versions:
 
     def explain(self, text: str) -> bool:
         """Check whether versions of packages may explain an error, of which a text tells more."""
-        return bool(_KINDS.match(self._end) or _OF_VERSIONS.search(text))
+        in_circle = "partially initialized module" in self._end
+        return not in_circle and bool(_KINDS.match(self._end) or _OF_VERSIONS.search(text))
 
     def decided(self) -> tuple[str, str, str] | None:
         """Return cause, fix and mend if a package is of a version that does not fit."""
