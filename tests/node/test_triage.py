@@ -327,6 +327,19 @@ def test_a_loader_workers_own_exception_is_found(run) -> None:
     )  # fmt: skip
 
 
+def test_the_last_words_of_a_worker_that_ends_itself_are_told(run) -> None:
+    """As those of sys.exit("no data"), which are no words of an error."""
+    own = "2026-11-28T04:03:27Z train: node 0 of 1 on a, master 127.0.0.1:21060\n"
+    died = "E1128 04:03:29.397000 26380 torch/distributed/elastic/multiprocessing/api.py:882] "
+    died += "failed (exitcode: 3) local_rank: 0 (pid: 26403) of binary: python\n"
+    log(run, 0, f"{own}preflight: 1 node fits in 0.0 s\nno data\n{died}" + report(0, 3))
+    assert found(run).lines == ("no data", "it ended with exit code 3, without a traceback")
+    assert found(run).cause.startswith("unknown: ")
+    assert found(run).brief.endswith("; the log's last words: no data")
+    log(run, 0, own + died + report(0, 3))
+    assert len(found(run).lines) == 1 and "last words" not in found(run).brief
+
+
 def test_a_traceback_that_python_ignored_is_no_failure(run) -> None:
     ignored = "Traceback (most recent call last):\nTypeError: at exit\n"
     log(run, 0, f"Exception ignored in: <function f>\n{ignored}" + report(0, 3))

@@ -50,7 +50,7 @@ from trnslurm.node.triage.project import (
     needs_gpu,
 )
 from trnslurm.node.triage.versions import Versions
-from trnslurm.node.triage.words import useful_end
+from trnslurm.node.triage.words import said_last, useful_end
 from trnslurm.rundir import RunFiles, read_json
 
 _MAX_LINES = 7
@@ -181,6 +181,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     silent = known.kind == EFFECT or known.weak if known else _SILENT in suspect.lines[-1]
     earlier = evidence.error_like.get(suspect.place, ()) if silent else ()
     earlier = _without_harmless(x for x in earlier if x not in (*suspect.lines, *beside))
+    last = () if known or earlier or not silent else said_last(read_log(run / suspect.place))
+    earlier = earlier or last
     others = () if known and known.strong else _others(evidence, known)
     warned = read_json(RunFiles(run).record_file).get("warned")
     said_before = "; ".join(map(str, warned)) if isinstance(warned, list) else ""
@@ -192,6 +194,11 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     said = (*beside, suspect.telling, *ends_of(suspect), *suspect.more, *suspect.lines)
     owner = owner_of(suspect)
     cause, fix = known.explain(said, **owner) if known else _unknown(suspect)
+    if last and not known:
+        cause = "unknown: the worker ended without a traceback; the log's last words are above"
+        fix = (
+            f"look where the script says that, or ends itself (sys.exit); {suspect.place} has more"
+        )
     words = (*said, *(line for lines in evidence.tracebacks for line in lines))
     mend = known.mend if known else RESUME
     raised = what_was_raised(suspect)
@@ -241,6 +248,9 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if again and not known and not options:
         cause += ", which would end every attempt"
     in_short = _brief(suspect, known, cause, "" if again else host)
+    if last:
+        last_said = textwrap.shorten(last[-1], _MAX_SAID, placeholder="…")
+        in_short += f"; the log's last words: {last_said}"
     near_only = known and not suspect.known and not of_machines(known)
     certain = not general if known is None else known.rank == 0 and not near_only
     if missing or options:

@@ -46,6 +46,8 @@ _MAX_LINES = 400  # of one traceback, chained ones and those that other writers 
 _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
+_OWN_LINE = re.compile(r"preflight: |\S+Z \w+: node \d+ of |no progress: ")
+"""Matches a line that trnslurm's programs write."""
 _NEAR = 300  # lines between the first failure of a node and the last
 _DIGITS = re.compile(r"\d+")
 _BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "')
@@ -184,8 +186,7 @@ def error_like(text: str) -> tuple[str, ...]:
     They are the first such line and the last ones; of lines that differ in numbers only, one. If
     there are few, lines with weaker words follow.
     """
-    ends = [match.start() for pattern in (_DIED, _REPORT) if (match := pattern.search(text))]
-    lines = text[: min(ends, default=len(text))].split("\n")
+    lines = _before_report(text).split("\n")
     said: list[str] = []
     for pattern in (_ERROR_LIKE, _MAYBE_ERROR):
         found: dict[str, str] = {}
@@ -203,6 +204,17 @@ def last_lines(text: str) -> tuple[str, ...]:
     """Return the last lines of a log that say anything."""
     lines = [line.strip() for line in text[-_END:].split("\n") if re.search(r"\w", line)]
     return tuple(lines[-_LAST:])
+
+
+def said_last(text: str) -> tuple[str, ...]:
+    """Return the last two lines of a log before a launcher's report."""
+    lines = last_lines(_before_report(text))[-2:]
+    return tuple(line for line in lines if not _OWN_LINE.match(line))
+
+
+def _before_report(text: str) -> str:
+    ends = [match.start() for pattern in (_DIED, _REPORT) if (match := pattern.search(text))]
+    return text[: min(ends, default=len(text))]
 
 
 class _Reader:
