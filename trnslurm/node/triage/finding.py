@@ -194,7 +194,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     said = (*beside, suspect.telling, *ends_of(suspect), *suspect.more, *suspect.lines)
     owner = owner_of(suspect)
     cause, fix = known.explain(said, **owner) if known else _unknown(suspect)
-    if last and not known:
+    if last:
         cause = "unknown: the worker ended without a traceback; the log's last words are above"
         fix = (
             f"look where the script says that, or ends itself (sys.exit); {suspect.place} has more"
