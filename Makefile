@@ -1,9 +1,8 @@
-# `make demo` and `make test` set up everything that they need: a virtual environment in .venv, and
-# missing system packages, where apt may be used: python3-venv and, for the tests, shellcheck, a
-# browser, tmux, g++, sshd (not started) and the programs of a sandbox (SANDBOX). Slurm is configured and
-# started in sandboxes only.
-SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
-  iproute2 util-linux podman crun catatonit
+# `make demo` and `make test` set up everything that they need: a virtual environment in .venv, with the
+# packages that .ci/locks names, and missing programs, where apt may be used. Slurm is configured and
+# started in sandboxes only, and sshd by the tests only.
+SANDBOX := slurmctld slurmd srun munged slurmdbd mariadbd my_print_defaults ip nsenter podman crun catatonit
+TESTED := $(SANDBOX) shellcheck chromium tmux sshd g++ patchelf
 
 # The first Python for which the pinned packages have wheels: 3.11 to 3.13.
 SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -14,6 +13,9 @@ FAULT_RESULTS := .make/faults
 NEWER_SLURM := .make/slurm-24.11
 NEWER_PYTHON := .make/python-3.14
 
+# Six files at once on two cores, because tests that wait for Slurm leave the cores idle.
+PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -22,7 +24,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures test test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures setup test test-all lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release releases clean
 
 help:  ## Show what can be made
@@ -35,78 +37,83 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 	echo
 	$(BIN)/trnslurm status last
 
-docs: .venv/.train  ## Make the site of the pages, site/index.html; a dead link is an error
+docs: .venv/.dev  ## Make the site of the pages, site/index.html; a dead link is an error
 	@$(BIN)/python docs/make/site.py
 
-pictures: sandbox screens .venv/.train  ## Remake docs/pictures/: run the commands, and record what they show
+pictures: programs .venv/.dev  ## Remake docs/pictures/: run the commands, and record what they show
 	@$(BIN)/python docs/make/pictures.py
 
-test: shellcheck sandbox screens sshd .venv/.train .venv-pcluster  ## Check everything, as continuous integration does
+test: setup  ## Check everything but what `make test-all` adds: a quarter of an hour with set-up
 	@$(MAKE) --no-print-directory check unit
 
-check: .venv/.train  ## Run linters and the type checker
+test-all: setup  ## Run the tests that `make test` leaves out: more of each real part, and what takes long
+	@$(PYTEST) -m 'rest and not ($(OWN_TARGETS))'
+
+check: .venv/.dev  ## Run linters and the type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	shellcheck .ci/run tests/*.sh tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
+	shellcheck .ci/environment .ci/lock .ci/packages .ci/run .ci/uv tests/*.sh tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
-# Runs six files at once on two cores, because tests that wait for Slurm leave the cores idle.
-# tests/conftest.py orders the files.
-unit: sandbox screens sshd compiler .venv/.train .venv-pcluster  ## Run the tests
-	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
-	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+unit: setup
+	@$(PYTEST)
+
+setup:  ## Install what the tests need
+	@$(MAKE) --no-print-directory -j 3 programs .venv/.dev .venv-pcluster/.made newer-slurm
 
 # Runs one test at a time: the time limits assume an otherwise idle machine.
-test-faults: sandbox .venv/.train  ## Test every row of the fault matrix; write the table of docs/reliability.md
+test-faults: sandbox .venv/.dev  ## Test every row of the fault matrix; write the table of docs/reliability.md
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
 	rm -f "$$TRNSLURM_FAULT_RESULTS"/row-*.json
 	$(BIN)/pytest tests/faults -m 'not soak' --durations 0 --durations-min 1
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
-soak: sandbox .venv/.train  ## Cause 100 random faults in one training; add a row to that table
+soak: sandbox .venv/.dev  ## Cause 100 random faults in one training; add a row to that table
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
 	$(BIN)/pytest tests/faults/test_soak.py -m soak --capture no
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
 # PART=learn measures the cases that patterns were made from; SHOW=1 prints those that are not right.
 PART ?= held
-triage: .venv/.train  ## Measure the diagnosis on failures from public threads (PART, SHOW)
+triage: .venv/.dev  ## Measure the diagnosis on failures from public threads (PART, SHOW)
 	@$(BIN)/python -m tests.node.measure_triage $(PART) $(if $(SHOW),--show)
 
-fuzz: .venv/.train  ## Damage files at random for ten minutes and read them (FUZZ_MINUTES, FUZZ_SEED)
+fuzz: .venv/.dev  ## Damage files at random for ten minutes and read them (FUZZ_MINUTES, FUZZ_SEED)
 	$(BIN)/pytest tests/test_fuzz.py -m fuzz
 
-test-slurm: sandbox .venv/.train  ## Run the tests that need Slurm on another version: SLURM=/opt/slurm
+test-slurm: sandbox .venv/.dev  ## Run the tests that need Slurm on another version: SLURM=/opt/slurm
 	@test -x "$(SLURM)/bin/srun" || { echo "error: SLURM=DIR: a directory with bin/srun" >&2; exit 2; }
 	TRNSLURM_SANDBOX_SLURM=$(abspath $(SLURM)) $(BIN)/pytest --numprocesses 3 --dist loadfile \
 	  --no-loadscope-reorder tests/sandbox tests/faults
 
+newer-slurm: programs
+	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
+
 $(NEWER_SLURM): tests/sandbox/debian-slurm.sh tests/debian-packages.sh
-	@command -v patchelf > /dev/null || $(call apt,patchelf)
-	rm -rf $@
+	@rm -rf $@
 	$< $(CURDIR)/$@
 
 $(NEWER_PYTHON): tests/debian-python.sh tests/debian-packages.sh
-	@command -v patchelf > /dev/null || $(call apt,patchelf)
+	@.ci/packages patchelf
 	rm -rf $@
 	$< $(CURDIR)/$@
 
 # What GPU nodes may have, on CPUs: without XLA, which needs PyTorch 2.9. The losses are also
 # compared with those of .venv.
-test-newest: .venv/.train .venv-newest/.made  ## Test the runtime on the newest PyTorch and transformers
+test-newest: .venv/.dev .venv-newest/.made  ## Test the runtime on the newest PyTorch and transformers
 	export PYTHONPATH=$(CURDIR) TRNSLURM_GPU_DEVICE=cpu TRNSLURM_GPU_RESULTS=.make/newest
 	TRNSLURM_OTHER_PYTHON=$(CURDIR)/$(BIN)/python .venv-newest/bin/python -m pytest tests/gpu -m gpu -q -W default \
 	  -p no:cacheprovider -n 2 --dist loadgroup
 	.venv-newest/bin/python -m pytest tests/train/test_torchneuron.py -q -W default -p no:cacheprovider
 
-test-installs: .venv/.train .venv-uv/.made  ## Test the launcher with its oldest and newest packages, on each Python
+test-installs: .venv/.dev  ## Test the launcher with its oldest and newest packages, on each Python
 	@$(MAKE) --no-print-directory $(NEWER_PYTHON) || echo "warning: no Python 3.14 from Debian"
 	$(BIN)/pytest tests/test_installs.py -m installs
 
-test-ray: .venv/.train .venv-ray/.made  ## Test the example that needs Ray
+test-ray: .venv/.dev .venv-ray/.made  ## Test the example that needs Ray
 	PATH=$(CURDIR)/.venv-ray/bin:$$PATH .venv-ray/bin/python -m pytest tests/local/test_examples.py -m ray
 
-test-matrix: .venv/.train  ## Test more worker counts on XLA
+test-matrix: .venv/.dev  ## Test more worker counts on XLA
 	$(BIN)/pytest tests/train -m matrix
 
 # GPU_PYTHON=… uses a Python that has torch for the GPU and the tests' packages, and makes no .venv.
@@ -118,7 +125,7 @@ ONLY ?=
 GPU_RESULTS ?= .make/gpu
 DRY_RUN ?=
 
-test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.train)  ## Run the tests that need a GPU, in ten minutes; DRY_RUN=1 lists them, DEVICE=cpu rehearses them
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.dev)  ## Run the tests that need a GPU, in ten minutes; DRY_RUN=1 lists them, DEVICE=cpu rehearses them
 	@export PYTHONPATH=$(CURDIR) TRNSLURM_GPU_DEVICE=$(DEVICE) TRNSLURM_GPU_RESULTS=$(GPU_RESULTS)
 	tests=(tests/gpu -m gpu -q -W default -p no:cacheprovider)
 	only='$(ONLY)'
@@ -137,72 +144,71 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.train)  ## Run the t
 	fi
 	exit $$code
 
-bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.train)  ## Measure training speed on a GPU, and that of a plain loop
+bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.dev)  ## Measure training speed on a GPU, and that of a plain loop
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu_training.py --device $(DEVICE) \
 	  --output $(GPU_RESULTS)/training.json
 
-format: .venv/.train  ## Format the sources
+format: .venv/.dev  ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-releases: .venv/.train  ## Ask PyPI for the days of packages' releases, by which triage tells the older
+releases: .venv/.dev  ## Ask PyPI for the days of packages' releases, by which triage tells the older
 	$(BIN)/python docs/make/releases.py
 
-goldens: .venv/.train  ## Rewrite the rendered scripts in tests/goldens, and share/; review them with git diff
+goldens: .venv/.dev  ## Rewrite the rendered scripts in tests/goldens, and share/; review them with git diff
 	$(BIN)/pytest tests/test_goldens.py --update-goldens
 	$(BIN)/python docs/make/share.py
 
-bench: .venv/.train .venv-torchx/.made  ## Measure start-up times, also of torchx
+bench: .venv/.dev .venv-torchx/.made  ## Measure start-up times, also of torchx
 	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python
 
-bench-all: sandbox .venv/.train .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks but bench-gpu; write a page of tables (under an hour)
+bench-all: sandbox .venv/.dev .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks but bench-gpu; write a page of tables (under an hour)
 	@mkdir -p .make
 	$(BIN)/python benchmarks/all.py --torchx .venv-torchx/bin/python --datasets .venv-datasets/bin/python -o .make/benchmarks.md
 
-bench-launcher: .venv/.train  ## Measure runs and status with thousands of runs
+bench-launcher: .venv/.dev  ## Measure runs and status with thousands of runs
 	$(BIN)/python benchmarks/launcher.py
 
-bench-training: .venv/.train  ## Measure training speed, also of accelerate and a plain DDP loop
+bench-training: .venv/.dev  ## Measure training speed, also of accelerate and a plain DDP loop
 	$(BIN)/python benchmarks/training.py
 
-bench-checkpoint: .venv/.train  ## Measure how long a save interrupts training, also with torch.save
+bench-checkpoint: .venv/.dev  ## Measure how long a save interrupts training, also with torch.save
 	$(BIN)/python benchmarks/checkpoint_stall.py
 
-bench-mirror: .venv/.train  ## Measure what copies to S3 cost the steps beside them
+bench-mirror: .venv/.dev  ## Measure what copies to S3 cost the steps beside them
 	$(BIN)/python benchmarks/mirror.py
 
-bench-data: .venv/.train .venv-datasets/.made  ## Measure data preparation, also with datasets
+bench-data: .venv/.dev .venv-datasets/.made  ## Measure data preparation, also with datasets
 	$(BIN)/python benchmarks/packing.py --peer .venv-datasets/bin/python
 
-bench-restart: sandbox .venv/.train .venv-resiliency/.made  ## Measure the time from a worker's death to the first new step, also of ft_launcher
+bench-restart: sandbox .venv/.dev .venv-resiliency/.made  ## Measure the time from a worker's death to the first new step, also of ft_launcher
 	$(BIN)/python benchmarks/restart.py
 	$(BIN)/python benchmarks/restart_peer.py --peer .venv-resiliency/bin/ft_launcher
 
-bench-scale: sandbox .venv/.train  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
+bench-scale: sandbox .venv/.dev  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
 	$(BIN)/python benchmarks/scale.py
 
-wheel: .venv/.train  ## Build dist/*.whl
+wheel: .venv/.dev  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
-release: .venv/.train  ## Make dist/: wheel, source, one-file launcher, checksums (DRAFT=1)
+release: .venv/.dev  ## Make dist/: wheel, source, one-file launcher, checksums (DRAFT=1)
 	rm -rf dist
 	$(BIN)/python .ci/release.py $(if $(DRAFT),--draft) dist
 
 clean:  ## Remove what make built
-	rm -rf .venv .venv-datasets .venv-newest .venv-ray .venv-resiliency .venv-torchx .venv-pcluster .venv-uv dist site
+	rm -rf .venv .venv-datasets .venv-newest .venv-ray .venv-resiliency .venv-torchx .venv-pcluster dist site
 
-# Reinstalled only when pyproject.toml changes: torch alone takes pip minutes.
-.venv/.train: pyproject.toml | python-venv
-	@echo "Installing the launcher and the training stack into .venv (a few minutes, once)"
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
+# What the demo needs, and what the tests need as well.
+.venv/.train .venv/.dev: .venv/.%: .ci/locks/%.txt pyproject.toml | python-venv
+	@.ci/environment $(PYTHON) .venv $< .
 	touch $@
 
-.venv-pcluster: tests/parallelcluster/requirements.txt | python-venv
-	@echo "Installing AWS ParallelCluster, and a stand-in for AWS, into .venv-pcluster"
-	$(PYTHON) -m venv --clear $@
-	$@/bin/pip install --quiet --disable-pip-version-check -r $<
+.venv-pcluster/.made: .ci/locks/pcluster.txt | python-venv
+	@.ci/environment $(PYTHON) .venv-pcluster $<
 	touch $@
+
+lock: | python-venv  ## Write .ci/locks: the newest packages that pyproject.toml allows
+	@.ci/lock "$$(.ci/uv $(PYTHON))"
 
 # The peer of `make bench-data`, in a separate environment so that it does not change ours.
 .venv-datasets/.made: | python-venv
@@ -218,12 +224,6 @@ clean:  ## Remove what make built
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --editable '.[gpu]' pytest pytest-xdist hypothesis lightning
 	touch $@
 
-.venv-uv/.made: | python-venv
-	@echo "Installing uv into .venv-uv"
-	$(PYTHON) -m venv --clear .venv-uv
-	.venv-uv/bin/pip install --quiet --disable-pip-version-check uv
-	touch $@
-
 # The peer of `make bench`.
 .venv-torchx/.made: | python-venv
 	@echo "Installing torchx into .venv-torchx"
@@ -231,62 +231,34 @@ clean:  ## Remove what make built
 	.venv-torchx/bin/pip install --quiet --disable-pip-version-check torchx
 	touch $@
 
-.venv-ray/.made: .venv/.train
+.venv-ray/.made: .venv/.dev
 	@echo "Installing Ray into .venv-ray"
 	$(call venv_on_train,.venv-ray)
 	.venv-ray/bin/pip install --quiet --disable-pip-version-check ray
 	touch $@
 
-.venv-resiliency/.made: .venv/.train
+.venv-resiliency/.made: .venv/.dev
 	@echo "Installing nvidia-resiliency-ext into .venv-resiliency"
 	$(call venv_on_train,.venv-resiliency)
 	.venv-resiliency/bin/pip install --quiet --disable-pip-version-check nvidia-resiliency-ext==0.4.1
 	touch $@
 
-.PHONY: python-venv shellcheck sandbox screens sshd compiler
+.PHONY: python-venv sandbox programs newer-slurm
 python-venv:
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
 	  exit 1
 	fi
-	$(PYTHON) -c 'import ensurepip' 2> /dev/null || $(call apt,python3-venv)
+	$(PYTHON) -c 'import ensurepip' 2> /dev/null || .ci/packages python3-venv
 
-shellcheck:
-	@command -v shellcheck > /dev/null || $(call apt,shellcheck)
-
-# Programs in which tests look at `report` and `top`.
-screens:
-	@command -v chromium > /dev/null && command -v tmux > /dev/null || $(call apt,chromium tmux)
-
-# The tests start sshd themselves, so a service that the package starts is stopped.
-sshd:
-	@PATH=$$PATH:/usr/sbin command -v sshd > /dev/null || {
-	  $(call apt,openssh-server)
-	  [ ! -d /run/systemd/system ] || systemctl disable --quiet --now ssh.service ssh.socket || true
-	}
-
-# Of tests/neuron_device.
-compiler:
-	@command -v g++ > /dev/null || $(call apt,g++)
-
-# The daemons are in /usr/sbin, which is not on every PATH.
 sandbox:
-	@for command in slurmctld slurmd srun munged slurmdbd mariadbd my_print_defaults ip nsenter podman catatonit; do
-	  if ! PATH=$$PATH:/usr/sbin command -v $$command > /dev/null; then
-	    $(call apt,$(SANDBOX))
-	    break
-	  fi
-	done
+	@.ci/packages $(SANDBOX)
+
+programs: python-venv
+	@.ci/packages $(TESTED)
 
 # Make an environment with the packages of .venv, of which torch is the largest.
 define venv_on_train
 $(PYTHON) -m venv --clear $(1)
 echo $(CURDIR)/.venv/lib/python*/site-packages > "$$(echo $(1)/lib/python*/site-packages)/train.pth"
-endef
-
-define apt
-{ echo "Installing $(1)"; sudo=; [ "$$(id -u)" -eq 0 ] || sudo='sudo -n'; \
-  { $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends $(1); } > /dev/null 2>&1 || \
-  { echo "error: please run: sudo apt-get install $(1)" >&2; exit 1; }; }
 endef

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from .processes import Done, run_process
 
 pytestmark = pytest.mark.installs
 ROOT = Path(__file__).parents[1]
-UV = ROOT / ".venv-uv/bin/uv"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PROFILE = """\
 instance_type: trn1.32xlarge
@@ -30,6 +30,12 @@ slurm: {{partition: compute}}
 """
 # Usage errors go through other code of click than the rest.
 WRONG = (("plan", "--nope"), ("plann",), ("status",), (), ("cluster",), ("plan", "gpt2_zer"))
+
+
+@cache
+def uv() -> str:
+    """Return the path of uv, which comes by pip where it is missing."""
+    return run_process([ROOT / ".ci/uv", sys.executable], cwd=ROOT).ok.strip()
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +102,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 def python_of(version: str) -> str:
     """Return a Python on PATH, pyenv's, Debian's or uv's own; skip the test if there is none."""
-    found = run_process([UV, "python", "find", "--no-python-downloads", version], env=os.environ)
+    found = run_process([uv(), "python", "find", "--no-python-downloads", version], env=os.environ)
     if found.code == 0:
         return found.out.strip()
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for path in (*pyenv, ROOT / f".make/python-{version}/usr/bin/python{version}"):
         if path.exists():
             return str(path)
-    fetched = run_process([UV, "python", "install", "--no-bin", version], env=os.environ)
+    fetched = run_process([uv(), "python", "install", "--no-bin", version], env=os.environ)
     if fetched.code:
         pytest.skip(f"no Python {version} here, and uv cannot fetch it")
     return python_of(version)
@@ -122,7 +128,7 @@ def test_an_installation(
          ROOT / "pyproject.toml"),
         ("pip", "install", "--python", there, "-r", pins, wheel),
     ):  # fmt: skip
-        done = run_process([UV, "--quiet", *words], env=os.environ)
+        done = run_process([uv(), "--quiet", *words], env=os.environ)
         assert done.code == 0, done
     assert "click==" in pins.read_text()
     launcher = Launcher([environment / "bin/trnslurm"], tmp_path / "place")

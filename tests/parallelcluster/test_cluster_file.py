@@ -21,7 +21,7 @@ PYTHON = Path(
 
 def validate(*files: Path) -> Done:
     if not PYTHON.exists():
-        pytest.fail(f"{PYTHON} does not exist: make .venv-pcluster", pytrace=False)
+        pytest.fail(f"{PYTHON} does not exist: make setup", pytrace=False)
     return run_process([PYTHON, Path(__file__).parent / "validate.py", *files])
 
 
