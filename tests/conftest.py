@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 import trnslurm
 from trnslurm.render import cached
 
+from . import durations, machine
 from .processes import Done, run_process
 from .stable_files import Stable
 from .toy_site import graphs as graphs
@@ -23,31 +24,6 @@ from .toy_site import site as site
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
-# The slowest files come first, so that no worker ends alone with one of them. Then come the other
-# files of the slowest directories: those that compute in turn with those that wait for Slurm.
-_SLOWEST = (
-    "sandbox/test_jobs_training.py",
-    "sandbox/test_jobs_attempts_end.py",
-    "local/test_finetuning.py",
-    "sandbox/test_tutorial.py",
-    "train/test_bert_job.py",
-    "sandbox/test_jobs_requeue.py",
-    "train/test_any_worker_count.py",
-    "faults/test_kills.py",
-    "train/test_mrpc_job.py",
-    "sandbox/test_jobs_resume.py",
-    "local/test_data.py",
-    "train/test_stopping.py",
-    "sandbox/test_jobs_scripts.py",
-    "train/test_strategies.py",
-    "faults/test_requests.py",
-    "train/test_watchdog.py",
-    "sandbox/test_jobs_chain.py",
-    "train/checkpoint/test_processes.py",
-    "local/test_local_runs.py",
-    "mirror/test_training.py",
-)
-_COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 
 
@@ -57,16 +33,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite tests/goldens and tests/stable, to be reviewed",
     )
+    parser.addoption("--record-durations", action="store_true", help="rewrite tests/durations.json")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Make ready for imports, for what tests start, and for a record of durations."""
+    gc.disable()  # until all is imported, which stays
+    undo_ignored_signals()
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder())
+
+
+def undo_ignored_signals() -> None:
     """Undo what nohup or a background job did to signals; processes that tests start inherit it.
 
     A signal that is inherited as ignored stays ignored in every process below, and bash cannot trap
     it. A handler, unlike SIG_IGN, becomes the default in a program that is started: so the tests
     themselves still outlive the terminal of `nohup make test`.
     """
-    gc.disable()  # until all is imported, which stays
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -76,19 +60,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slowest files, and alternate those that compute with those that wait.
+    """Begin with the files that take longest."""
+    durations.sort(items)
 
-    Files side by side, as `make test` runs them, then keep the processors busy.
-    """
-    here = Path(__file__).parent
-    directories = [item.path.relative_to(here).parts[0] for item in items]
-    turns: dict[Path, tuple[int, float]] = {}
-    for kind in (_COMPUTING, _WAITING):
-        files = [item.path for item, of in zip(items, directories, strict=True) if of in kind]
-        paths = list(dict.fromkeys(files))
-        turns |= {path: (0, place / len(paths)) for place, path in enumerate(paths)}
-    turns |= {here / file: (-1, float(place)) for place, file in enumerate(_SLOWEST)}
-    items.sort(key=lambda item: turns.get(item.path, (1, 0.0)))
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say what the machine was doing when a test failed."""
+    report = yield
+    if report.failed:
+        report.sections.append(("the machine at that time", machine.state()))
+    return report
 
 
 def pytest_collection_finish() -> None:

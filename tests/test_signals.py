@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = f"""
 import subprocess, sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests.conftest import pytest_configure
-pytest_configure()
+from tests.conftest import undo_ignored_signals
+undo_ignored_signals()
 print(open("/proc/self/status").read(), flush=True)
 subprocess.run(["cat", "/proc/self/status"])
 """
