@@ -199,6 +199,26 @@ def test_it_says_what_s3_says(server: Server, make_run: Callable[..., Run], home
     assert done.code == 3 and "has the copies of another run" in done.err
 
 
+def test_objects_of_others_stop_nothing(server: Server, make_run: Callable[..., Run]) -> None:
+    """S3's console makes an empty object for a folder."""
+    run = make_run()
+    run.save(10, 1000)
+    prefix = f"{run.path.parent.name}/{run.name}/"
+    others = {
+        "",
+        "checkpoints/",
+        "checkpoints/step-00000010/",
+        "checkpoints/.json",
+    }
+    for name in others | {"checkpoints/step-00000005/"}:
+        server.client().put_object(Bucket=BUCKET, Key=prefix + name, Body=b"")
+    assert run.mirror("send").code == 0 and run.why == ""
+    assert "step-00000010.json" in in_s3(server, run)
+    left = {key.removeprefix(prefix) for key in server.sizes() if key.startswith(prefix)}
+    assert others - left == {"checkpoints/step-00000010/"}
+    assert "checkpoints/step-00000005/" not in left  # a part of a copy, of a step that is gone
+
+
 def test_it_ends_with_its_attempt(server: Server, make_run: Callable[..., Run]) -> None:
     """Beside a training it copies what appears, and sends the rest when the training has ended."""
     run = make_run()

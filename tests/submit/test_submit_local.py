@@ -168,7 +168,7 @@ def test_second_run_waits_while_the_first_compiles(
     site, here, cli, run_cli, tmp_path: Path
 ) -> None:
     """Without Slurm there is no job to depend on: submit itself waits, and then looks again."""
-    here('[ "$TRNSLURM_PHASE" = precompile ] && while :; do sleep 0.1; done')
+    here('[ "$TRNSLURM_PHASE" = precompile ] && sleep inf')
     site.profile(
         "here", scheduler="local", instance_type="local", device="xla-cpu", workers_per_node=1,
         python=str(tmp_path / "a python"), slurm={},

@@ -175,10 +175,15 @@ def remove(store: Store, step: int) -> None:
 
 
 def strays(store: Store, run: RunFiles, copies: Mapping[int, object]) -> list[int]:
-    """Return the steps of which S3 has a part only, and the run nothing any more."""
+    """Return the steps of which S3 has only a part, and the run nothing.
+
+    Objects of others are left alone: S3's console makes an empty one, `checkpoints/`, for a folder
+    (docs.aws.amazon.com/AmazonS3/latest/userguide/using-folders.html).
+    """
     known = {*copies, *(one.step for one in on_disk(run))}
-    names = (PurePosixPath(name) for name in store.all_names(f"{CHECKPOINTS}/"))
-    steps = {step_of(name.parts[1].removesuffix(".json")) for name in names}
+    prefix = f"{CHECKPOINTS}/"
+    below = (name.removeprefix(prefix).partition("/")[0] for name in store.all_names(prefix))
+    steps = {step_of(name.removesuffix(".json")) for name in below}
     return sorted(step for step in steps if step is not None and step not in known)
 
 

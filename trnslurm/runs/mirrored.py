@@ -31,7 +31,9 @@ class Mirrored(Frozen):
             return f"nothing yet in {self.place}" + (f": {self.why}" if self.why else "")
         where = f"step {self.step} is in {self.place}" if self.step else f"nothing in {self.place}"
         if self.step >= self.newest:
-            return where
+            return (
+                f"{where}; since {self.since} nothing is copied: {self.why}" if self.why else where
+            )
         if self.why:
             return f"{where}, step {self.newest} is not, since {self.since}: {self.why}"
         if self.sending:
