@@ -14,6 +14,8 @@ NEWER_SLURM := .make/slurm-24.11
 NEWER_PYTHON := .make/python-3.14
 
 # Six files at once on two cores, because tests that wait for Slurm leave the cores idle.
+# pyproject.toml leaves out what has a target of its own.
+OWN_TARGET := faults or soak or matrix or fuzz or gpu or installs or ray
 PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 SHELL := /bin/bash
@@ -24,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures setup test test-all lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures setup test test-all lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check durations format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release releases clean
 
 help:  ## Show what can be made
@@ -43,20 +45,22 @@ docs: .venv/.dev  ## Make the site of the pages, site/index.html; a dead link is
 pictures: programs .venv/.dev  ## Remake docs/pictures/: run the commands, and record what they show
 	@$(BIN)/python docs/make/pictures.py
 
-test: setup  ## Check everything but what `make test-all` adds: a quarter of an hour with set-up
-	@$(MAKE) --no-print-directory check unit
+test: setup  ## Check in ten minutes: linters, types, all logic, one claim for each real part
+	@$(MAKE) --no-print-directory check
+	$(PYTEST)
 
-test-all: setup  ## Run the tests that `make test` leaves out: more of each real part, and what takes long
-	@$(PYTEST) -m 'rest and not ($(OWN_TARGETS))'
+# Together with `make test` it runs every test once.
+test-all: setup  ## Run the tests that `make test` leaves out: more of Slurm, training, S3, faults
+	@$(PYTEST) -m 'rest and not first and not ($(OWN_TARGET))'
+
+durations: setup  ## Run both, and record how long each file takes, which orders the files
+	@$(PYTEST) --record-durations -m 'not ($(OWN_TARGET))'
 
 check: .venv/.dev  ## Run linters and the type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	shellcheck .ci/environment .ci/lock .ci/packages .ci/run .ci/uv tests/*.sh tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
-
-unit: setup
-	@$(PYTEST)
 
 setup:  ## Install what the tests need
 	@$(MAKE) --no-print-directory -j 3 programs .venv/.dev .venv-pcluster/.made newer-slurm

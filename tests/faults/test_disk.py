@@ -12,6 +12,8 @@ from ..waiting import eventually
 from . import invariants
 from .trainings import INTERVAL, Training, submit
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.faults
 @pytest.mark.row(18, "no space left for checkpoints, for a while")

@@ -12,6 +12,8 @@ from ..waiting import eventually
 from . import invariants
 from .trainings import INTERVAL, submit
 
+pytestmark = pytest.mark.rest
+
 
 def step_of(checkpoint: Path) -> int:
     """The step in a name such as step-00000020.tmp-1."""

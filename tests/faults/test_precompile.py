@@ -11,6 +11,8 @@ from ..waiting import eventually
 from . import invariants
 from .trainings import WORKER, Training
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def prober(user):

@@ -10,6 +10,8 @@ from ..waiting import eventually
 from . import invariants
 from .trainings import INTERVAL, submit
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.row(5, "scontrol requeue")
 def test_requeue(user, control, row) -> None:

@@ -8,11 +8,14 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
 import yaml
 from tokenizers import Tokenizer, models
 
 from ..json_lines import read_lines
 from ..prepare.bucket import Bucket
+
+pytestmark = pytest.mark.rest
 
 STAND_INS = Path(__file__).parents[1] / "prepare" / "stand_ins"
 SMALL = ("gpt2_zero1", "--preset", "small", "--cluster", "local")

@@ -20,6 +20,8 @@ from trnslurm.rundir import RunFiles, write_json
 from ..json_lines import read_lines
 from ..processes import Done, run_process
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(directory.name for directory in (ROOT / "trnslurm/examples").iterdir())
 _WITH_RAY = pytest.param("ray", marks=pytest.mark.ray)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ..json_lines import read_lines
+
+pytestmark = pytest.mark.rest
 
 TINY = ("bert_mrpc", "--preset", "tiny", "--cluster", "local")
 PRETRAIN = ("bert_pretrain", "--preset", "tiny", "--cluster", "local")

@@ -11,6 +11,8 @@ import pytest
 
 from ..processes import run_process
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).parents[2]
 # Worker 1 hangs in the place that argv[1] names.
 HANG = """

@@ -18,6 +18,8 @@ from ..processes import Done, processes_with, run_process
 from ..waiting import eventually
 from ..webhook import SECRET, serving
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).parent.parent.parent
 MARK = "TRNSLURM_TEST_MARK"
 
@@ -128,6 +130,7 @@ def launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.first
 def test_a_run_completes_in_a_closed_environment(machine: Machine) -> None:
     """A secret of the submitting shell does not reach the job."""
     done = machine.run(*machine.submit("environment"))
@@ -234,6 +237,7 @@ def test_lost_when_everything_was_killed_at_once(
     assert "no sign of life since" in str(status["reason"])
 
 
+@pytest.mark.first
 def test_by_hand_with_plain_bash(machine: Machine) -> None:
     machine.run(
         *machine.command("render", "obedient", "--cluster", "local", "--nodes", "2",

@@ -14,6 +14,8 @@ import pytest
 
 from ..processes import run_process
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).parents[2]
 BATCH = ("--set", "batch.global_batch=8", "--set", "batch.micro_batch=2")
 GIVEN = ("--batch-size", "{micro_batch}", "--accum", "{accumulation}", "--out", "{checkpoints}")
@@ -73,6 +75,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+@pytest.mark.first
 def test_a_script_runs_as_it_is(project: Project) -> None:
     """With its package and its relative paths; what it writes stays with the run."""
     before = sorted(project.directory.rglob("*"))

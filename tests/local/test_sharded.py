@@ -9,6 +9,8 @@ import pytest
 
 from ..json_lines import read_lines
 
+pytestmark = pytest.mark.rest
+
 TINY = ("llama3_clm", "--cluster", "local", "--preset", "tiny")
 
 

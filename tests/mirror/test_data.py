@@ -20,6 +20,8 @@ from ..waiting import eventually
 from .server import BUCKET, Server
 from .test_mirror import MIB, SECONDS, contents, environ
 
+pytestmark = pytest.mark.rest
+
 KEPT = "finished work is kept, run again to resume"
 
 

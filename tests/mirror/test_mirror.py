@@ -20,6 +20,8 @@ from ..processes import Done, run_process
 from ..waiting import eventually
 from .server import BUCKET, Server
 
+pytestmark = pytest.mark.rest
+
 SECONDS = 600
 MIB = 1 << 20
 
@@ -91,6 +93,7 @@ def in_s3(server: Server, run: Run) -> set[str]:
     return {key.removeprefix(prefix) for key in server.sizes() if key.startswith(prefix)}
 
 
+@pytest.mark.first
 def test_a_copy_is_whole_or_it_does_not_exist(server: Server, make_run: Callable[..., Run]) -> None:
     """The copying is killed within a file; what had arrived is not sent again."""
     run = make_run()
@@ -199,6 +202,7 @@ def test_it_says_what_s3_says(server: Server, make_run: Callable[..., Run], home
     assert done.code == 3 and "has the copies of another run" in done.err
 
 
+@pytest.mark.first
 def test_objects_of_others_stop_nothing(server: Server, make_run: Callable[..., Run]) -> None:
     """S3's console makes an empty object for a folder."""
     run = make_run()

@@ -20,6 +20,8 @@ from ..processes import run_process
 from .server import BUCKET, Server
 from .test_mirror import environ
 
+pytestmark = pytest.mark.rest
+
 PLACE = f"s3://{BUCKET}/moved"
 RECIPE = """\
 steps: 30

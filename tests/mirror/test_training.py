@@ -14,6 +14,8 @@ from ..processes import Done
 from ..waiting import eventually
 from .server import BUCKET, Server
 
+pytestmark = pytest.mark.rest
+
 STEPS, EVERY = 300, 30
 TRAINING = (
     *("gpt2_zero1", "--cluster", "local", "--set", "device=cpu", "--set", f"steps={STEPS}"),

@@ -21,6 +21,8 @@ from ..processes import run_process
 from ..waiting import eventually
 from .test_cluster_file import CLUSTER, IMAGE, OF_P5, OF_TRN2, PYTHON
 
+pytestmark = pytest.mark.rest
+
 HERE = Path(__file__).parent
 ACCOUNT = HERE / "aws_account.py"
 GOOD = "Request would have succeeded, but DryRun flag is set."
@@ -100,6 +102,7 @@ BLOCK = (
 """What p5-4-nodes.yaml says of a capacity block."""
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("file", "changes"),
     [(CLUSTER, ()), (OF_TRN2, ()), (OF_P5, ()), (OF_P5, BLOCK), (OF_P5, [("p5", "p5en")])],

@@ -4,6 +4,8 @@ import pytest
 
 from .stopping import finished, go_on, started
 
+pytestmark = pytest.mark.rest
+
 SHARDS = "finished/*.hdf5"
 ALONE = ("--processes", 1)
 TOGETHER = ("--processes", 2, "--chunk-bytes", 10_000)

@@ -14,6 +14,8 @@ import pytest
 from .stopping import DEADLINE_S, PIECES_BEFORE, go_on, session, started, wait_for
 from .stopping import finished as finished_chunks
 
+pytestmark = pytest.mark.rest
+
 # Hundreds of chunks, so that a run is still at work when a busy machine gets to stopping it.
 CHUNK_BYTES = 10_000
 ALONE = ("--processes", 1)  # a run to the end that need not be stopped

@@ -18,6 +18,8 @@ import trnslurm
 from .conftest import home_of_user
 from .login import Login
 
+pytestmark = pytest.mark.rest
+
 SUBMIT = ("submit", "gpt2_zero1", "--nodes", "2", "--cluster", "far", "-y")
 
 
@@ -32,6 +34,7 @@ def bytes_below(directory: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.first
 def test_the_bytes_reviewed_here_run_there(login: Login, cli, fake_slurm, monkeypatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "not-this-one")
     monkeypatch.setenv("HF_TOKEN_OF_THIS_SHELL", "secret")

@@ -19,6 +19,8 @@ from ..processes import processes_with
 from ..waiting import eventually
 from .cluster import AT_ONCE, Sandbox, sandbox
 
+pytestmark = pytest.mark.rest
+
 UP = ("up", "--nodes", "1", "--python", sys.executable)
 NOT_UP = "sandbox sandbox is not up: `trnslurm sandbox up` starts it"
 
@@ -86,6 +88,7 @@ def leftovers() -> dict[str, object]:
     }  # fmt: skip
 
 
+@pytest.mark.first
 def test_down_leaves_nothing(tmp_path: Path) -> None:
     """Nor of a job that does not end when it is asked to, as in a hung collective."""
     before = leftovers()

@@ -18,6 +18,8 @@ from ..processes import processes_with
 from ..waiting import eventually
 from .cluster import AT_ONCE, Sandbox, line_of, sandbox_up
 
+pytestmark = pytest.mark.rest
+
 # Slurm's waits, cut short: a node is given up after 6 seconds of silence.
 FAST = ("SlurmdTimeout=6", "MessageTimeout=4", "KillWait=2", AT_ONCE)
 SETTINGS = [word for setting in FAST for word in ("--set", setting)]

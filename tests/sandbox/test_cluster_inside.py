@@ -16,6 +16,8 @@ from ..processes import Done, processes_with
 from ..waiting import eventually
 from .cluster import AT_ONCE, Sandbox, line_of, sandbox_up
 
+pytestmark = pytest.mark.rest
+
 ODD = """it's a "wëird" $(näme) `x`"""
 # Prints that it runs, and what ends it; for `python -c`.
 LOOP = """

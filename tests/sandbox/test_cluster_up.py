@@ -12,6 +12,8 @@ import pytest
 
 from .cluster import Sandbox, sandbox, sandbox_up
 
+pytestmark = pytest.mark.rest
+
 NAMES = [f"compute-dy-trn1-{n}" for n in (1, 2, 3, 4)]
 
 

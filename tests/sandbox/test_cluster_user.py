@@ -22,6 +22,8 @@ from ..processes import processes_with, run_process
 from ..waiting import eventually
 from .cluster import AT_ONCE, CHECKOUT, Sandbox
 
+pytestmark = pytest.mark.rest
+
 USER = "trnslurm-test"
 # What `trnslurm sandbox` imports besides the standard library.
 PACKAGES = ("click", "yaml")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ..processes import processes_with
 from ..waiting import eventually
 from .cluster import AT_ONCE, Sandbox, sandbox_up
+
+pytestmark = pytest.mark.rest
 
 
 def accounted(cluster: Sandbox, job: str) -> list[str]:

@@ -23,7 +23,10 @@ from ..remote.login import Login
 from ..waiting import eventually
 from .cluster import AT_ONCE, CHECKOUT, Sandbox
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+pytestmark = [
+    pytest.mark.rest,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users"),
+]
 
 # Says where it is; the runs that are not told to end are cancelled.
 SCRIPT = """\

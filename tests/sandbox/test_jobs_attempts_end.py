@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from ..waiting import eventually
+
+pytestmark = pytest.mark.rest
 
 
 def ends(run) -> list[str]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from ..json_lines import read_lines
 from ..waiting import eventually
+
+pytestmark = pytest.mark.rest
 
 MACHINE = sorted(os.sched_getaffinity(0))
 # What a shell inside another allocation may have; each would make the script's srun fail.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModel, BertForPreTraining
 
 from ..train.make_shards import make_shards
+
+pytestmark = pytest.mark.rest
 
 BERT = "bert_pretrain"
 

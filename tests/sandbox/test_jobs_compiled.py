@@ -6,10 +6,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.runs.run import RunDir
 
 from ..waiting import eventually
+
+pytestmark = pytest.mark.rest
 
 
 def phases(run) -> set[str]:

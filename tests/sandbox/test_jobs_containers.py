@@ -26,6 +26,8 @@ from ..processes import run_process
 from ..waiting import eventually
 from .jobs import Run, User
 
+pytestmark = pytest.mark.rest
+
 PROGRAMS = ["bash", "env", "cat", "date", "mkdir", "sleep", "touch", "uname"]
 PYTHON = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
 PATH_INSIDE = "/image/bin:/usr/bin:/bin"
@@ -193,6 +195,7 @@ def submit(
     return user._submit(str(write(user, text)), *options, "--time", "10", "--", *words)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("runtime", ["podman", "pyxis"])
 def test_the_nodes_part_of_a_job_runs_in_the_image(
     user: User, images: Images, runtime: str

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .jobs import Run
+
+pytestmark = pytest.mark.rest
 
 
 def prepare(user, *more: str) -> tuple[str, Run]:

@@ -16,6 +16,8 @@ import yaml
 
 from ..processes import run_process
 
+pytestmark = pytest.mark.rest
+
 BAD = 3
 """The node that the faults are put on."""
 

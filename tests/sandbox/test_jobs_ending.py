@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from ..json_lines import read_lines
 from ..waiting import eventually
+
+pytestmark = pytest.mark.rest
 
 
 def test_cancel_while_pending(user) -> None:

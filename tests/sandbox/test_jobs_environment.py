@@ -11,6 +11,8 @@ import pytest
 from ..processes import processes_with
 from .jobs import SITE
 
+pytestmark = pytest.mark.rest
+
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI-K7MDENG", "HF_TOKEN": "hf_QxZkWvUtSrQpOnMl"}
 # Each of these changes what plain sbatch and srun do, or what the job does.
 SHELL = {

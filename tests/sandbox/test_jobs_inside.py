@@ -13,6 +13,8 @@ from ..waiting import eventually
 from .cluster import line_of
 from .jobs import Run
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 def held(user) -> str:

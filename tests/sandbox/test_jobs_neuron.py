@@ -6,6 +6,8 @@ import pytest
 
 from ..waiting import eventually
 
+pytestmark = pytest.mark.rest
+
 # Behaviour of neuron_parallel_compile -> what becomes of the two phases. The last two exit with 0.
 OUTCOMES = {
     "ok": ("COMPLETED", "COMPLETED"),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+pytestmark = pytest.mark.rest
+
 
 def test_a_node_with_a_device_fewer_is_named(user) -> None:
     """Two nodes that fit train; with the other one the workers never start."""

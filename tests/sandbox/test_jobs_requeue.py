@@ -7,9 +7,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..json_lines import read_lines
 from ..processes import run_process
 from ..waiting import eventually
+
+pytestmark = pytest.mark.rest
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +64,7 @@ def test_two_runs_share_a_node(user) -> None:
         eventually(lambda run=run: user.sandbox.processes_of(run) == [], said=run.story)
 
 
+@pytest.mark.first
 def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
     """Slurm has lost them with its daemons of that node, and starts the job on it once more."""
     sandbox = user.sandbox

@@ -20,6 +20,8 @@ from ..processes import run_process
 from ..waiting import eventually
 from .jobs import Run, User
 
+pytestmark = pytest.mark.rest
+
 # Plain SGD: its losses show a gradient of the wrong size.
 QUICK = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0",
          "train.optimizer=sgd", "train.lr=0.05", "train.save_every=10", "steps=100")  # fmt: skip

@@ -13,6 +13,8 @@ from trnslurm.runs.run import RunDir
 from ..waiting import eventually
 from .jobs import Run, User
 
+pytestmark = pytest.mark.rest
+
 PROJECT = Path(__file__).parents[1] / "project"
 RANKS = """
 import os
@@ -61,6 +63,7 @@ def test_a_program_that_is_no_python(user: User, project: Path) -> None:
     assert (run.path / "work/said-1.txt").read_text() == "node 1 of 2: a b 4\n"
 
 
+@pytest.mark.first
 def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path) -> None:
     """It saves before it is requeued at its time limit. After a crash or a hang it starts again in
     its allocation, with what it saved.

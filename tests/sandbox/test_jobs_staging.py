@@ -7,7 +7,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from ..waiting import eventually
+
+pytestmark = pytest.mark.rest
 
 
 def test_a_job_and_its_next_attempt_run_from_copies(user) -> None:

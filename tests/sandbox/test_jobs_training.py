@@ -13,6 +13,8 @@ import pytest
 from ..waiting import eventually
 from .jobs import Run, User
 
+pytestmark = pytest.mark.rest
+
 # Compiling is most of the work here, and what is compiled runs for seconds.
 QUICK_COMPILER = (
     "env.XLA_FLAGS=--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"

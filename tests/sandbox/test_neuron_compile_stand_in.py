@@ -10,6 +10,8 @@ import pytest
 
 from .stand_ins import NOTICE, assert_waits
 
+pytestmark = pytest.mark.rest
+
 SAY_PID = "echo $$ > pid.new; mv pid.new pid"
 RUN_ON = f"{SAY_PID}; while :; do sleep 0.05; done"
 

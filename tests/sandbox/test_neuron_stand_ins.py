@@ -17,6 +17,8 @@ from trnslurm.sandbox.layout import Layout
 from ..processes import run_process
 from .stand_ins import NOTICE, SCRIPT, TRN1_32XL, assert_waits
 
+pytestmark = pytest.mark.rest
+
 CAPTURED = """
 +--------+--------+----------+--------+---------------+--------------+--------------+------+
 | NEURON | NEURON |  NEURON  | NEURON |   CONNECTED   |     PCI      |     CPU      | NUMA |
@@ -242,6 +244,7 @@ def test_fi_info_lists_two_endpoints_of_every_interface(stage):
     assert "libfabric: 1.22" in stage.run("fi_info", "--version")[1]
 
 
+@pytest.mark.first
 def test_every_behaviour_is_explained_and_tested():
     behaviours = runpy.run_path(str(SCRIPT))["BEHAVIOURS"]
     assert list(behaviours) == ["neuron_parallel_compile", "neuron-ls", "neuron-monitor", "fi_info"]

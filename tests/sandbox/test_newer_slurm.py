@@ -14,6 +14,8 @@ from ..waiting import eventually
 from .cluster import CHECKOUT
 from .jobs import JobSandbox, Run, User
 
+pytestmark = pytest.mark.rest
+
 PREFIX = CHECKOUT / ".make/slurm-24.11"
 
 
@@ -26,6 +28,7 @@ def sandbox(new_sandbox) -> Iterator[JobSandbox]:
         yield sandbox
 
 
+@pytest.mark.first
 def test_all_of_one_prefix(sandbox: JobSandbox) -> None:
     assert sandbox.state()["slurm"] == "24.11.5"
     assert sandbox.slurm("sbatch", "--version").ok == "slurm-wlm 24.11.5\n"
@@ -34,6 +37,7 @@ def test_all_of_one_prefix(sandbox: JobSandbox) -> None:
     assert sorted(names) == [sandbox.node_name(1), sandbox.node_name(2)]
 
 
+@pytest.mark.first
 def test_a_training_waits_for_its_precompile(user: User) -> None:
     run = user.submit("precompile=always", nodes=2)
     run.until("COMPLETED")

@@ -17,6 +17,8 @@ from trnslurm.slurm.snapshot import Snapshot
 from ..processes import Done
 from .jobs import JobSandbox, started_sandbox
 
+pytestmark = pytest.mark.rest
+
 # Two shapes of nodes, GPUs by type and as slices, one node drained, cores and memory for the
 # system, defaults and limits of memory, and a partition of one group.
 CONFIG = {

@@ -26,6 +26,8 @@ from ..processes import processes_with
 from ..waiting import eventually
 from .cluster import CHECKOUT
 
+pytestmark = pytest.mark.rest
+
 PAGE = CHECKOUT / "docs/tutorial.md"
 BOUND_S = 600
 STEPS = {"page": "500", "here": "40"}

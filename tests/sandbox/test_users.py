@@ -27,7 +27,10 @@ from ..waiting import eventually
 from .cluster import AT_ONCE, CHECKOUT, Sandbox
 from .jobs import SITE
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+pytestmark = [
+    pytest.mark.rest,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users"),
+]
 
 PAGE = CHECKOUT / "docs/security.md"
 WAITS = ("--set", "train.wait=true")

@@ -21,6 +21,8 @@ from .launches import Launches, Scenario, assert_bitwise, assert_same, assert_sa
 from .make_shards import make_shards
 from .measures import import_job
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "bert_pretrain"
 SIZES = [37, 5, 22]
 STEPS = 10  # of 8 samples: into the second pass over all 64

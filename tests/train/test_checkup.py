@@ -13,6 +13,8 @@ from trnslurm.train.environment import read_environment
 
 from .conftest import make_environment, run_workers
 
+pytestmark = pytest.mark.rest
+
 WORKER = Path(__file__).with_name("checkup_worker.py")
 
 

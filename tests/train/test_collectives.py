@@ -10,6 +10,8 @@ import pytest
 from .conftest import JOBS, REPO, run_workers, strategy_of, tiny_plan
 from .make_shards import make_shards
 
+pytestmark = pytest.mark.rest
+
 WORKER = REPO / "tests/train/collectives_worker.py"
 WORKERS, UNITS = 4, 2
 COUNTED_STEPS = 10  # from one report to the next, as train.log_every

@@ -25,6 +25,8 @@ from trnslurm.rundir import RunFiles, read_json, write_json
 from ..waiting import eventually
 from .conftest import run_workers
 
+pytestmark = pytest.mark.rest
+
 WORKER = Path(__file__).with_name("ddp_worker.py")
 
 

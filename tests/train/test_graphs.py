@@ -9,6 +9,8 @@ import pytest
 from .conftest import JOB
 from .launches import Launches, Scenario
 
+pytestmark = pytest.mark.rest
+
 WORKERS = 2
 # The bias corrections of these betas become exactly 1.0 within ten steps; 0.999 takes 16628.
 QUICK = {
@@ -43,6 +45,7 @@ def launches(tmp_path_factory):
     return launches
 
 
+@pytest.mark.first
 def test_the_trial_compiles_and_leaves_no_numbers(launches):
     assert not (launches.directory / "trial" / "metrics.jsonl").exists()
     output = launches.outputs[0]
@@ -50,6 +53,7 @@ def test_the_trial_compiles_and_leaves_no_numbers(launches):
     assert "losses above are invalid" in output
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training_compiles_nothing_that_the_trial_did_not_see(launches, name):
     launches.assert_trial_saw_every_graph("trial", name)

@@ -36,6 +36,8 @@ from trnslurm.train.sharded.tensor import TensorParallel
 from .conftest import JOBS, lone_device
 from .measures import import_job, optimizer_settings
 
+pytestmark = pytest.mark.rest
+
 # GPT-2's gelu_new is one operation in our job, too.
 # Where nothing is dropped, PyTorch's attention on the CPU keeps no weights either, as on a GPU.
 GPT2 = {

@@ -28,6 +28,8 @@ from .launches import (
 )
 from .measures import import_job
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "bert_mrpc"
 SMALL_DATA = ("--tokenizer=train:512", "--seq-len=32")
 STEPS = 9  # of 8 samples: into the second pass over all 64

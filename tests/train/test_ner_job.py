@@ -19,6 +19,8 @@ from .conftest import JOBS, lone_device, prepare_data, tiny_plan
 from .launches import Launches, Scenario, assert_same, assert_samples
 from .measures import import_job
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "bert_ner"
 STEPS = 6
 NAMES = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]

@@ -18,6 +18,8 @@ from trnslurm.rundir import RunFiles, write_json
 from ..json_lines import read_lines
 from .conftest import REPO, run_workers
 
+pytestmark = pytest.mark.rest
+
 EXAMPLES = REPO / "trnslurm/examples"
 STEPS = 12
 TRAINER = (

@@ -16,6 +16,8 @@ from .conftest import run_workers
 from .measures import optimizer_settings
 from .precision_worker import LR, OPTIMIZER_PRECISIONS, STEPS, train
 
+pytestmark = pytest.mark.rest
+
 WORKER = Path(__file__).with_name("precision_worker.py")
 BF16, FP32 = "torch.bfloat16", "torch.float32"
 

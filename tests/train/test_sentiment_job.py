@@ -21,6 +21,8 @@ from .conftest import JOBS, lone_device, prepare_data, tiny_plan
 from .launches import Launches, Scenario, assert_same, assert_samples
 from .measures import import_job
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "bert_sentiment"
 LABELS = ["negative", "neutral", "positive"]
 STEPS = 10

@@ -12,6 +12,8 @@ from . import launches
 from .conftest import JOBS, tiny_plan
 from .launches import Launches, Scenario
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "llama3_clm"
 TEXT = JOB / "text.txt"
 STRATEGIES = [name for name in DEVICES if name != "tensor"]  # that has its own file

@@ -14,6 +14,8 @@ from .conftest import JOBS, tiny_plan
 from .launches import Launches, Scenario
 from .test_strategies import EVALUATED, assert_same, train_alone
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "llama3_clm"
 TEXT = JOB / "text.txt"
 STEPS = 8

@@ -23,6 +23,8 @@ from . import launches
 from .conftest import JOBS, REPO, prepare_data, run_workers
 from .launches import Launches, Scenario, assert_same
 
+pytestmark = pytest.mark.rest
+
 STAND_IN = REPO / "tests/neuron_device"
 # Other kernels than cpu's may take sums in another order.
 TOLERANCE = 1e-6

@@ -21,6 +21,8 @@ from ..conftest import JOBS, tiny_plan
 from ..make_shards import make_shards
 from ..measures import import_job
 
+pytestmark = pytest.mark.rest
+
 JOB = JOBS / "bert_pretrain"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "lamp", "##s"]
 
