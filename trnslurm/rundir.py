@@ -30,6 +30,7 @@ NODE_SCRIPT = "node.sh"
 NOTIFY = "notify.json"
 CAPS = "caps.json"
 MIRROR = "mirror.json"
+CODE = "code"
 CHECKPOINTS = "checkpoints"
 OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
@@ -122,7 +123,7 @@ class RunFiles(Frozen, kw_only=False):
     @property
     def code(self) -> Path:
         """The code that the nodes run."""
-        return self.path / "code"
+        return self.path / CODE
 
     def script(self, phase: str) -> Path:
         """Return the phase's batch script, whichever scheduler it was rendered for."""
@@ -534,15 +535,49 @@ def newer_format(told: Mapping[str, Any], known: int) -> str:
     return ""
 
 
-def write_json(file: Path, data: Any) -> None:
-    """Replace a JSON file atomically, so that no reader sees a part of it."""
+def umask_of(directory: Path) -> int:
+    """Return the umask that gives new files the permissions of the directory that they are in.
+
+    Only the owner may write: whoever writes run.json or the code decides what its owner runs.
+    """
+    return 0o022 | 0o077 & ~directory.stat().st_mode
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory with the permissions of its parent (`umask_of`), unless it exists."""
+    mode = 0o777 & ~umask_of(directory.parent)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=mode)
+        made = directory.stat().st_mode
+        if made & 0o777 != mode:  # the shell's umask took more
+            directory.chmod(mode | made & stat.S_ISGID)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory and its missing parents, for this user alone, unless it exists.
+
+    So does https://specifications.freedesktop.org/basedir-spec for the user's directories. With
+    `parents` mkdir makes the parents as the shell's umask says.
+    """
+    if not directory.is_dir():
+        make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Replace a file atomically; it gets the permissions of its directory (`umask_of`)."""
     with _written(file, data) as temporary:
         temporary.replace(file)
 
 
+def write_json(file: Path, data: Any) -> None:
+    """Replace a JSON file as `write_file` does."""
+    write_file(file, _json(data))
+
+
 def write_json_once(file: Path, data: Any) -> bool:
     """Write a JSON file atomically unless the file exists; return whether it was written."""
-    with _written(file, data) as temporary:
+    with _written(file, _json(data)) as temporary:
         try:
             file.hardlink_to(temporary)
         except FileExistsError:
@@ -613,12 +648,21 @@ def _parse(text: bytes) -> dict[str, Any]:
     return data
 
 
+def _json(data: Any) -> bytes:
+    return f"{json.dumps(data, indent=2)}\n".encode()
+
+
 @contextlib.contextmanager
-def _written(file: Path, data: Any) -> Iterator[Path]:
+def _written(file: Path, data: bytes) -> Iterator[Path]:
     """Write the data to a hidden file next to `file`, which the block then renames."""
     temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}")
+    mode = 0o666 & ~umask_of(file.parent)
     try:
-        temporary.write_text(f"{json.dumps(data, indent=2)}\n", encoding="utf-8")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as stream:
+            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != mode:
+                os.fchmod(stream.fileno(), mode)
+            stream.write(data)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)

@@ -228,6 +228,12 @@ def _(town: Town) -> None:
 @tried("change it: its files, its state, a stop file for its workers")
 def _(town: Town) -> None:
     run = town.started["open"]
+    for umask in (0o000, 0o002, 0o077):
+        for words in (("note", run, "text"), ("keep", run), ("stacks", run), ("exec", run, "--",
+                      sys.executable, "-c", f"open('{run}/by-hand', 'w')")):  # fmt: skip
+            assert town.trnslurm("alice", *words, umask=umask).code == 0
+        assert modes(run) == {0o750, 0o640}
+    assert not [*run.rglob("__pycache__")]
     names = ("state/stop-train-1.json", "state/heartbeat", "metrics.jsonl", "go", "run.json")
     places = " ".join(str(run / name) for name in names)
     script = f"for f in {places}; do (: >> $f) && exit 3; done; mv {run} {run}x || rm -r {run}"

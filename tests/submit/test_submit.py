@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import subprocess
 import time
 from pathlib import Path
-
-import pytest
 
 from trnslurm.runs.run import RunDir
 
@@ -84,17 +81,6 @@ def test_nothing_of_submitit_is_left(site, fake_slurm, cli, monkeypatch, tmp_pat
     }  # fmt: skip
     leftovers = [f for f in site.run().path.rglob("*") if "submi" in f.name or f.suffix == ".pkl"]
     assert leftovers == []
-
-
-@pytest.mark.parametrize(("readable", "mode"), [(False, 0o700), (True, 0o750)])
-def test_run_directories_are_private(site, fake_slurm, cli, readable: bool, mode: int) -> None:
-    site.profile(group_readable=readable)
-    before = os.umask(0o002)
-    try:
-        assert cli(*GPT2).code == 0
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(site.run().path.stat().st_mode) == mode
 
 
 def test_the_source_is_recorded_down_to_uncommitted_changes(site, fake_slurm, cli) -> None:

@@ -23,7 +23,6 @@ from trnslurm.config.load import origins_of_cluster, resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import SlurmError, TrnslurmError
-from trnslurm.rundir import write_json
 from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus
@@ -133,7 +132,8 @@ def _write_report(
         quoted = re.escape(json.dumps(name)[1:-1])
         text = re.sub(rf"(?<![\w-]){quoted}(?![\w-])", names[name], text)
     try:
-        write_json(file, json.loads(_ADDRESS.sub("ADDRESS", text)))
+        whole = json.loads(_ADDRESS.sub("ADDRESS", text))
+        file.write_text(f"{json.dumps(whole, indent=2)}\n", encoding="utf-8")
     except OSError as error:
         raise TrnslurmError(f"{file}: {error.strerror}") from None
     say(f"Wrote {file}: no environment, host, user or directory is named in it")

@@ -21,6 +21,7 @@ from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
 from trnslurm.config.software import device_of
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
+from trnslurm.rundir import make_private, write_file
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
 from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
@@ -213,11 +214,11 @@ def write_profile(name: str, text: str, warning: str) -> None:
     if target.exists():
         raise ConfigError(f"{target} already exists: remove it, or pass --name")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        make_private(target.parent)
+        write_file(target, text.encode())
         chosen = not settings.exists()
         if chosen:
-            settings.write_text(f"cluster: {target.stem}\n", encoding="utf-8")
+            write_file(settings, f"cluster: {target.stem}\n".encode())
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     now = f"; {target.stem} is now the default cluster, by {settings}" if chosen else ""

@@ -99,6 +99,7 @@ def update_claim(claim: Claim, holder: Holder) -> None:
     """Replace the contents of a claim's file."""
     partial = claim.path.with_name(f".{claim.path.name}")
     try:
+        partial.touch(mode=0o600)  # before it has the mode of the claim
         partial.write_text(json.dumps(_written(holder)), encoding="utf-8")
         partial.chmod(claim.path.stat().st_mode)
         partial.rename(claim.path)

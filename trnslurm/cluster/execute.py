@@ -19,6 +19,7 @@ from trnslurm.node.stacks import joined
 from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
+from trnslurm.rundir import umask_of
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import PhaseStatus
 from trnslurm.runs.run import Record, RunDir
@@ -92,13 +93,13 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
     if record.scheduler == "local":
-        return _attached(command, cwd=str(run.path))
+        return _attached(run, command, cwd=str(run.path))
     hosts = phase.hosts.split(",")
     if node >= len(hosts) or not hosts[node]:
         raise RunError(f"{run.name} has not recorded its nodes yet: try again")
     argv = _step_words(run, record, phase, [hosts[node]])
     argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    return _attached([*argv, *command], path=search_path("", record.bin_dir))
+    return _attached(run, [*argv, *command], path=search_path("", record.bin_dir))
 
 
 def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
@@ -119,7 +120,8 @@ def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
             errors="replace",
             timeout=_STACKS_S,
             check=False,
-            env=without_overrides(os.environ),
+            umask=umask_of(run.path),
+            env=_environment(),
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"{run.name}: its nodes did not answer in {_STACKS_S:g} s") from None
@@ -157,12 +159,20 @@ def _step_words(run: RunDir, record: Record, phase: PhaseStatus, hosts: Sequence
     ]
 
 
-def _attached(argv: Sequence[str], cwd: str | None = None, path: str = "") -> int:
-    environment = without_overrides(os.environ)
+def _environment() -> dict[str, str]:
+    """Return the environment of a process in a run, in which no import writes into code/."""
+    return without_overrides(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _attached(run: RunDir, argv: Sequence[str], cwd: str | None = None, path: str = "") -> int:
+    environment = _environment()
     if path:  # the node's commands, such as neuron-top, before this shell's
         environment["PATH"] = f"{path}:{environment.get('PATH', '')}"
     try:
-        return subprocess.run(list(argv), cwd=cwd, env=environment, check=False).returncode
+        done = subprocess.run(
+            list(argv), cwd=cwd, env=environment, umask=umask_of(run.path), check=False
+        )
+        return done.returncode
     except OSError as error:
         raise RunError(f"{argv[0]}: {error.strerror}") from None
 

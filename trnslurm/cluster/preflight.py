@@ -22,6 +22,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.render.bundle import Bundle, package_files
 from trnslurm.render.directives import gpu_option, memory_option
+from trnslurm.rundir import make_private
 from trnslurm.runs.root import check_run_root
 from trnslurm.runs.run import NodeFitness, RunDir
 from trnslurm.slurm.commands import Slurm, without_overrides
@@ -60,7 +61,7 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     root = check_run_root(Path(cluster.run_root))
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(root)
         directory = Path(tempfile.mkdtemp(dir=root, prefix=".doctor-"))
     except OSError as error:
         raise RunError(f"run root {root}: {error.strerror}") from None

@@ -161,7 +161,7 @@ def run_python(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            umask=0o027 if cluster.group_readable else 0o077,  # as in the batch scripts
+            umask=cluster.umask,  # as in the batch scripts
             process_group=0,  # so that only we pass on Ctrl-C, once
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )

@@ -174,6 +174,11 @@ class Cluster(Frozen):
     instance_types: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of the catalog of instance types, and new types."""
 
+    @property
+    def umask(self) -> int:
+        """The umask of all that writes into runs and prepared data."""
+        return 0o027 if self.group_readable else 0o077
+
     def expand(self, path: str) -> str:
         """Return a path with ~ expanded as jobs of the cluster expand it.
 

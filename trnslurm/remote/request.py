@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trnslurm.errors import RemoteError
 from trnslurm.remote.ssh import Place
-from trnslurm.rundir import read_json, write_json
+from trnslurm.rundir import make_private, read_json, write_file, write_json
 from trnslurm.runs.find import state_home
 from trnslurm.runs.run import own_process, process_alive
 
@@ -47,9 +47,9 @@ def keep(request: Request, process: str | None = None) -> None:
     """Record a request, and the process that waits for its end; empty: none."""
     directory = _folder() / request.token
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         if request.parcel is not None:
-            (directory / "parcel").write_bytes(request.parcel)
+            write_file(directory / "parcel", request.parcel)
         facts = {k: v for k, v in asdict(request).items() if k != "parcel"}
         facts |= {"time": time.time(), "process": own_process() if process is None else process}
         write_json(directory / "request.json", facts)

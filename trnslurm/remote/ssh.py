@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trnslurm.errors import ConnectionLostError, RemoteError
 from trnslurm.remote import receive
-from trnslurm.rundir import is_private
+from trnslurm.rundir import is_private, make_private
 from trnslurm.runs.find import state_home
 from trnslurm.runs.foreign import printable
 
@@ -181,7 +181,7 @@ def _sockets() -> str:
     if len(str(directory)) + 41 > _SOCKET_MAX:
         return ""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
     except OSError:
         return ""
     # ssh expands percent signs.

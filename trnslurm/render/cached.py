@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.rundir import read_file
+from trnslurm.rundir import make_private, read_file, write_file
 
 _MOST = 64  # results; the oldest are removed
 _DIGEST_BYTES = 32
@@ -35,7 +35,7 @@ def cached(program: str, made_of: Sequence[str | bytes], compute: Callable[[], b
             return data[_DIGEST_BYTES:]
     result = compute()
     with contextlib.suppress(OSError):
-        _write(file, hashlib.sha256(result).digest() + result)
+        write_file(file, hashlib.sha256(result).digest() + result)
         for old in sorted(directory.iterdir(), key=lambda f: f.stat().st_mtime)[:-_MOST]:
             old.unlink()
     return result
@@ -56,17 +56,8 @@ def own_directory() -> Path:
     directory = place / "trnslurm/rendering"
     if not directory.is_absolute():
         raise FileNotFoundError(directory)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(directory)
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{directory} is open to others")
     return directory
-
-
-def _write(file: Path, data: bytes) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)

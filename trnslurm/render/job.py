@@ -492,7 +492,7 @@ def _common_values(config: Config) -> dict[str, Any]:
     neuron = known is None or known.device in ON_TRAINIUM
     return {
         "version": __version__,
-        "umask": "027" if cluster.group_readable else "077",
+        "umask": f"{cluster.umask:03o}",
         "path": search_path(cluster.python, cluster.slurm.bin_dir, neuron=neuron),
         "activate": cluster.activate,
         "python": cluster.python,

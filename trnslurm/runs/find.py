@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trnslurm.errors import RunError
-from trnslurm.rundir import RECORD, read_file
+from trnslurm.rundir import RECORD, make_private, read_file
 from trnslurm.runs.foreign import is_ours
 from trnslurm.runs.run import RunDir
 
@@ -122,7 +122,7 @@ def remember_root(root: Path) -> None:
     if root in known_roots():
         return
     try:
-        state_home().mkdir(parents=True, exist_ok=True)
+        make_private(state_home())
         with (state_home() / "run-roots").open("a", encoding="utf-8") as file:
             file.write(f"{root}\n")
     except OSError:

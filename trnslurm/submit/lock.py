@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next, update_claim
 from trnslurm.errors import NotYetError, RunError
+from trnslurm.rundir import make_directory
 from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import RunDir, own_process, process_alive
 
@@ -25,7 +26,7 @@ _WRITING_S = 30  # a claim is written at once; an older version left an empty on
 def lock_run(run: RunDir) -> Iterator[None]:
     """Keep other processes from submitting the run; raise if another process is submitting it."""
     try:
-        run.turns.mkdir(exist_ok=True)
+        make_directory(run.turns)
         newest = newest_in(run.turns, prefix="")
         if newest and (holder := _submitting(newest)):
             raise NotYetError(f"{run.name} is being submitted by {holder}: look at its status")

@@ -26,7 +26,7 @@ from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
-from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN
+from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN, make_directory
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
@@ -170,7 +170,7 @@ def adopt_files(run: RunDir) -> None:
     for file in sorted(f for f in run.files_aside.rglob("*") if f.is_file()):
         name = str(file.relative_to(run.files_aside))
         if wanted.get(name) == hashlib.sha256(file.read_bytes()).hexdigest():
-            (run.path / name).parent.mkdir(exist_ok=True)
+            make_directory((run.path / name).parent)
             file.replace(run.path / name)
     # Of node counts that the range no longer has.
     for place in run.path.glob(OF_COUNT.format("*")):

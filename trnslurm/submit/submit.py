@@ -237,7 +237,7 @@ class _Start:
 def privacy_of(job: Job) -> Iterator[None]:
     """Set the umask that the profile demands, and restore the shell's umask."""
     with _ONE_THREAD:
-        umask = os.umask(0o027 if job.profile.group_readable else 0o077)
+        umask = os.umask(job.profile.umask)
         try:
             yield
         finally:
