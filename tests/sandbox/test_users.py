@@ -241,6 +241,22 @@ def _(town: Town) -> None:
     assert town.trnslurm("alice", "status", run).ok.startswith(f"{run.name}: RUNNING")
 
 
+@tried("change what an older version left writable for him, so that her commands run it")
+def _(town: Town) -> None:
+    run = town.started["open"]
+    pyc = run / "code/trnslurm/__pycache__/frozen.pyc"
+    for file, words in ((run / "run.json", ("status", run)), (pyc.parent, ("stacks", run))):
+        script = f"mkdir -p {pyc.parent}; chmod g+w {file}"
+        assert town.shell("alice", script).code == 0
+        assert town.shell("bob", f"echo >> {run}/run.json || touch {pyc}").code == 0
+        said = town.trnslurm("alice", *words).error
+        assert said.startswith(f"users other than its owner can write to {file}")
+        assert town.shell("alice", f"chmod g-w {file}").code == 0
+    assert f"{pyc} belongs to bob" in town.trnslurm("alice", "stacks", run).error
+    assert town.shell("alice", f"rm -r {pyc.parent}").code == 0
+    assert town.trnslurm("alice", "stacks", run).code == 0
+
+
 @tried("`cancel`, `resume`, `export` or `exec` it")
 def _(town: Town) -> None:
     run = town.started["open"]

@@ -97,6 +97,48 @@ def test_run_that_others_can_write_to(make_run, fake_slurm, cli, mode: int, comm
     assert fake_slurm.calls() == []
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "resume", "note", "keep"])
+def test_record_that_others_can_write(make_run, fake_slurm, cli, command: str) -> None:
+    """As older versions left it. A directory that others cannot enter closes all its files."""
+    run = make_run(bin_dir="/evil")
+    run.record_file.chmod(0o666)
+    assert cli("status", run.path).code == 0
+    run.path.chmod(0o750)
+    error = cli(command, run.path).error
+    assert error == (
+        f"users other than its owner can write to {run.record_file}: look at its contents, then "
+        f"chmod -R go-w {run.path}"
+    )
+    assert "can write to" in cli("runs").err
+    run.record_file.chmod(0o642)  # by users who cannot enter the directory
+    assert cli("status", run.path).code == 0
+
+
+CODE = {
+    "code/trnslurm/__pycache__/frozen.cpython-311.pyc": 0o664, "code/trnslurm/__pycache__": 0o775,
+    "train.sbatch": 0o660, "config.yaml": 0o660, "nodes-3/train.sbatch": 0o660, "work": 0o770,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", CODE)
+@pytest.mark.parametrize("command", ["resume", "exec", "stacks", "export"])
+def test_code_that_others_can_write(make_run, fake_slurm, cli, command: str, place: str) -> None:
+    run = make_run(states={"precompile": [{"state": "FAILED", "exit_code": 1}]})
+    path = run.path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("") if path.suffix else path.mkdir()
+    path.chmod(CODE[place])
+    assert "can write to" not in cli(command, run.path).error  # it is in a private directory
+    run.path.chmod(0o750)
+    fake_slurm.forget_calls()
+    assert f"can write to {path}: look at" in cli(command, run.path).error
+    assert fake_slurm.calls() == []
+    path.chmod(0o750)
+    if os.getuid() == 0:
+        os.chown(path, NOBODY, NOBODY)
+        assert f"{path} belongs to nobody, but the run to root" in cli(command, run.path).error
+
+
 @root_only
 def test_run_root_of_another(site, fake_slurm, cli) -> None:
     site.recipe()

@@ -20,7 +20,7 @@ from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
 from trnslurm.rundir import umask_of
-from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.phase import PhaseStatus
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
@@ -89,6 +89,7 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     """
     command = command or ("/bin/bash", "-c", _SHELL, "bash", str(run.path), run.name)
     refuse_foreign(run.path, "run a command in")
+    refuse_writable_code(run.path)
     record, phase = _running(run, "exec")
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
@@ -105,6 +106,7 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
 def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
     """Return what each worker of a running job does, in the order of their ranks."""
     refuse_foreign(run.path, "ask the workers of")
+    refuse_writable_code(run.path)
     record, phase = _running(run, "stacks")
     argv = ["/bin/bash", "-c", _ASK_STACKS, "bash", str(run.path), phase.phase, str(phase.attempt)]
     if record.scheduler == "slurm":

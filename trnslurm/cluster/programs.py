@@ -18,7 +18,7 @@ from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import plan_data
 from trnslurm.rundir import PLAN, RunFiles, read_json
-from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.run import RunDir
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -62,6 +62,7 @@ def export(
     The script prints to the terminal, or to `streams` instead of stdout and stderr.
     """
     refuse_foreign(run.path, "export")
+    refuse_writable_code(run.path)
     record = run.record()
     if run.project_file.exists():
         raise RunError(f"{run.name}: {_saved_by_script(run)}")

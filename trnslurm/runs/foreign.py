@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trnslurm.errors import ConfigError, RunError
+from trnslurm.rundir import CODE, OF_COUNT
 
 T = TypeVar("T")
 
@@ -33,13 +34,36 @@ def refuse_foreign(path: Path, verb: str) -> None:
         raise RunError(f"every user can write to {path}: look at its contents, then chmod o-w it")
 
 
-def refuse_writable(directory: Path) -> None:
-    """Refuse a directory that users other than its owner can write to."""
-    if directory.stat().st_mode & _OTHERS:
-        raise RunError(
-            f"users other than its owner can write to {directory}: look at its contents, then "
-            "chmod go-w it"
-        )
+def refuse_writable(run: Path, *files: Path) -> None:
+    """Refuse a run, or files of it, if users other than its owner could have written them."""
+    about = run.stat()
+    # The permissions of a file matter only to those who can enter the run's directory.
+    entering = (about.st_mode & (stat.S_IXGRP | stat.S_IXOTH)) << 1
+    for path, status, others in (
+        (run, about, _OTHERS),
+        *((file, file.lstat(), entering) for file in files),
+    ):
+        if status.st_mode & others and not stat.S_ISLNK(status.st_mode):
+            raise RunError(
+                f"users other than its owner can write to {path}: look at its contents, then "
+                f"chmod {'-R ' if files else ''}go-w {run if files else 'it'}"
+            )
+        if status.st_uid not in (0, about.st_uid):
+            raise RunError(
+                f"{path} belongs to {_user_name(status.st_uid)}, but the run to "
+                f"{_user_name(about.st_uid)}: look at its contents, then delete it"
+            )
+
+
+def refuse_writable_code(run: Path) -> None:
+    """Refuse a run if users other than its owner could have written its scripts or its code.
+
+    Python takes bytecode for its source if only the source's size and time in it are right:
+    https://docs.python.org/3/reference/import.html#cached-bytecode-invalidation.
+    """
+    trees = [run / CODE, *run.glob(OF_COUNT.format("*"))]
+    below = [file for tree in trees for file in tree.rglob("*")]
+    refuse_writable(run, *run.iterdir(), *below)
 
 
 def commands_of(directory: str | None, run: Path) -> str | None:

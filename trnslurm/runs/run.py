@@ -181,7 +181,7 @@ class RunDir(RunFiles, kw_only=False):
             _refuse_newer(self.name, told)
             record = read_fields(Record, told)
             _check_record(record)
-            refuse_writable(self.path)
+            refuse_writable(self.path, self.record_file)
             return replace(record, bin_dir=commands_of(record.bin_dir, self.path))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run directory: it has no {RECORD}") from None

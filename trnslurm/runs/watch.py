@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
-from trnslurm.runs.foreign import is_ours
+from trnslurm.runs.foreign import is_ours, refuse_writable
 from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status
@@ -120,6 +120,7 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
     notify, event = read_notify(run), EVENT_OF.get(status.state, "")
     if not notify or event not in notify.events or not is_ours(run.path):
         return
+    refuse_writable(run.path, run.notify_file)
     ended = next((p for p in status.phases if p.state != "COMPLETED"), status.phases[-1])
     told = run.told_file(ended.phase, ended.attempt, event)
     with contextlib.suppress(OSError):  # the node writes the end state, then notifies

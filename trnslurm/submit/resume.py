@@ -19,7 +19,7 @@ from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.caps import Caps
 from trnslurm.rundir import PREPARE, changed_at
-from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import STOP_AT, RunStatus, reports_nothing, run_status, statuses_of
@@ -158,6 +158,7 @@ def _with_waiting(run: RunDir) -> Iterator[RunDir]:
     next_run: RunDir | None = run
     while next_run:
         refuse_foreign(next_run.path, "resume")
+        refuse_writable_code(next_run.path)
         record = next_run.record()
         if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
             return  # it started from an earlier result of this run
