@@ -130,6 +130,21 @@ def test_checkpoints_alone(ended, cli, stable) -> None:
     assert cli("rm", "1-a", "--checkpoints", "--yes").out == "Nothing to remove\n"
 
 
+def test_nothing_is_removed_through_a_link(ended, cli, tmp_path) -> None:
+    """Neither checkpoints that lie elsewhere, nor a run by another path."""
+    run = ended("1-a", 1.0)
+    (link := tmp_path / "link").symlink_to(run.path)
+    said = cli("rm", link, "--yes").error
+    assert said == f"{link} is a link: name the run itself, {run.path}"
+    far = run.checkpoints.rename(tmp_path / "far")
+    run.checkpoints.symlink_to(far)
+    done = cli("rm", "1-a", "--checkpoints", "--yes")
+    step = f"{far}/step-00000001"
+    assert (done.code, done.out) == (0, "Nothing to remove\n")
+    assert done.err == f"1-a: {step} stays: it is not in the run directory\n"
+    assert Path(step, "weights").exists() and run.record()
+
+
 def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     """Removed only where nothing else is: not beside the project's files, nor behind a link."""
     run = ended("1-a", size=0)

@@ -32,6 +32,8 @@ class Removable(Frozen):
 def refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
     """Refuse to remove a run that is protected, may still run, or is needed by another run."""
     refuse_foreign(Path(status.path), "remove")
+    if (path := Path(status.path)).is_symlink():  # its target would lose its record, and stay
+        raise RunError(f"{path} is a link: name the run itself, {path.readlink()}")
     if status.kept:
         raise RunError(f"{status.run} is protected: trnslurm keep --undo {status.run}")
     if not status.final or status.mend == f"trnslurm cancel {status.run}":
@@ -73,7 +75,7 @@ def checkpoints_of(run: RunDir) -> list[Path]:
     if work in place.parents and work.resolve() in place.resolve().parents:
         of_project = (run.code / "project" / place.relative_to(work)).exists()
         found += [] if of_project else [place.resolve()]
-    return [directory for directory in found if directory.is_dir()]
+    return [place for place in found if place.is_dir() and not place.is_symlink()]
 
 
 def left_over(run: RunDir) -> str:
