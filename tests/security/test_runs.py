@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from trnslurm.config.values import _SECRET_TEXT
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir
 
@@ -199,6 +200,33 @@ def test_secrets_are_refused(site, fake_slurm, cli, setting: str, words: str) ->
     assert f"{words} looks like a secret" in error or words in error
     assert "file of mode 0600" in error and CANARY not in error
     assert not site.run_root.exists()
+
+
+A36, HEX = "a1B2" * 9, "0a1b" * 16
+TOKENS = (
+    f"hf_{A36}", f"api_org_{A36}", f"wandb_v1_{A36}_{A36}", f"nvapi-{A36}-{A36}", f"sk-proj-{A36}",
+    f"gsk_{A36}{A36}", f"xai-{A36}{A36}", f"r8_{A36}", "AKIA0123456789ABCDEF", f"AIza{A36[:35]}",
+    f"GOCSPX-{A36}", f"ya29.{A36}", f"ghr_{A36}", f"github_pat_{A36[:22]}_{A36}",
+    f"glpat-{A36[:20]}", f"glrt-{A36}", "xoxb-1234567890-1234567890123-abcdefghij",
+    f"xoxe.xoxp-1-{A36}", f"xapp-1-A0{A36}", f"npm_{A36}", f"pypi-AgEIcHlwaS5vcmc{A36}",
+    f"dckr_pat_{A36}", f"sk_live_{A36}", f"SG.{A36}.{A36}", f"dop_v1_{HEX}", f"dapi{HEX[:32]}",
+    f"hvs.{A36}", f"glsa_{A36}", f"tskey-auth-k{A36}", f"AGE-SECRET-KEY-1{'QPZRY9' * 9}2TVD",
+    f"Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{A36}", f"https://oauth2:{A36}@host/x.git",
+)  # fmt: skip
+HARMLESS = (
+    "hf_transfer", "api_org_chart", "wandb_v1_offline", "sk-learn-1.5", "r8_quantized_weights",
+    "github_pat_rotation_notes", "xoxb-like", "npm_config_cache", "pypi-mirror.example.com/simple",
+    "eyJ.and.eyJ", "glpat-less", "dapi-proxy.example.com:8080", "SG.small", "hvs.cluster",
+    "nvcr.io/nvidia/pytorch:24.10-py3", f"sha256:{HEX}", HEX[:40], "arn:aws:iam::1234:role/x",
+    "s3://akia-bucket/AKIA/ghp_/eyJhbGciOiJIUzI1", "xai-" + "-".join(["corporation"] * 6),
+    "task-parallel-training-of-a-very-long-name-without-end", "https://host/x?key=1", A36 * 3,
+)  # fmt: skip
+
+
+def test_tokens_are_known_by_their_beginnings() -> None:
+    """Under any name; nothing that only begins like one is refused."""
+    found = {text for text in (*TOKENS, *HARMLESS) if _SECRET_TEXT.search(f"--key={text} x")}
+    assert found == {*TOKENS}
 
 
 def test_paths_of_secrets_are_not(site, fake_slurm, cli) -> None:

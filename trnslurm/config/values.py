@@ -20,9 +20,20 @@ _SECRET = (
 )
 _PATH_OF_SECRET = r"(?i)\w+_(FILE|PATH|DIR)"
 _SWITCH = r"(?i)[0-9]{1,7}|true|false|yes|no|on|off|"
-# Tokens that are recognized by their first characters, in any text.
+# Tokens that are recognized by their first characters, in any text. Most of these beginnings are
+# rules of https://github.com/gitleaks/gitleaks/blob/009e025ad410/config/gitleaks.toml, too.
 _SECRET_TEXT = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[opsu]_[A-Za-z0-9]{30,}|sk-[\w-]{30,})"
+    r"\b(hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{30,}|wandb_v1_\w{30,}|nvapi-[\w-]{40,}"
+    r"|sk-[\w-]{30,}|gsk_[A-Za-z0-9]{40,}|xai-\w{60,}|r8_[A-Za-z0-9]{30,}"
+    r"|(AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}|AIza[\w-]{35}|GOCSPX-[\w-]{24,}|ya29\.[\w-]{30,}"
+    r"|gh[oprsu]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
+    r"|gl(agent|cbt|dt|ffct|ft|imt|oas|pat|ptt|rt|soat)-[\w.-]{20,}"
+    r"|xox[abeoprs]-[\w-]{20,}|xapp-\d-[\w-]{20,}"
+    r"|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{40,}|dckr_[op]at_[\w-]{20,}"
+    r"|[rs]k_(live|prod|test)_[A-Za-z0-9]{16,}|SG\.[\w-]{20,}\.[\w-]{20,}"
+    r"|do[opr]_v1_[0-9a-f]{64}|dapi[0-9a-f]{32}|hv[bs]\.[\w-]{24,}|gl(c|sa)_\w{32,}"
+    r"|tskey-[a-z]+-[\w-]{20,}|AGE-SECRET-KEY-1[A-Z0-9]{58}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.)"  # a JSON Web Token
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     # URLs that let anyone write to a channel, and URLs with a password.
     r"|\bhooks\.slack(-gov)?\.com/(services|workflows|triggers)/\w"
