@@ -660,8 +660,9 @@ def _written(file: Path, data: bytes) -> Iterator[Path]:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, mode), "wb") as stream:
-            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != mode:
-                os.fchmod(stream.fileno(), mode)
+            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != mode:  # the umask took more
+                with contextlib.suppress(OSError):  # a file system without modes
+                    os.fchmod(stream.fileno(), mode)
             stream.write(data)
         yield temporary
     finally:

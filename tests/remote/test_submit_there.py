@@ -348,7 +348,8 @@ def test_a_command_on_a_node(login: Login, cli, fake_slurm, capfd) -> None:
     assert done.code == 0, done
     (call,) = fake_slurm.calls("srun")
     assert call.arguments[-3:] == ["echo", "a b", "$HOME"]
-    assert not [name for name in call.environ if name.startswith("PYTHON")]
+    own = [name for name in call.environ if name.startswith("PYTHON")]
+    assert own == ["PYTHONDONTWRITEBYTECODE"]
 
 
 def test_other_logins(login: Login, cli, path_without_slurm: str) -> None:
