@@ -6,6 +6,14 @@ import sys
 
 from trnslurm.train.settings import OptimizerSettings
 
+# Of a Llama, for each way in which a group of workers divides parameters, and has copies.
+FROZEN = (
+    "model.embed_tokens.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.layers.0.self_attn.k_proj.weight",
+    "model.layers.0.self_attn.o_proj.weight",
+)
+
 
 def import_job(path):
     spec = importlib.util.spec_from_file_location("job", path)

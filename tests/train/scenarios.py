@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from measures import cache_misses, import_job, state_bytes, use_cache
+from measures import FROZEN, cache_misses, import_job, state_bytes, use_cache
 
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.open import open_device
@@ -200,6 +200,21 @@ def average_left_in(job):
 
 
 @contextmanager
+def frozen(job):
+    """A Llama of which some parameters are not trained."""
+    real = job.make_model
+
+    def changed(config):
+        model = real(config)
+        for name in FROZEN:
+            model.get_parameter(name).requires_grad_(False)
+        return model
+
+    with mock.patch.object(job, "make_model", changed):
+        yield
+
+
+@contextmanager
 def without_trainers_own(job):
     """Nothing of Hugging Face's Trainer and accelerate that AWS's tutorial has to work around."""
     from accelerate import Accelerator
@@ -225,6 +240,7 @@ CHANGES = {
         padding_counts,
         stock_adamw,
         average_left_in,
+        frozen,
         without_trainers_own,
     )
 }

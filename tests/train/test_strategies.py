@@ -1,16 +1,23 @@
 """The strategies against one process without any: losses, gradient norms, checkpoints, memory."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trnslurm.plan.sharding import DEVICES
+from trnslurm.rundir import checkpoints_in
+from trnslurm.train.checkpoint.manifest import verify
+from trnslurm.train.checkpoint.reading import read_parameters
 from trnslurm.train.data.text import open_text
 from trnslurm.train.sharded.values import new_values
 
 from . import launches
 from .conftest import JOBS, tiny_plan
 from .launches import Launches, Scenario
+from .measures import FROZEN
 
 pytestmark = pytest.mark.rest
 
@@ -45,6 +52,10 @@ PLACES = [
 ]  # fmt: skip
 
 
+def handed_on(strategy, **stop):
+    return Scenario("handed-on", of(strategy, SAVED | stop), change="frozen")
+
+
 def of(strategy, changes):
     return changes | {"train__strategy": strategy}
 
@@ -67,7 +78,7 @@ def trainings(tmp_path_factory):
         *(make(2, name) for make in (sgd, decay) for name in ("fsdp", "deepspeed")),
         *(Scenario(f"bf16-{name}", of(name, BF16)) for name in ("fsdp", "deepspeed")),
         Scenario("averaged", of("fsdp", SGD | FEW), change="average_left_in"),
-        Scenario("handed-on", of("fsdp", ADAMW | {"train__save_every": 2} | FEW)),
+        Scenario("handed-on", of("fsdp", ADAMW | {"train__save_every": 2} | FEW), change="frozen"),
         device="cpu",
     )
     made.launch(
@@ -75,17 +86,13 @@ def trainings(tmp_path_factory):
         sgd(2, "xla_fsdp"),
         decay(2, "xla_fsdp"),
         Scenario("bf16-xla_fsdp", of("xla_fsdp", BF16)),
-        Scenario("handed-on", of("xla_fsdp", SAVED | {"train__stop_at": 4})),
+        handed_on("xla_fsdp", train__stop_at=4),
     )
-    made.launch(
-        1,
-        Scenario("handed-on", of("deepspeed", SAVED | {"train__stop_at": 6})),
-        device="cpu",
-    )
+    made.launch(1, handed_on("deepspeed", train__stop_at=6), device="cpu")
     made.launch(
         3,
         *(sgd(3, name) for name in ("fsdp", "deepspeed")),
-        Scenario("handed-on", of("fsdp", SAVED)),
+        handed_on("fsdp"),
         device="cpu",
     )
     return made
@@ -96,23 +103,29 @@ def single_process():
     """Train in this process, as a tutorial would: PyTorch's own, the whole batch at once."""
     done = {}
 
-    def train(**changes):
-        key = repr(changes)
+    def train(frozen=(), **changes):
+        key = repr((frozen, changes))
         if key not in done:
-            done[key] = train_alone(tiny_plan("cpu", 1, 1, job=JOB, data=str(TEXT), **changes))
+            plan = tiny_plan("cpu", 1, 1, job=JOB, data=str(TEXT), **changes)
+            done[key] = train_alone(plan, frozen)
         return done[key]
 
     return train
 
 
-def train_alone(plan):
+def first_values(model, plan):
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return new_values(shapes, seed=plan["seed"], std=model.config.initializer_range)
+
+
+def train_alone(plan, frozen=()):
     settings, size = plan["train"], plan["batch"]["global_batch"]
     model = LlamaForCausalLM(LlamaConfig(**plan["model"], attn_implementation="eager"))
     named = dict(model.named_parameters())
-    shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
-    first = new_values(shapes, seed=plan["seed"], std=model.config.initializer_range)
+    first = first_values(model, plan)
     with torch.no_grad():
         for name, parameter in named.items():
+            parameter.requires_grad_(name not in frozen)
             parameter.copy_(first(name, "parameter", range(len(parameter))))
     optimizer = optimizer_of(named.values(), settings)
     open_split = {"seq_len": plan["seq_len"], "seed": plan["seed"]}
@@ -145,6 +158,20 @@ def optimizer_of(parameters, settings):
         return torch.optim.SGD(groups, lr=settings["lr"])
     betas = (settings["beta1"], settings["beta2"])
     return torch.optim.AdamW(groups, lr=settings["lr"], betas=betas, eps=settings["eps"])
+
+
+def assert_frozen(trainings):
+    """The parameters that are not trained are, bit for bit, as they were made."""
+    [last, *_] = checkpoints_in(trainings.directory / "handed-on" / "checkpoints")
+    manifest = verify(last)
+    plan = json.loads((trainings.directory / "handed-on" / "plan.json").read_text())
+    with torch.device("meta"):
+        first = first_values(LlamaForCausalLM(LlamaConfig(**plan["model"])), plan)
+    assert manifest.frozen == sorted(FROZEN)
+    for name, found in read_parameters(last, manifest).items():
+        assert torch.equal(found, first(name, "parameter", range(len(found)))) == (name in FROZEN)
+    kept = load_file(next(last.glob("rank-00000-*"))).keys()
+    assert {key for key in kept if key.endswith(FROZEN)} == {f"parameter/{one}" for one in FROZEN}
 
 
 def assert_same(outcome, alone, tolerance=1e-3):
@@ -181,7 +208,8 @@ def test_each_strategy_goes_on_from_what_another_one_saved(trainings, single_pro
     outcome = trainings.outcome("handed-on")
 
     assert [line["attempt"] for line in outcome.metrics] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert_same(outcome, single_process(**ADAMW), 1e-4)
+    assert_same(outcome, single_process(FROZEN, **ADAMW), 1e-4)
+    assert_frozen(trainings)
     outputs = "".join(trainings.outputs)
     for step, was in ((2, "2 workers (cpu)"), (4, "2 workers (xla-cpu)"), (6, "1 workers (cpu)")):
         assert f"resuming from step-{step:08d}, written by {was}" in outputs

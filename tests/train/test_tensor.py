@@ -12,7 +12,8 @@ from trnslurm.train.devices.groups import _buckets
 from . import launches
 from .conftest import JOBS, tiny_plan
 from .launches import Launches, Scenario
-from .test_strategies import EVALUATED, assert_same, train_alone
+from .measures import FROZEN
+from .test_strategies import EVALUATED, assert_frozen, assert_same, train_alone
 
 pytestmark = pytest.mark.rest
 
@@ -38,7 +39,9 @@ FSDP = SAVED | {"train__strategy": "fsdp"}
 
 
 def in_groups(size, name, changes, **stop):
-    return Scenario(name, changes | stop, strategy={"workers": size})
+    # What is handed on has parameters that are not trained, too.
+    change = "frozen" if name == "handed-on" else "nothing"
+    return Scenario(name, changes | stop, change=change, strategy={"workers": size})
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def trainings(tmp_path_factory):
     made.launch(
         3,
         in_groups(1, "sgd-1x3", SGD),
-        Scenario("handed-on", FSDP | {"train__stop_at": 2}),
+        Scenario("handed-on", FSDP | {"train__stop_at": 2}, change="frozen"),
         device="cpu",
     )
     made.launch(
@@ -76,10 +79,11 @@ def single_process():
     """Train in this process, with transformers' model and PyTorch's optimizer."""
     done = {}
 
-    def train(changes):
-        key = repr(changes)
+    def train(changes, frozen=()):
+        key = repr((changes, frozen))
         if key not in done:
-            done[key] = train_alone(tiny_plan("cpu", 1, 1, job=JOB, data=str(TEXT), **changes))
+            plan = tiny_plan("cpu", 1, 1, job=JOB, data=str(TEXT), **changes)
+            done[key] = train_alone(plan, frozen)
         return done[key]
 
     return train
@@ -106,7 +110,8 @@ def test_resumed_with_groups_of_another_size_it_is_the_same_training(trainings, 
     outcome = trainings.outcome("handed-on")
 
     assert [line["attempt"] for line in outcome.metrics] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert_same(outcome, single_process(ADAMW | SMALL), 1e-5)
+    assert_same(outcome, single_process(ADAMW | SMALL, FROZEN), 1e-5)
+    assert_frozen(trainings)
     for step, was in ((2, "3 workers (cpu)"), (4, "4 workers (cpu)"), (6, "4 workers (xla-cpu)")):
         said = f"resuming from step-{step:08d}, written by {was}"
         assert said in "".join(trainings.outputs)

@@ -1,6 +1,6 @@
 """Checkpoints in one process: the workers are objects that share a store, the files are real."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from ..measures import optimizer_settings
 
 
 class Model(nn.Module):
-    """Shapes that divide by no number of workers, a scalar, and a tied weight."""
+    """Shapes that divide by no number of workers, a scalar, a tied weight, and buffers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -31,12 +31,14 @@ class Model(nn.Module):
         self.head = nn.Linear(width, 7, bias=False)
         self.head.weight = self.embed.weight
         self.scale = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("own", torch.rand(3), persistent=False)
 
 
 class Team:
     """All workers of one attempt; what training would do is set by hand."""
 
-    names = ("embed.weight", "linear.weight", "linear.bias", "scale")
+    names = ("embed.weight", "linear.weight", "linear.bias", "scale", "seen")
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class Team:
         optimizer: str = "adamw",
         precision: str = "fp32_copy",
         facts: dict[str, Any] | None = None,
+        frozen: Sequence[str] = (),
         **options: Any,
     ) -> None:
         policy = CheckpointPolicy(**options)
@@ -73,7 +76,9 @@ class Team:
             )
             model = Model(width).to(dtype)
             self.models.append(model)
-            named = model.named_parameters()
+            for name in frozen:
+                model.get_parameter(name).requires_grad_(False)
+            named: Any = model.state_dict(keep_vars=True).items()
             self.optimizers.append(make_optimizer(settings, device, named, **how))
             self.checkpoints.append(
                 Checkpoints(device, plan, environment, policy, store=store, facts=facts)
@@ -83,6 +88,8 @@ class Team:
         """What a tensor shall be after a step."""
         seed = hash((self.names.index(name), len(kind), step)) % 2**31
         shape = self.optimizers[0].whole_shapes()[name]
+        if name == "seen":
+            return torch.tensor(step)
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
     def train_to(self, step: int) -> None:
@@ -133,6 +140,10 @@ class Team:
                 *optimizer._base.state[holder].items(),
             ]
             if kind != "step"
+        ) and all(
+            torch.equal(tensor, self.value(name, "parameter", step).to(tensor.dtype))
+            for optimizer in self.optimizers
+            for name, tensor in optimizer._spec.frozen.items()
         )
 
     def steps(self) -> list[int]:

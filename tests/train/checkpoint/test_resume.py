@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
 
+from .conftest import Team
+
 
 @pytest.mark.parametrize("readers", [1, 2, 3, 8])
 @pytest.mark.parametrize("writers", [1, 4, 8])
@@ -110,3 +112,53 @@ def test_another_batch_is_refused_and_other_settings_are_noted(team, capsys):
     capsys.readouterr()
     assert team(plan={"steps": 99}).resume() == 1
     assert "note: steps was 10, is 99" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_parameters_are_saved_in_their_type_and_read_back(team, dtype):
+    frozen = ("embed.weight", "scale")
+    writers = team(4, dtype=dtype, frozen=frozen)
+    writers.save(5)
+
+    saved = load_file(writers.file(5, rank=0))
+    assert {key for key in saved if key.endswith(frozen)} == {f"parameter/{one}" for one in frozen}
+    assert saved["parameter/embed.weight"].dtype == dtype
+    # Each new model has values of its own.
+    again = team(3, dtype=dtype, frozen=frozen)
+    assert again.resume() == 5
+    assert again.holds(5)
+    assert again.models[0].head.weight is again.models[0].embed.weight
+    assert all(model.scale.grad is None for model in again.models)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd"}, {"save_optimizer": False}])
+def test_frozen_in_the_middle_it_continues_and_back_only_without_moments(team, options, capsys):
+    team(2, **options).save(3)
+    frozen = team(3, frozen=["embed.weight"], **options)
+    capsys.readouterr()
+    assert frozen.resume() == 3
+    weight = frozen.models[2].embed.weight
+    assert torch.equal(weight, frozen.value("embed.weight", "parameter", 3))
+    assert "note: now frozen: embed.weight" in capsys.readouterr().out
+    frozen.save(4)
+
+    thawed = team(2, **options)
+    if options:
+        assert thawed.resume() == 4
+        assert "note: now trained again: embed.weight" in capsys.readouterr().out
+    else:
+        with pytest.raises(
+            TrainError, match=r"step-00000004 has no optimizer state of embed\.weight"
+        ):
+            thawed.resume()
+
+
+def test_nothing_to_train_and_frozen_too_late_are_refused(team):
+    with pytest.raises(TrainError, match="every parameter of the model is frozen"):
+        team(frozen=[name for name in Team.names if name != "seen"])
+    late = team(1)
+    late.models[0].linear.requires_grad_(False)
+    with pytest.raises(
+        TrainError, match=r"^linear\.weight, linear\.bias: requires_grad was changed"
+    ):
+        late.optimizers[0].begin()

@@ -13,6 +13,8 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, read_section
 
 NAME = "manifest.json"
+# How many names of each kind an error has.
+NAMED = 4
 # hashlib lets other threads run; no disk feeds more threads than these.
 HASH_THREADS = 8
 
@@ -41,6 +43,8 @@ class CheckpointManifest:
     kinds: list[str]
     shapes: dict[str, Any]
     """Of every parameter, by name."""
+    frozen: list[str] = field(default_factory=list)
+    """The parameters that were not trained, and have no optimizer state."""
     files: dict[str, Any]
     """Each file's bytes and sha256."""
     score: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +67,8 @@ class CheckpointManifest:
             values = json.loads(content)
             checksum = values.pop("sha256")
             intact = checksum == _checksum(values)
-            values.setdefault("score", {})  # earlier versions wrote none
+            for key, none in (("score", {}), ("frozen", [])):  # earlier versions wrote neither
+                values.setdefault(key, none)
         except (ValueError, KeyError, AttributeError, TypeError):
             values, intact = {}, False
         if not intact:
@@ -165,6 +170,12 @@ def _as_read(values: dict[str, Any]) -> dict[str, Any]:
     """Return values as they are read from JSON, which has no tuples."""
     read: dict[str, Any] = json.loads(json.dumps(values))
     return read
+
+
+def shorten(words: list[str]) -> list[str]:
+    """Return the first words, and how many more there are."""
+    more = len(words) - NAMED
+    return [*words[:NAMED], f"and {more} more"] if more > 0 else words
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

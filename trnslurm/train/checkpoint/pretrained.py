@@ -16,13 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from trnslurm.rundir import CHECKPOINTS, checkpoint_name
-from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint, shorten
 from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
-
-# How many mismatches of each kind an error names.
-NAMED = 4
 
 PRETRAINING_HEADS = ("cls.", "lm_head.", "vocab_", "predictions.", "sop_classifier.")
 """Prefixes of the parameters that only pretraining needs: BERT's, RoBERTa's, and so on."""
@@ -120,18 +117,13 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
     return [
         *_list("missing", [name for name in wanted if name not in found]),
         *_list("not in the model", [name for name in found if name not in known]),
-        *_shorten(shapes),
-        *_shorten(values),
+        *shorten(shapes),
+        *shorten(values),
     ]
 
 
 def _list(what: str, names: list[str]) -> list[str]:
-    return [f"{what}: {', '.join(_shorten(names))}"] if names else []
-
-
-def _shorten(words: list[str]) -> list[str]:
-    more = len(words) - NAMED
-    return [*words[:NAMED], f"and {more} more"] if more > 0 else words
+    return [f"{what}: {', '.join(shorten(names))}"] if names else []
 
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """What is trained, as a job steps it and as checkpoints save it: rows of named tensors."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,19 +39,38 @@ class TrainingState(ABC):
     _device: Device
     _shapes: dict[str, tuple[int, ...]]
     """The shape of every parameter, by name."""
+    _frozen: frozenset[str]
+    """The parameters that are saved but not trained."""
     _kinds: tuple[str, ...]
-    """The state that the optimizer keeps for each parameter."""
+    """The state that the optimizer keeps for each parameter that is trained."""
     _base: torch.optim.Optimizer
     """PyTorch's optimizer inside."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of tensors that the state has for each parameter: parameter, exp_avg, …."""
+        """The kinds of tensors that a trained parameter has in the state: parameter, exp_avg, …."""
         return ("parameter", *self._kinds)
+
+    def kinds_of(self, name: str) -> tuple[str, ...]:
+        """Return the kinds of tensors that a parameter has in the state."""
+        return ("parameter",) if name in self._frozen else self.kinds
+
+    @property
+    def frozen(self) -> list[str]:
+        """The parameters that are saved but not trained."""
+        return sorted(self._frozen)
+
+    @property
+    def num_frozen(self) -> int:
+        """The number of values in frozen parameters."""
+        return sum(math.prod(self._shapes[name]) for name in self._frozen)
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter, by name."""
         return dict(self._shapes)
+
+    def begin(self) -> None:  # noqa: B027 - not all of them need it
+        """Check what must not have changed since the state was made."""
 
     def begin_last_unit(self) -> None:  # noqa: B027 - not all of them use it
         """Note that a step's last gradients come next: their sums may be sent early."""

@@ -27,6 +27,13 @@ _DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    # Of buffers.
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 
 
@@ -83,7 +90,8 @@ class HostMemory:
             tensor = shard.tensor
             if tensor.device.type == "xla":
                 # Cut here and not on the device, where it would be a graph.
-                tensor = tensor.cpu()[shard.start : shard.start + len(shard.rows)]
+                tensor = tensor.cpu().reshape(tensor.shape or (1,))
+                tensor = tensor[shard.start : shard.start + len(shard.rows)]
             target = data[start:end].view(tensor.dtype).view(entry["shape"])
             target.copy_(tensor, non_blocking=on_cuda)
         if on_cuda:

@@ -65,8 +65,27 @@ class Device(ABC):
     """Whether torch.compile is used."""
     compiler: str = "inductor"
     """The backend of torch.compile."""
-    checkpoint: Callable[..., Any]
-    """Run a function, and run it again in the backward pass instead of storing its activations."""
+
+    def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a layer, and run it again in the backward pass instead of storing its activations.
+
+        Reentrant recomputation asks the inputs alone whether there is a backward pass. After frozen
+        embeddings they require no gradient, and the layer, and all before the last, would not be
+        trained (PyTorch 2.9, torch/utils/checkpoint.py: "Gradients will be None").
+        """
+        inputs = [each for each in args if isinstance(each, Tensor)]
+        if torch.is_grad_enabled() and not any(each.requires_grad for each in inputs):
+            # transformers gives a method of the layer, with its options; our Llama the layer.
+            method = getattr(function, "func", function)
+            layer: Any = getattr(method, "__self__", method)
+            if not any(each.requires_grad for each in layer.parameters()):
+                return function(*args)
+            args = (args[0].detach().requires_grad_(), *args[1:])  # what flows from layer to layer
+        return self._recompute(function, *args)
+
+    @abstractmethod
+    def _recompute(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function, and run it again in the backward pass."""
 
     def put(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device."""

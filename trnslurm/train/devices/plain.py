@@ -68,8 +68,7 @@ class TorchDevice(Device):
         self.world = dist.get_world_size()
         self.local_world = environment.local_world
 
-    @staticmethod
-    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    def _recompute(self, function: Callable[..., Any], *args: Any) -> Any:
         """Recompute in the backward pass, with the random state of the forward pass."""
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
 

@@ -46,8 +46,7 @@ class XlaDevice(Device):
         self.local_world = environment.local_world
         self.torch_device = torch_xla.device()
 
-    @staticmethod
-    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    def _recompute(self, function: Callable[..., Any], *args: Any) -> Any:
         """Recompute in the backward pass; PyTorch's own version fails on XLA tensors."""
         return torch_xla.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
 

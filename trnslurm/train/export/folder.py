@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from trnslurm.rundir import RunFiles, checkpoint_name, checkpoints_in, export_name, step_of
 from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.manifest import CheckpointManifest
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
 from trnslurm.train.data.text import END_OF_TEXT, read_token_index
@@ -186,11 +186,23 @@ def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointM
 
 
 def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: torch.dtype) -> None:
-    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    every = dict(model.named_parameters(remove_duplicate=False))
+    buffers = {name: each for name, each in model.state_dict().items() if name not in every}
+    wanted = dict(model.named_parameters()) | buffers
+    shapes = {name: list(tensor.shape) for name, tensor in wanted.items()}
     if shapes != manifest.shapes:
+        missing = [name for name in shapes if name not in manifest.shapes]
+        if {**shapes, **manifest.shapes} == shapes:
+            raise TrainError(
+                f"{checkpoint} lacks {', '.join(shorten(missing))}: train.py gave them not to "
+                "make_optimizer, which takes frozen parameters and buffers too"
+            )
         raise TrainError(f"{checkpoint} is not of the model in plan.json")
-    parameters = read_parameters(checkpoint, manifest)
-    converted = {name: parameter.to(dtype) for name, parameter in parameters.items()}
+    tensors = read_parameters(checkpoint, manifest)
+    converted = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
     # Not strict, because only one of two tied parameters was saved.
     model.load_state_dict(converted, strict=False, assign=True)
     model.tie_weights()

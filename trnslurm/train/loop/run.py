@@ -102,7 +102,10 @@ class TrainingRun:
             return
         plan, settings = self.plan, self.settings
         origin = settings.init_from or "new"
-        model = f"{num_parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}"
+        number = self.optimizer.num_frozen
+        frozen = f" ({number:,} of them frozen)" if number else ""
+        model = f"{num_parameters:,} parameters{frozen}, {origin}, {plan.precision}, "
+        model += settings.optimizer
         epochs = "1 epoch" if self._epochs == 1 else f"{self._epochs:,} epochs"
         lines = {"model": model, **lines, "steps": f"{self.total:,} of {each} each, {epochs}"}
         told = [f"  {label:<7} {line}" for label, line in lines.items()]
@@ -114,6 +117,7 @@ class TrainingRun:
         # torch_xla orders a graph's results by their age.
         self._sums = self.device.put(torch.zeros(self._parts))
         self._units = 0  # of the step so far
+        self.optimizer.begin()
         done = self._checkpoints.resume(self.optimizer)
         last = (self.settings.stop_at or self.total) if self.trains else PRECOMPILE_STEPS
         steps = range(done + 1, min(last, self.total) + 1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from trnslurm.train.checkpoint.state import Read, num_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.optim.gradients import Buckets, SharedGradients
-from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
+from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec, cut_rows
 
 
 class DataParallel(GlobalOptimizer):
@@ -109,6 +109,7 @@ class DataParallel(GlobalOptimizer):
 
     def load(self, read: Read, *, updates: int) -> None:
         """Fill parameters in place and make the state as the first step would, in its order."""
+        self._load_frozen(read)
         for name, parameter, master in self._triples():
             rows = range(num_rows(parameter.shape))
             whole = read(name, "parameter", rows).view(parameter.shape)
@@ -132,7 +133,7 @@ class DataParallel(GlobalOptimizer):
 
     def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
         # All workers have the whole state; each saves an equal part of it.
-        return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0
+        return cut_rows(tensor, rows)
 
 
 def _nothing(parameter: Tensor) -> Tensor:

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint.state import TensorShard, TrainingState, own_rows
+from trnslurm.train.checkpoint.manifest import shorten
+from trnslurm.train.checkpoint.state import Read, TensorShard, TrainingState, num_rows, own_rows
 from trnslurm.train.devices.device import Device
+from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.lamb import Lamb
 from trnslurm.train.settings import OptimizerSettings
 
@@ -38,13 +40,15 @@ class OptimizerSpec:
     """What an optimizer is made from, whatever the device and the way to divide its state."""
 
     named: Mapping[str, nn.Parameter]
-    """All parameters, in the model's order."""
+    """The parameters that are trained, in the model's order."""
     groups: list[dict[str, Any]]
-    """The parameters in groups, as PyTorch's optimizers take them."""
+    """These parameters in groups, as PyTorch's optimizers take them."""
     kinds: tuple[str, ...]
     """The state that the optimizer keeps per parameter."""
     cls: Callable[..., torch.optim.Optimizer]
     """PyTorch's optimizer."""
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors that are saved but not trained."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of that optimizer."""
     max_norm: float = UNCLIPPED
@@ -67,16 +71,25 @@ class OptimizerSpec:
 
 def make_spec(
     settings: OptimizerSettings,
-    named: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, Tensor],
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     precision: str = "fp32_copy",
 ) -> OptimizerSpec:
     """Return the spec of the settings' optimizer; `shapes` are the whole shapes of divided ones.
 
-    Matrices decay; biases and layer norms, which are vectors, do not.
+    Tensors that require no gradient are frozen. Matrices decay; biases and layer norms, which are
+    vectors, do not.
     """
-    name = settings.optimizer
+    once: dict[Tensor, str] = {}
+    for name, tensor in tensors.items():
+        once.setdefault(tensor, name)  # tied ones are saved under the first name
+    named: dict[str, Any] = {name: each for each, name in once.items() if each.requires_grad}
+    if not named:
+        raise TrainError(
+            "every parameter of the model is frozen (requires_grad=False): leave at least one to "
+            "train"
+        )
     shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
     matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
     vectors = [parameter for name, parameter in named.items() if len(shapes[name]) <= 1]
@@ -85,9 +98,10 @@ def make_spec(
     return OptimizerSpec(
         named=named,
         groups=[{"params": each, "weight_decay": decay} for each, decay in decays if each],
-        kinds=() if name == "sgd" else MOMENTS,
-        cls=_CLASSES[name],
-        options={} if name == "sgd" else moments,
+        kinds=() if settings.optimizer == "sgd" else MOMENTS,
+        cls=_CLASSES[settings.optimizer],
+        frozen={name: each for each, name in once.items() if not each.requires_grad},
+        options={} if settings.optimizer == "sgd" else moments,
         max_norm=settings.max_norm or UNCLIPPED,
         precision=precision,
     )
@@ -102,7 +116,10 @@ class GlobalOptimizer(TrainingState):
         self._kinds = spec.kinds
         self._parameters: list[nn.Parameter] = [p for group in spec.groups for p in group["params"]]
         names = {parameter: name for name, parameter in spec.named.items()}
-        self._shapes = {names[parameter]: tuple(parameter.shape) for parameter in self._parameters}
+        self._names = [names[parameter] for parameter in self._parameters]
+        saved = {**spec.named, **spec.frozen}
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+        self._frozen = frozenset(spec.frozen)
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph, and the optimizer's, differ from the next.
         self._gradients = self._make_gradients()
@@ -113,16 +130,23 @@ class GlobalOptimizer(TrainingState):
             parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
+    def begin(self) -> None:
+        """Refuse parameters that were frozen, or no longer are, since this optimizer was made."""
+        changed = [name for name, each in self._spec.named.items() if not each.requires_grad]
+        changed += [name for name, each in self._spec.frozen.items() if each.requires_grad]
+        if changed:
+            raise TrainError(
+                f"{', '.join(shorten(changed))}: requires_grad was changed after make_optimizer: "
+                "change it before, or it has no effect"
+            )
+
     def zero_grad(self) -> None:
         """Set the gradients to zero in place."""
         for gradient in self._gradients:
             gradient.zero_()
 
     def shards(self) -> list[TensorShard]:
-        """Return this worker's part of the state; copy the tensors before the next step.
-
-        A model's buffers are no state here, because they never change.
-        """
+        """Return this worker's part of the state; copy the tensors before the next step."""
         shards = []
         for name, parameter, holder in self._triples():
             rows = own_rows(parameter.shape, self._device.rank, self._device.world)
@@ -132,7 +156,17 @@ class GlobalOptimizer(TrainingState):
             for kind, tensor in tensors.items() if rows else ():
                 own, start = self._own_part(tensor, rows)
                 shards.append(TensorShard(name, kind, rows, own, start))
+        for name, frozen in self._spec.frozen.items():
+            if rows := own_rows(frozen.shape, self._device.rank, self._device.world):
+                shards.append(TensorShard(name, "parameter", rows, *cut_rows(frozen, rows)))
         return shards
+
+    def _load_frozen(self, read: Read) -> None:
+        """Fill the frozen tensors in place."""
+        for name, tensor in self._spec.frozen.items():
+            whole = read(name, "parameter", range(num_rows(tensor.shape))).view(tensor.shape)
+            # From the host, copy_ is a transfer if the types are the same, and no graph.
+            tensor.data.copy_(whole.to(tensor.dtype))
 
     @abstractmethod
     def _holders(self) -> list[Tensor]:
@@ -147,4 +181,11 @@ class GlobalOptimizer(TrainingState):
         """Return the tensor with this worker's rows of a holder or its state, and their start."""
 
     def _triples(self) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
-        return zip(self._shapes, self._parameters, self._holders(), strict=True)
+        return zip(self._names, self._parameters, self._holders(), strict=True)
+
+
+def cut_rows(tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+    """Return the tensor with a whole tensor's rows, and where in it these begin."""
+    if tensor.device.type == "xla":
+        return tensor, rows.start  # cut on the host: on the device it would take a graph
+    return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0

@@ -70,6 +70,7 @@ class Zero1(GlobalOptimizer):
         exist stay the same, and the state is made in the order in which a first step makes it,
         because torch_xla orders a graph's results by their age.
         """
+        self._load_frozen(read)
         for name, parameter, holder in self._triples():
             rows = own_rows(parameter.shape, self._device.rank, self._device.world)
             whole = read(name, "parameter", range(parameter.shape[0]))
@@ -129,7 +130,3 @@ class XlaDataParallel(DataParallel):
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
         return scalar_tensor(self._device, updates)
-
-    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
-        # Cut on the host: here it would take a graph.
-        return tensor, rows.start

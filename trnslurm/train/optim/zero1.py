@@ -129,6 +129,7 @@ class Zero1(DataParallel):
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
         """Fill parameters in place and make the state as the first step would, in its order."""
+        self._load_frozen(read)
         for name, parameter, master in self._triples():
             whole = read(name, "parameter", range(num_rows(parameter.shape)))
             whole = whole.view(parameter.shape)

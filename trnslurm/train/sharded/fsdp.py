@@ -68,30 +68,31 @@ class Fsdp(Sharded):
             TensorShard(name, kind, rows, tensor)
             for name, parameter in self._parameters.items()
             if (rows := self._own_rows(name))
-            for kind, tensor in self._tensors(parameter).items()
+            for kind, tensor in self._tensors(name, parameter).items()
         ]
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
         """Fill parameters in place and make the state that the first step would make."""
         for name, parameter in self._parameters.items():
-            if self._kinds:
+            if self._kinds and name not in self._frozen:
                 state = self._base.state[parameter]
                 for kind in self._kinds:
                     state[kind] = torch.zeros_like(parameter)
                 # The fused AdamW expects the step on the parameter's device.
                 state["step"] = torch.tensor(float(updates), device=self._device.torch_device)
-            for kind, tensor in self._tensors(parameter).items():
+            for kind, tensor in self._tensors(name, parameter).items():
                 tensor.copy_(read(name, kind, self._own_rows(name)))
 
     def _own_rows(self, name: str) -> range:
         return own_rows(self._shapes[name], self._device.rank, self._device.world)
 
-    def _tensors(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+    def _tensors(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return this worker's part of a parameter and of what the optimizer keeps of it."""
-        state = self._base.state[parameter]
         parts: dict[str, Any] = {"parameter": parameter.detach()}
-        parts |= {kind: state[kind] for kind in self._kinds}
+        if name not in self._frozen:
+            state = self._base.state[parameter]
+            parts |= {kind: state[kind] for kind in self._kinds}
         return {kind: part.to_local() for kind, part in parts.items()}
 
 

@@ -44,6 +44,8 @@ class Sharded(TrainingState):
     def __init__(self, request: ShardingRequest) -> None:
         self._device = request.device
         self._shapes = shapes_of(request.blueprint)
+        named = request.blueprint.named_parameters()
+        self._frozen = frozenset(name for name, each in named if not each.requires_grad)
         self._kinds = () if request.settings.optimizer == "sgd" else MOMENTS
 
     @property

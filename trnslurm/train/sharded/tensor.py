@@ -1,6 +1,5 @@
 """Tensor parallelism within a node, and data parallelism with ZeRO-1 over the groups."""
 
-import math
 from typing import Any
 
 import torch
@@ -50,10 +49,13 @@ class TensorParallel(Sharded):
         """This worker's part of the copy in fp32 of each piece, laid end to end."""
         for name, shape in self._shapes.items():
             own = _piece_shape(shape, self._cuts[name])
-            parameter = nn.Parameter(torch.zeros(own, dtype=dtype, device=device.torch_device))
+            zeros = torch.zeros(own, dtype=dtype, device=device.torch_device)
+            parameter = nn.Parameter(zeros, name not in self._frozen)
             place, _, kind = name.rpartition(".")
             setattr(llama.get_submodule(place), kind, parameter)
             self._parameters[name] = parameter
+            if name in self._frozen:
+                continue
             self._sums[parameter] = torch.zeros(own, device=device.torch_device)
             register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
             register(self._add_up)
@@ -133,11 +135,8 @@ class TensorParallel(Sharded):
             # As a tensor, and equally many: the graph is then that of any worker.
             places = torch.arange(rows.start, rows.start + each).clamp(max=num_rows(shape) - 1)
             places = self._device.put(places)
-            state = self._base.state[self._masters[name]]
-            parts = {"parameter": self._masters[name].detach()}
-            parts |= {kind: state[kind] for kind in self._kinds}
-            for kind, part in parts.items():
-                own = self._join(name, part).index_select(0, places)
+            for kind in self.kinds_of(name):
+                own = self._join(name, self._piece(name, kind)).index_select(0, places)
                 if own.device.type == "xla":
                     self._device.sync()
                     own = own.cpu()
@@ -145,11 +144,19 @@ class TensorParallel(Sharded):
                     shards.append(TensorShard(name, kind, rows, own[: len(rows)]))
         return shards
 
-    def _join(self, name: str, part: Tensor) -> Tensor:
-        """Return a whole tensor, given this worker's part."""
-        cut, shape = self._cuts[name], self._parameters[name].shape
+    def _piece(self, name: str, kind: str) -> Tensor:
+        """Return this worker's piece of a tensor, joined from the parts of its owners."""
+        parameter = self._parameters[name]
+        if name in self._frozen:
+            return parameter.detach()
+        master = self._masters[name]
+        part = master.detach() if kind == "parameter" else self._base.state[master][kind]
         [flat] = self._owners_of(name).all_gather([part])
-        piece = flat[: math.prod(shape)].view(shape)
+        return flat[: parameter.numel()].view(parameter.shape)
+
+    def _join(self, name: str, piece: Tensor) -> Tensor:
+        """Return a whole tensor, given this worker's piece."""
+        cut = self._cuts[name]
         if cut.number == 1:
             return piece
         [whole] = self._group.all_gather([piece], cut.dim)
@@ -162,6 +169,10 @@ class TensorParallel(Sharded):
     def load(self, read: Read, *, updates: int) -> None:
         """Fill parameters in place and make the state that the first step would make."""
         for name, parameter in self._parameters.items():
+            if name in self._frozen:
+                piece = self._read_piece(read, name, "parameter")
+                parameter.data.copy_(piece.to(parameter.dtype))
+                continue
             master, owners = self._masters[name], self._owners_of(name)
             state = self._base.state[master]
             if self._kinds:
@@ -189,10 +200,11 @@ class TensorParallel(Sharded):
         return self._owners[self._cuts[name].number]
 
     def _by_owners(self) -> list[tuple[list[str], Group]]:
-        """Return the names of the parameters whose pieces the same workers have."""
+        """Return the names of the trained parameters whose pieces the same workers have."""
         return [
-            ([name for name, cut in self._cuts.items() if cut.number == number], owners)
+            (names, owners)
             for number, owners in self._owners.items()
+            if (names := [name for name in self._masters if self._cuts[name].number == number])
         ]
 
     def _count(self, updates: int) -> Tensor:

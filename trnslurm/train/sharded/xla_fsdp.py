@@ -72,7 +72,8 @@ class XlaFsdp(Sharded):
         self._base = spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
         # Made once and zeroed in place: without gradients, the first backward pass would have
         # another graph than the next.
-        for _, holder in self._parts:
+        self._trained = [holder for _, holder in self._parts if holder.requires_grad]
+        for holder in self._trained:
             holder.grad = torch.zeros_like(holder)
 
     def step(self, lr: float) -> Tensor:
@@ -83,7 +84,7 @@ class XlaFsdp(Sharded):
 
     def zero_grad(self) -> None:
         """Set the gradients to zero in place."""
-        for _, holder in self._parts:
+        for holder in self._trained:
             assert holder.grad is not None
             holder.grad.zero_()
 
@@ -91,12 +92,13 @@ class XlaFsdp(Sharded):
         """Return this worker's rows; to get them, gather one part of the model after another."""
         shards: list[TensorShard] = []
         for names, holder in self._parts:
-            state = self._base.state[holder]
-            tensors: Any = [holder.detach(), *(state[kind] for kind in self._kinds)]
+            kinds = self.kinds_of(names[0])  # of all, as torch_xla joins no frozen ones with others
+            state = self._base.state[holder] if holder.requires_grad else {}
+            tensors: Any = [holder.detach(), *(state[kind] for kind in kinds[1:])]
             gathered = xm.all_gather(tensors, pin_layout=False)
             torch_xla.sync()
             shapes = [self._shapes[name] for name in names]
-            for kind, flat in zip(self.kinds, gathered, strict=True):
+            for kind, flat in zip(kinds, gathered, strict=True):
                 for name, whole in zip(names, split(flat.cpu(), shapes), strict=True):
                     shards += self._shard(name, kind, whole)
         return shards
@@ -108,9 +110,9 @@ class XlaFsdp(Sharded):
         Then the first step has the graph of any later step, if the state is made in its order.
         """
         for names, holder in self._parts:
-            if self._kinds:
+            if self._kinds and holder.requires_grad:
                 self._base.state[holder]["step"] = scalar_tensor(self._device, updates)
-            for kind in self.kinds:
+            for kind in self.kinds_of(names[0]):
                 whole = (read(name, kind, range(num_rows(self._shapes[name]))) for name in names)
                 own = own_part(whole, holder.numel(), self._device.rank).view(holder.shape)
                 if kind == "parameter":
@@ -164,7 +166,8 @@ def _allocate(module: nn.Module) -> None:
     for each in module.modules():
         for name, parameter in each.named_parameters(recurse=False):
             if parameter.is_meta:
-                setattr(each, name, nn.Parameter(torch.zeros(parameter.shape)))
+                made = nn.Parameter(torch.zeros(parameter.shape), parameter.requires_grad)
+                setattr(each, name, made)
 
 
 def _parts_of(model: nn.Module) -> Iterator[FsdpPart]:

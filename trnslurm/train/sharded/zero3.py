@@ -61,8 +61,11 @@ class Zero3(Sharded):
         fragments = self._deepspeed.utils
         shards: list[TensorShard] = []
         for name, parameter in self._parameters.items():
-            for kind in self.kinds:
-                if kind == "parameter":
+            for kind in self.kinds_of(name):
+                if name in self._frozen:  # DeepSpeed has no copy in fp32
+                    with self._deepspeed.zero.GatheredParameters([parameter]):
+                        whole = parameter.detach().clone()
+                elif kind == "parameter":
                     whole = fragments.safe_get_full_fp32_param(parameter)
                 else:
                     whole = fragments.safe_get_full_optimizer_state(parameter, kind)
@@ -84,6 +87,8 @@ class Zero3(Sharded):
             with zero.GatheredParameters([parameter], modifier_rank=0):
                 if self._device.rank == 0:
                     parameter.copy_(whole)
+            if name in self._frozen:
+                continue
             fragments.safe_set_local_fp32_param(parameter, self._own_part(parameter, whole))
             for kind in self._kinds:
                 part = self._own_part(parameter, read(name, kind, rows))
