@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+
+from trnslurm.rundir import checkpoints_in
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, verify
+from trnslurm.train.checkpoint.reading import read_parameters
 
 from ..json_lines import read_lines
 from .conftest import JOB, run_workers, strategy_of, tiny_plan
@@ -103,6 +108,12 @@ class Launches:
         ledger = sorted(entry for attempt in attempts for one in attempt for entry in one["ledger"])
         metrics = read_lines(self.directory / name / "metrics.jsonl")
         return Outcome(metrics=metrics, results=attempts[-1], ledger=ledger)
+
+    def saved(self, name: str) -> list[tuple[CheckpointManifest, dict[str, Tensor]]]:
+        """Give the checkpoints of a training, and the parameters in each, the first one first."""
+        paths = reversed(checkpoints_in(self.directory / name / "checkpoints"))
+        manifests = [(path, verify(path)) for path in paths]
+        return [(manifest, read_parameters(path, manifest)) for path, manifest in manifests]
 
     def attempts(self, name: str) -> list[list[dict[str, Any]]]:
         """Give every worker's result of each attempt."""

@@ -201,16 +201,17 @@ def average_left_in(job):
 
 @contextmanager
 def frozen(job):
-    """A Llama of which some parameters are not trained."""
-    real = job.make_model
+    """Some parameters of a Llama, and all in the embeddings of a BERT, that are not trained."""
+    makes = "make_model" if hasattr(job, "make_model") else "make_classifier"
+    real = getattr(job, makes)
 
-    def changed(config):
-        model = real(config)
-        for name in FROZEN:
-            model.get_parameter(name).requires_grad_(False)
+    def changed(*args):
+        model = real(*args)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in FROZEN and ".embeddings." not in name)
         return model
 
-    with mock.patch.object(job, "make_model", changed):
+    with mock.patch.object(job, makes, changed):
         yield
 
 

@@ -8,8 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from trnslurm.rundir import checkpoints_in
-from trnslurm.train.checkpoint.manifest import verify
-from trnslurm.train.checkpoint.reading import read_parameters
 
 from .conftest import JOB, REPO
 from .launches import Launches, Scenario, assert_same
@@ -54,18 +52,10 @@ def trainings(tmp_path_factory):
     return launches
 
 
-def saved(trainings, name):
-    """Give the parameters of each checkpoint, the first one first, and the last manifest."""
-    found = reversed(checkpoints_in(trainings.directory / name / "checkpoints"))
-    manifests = [(path, verify(path)) for path in found]
-    return [read_parameters(path, manifest) for path, manifest in manifests], manifests[-1][1]
-
-
 @pytest.mark.parametrize(("moved", "whole"), [("moved", "whole"), ("xla", "xla-whole")])
 def test_they_stay_bit_for_bit_and_the_rest_is_trained_as_without_a_stop(trainings, moved, whole):
-    parameters, manifest = saved(trainings, moved)
-    first, last = parameters[0], parameters[-1]
-    [*_, other], _ = saved(trainings, whole)
+    [(_, first), *_, (manifest, last)] = trainings.saved(moved)
+    [*_, (_, other)] = trainings.saved(whole)
 
     assert sorted(manifest.frozen) == sorted(FROZEN)
     for name, tensor in last.items():
@@ -75,9 +65,10 @@ def test_they_stay_bit_for_bit_and_the_rest_is_trained_as_without_a_stop(trainin
 
 
 def test_they_have_no_optimizer_state(trainings):
-    [*_, checkpoint] = reversed(checkpoints_in(trainings.directory / "whole" / "checkpoints"))
+    [checkpoint, *_] = checkpoints_in(trainings.directory / "whole" / "checkpoints")
     keys = load_file(next(checkpoint.glob("*.safetensors"))).keys()
-    values = sum(parameter.numel() for parameter in saved(trainings, "whole")[0][-1].values())
+    [*_, (_, parameters)] = trainings.saved("whole")
+    values = sum(parameter.numel() for parameter in parameters.values())
 
     assert {key for key in keys if key.endswith(FROZEN)} == {f"parameter/{one}" for one in FROZEN}
     assert "exp_avg/transformer.h.0.attn.c_attn.weight" in keys
@@ -97,8 +88,6 @@ def test_an_export_has_them(trainings, run_export, tmp_path):
         trainings.job, trainings.directory / "moved", "--output", tmp_path / "out", "--json"
     )
     assert json.loads(said)["step"] == STEPS
-    exported, [first, *_] = (
-        load_file(tmp_path / "out/model.safetensors"),
-        saved(trainings, "moved")[0],
-    )
+    exported = load_file(tmp_path / "out/model.safetensors")
+    [(_, first), *_] = trainings.saved("moved")
     assert all(torch.equal(exported[name], first[name]) for name in FROZEN)

@@ -41,6 +41,7 @@ SHAPE = launches.SMALL | {
 # Clipping is active in every step.
 SGD = SHAPE | launches.SGD | {"train__warmup_steps": 0, "train__max_norm": 0.05}
 SAVED = SHAPE | {"train__save_every": 3}
+FROZEN = SAVED | {"train__optimizer": "lamb", "train__stop_at": 4}
 MIXED = SHAPE | {"precision": "mixed", "train__stop_at": 3}
 MNLI = SHAPE | {"train__stop_at": 2, "train__eval_every": 2, "model__num_labels": 3}
 KEYS = ("loss", "grad_norm", "lr", "eval_loss", "eval_accuracy", "eval_f1")
@@ -57,11 +58,13 @@ def trainings(tmp_path_factory):
             3,
             Scenario("sgd-3", SGD),
             Scenario("elastic", SAVED | {"train__stop_at": 5}),
+            Scenario("frozen", FROZEN | {"train__stop_at": 2}, "frozen"),
             device="cpu",
         )
         made.launch(
             2,
             Scenario("elastic", SAVED),
+            Scenario("frozen", FROZEN, "frozen"),
             Scenario("sgd-2", SGD, change="without_trainers_own"),
             Scenario("resumed", SAVED | {"train__stop_at": 4}),
             Scenario("resumed", SAVED),
@@ -74,6 +77,7 @@ def trainings(tmp_path_factory):
         made.launch(
             1,
             Scenario("sgd-1", SGD),
+            Scenario("frozen-1", FROZEN, "frozen"),
             Scenario("adamw-1", SHAPE | {"train__epochs": 1}),
             Scenario("mnli", MNLI | {"data": str(prepare_mnli(directory))}),
             device="cpu",
@@ -122,6 +126,15 @@ def test_losses_norms_scores_and_samples_do_not_depend_on_the_worker_count(train
     assert_same(outcome, one, KEYS)
     assert_samples(outcome, one, STEPS * 8, 0.05)
     assert [line["step"] for line in one.metrics if "eval_f1" in line] == [1, 4, 8, 9]
+
+
+def test_frozen_embeddings_stay_and_lamb_trains_the_rest(trainings):
+    assert_same(trainings.outcome("frozen"), trainings.outcome("frozen-1"), KEYS[:3])
+    [(_, first), (manifest, last)] = trainings.saved("frozen")
+    assert (manifest.step, manifest.workers) == (4, 2)
+    for name, tensor in last.items():
+        assert torch.equal(tensor, first[name]) == (".embeddings." in name), name
+        assert (name in manifest.frozen) == (".embeddings." in name)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

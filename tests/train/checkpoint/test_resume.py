@@ -1,15 +1,18 @@
 """What was saved by some workers is loaded by others, or refused."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
+from trnslurm.train.export.folder import _load
 
-from .conftest import Team
+from .conftest import Model, Team
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3, 8])
@@ -162,3 +165,28 @@ def test_nothing_to_train_and_frozen_too_late_are_refused(team):
         TrainError, match=r"^linear\.weight, linear\.bias: requires_grad was changed"
     ):
         late.optimizers[0].begin()
+
+
+def test_an_export_has_what_is_frozen_and_buffers_or_names_what_it_lacks(team):
+    writers = team(3, frozen=["embed.weight"])
+    writers.save(2)
+    manifest = writers.checkpoints[0].newest()
+
+    def load(manifest, dtype):
+        with torch.device("meta"):
+            model = Model(5)
+        model.tie_weights = lambda: None
+        _load(model, writers.root / "step-00000002", manifest, dtype)
+        return model
+
+    model = load(manifest, torch.bfloat16)
+    weight = writers.value("embed.weight", "parameter", 2)
+    assert torch.equal(model.embed.weight, weight.bfloat16())
+    assert (model.seen, model.seen.dtype) == (2, torch.int64)
+    other = Model(5)
+    load_parameters(other, str(writers.root / "step-00000002"))
+    assert torch.equal(other.embed.weight, weight) and other.seen == 2
+    for name in ("embed.weight", "seen"):
+        shapes = {each: shape for each, shape in manifest.shapes.items() if each != name}
+        with pytest.raises(TrainError, match=f"lacks {name}: train.py must give make_optimizer"):
+            load(replace(manifest, shapes=shapes), torch.float32)

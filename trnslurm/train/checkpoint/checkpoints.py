@@ -3,7 +3,6 @@
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
@@ -120,7 +119,13 @@ class Checkpoints:
                 f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
                 "start a new run, or keep the values of the old one"
             )
-        self._check_frozen(checkpoint, manifest, optimizer, fresh=fresh)
+        thawed = [name for name in manifest.frozen if name not in optimizer.frozen]
+        if thawed and not fresh and kinds != MINIMAL:
+            raise TrainError(
+                f"{checkpoint} has no optimizer state of {', '.join(shorten(thawed))}, frozen "
+                "there but trained here: freeze them as before, or begin a new run with "
+                f"train.init_from={checkpoint}"
+            )
         # With moments of 0 updates count from 0 too, or the first updates would be far too large.
         optimizer.load(open_rows(checkpoint, manifest), updates=0 if fresh else manifest.step)
         self._say(
@@ -129,31 +134,12 @@ class Checkpoints:
         )
         if fresh:
             self._say("note: it has no optimizer state: the moments start at zero, as at step 0")
-        for change in differences(manifest.settings, self._settings):
-            self._say(f"note: {change}")
-
-    def _check_frozen(
-        self,
-        checkpoint: Path,
-        manifest: CheckpointManifest,
-        optimizer: TrainingState,
-        *,
-        fresh: bool,
-    ) -> None:
-        """Refuse parameters that are trained again, if the optimizer needs their moments."""
-        frozen, thawed = (
-            [name for name in optimizer.frozen if name not in manifest.frozen],
-            [name for name in manifest.frozen if name not in optimizer.frozen],
-        )
-        if thawed and not fresh and len(optimizer.kinds) > 1:
-            raise TrainError(
-                f"{checkpoint} has no optimizer state of {', '.join(shorten(thawed))}, frozen "
-                "there but trained here: freeze them as before, or begin a new run with "
-                f"train.init_from={checkpoint}"
-            )
+        frozen = [name for name in optimizer.frozen if name not in manifest.frozen]
         for change, names in (("frozen", frozen), ("trained again", thawed)):
             if names:
                 self._say(f"note: now {change}: {', '.join(shorten(names))}")
+        for change in differences(manifest.settings, self._settings):
+            self._say(f"note: {change}")
 
     def save(self, step: int, optimizer: TrainingState, *, score: float | None = None) -> None:
         """Save the state after a step; training waits only for the copy to host memory.

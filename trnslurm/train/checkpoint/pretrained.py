@@ -58,8 +58,8 @@ def load_parameters(
     if wrong:
         raise TrainError(f"{asked_by}: {source} is of another model: {'; '.join(wrong)}")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(found[name])
+        for name, tensor in {**_persistent(model), **dict(model.named_parameters())}.items():
+            tensor.copy_(found.get(name, tensor))
 
 
 def find_checkpoint(path: Path, asked_by: str) -> tuple[Path, CheckpointManifest] | None:
@@ -101,14 +101,15 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if name not in wanted
     }
-    buffers = dict(model.named_buffers())
+    buffers, persistent = dict(model.named_buffers()), _persistent(model)
     known = wanted.keys() | aliases.keys() | buffers.keys()
     shapes = [
         f"{name} has shape {list(found[name].shape)} instead of {list(parameter.shape)}"
-        for name, parameter in wanted.items()
+        for name, parameter in (persistent | wanted).items()
         if name in found and found[name].shape != parameter.shape
     ]
-    others = {name: found[tied] for name, tied in aliases.items() if tied in found} | buffers
+    others = {name: found[tied] for name, tied in aliases.items() if tied in found}
+    others |= {name: buffer for name, buffer in buffers.items() if name not in persistent}
     values = [
         f"{name} is not {aliases.get(name, 'as in the model')}"
         for name, other in others.items()
@@ -120,6 +121,12 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
         *shorten(shapes),
         *shorten(values),
     ]
+
+
+def _persistent(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that a model saves: a source may have values for them."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _list(what: str, names: list[str]) -> list[str]:

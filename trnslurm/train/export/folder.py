@@ -194,8 +194,8 @@ def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: tor
         missing = [name for name in shapes if name not in manifest.shapes]
         if {**shapes, **manifest.shapes} == shapes:
             raise TrainError(
-                f"{checkpoint} lacks {', '.join(shorten(missing))}: train.py gave them not to "
-                "make_optimizer, which takes frozen parameters and buffers too"
+                f"{checkpoint} lacks {', '.join(shorten(missing))}: train.py must give "
+                "make_optimizer all parameters, the frozen ones too, and persistent buffers"
             )
         raise TrainError(f"{checkpoint} is not of the model in plan.json")
     tensors = read_parameters(checkpoint, manifest)
