@@ -202,9 +202,17 @@ release: .venv/.dev  ## Make dist/: wheel, source, one-file launcher, checksums 
 clean:  ## Remove what make built
 	rm -rf .venv .venv-datasets .venv-newest .venv-ray .venv-resiliency .venv-torchx .venv-pcluster dist site
 
-# What the demo needs, and what the tests need as well.
-.venv/.train .venv/.dev: .venv/.%: .ci/locks/%.txt pyproject.toml | python-venv
+# What the demo needs.
+.venv/.train: .ci/locks/train.txt pyproject.toml | python-venv
 	@.ci/environment $(PYTHON) .venv $< .
+	touch $@
+
+# And what the tests need. uv leaves compilation to the first import: six processes at once would
+# each compile PyTorch.
+.venv/.dev: .ci/locks/dev.txt pyproject.toml | python-venv
+	@.ci/environment $(PYTHON) .venv $< .
+	$(BIN)/python -m compileall -q -j 0 \
+	  .venv/lib/python*/site-packages/{accelerate,numpy,sympy,torch,torch_xla,transformers} || true
 	touch $@
 
 .venv-pcluster/.made: .ci/locks/pcluster.txt | python-venv
