@@ -41,6 +41,7 @@ _VARIES = (
     (r"\b[0-9a-f]{16}\b", "KEY"),
     (r"\b\d{7,}\b", "JOB"),
     (r"\d[\d,]*(\.\d+)? (tokens/s|s)\b", "N"),
+    (r"(\d\.\d{4} +)[\d,]+(?= )", r"\1N"),  # tokens/s in a table, fast or slow
     (r"\b\d+\.\d+(e-\d+)?\b", "N"),
     (r"\b\d{1,3},\d{3}\b", "N"),
     (r"\bstep \d+\b", "step N"),
@@ -224,3 +225,10 @@ def test_its_commands_in_order(shell: Shell) -> None:
                 send(signal.SIGCONT, workers(RunDir(max((shell.home / "trnslurm-runs").iterdir()))))
     assert len(losses) == 2 and losses[0] == losses[1]
     assert not [*(shell.home / "trnslurm-runs").iterdir()]
+
+
+def test_a_slow_machine_prints_what_the_page_shows() -> None:
+    fast, slow = (
+        "COMPLETED  2  500  2.4614  2.3869" + f"{rate:>14}  0.049" for rate in ("3,663", "87")
+    )
+    assert plain([fast]) == plain([slow])
