@@ -20,7 +20,7 @@ _DATASET = (
     rf"/(?:api/)?datasets/{_FULL}",
 )
 # The script's own option, as node.sh passes it; a path would begin with a slash or a dot.
-_OPTION = rf"--[\w-]*model[\w-]*(?:=| )'?{_FULL}(?=['\s]|$)"
+_OPTION = rf"(?<![\w-])--(?=[\w-]*model)[\w-]++(?:=| )'?{_FULL}(?=['\s]|$)"
 _SHARED = "HF_HOME must be a directory that the nodes share"
 
 

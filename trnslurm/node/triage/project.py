@@ -96,10 +96,10 @@ def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
     command = _NODE_SCRIPT_LINE.findall(_text_of(run / NODE_SCRIPT))
     inside = (file.rpartition(f"{run.name}/work/") for file, _ in frames_in(lines))
     files = [name for _, here, name in inside if here]
-    files = files or re.findall(r"[\w./-]+\.py\b", "\n".join(command))
+    files = files or re.findall(r"(?<![\w./-])[\w./-]+\.py\b", "\n".join(command))
     code = [_text_of(run / "work" / file) for file in dict.fromkeys(files)]
     said = [line for text in code for line in text.split("\n")]
-    words = [word for line in command for word in re.findall(r"--?[\w-]+[ =]\S+", line)]
+    words = [word for line in command for word in re.findall(r"(?<![\w-])--?[\w-]++[ =]\S+", line)]
     reading = [x for x in (*said, *words) if _READS.search(x) and not _WRITES.search(x)]
     for name in names:
         path = re.compile(

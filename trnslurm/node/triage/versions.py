@@ -39,7 +39,8 @@ _LACKS = re.compile(
 _OF_VERSIONS = re.compile(r"(?i)\b(versions?|older|newer|too (old|new)|releases?|upgrade|update)\b")
 _KINDS = re.compile(r"(?:\w+\.)*(ImportError|ModuleNotFoundError|AttributeError|TypeError)\b")
 _IMPORTED = re.compile(
-    r"^\s*from\s+([A-Za-z_]\w*)[\w.]*\s+import\s+(\([^)]*\)|[^\n]+)", re.MULTILINE
+    r"^[ \t]*+from[ \t]++([A-Za-z_]\w*+)[\w.]*+[ \t]+import[ \t]+(\([^)]{,2000}\)|[^\n]+)",
+    re.MULTILINE,
 )
 
 

@@ -28,7 +28,9 @@ _CHAINED = (
     "The above exception was the direct cause",
     "Original Traceback (most recent call last)",
 )
-_RAISED = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: .*|(?<=Error):|(?<=Exception):)?$")
+_RAISED = re.compile(
+    r"((?:[A-Za-z_]\w*\.)*[A-Z](?=\w*[a-z])\w++)(?:: .*|(?<=Error):|(?<=Exception):)?$"
+)
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _CLICKS_USAGE = re.compile(r"Usage: (\S+)")
 _USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
@@ -59,7 +61,7 @@ _OTHERS_LINE = re.compile(
     r"|slurm|={8}|-{8}|\*{8}|(INFO|WARNING|ERROR|DEBUG)\b|triage: |Exception ignored"
 )
 _ERROR_LIKE = re.compile(
-    r"(?i)\w*error\b|\bfatal\b|\bfail(ed|ure)\b|\babort|\bassert|\bcannot\b|\bcould not\b|\bcan't\b"
+    r"(?i)error\b|\bfatal\b|\bfail(ed|ure)\b|\babort|\bassert|\bcannot\b|\bcould not\b|\bcan't\b"
     r"|\bdenied\b|\bkilled\b|\bnot found\b|\bno such\b|\bunable to\b|\bpanic|\bcore dumped\b"
 )
 _MAYBE_ERROR = re.compile(
