@@ -20,6 +20,7 @@ import pytest
 from trnslurm.node.events import StallWatch, what_next
 from trnslurm.node.notify import NotifyError, _post, compose, read_webhook
 from trnslurm.node.state import AttemptState
+from trnslurm.node.triage.finding import find_cause
 from trnslurm.rundir import RunFiles, write_json
 
 from ..free_port import free_port
@@ -112,8 +113,12 @@ def test_what_to_do_next(tmp_path, monkeypatch, ended, error: str, said: str) ->
     state.write()
     (tmp_path / "logs").mkdir()
     raised = f'Traceback (most recent call last):\n  File "train.py", line 4, in f\n{error}\n'
-    (tmp_path / "logs/train-1-node0.log").write_text(raised if error else "")
-    assert what_next(state) == said
+    log = tmp_path / "logs/train-1-node0.log"
+    log.write_text(raised if error else "")
+    found = find_cause(tmp_path, "train", 1)
+    assert what_next(state, lambda: None) == said
+    log.unlink()  # what the attempt has found is not looked for again
+    assert what_next(state, lambda: found) == said
 
 
 def test_a_script_may_save_elsewhere(tmp_path, monkeypatch) -> None:
@@ -123,9 +128,9 @@ def test_a_script_may_save_elsewhere(tmp_path, monkeypatch) -> None:
     (tmp_path / "train.sbatch").write_text('\nexport TRNSLURM_CHECKPOINTS="$PWD/work/"out\n')
     (tmp_path / "work/out").mkdir(parents=True)
     state = AttemptState(attempt=1, state="TIMEOUT")
-    assert what_next(state) == "trnslurm submit ./x.py --time MORE"
+    assert what_next(state, lambda: None) == "trnslurm submit ./x.py --time MORE"
     (tmp_path / "work/out/model.pt").touch()
-    assert what_next(state) == "trnslurm resume x"
+    assert what_next(state, lambda: None) == "trnslurm resume x"
 
 
 # -- the sender

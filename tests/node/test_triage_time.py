@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import trnslurm.node.triage
+from trnslurm.node.triage.budget import LIMIT_S
 from trnslurm.node.triage.causes import all_causes
+from trnslurm.node.triage.finding import Finding, find_cause
 
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
@@ -173,3 +175,30 @@ def test_no_pattern_is_slow_whatever_a_line_says() -> None:
     assert {name: line for name, line in found.items() if line} == {}
     for slow in (r"\w*_cpu\w* not", r"torch_shm\S*.*(failed|denied)"):
         assert slow_line(re.compile(slow), re.compile(slow).search, usual), slow
+
+
+def test_a_diagnosis_ends_in_its_time_and_says_so(make_run) -> None:
+    """It reads no log at the cost of the others, and says what it has."""
+    run = make_run(states={"train": [{"state": "FAILED"}]}, phases=("train",))
+    busy = "".join(f"{'NCCL WARN ' * 9}{n:b} failed\n".replace("1", "x") for n in range(300))
+    run.node_log("train", 1, 0).write_text(busy.replace("0", "y"))
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    run.node_log("train", 1, 1).write_text(f"Traceback (most recent call last):\n{error}\n")
+    now = 0.0
+
+    def diagnose(step: float) -> Finding:
+        def clock() -> float:
+            nonlocal now
+            now += step
+            return now
+
+        found = find_cause(run.path, "train", 1, clock)
+        assert found is not None
+        return found
+
+    whole, cut = diagnose(0.0), diagnose(LIMIT_S / 100)
+    assert (whole.name, whole.in_part) == (cut.name, not cut.in_part) == ("gpu-memory", False)
+    assert len([line for line in cut.report() if "read in part" in line]) == 1
+    assert "read in part" in cut.line and "read in part" not in whole.line
+    none = diagnose(LIMIT_S)
+    assert none.in_part and none.name == ""

@@ -46,6 +46,7 @@ from trnslurm.node.mirror import Mirror, begins_elsewhere, start_fetching, why_n
 from trnslurm.node.packages import packages
 from trnslurm.node.state import CAP, CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
 from trnslurm.node.triage.again import runs_same_python
+from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.causes import matching
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.rundir import read_json, utc_time, write_json
@@ -345,7 +346,8 @@ class AttemptProgram:
             processes.say(f"warning: {missing}")
         if self._standby and not self._job.next_hosts:
             self._standby.end()
-        self._events.ended(0 if self._job.next_hosts else self._last_moment - time.monotonic())
+        within_s = 0 if self._job.next_hosts else self._last_moment - time.monotonic()
+        self._events.ended(within_s, lambda: self._found if self._launched else None)
         return code
 
     def _run_step(self) -> int:
@@ -608,10 +610,12 @@ class AttemptProgram:
         """The cause of a failure according to the logs; errors of this search are only logged."""
         try:
             phase, attempt = self.state.phase, self.state.attempt
-            found = find_cause(RUN.path, phase, attempt)
-            if found and found.modules and runs_same_python(RUN.path, phase):
-                write_json(RUN.packages_file(phase, attempt), packages(found.modules))
+            with budget():  # for both
                 found = find_cause(RUN.path, phase, attempt)
+                modules = found.modules if found and not found.in_part else ()
+                if modules and runs_same_python(RUN.path, phase):
+                    write_json(RUN.packages_file(phase, attempt), packages(modules))
+                    found = find_cause(RUN.path, phase, attempt)
             return with_holder(found) if found else None
         except Exception:
             processes.say(traceback.format_exc())

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from trnslurm.node.hosts import brief
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
 from trnslurm.node.state import CAP, ERROR, RUN, AttemptState
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.triage.mend import in_words, longer, way_back
 from trnslurm.node.usage.read import notices
 from trnslurm.rundir import changed_at, last_lines, read_json
@@ -72,10 +72,10 @@ class Messages:
             threading.Thread(target=self._watch, daemon=True).start()
 
     @_ignored("end")
-    def ended(self, within_s: float) -> None:
+    def ended(self, within_s: float, found: Callable[[], Finding | None]) -> None:
         """Send how the attempt ended; wait until all messages are sent, or the time is over.
 
-        No restart waits for messages.
+        No restart waits for messages. `found` returns what triage has found already.
         """
         restarts = self._state.state == "RESTARTED"
         within_s = min(END_S, max(_LEAST_S, within_s))
@@ -89,7 +89,7 @@ class Messages:
         ahead = state.phase == "precompile" and RUN.script("train").exists()
         if not (ahead and state.state == "COMPLETED"):
             event = EVENT_OF.get(state.state, "failure")
-            self._tell(event, state.state, state.reason, limit_s=limit_s, ended=True)
+            self._tell(event, state.state, state.reason, limit_s=limit_s, found=found)
         for sender in self._senders if not restarts else ():
             if not end_sender(sender, deadline - time.monotonic()):
                 say("notify: a message was not sent before the attempt ended")
@@ -127,7 +127,7 @@ class Messages:
         *,
         attempt: int = 0,
         limit_s: float = BESIDE_S,
-        ended: bool = False,
+        found: Callable[[], Finding | None] | None = None,
     ) -> None:
         """Start to send a message about an event, if the run asks for messages about it."""
         if not self._notify or event not in self._notify.events:
@@ -140,12 +140,12 @@ class Messages:
                 attempt=attempt or self._state.attempt,
                 state=state,
                 reason=reason,
-                what_next=what_next(self._state) if ended else "",
+                what_next=what_next(self._state, found) if found else "",
             )
             self._senders.append(start_sender(RUN, message, limit_s))
 
 
-def what_next(state: AttemptState) -> str:
+def what_next(state: AttemptState, found_before: Callable[[], Finding | None]) -> str:
     """Return what to do after an attempt that has ended its run; empty: nothing."""
     record = read_json(RUN.record_file)
     capped = state.cause == CAP  # the reason says what more needs
@@ -156,7 +156,8 @@ def what_next(state: AttemptState) -> str:
         return in_words(*longer(record))
     if state.state != "FAILED":
         return f"trnslurm resume {record['run']}"
-    found = find_cause(RUN.path.absolute(), state.phase, state.attempt)
+    # Before the attempt had failed, the last words of a log were no finding.
+    found = found_before() or find_cause(RUN.path.absolute(), state.phase, state.attempt)
     if not found:
         return "" if state.cause == ERROR else f"trnslurm resume {record['run']}"
     given_up = "given up after" in state.reason

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.gpu_memory import holders
 from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 
@@ -21,6 +22,8 @@ _OF_PACKAGE = re.compile(
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
 _SHORTEST = 3
+_MOST_FRAMES = 16 << 10
+"""Characters of a traceback's end that are compared; 100 frames have as many."""
 _PATTERNS = ("pattern", "frame", "before", "log")
 CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
 NO_DIGITS = str.maketrans("", "", "0123456789")
@@ -106,8 +109,11 @@ class Cause(Frozen):
 
     def fits(self, context: Context) -> bool:
         """Check whether what surrounds a line is what the entry asks for."""
+        if self.conditions and is_spent():
+            return False
+        near = max(0, len(context.frames) - _MOST_FRAMES)  # a worker may print any traceback
         return (
-            (self.frame is None or self.frame.search(context.frames) is not None)
+            (self.frame is None or self.frame.search(context.frames, near) is not None)
             and (self.before is None or self.before.search(context.before) is not None)
             and (self.log is None or self.log.search(context.log) is not None)
         )
@@ -135,6 +141,7 @@ class Cause(Frozen):
         return 3 + self.wide if self.kind == EFFECT else 5
 
 
+@functools.cache
 def words_of(pattern: str) -> frozenset[str]:
     """Return parts in lower case, one of which is in every text that a pattern matches.
 
@@ -286,12 +293,17 @@ def _parts(text: str) -> set[str]:
     return {text[at : at + _SHORTEST] for at in range(len(text) - _SHORTEST + 1)}
 
 
-@functools.lru_cache(maxsize=4096)
 def matching(line: str) -> tuple[Cause, ...]:
     """Return the entries whose pattern a line matches, the most specific first.
 
-    A line is looked up once: when a worker dies, all others print the same lines.
+    There are none once the diagnosis has spent its time.
     """
+    return () if is_spent() else _matching(line)
+
+
+@functools.lru_cache(maxsize=4096)
+def _matching(line: str) -> tuple[Cause, ...]:
+    """Look up a line once: when a worker dies, all others print the same lines."""
     small = line.lower()
     by_word, by_part = _by_word(), _by_part()
     likely = set(by_word.get("", ()))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.triage.budget import is_spent, share
 from trnslurm.node.triage.causes import (
     CAUSE,
     NO_DIGITS,
@@ -46,7 +47,8 @@ _ESCAPES = re.compile(
 )
 # Control characters, and those that change the direction of text.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-# The time of a pattern with a wildcard grows with the square of a line's length.
+# The time of a pattern with a wildcard grows with the square of a line's length. Tests compare the
+# patterns with lines of this length.
 _LONG = re.compile(r"([^\n]{1000})[^\n]+")
 _HANDLER_FAILED = re.compile(r"(Type|Attribute|Name|Import|ModuleNotFound|UnboundLocal)Error: ")
 _WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
@@ -126,6 +128,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     failed = files.failed_files(phase, attempt)
     if isinstance(per_node, int):
         found.ranks = per_node * len(hosts)
+    share(2)
     telling = _first_of_nodes(failed, per_node) if isinstance(per_node, int) else failed
     # The logs need not be searched for the last lines of these ranks.
     spoken: set[int | None] = {rank for rank in failed if rank not in telling}
@@ -135,10 +138,18 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         if suspect := _recorded(record, str(file.relative_to(run))):
             found.suspects.append(suspect)
             spoken.add(suspect.rank)
-    for node, file in files.node_logs(phase, attempt).items():
+    logs = files.node_logs(phase, attempt)
+    for read, (node, file) in enumerate(logs.items()):
+        # No log, and no part of the work on it, takes the time of those that follow.
+        parts = len(logs) - read + 1
+        share(2 * parts)
+        if is_spent():
+            break
         text, place = read_log(file), str(file.relative_to(run))
+        share(2 * parts)
         hits = list(_hits(text, place, node))
         found.hits += hits
+        share(parts)
         host = hosts[node] if node < len(hosts) else ""
         first_rank = node * per_node if isinstance(per_node, int) else None
         words = read_words(text, first_rank)
@@ -147,6 +158,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         for suspect in _workers(words, place, node, host, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
+    share(2)
     if batch := batch_log(run, phase, str(state.get("job_id", ""))):
         part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
         found.hits += _hits(part, place, None)
@@ -155,6 +167,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
             found.error_like[place] = error_like(part)
             if said := words.last_without_rank(_follows):
                 found.suspects.append(_suspect_of(said, place))
+    share(1)
     return found
 
 
@@ -411,6 +424,8 @@ def _find(stream: BinaryIO, places: range) -> Iterator[int]:
     """Yield the positions of the anchors, in order."""
     overlap = max(map(len, _ANCHORS)) - 1
     for begin in range(places.start, places.stop, _CHUNK_BYTES):
+        if is_spent():
+            break
         chunk = _read(stream, begin, min(begin + _CHUNK_BYTES + overlap, places.stop))
         found: list[int] = []
         for anchor in _ANCHORS:

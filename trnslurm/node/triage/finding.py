@@ -3,7 +3,7 @@
 import re
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +23,14 @@ from trnslurm.node.triage.around import (
     owner_of,
     refined,
 )
+from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.causes import (
     CAUSE,
     EFFECT,
     HARMLESS,
     Cause,
     cause_of,
+    matching,
 )
 from trnslurm.node.triage.choice import choose, lost_node, of_machines
 from trnslurm.node.triage.evidence import (
@@ -58,6 +60,7 @@ _MAX_COLUMNS = 200
 _MAX_QUOTE = 80
 _MAX_SAID = 100
 _SILENT = "without a traceback"
+_IN_PART = "the logs were read in part, as they take too long"
 _MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
@@ -113,6 +116,8 @@ class Finding(Frozen):
     """What was on the node, where that decides between causes."""
     modules: tuple[str, ...] = ()
     """The modules whose packages' versions may explain the failure."""
+    in_part: bool = False
+    """Whether the diagnosis ran out of time and left parts of the logs out."""
 
     def report(self) -> list[str]:
         """Return at most 12 lines for the user."""
@@ -130,17 +135,19 @@ class Finding(Frozen):
             *(_cut(f"or: {other}") for other in self.others),
             *([_cut(self.there)] if self.there else []),
             *([_cut(f"submit warned: {self.warned}")] if self.warned else []),
+            *([f"note: {_IN_PART}; the cause may be in the rest"] if self.in_part else []),
             f"see: {self.evidence}",
         ]
 
     @property
     def line(self) -> str:
         """What is known in one line: the cause; else the first consequence, or the last error."""
+        more = f" ({_IN_PART})" if self.in_part else ""
         if self.brief:
-            return self.brief
+            return self.brief + more
         if self.kind == EFFECT:
-            return f"only consequences were found; the first: {self._who()}: {self.cause}"
-        return f"no known cause; the last line like an error: {self.lines[-1].strip()}"
+            return f"only consequences were found; the first: {self._who()}: {self.cause}{more}"
+        return f"no known cause; the last line like an error: {self.lines[-1].strip()}{more}"
 
     def _who(self) -> str:
         node = "" if self.node is None else f"node {self.node}"
@@ -149,8 +156,20 @@ class Finding(Frozen):
         return f"{rank} on {place}" if rank and place else rank or place
 
 
-def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
-    """Return who failed first in an attempt, and why; None if no failure is found."""
+def find_cause(
+    run: Path, phase: str, attempt: int, clock: Callable[[], float] = time.thread_time
+) -> Finding | None:
+    """Return who failed first in an attempt, and why; None if no failure is found.
+
+    After some seconds of CPU time it returns what it has by then.
+    """
+    matching("")  # reads the known causes, for which the logs' time is not meant
+    with budget(clock) as time_for_it:
+        found = _find_cause(run, phase, attempt)
+        return replace(found, in_part=time_for_it.ended) if found else None
+
+
+def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     evidence = gather(run, phase, attempt)
     if evidence.state == "COMPLETED":
         return None

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.words import frames_in
 from trnslurm.rundir import NODE_SCRIPT, RunFiles, read_file, read_json
 
 NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _NO_PARENT = re.compile(r"Parent directory (\S+) does not exist")  # of torch.save
 _NODE_SCRIPT_LINE = re.compile(r"^  \S.*\.py\b.*", re.MULTILINE)
-_LONGEST_SCRIPT = 1 << 20
+_LONGEST_SCRIPT, _LONGEST_LINE = 1 << 20, 1000
 # Lines that name a directory to read from, or one to write to.
 _READS = re.compile(
     r"(?i)glob|iterdir|listdir|scandir|walk\(|\*|data|input|corpus|source|folder|files"
@@ -55,6 +56,8 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
     """
     names = left_out_of(run)
     for line in lines:
+        if is_spent():
+            break
         if match := NO_FILE.search(line) or _NO_PARENT.search(line):
             path = _in_copy(run, match[1])
             if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
@@ -77,6 +80,8 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
     if name := not_copied(run, lines):
         return _was_not_copied(name, name, left_out_of(run))
     for match in filter(None, map(NO_FILE.search, lines)):
+        if is_spent():
+            break
         if place := _elsewhere(run, path := _in_copy(run, match[1]), lines):
             above = place.removesuffix(f"/{path}")
             return Missing(
@@ -98,10 +103,12 @@ def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
     files = [name for _, here, name in inside if here]
     files = files or re.findall(r"(?<![\w./-])[\w./-]+\.py\b", "\n".join(command))
     code = [_text_of(run / "work" / file) for file in dict.fromkeys(files)]
-    said = [line for text in code for line in text.split("\n")]
+    said = [line[:_LONGEST_LINE] for text in code for line in text.split("\n")]
     words = [word for line in command for word in re.findall(r"(?<![\w-])--?[\w-]++[ =]\S+", line)]
     reading = [x for x in (*said, *words) if _READS.search(x) and not _WRITES.search(x)]
     for name in names:
+        if is_spent():
+            break
         path = re.compile(
             rf"""(?<!\[)(?<!get\()["' =](\./)?{re.escape(name)}(/[^\s"']*)?(["']|$)"""
         )

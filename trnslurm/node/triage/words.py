@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.triage.causes import words_of
 
 # torch's prefix, or mpirun's: [job,rank]<stderr>:
 _RANK = re.compile(r"\[rank(\d+)\]: ?|\[\d+,(\d+)\]<std(?:err|out)>: ?")
@@ -188,11 +189,14 @@ def error_like(text: str) -> tuple[str, ...]:
     They are the first such line and the last ones; of lines that differ in numbers only, one. If
     there are few, lines with weaker words follow.
     """
-    lines = _before_report(text).split("\n")
+    lines = [(line, line.lower()) for line in _before_report(text).split("\n")]
     said: list[str] = []
     for pattern in (_ERROR_LIKE, _MAYBE_ERROR):
+        needed = words_of(pattern.pattern)
         found: dict[str, str] = {}
-        for line in lines:
+        for line, small in lines:
+            if not any(word in small for word in needed):
+                continue
             if pattern.search(line) and not (_RANK.match(line) or _NO_NEWS.search(line)):
                 shape = _DIGITS.sub("", line.strip())
                 found[shape] = found.pop(shape, line.strip())
