@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from .measure_triage import CORPUS, cases_in, diagnose, judge
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/node/triage_logs"
+KNOWN = ROOT / "trnslurm/node/triage/known"
 # What is in their logs does not tell the cause, or too little of it.
 NOT_RIGHT = {
     "a15-launch-pdsh-launcher-started-on-every-node-1",
@@ -141,8 +144,8 @@ def test_what_the_line_names_is_named(run, lines: str, words: str) -> None:
     assert cause in found(run).cause and fix in found(run).fix
 
 
-@pytest.mark.parametrize("cause", all_causes(), ids=lambda c: c.name)
-def test_pattern_matches_its_example_and_nothing_near(cause: Cause) -> None:
+def faults_of(cause: Cause) -> Iterator[str]:
+    """Yield what is wrong with an entry, and with what its pattern matches."""
     context = Context(frames=cause.beside, before=cause.beside, log=cause.beside)
 
     def meaning(line: str, context: Context) -> Cause | None:
@@ -153,18 +156,31 @@ def test_pattern_matches_its_example_and_nothing_near(cause: Cause) -> None:
         return cause_of([line], context)
 
     found = meaning(cause.example, context)
-    assert found is not None and found.name == cause.name
-    assert not cause.conditions or meaning(cause.example, Context()) is not cause
-    for line in cause.near:
-        assert meaning(line, context) is not cause
-    assert cause.kind in ("cause", "effect", "harmless", "general", "last")
+    if found is not cause:
+        yield f"its example means {found.name if found else 'nothing'}"
+    if cause.conditions and meaning(cause.example, Context()) is cause:
+        yield "its example alone means it"
+    yield from (f"near: {line}" for line in cause.near if meaning(line, context) is cause)
+    if cause.kind not in ("cause", "effect", "harmless", "general", "last"):
+        yield f"kind: {cause.kind}"
     sources = ("neuron", "slurm", "node", "container", "python", "script", "trnslurm")
-    assert cause.source in sources
-    assert cause.kind in ("general", "last") or may_match(cause.example.lower())
-    assert len(cause.cause) <= 180 and len(cause.fix) <= 180
-    if cause.kind != "harmless":
-        assert cause.mend in ("submit", "resume", "either", "passes")
-        assert not short(cause.fix).endswith(" …")  # status shows this part
+    if cause.source not in sources:
+        yield f"source: {cause.source}"
+    if cause.kind not in ("general", "last") and not may_match(cause.example.lower()):
+        yield "no word of its example is looked for"
+    yield from (f"too long: {said}" for said in (cause.cause, cause.fix) if len(said) > 180)
+    if cause.kind != "harmless" and cause.mend not in ("submit", "resume", "either", "passes"):
+        yield f"mend: {cause.mend}"
+    if cause.kind != "harmless" and short(cause.fix).endswith(" …"):
+        yield "status cuts the first part of its fix"
+
+
+@pytest.mark.parametrize("file", sorted(KNOWN.glob("*.toml")), ids=lambda file: file.stem)
+def test_patterns_match_their_examples_and_nothing_near(file: Path) -> None:
+    names = re.findall(r'^name = "([^"]+)"$', file.read_text(encoding="utf-8"), re.MULTILINE)
+    causes = {cause.name: cause for cause in all_causes()}
+    found = {name: faults for name in names if (faults := [*faults_of(causes[name])])}
+    assert names and not found, "\n".join(f"{name}: {said}" for name, said in found.items())
 
 
 def test_every_line_that_a_pattern_matches_has_one_of_its_words() -> None:
@@ -179,9 +195,11 @@ def test_every_line_that_a_pattern_matches_has_one_of_its_words() -> None:
     assert words_of(r"\d+ (lost|x)") == words_of(r"[a-z]*") == frozenset()
 
 
-def test_names_are_unique() -> None:
+def test_names_are_unique_and_in_their_own_lines() -> None:
     names = [cause.name for cause in all_causes()]
     assert len(set(names)) == len(names)
+    files = "".join(file.read_text(encoding="utf-8") for file in KNOWN.glob("*.toml"))
+    assert len(re.findall(r'^name = "([^"]+)"$', files, re.MULTILINE)) == len(names)
 
 
 def test_failures_from_which_patterns_were_made() -> None:
