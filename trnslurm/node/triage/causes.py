@@ -24,7 +24,8 @@ _parser: Any = importlib.import_module("re._parser")
 _SHORTEST = 3
 _MOST_FRAMES = 16 << 10
 """Characters of a traceback's end that are compared; 100 frames have as many."""
-_PATTERNS = ("pattern", "frame", "before", "log")
+_AROUND = ("frame", "before", "log")
+_compiled = functools.cache(re.compile)
 CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
 NO_DIGITS = str.maketrans("", "", "0123456789")
 _FILES = Path(__file__).with_name("known")
@@ -62,8 +63,9 @@ class Cause(Frozen):
     any cause is preferred; harmless: healthy runs print the line too, so it is never named;
     general: what an exception means that no other entry explains, by its class and words;
     last: what a line means if a log without errors ends with it."""
-    pattern: re.Pattern[str]
-    """It is searched in single lines. Its groups `what` and `package` fill the texts."""
+    text: str
+    """Its pattern, which is searched in single lines. The groups `what` and `package` fill what is
+    reported."""
     example: str
     """A line that the pattern matches."""
     near: tuple[str, ...] = ()
@@ -91,6 +93,11 @@ class Cause(Frozen):
     """Who holds the GPU's memory, by the line's numbers."""
     weak: bool = False
     """The line explains little, or does not end a run: any better cause is preferred."""
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The pattern, compiled when a line first has one of its words: few ever do."""
+        return _compiled(self.text)
 
     def matches(self, line: str) -> bool:
         """Check whether it is about a line."""
@@ -179,8 +186,8 @@ def all_causes() -> tuple[Cause, ...]:
         Cause(
             **{"mend": _usual_mend(entry)}
             | entry
-            | {key: re.compile(entry[key]) for key in _PATTERNS if key in entry}
-            | {"near": tuple(entry.get("near", ())), "words": words_of(entry["pattern"])}
+            | {key: re.compile(entry[key]) for key in _AROUND if key in entry}
+            | {"near": tuple(entry.get("near", ())), "words": words_of(entry["text"])}
         )
         for file in sorted(_FILES.glob("*.toml"))
         for entry in _entries(file)
@@ -191,8 +198,8 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries of a file; `shared` names a pattern that several of them have."""
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
     for entry in tables["cause"]:
-        if name := entry.pop("shared", ""):
-            entry["pattern"] = tables["shared"][name]
+        shared = entry.pop("shared", "")
+        entry["text"] = tables["shared"][shared] if shared else entry.pop("pattern")
         yield entry
 
 
