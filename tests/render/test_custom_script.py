@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import trnslurm
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
@@ -185,6 +186,54 @@ def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) 
     site.recipe()
     options = CPU if "--cluster" not in words else ()
     assert said in cli("render", *words[:1], *options, *TIME, *words[1:]).error
+
+
+BATCH_SCRIPT = """#!/bin/bash
+# from https://example.org
+
+#SBATCH --nodes=2
+#SBATCH --time=1:00:00
+srun torchrun --nnodes 2 "scripts/other.py" --lr 1
+"""
+
+
+@pytest.mark.parametrize("word", ["job.sbatch", "./x.slurm", "job.sh", "job", "scripts/../job.py"])
+def test_a_batch_script_is_refused_with_what_works(site, cli, project, word, tmp_path) -> None:
+    Path(word).write_text(BATCH_SCRIPT)
+    start = "./train.py" if word.endswith(".py") else "scripts/other.py"
+    for command in ("submit", "render", "plan", "show"):
+        said = cli(command, word, *CPU).error
+        assert f"{Path(word).name}: a batch script (#SBATCH in line 4), which `sbatch " in said
+        assert f"trnslurm submit {start.removeprefix('./')} --nodes N" in said.replace(" ./", " ")
+    assert "a batch script" in cli("submit", word, *CPU, "--sweep", "seed=1,2").error
+    assert "a batch script" in cli("new", "mine", "--from", word).error
+    with pytest.raises(TrnslurmError, match="a batch script"):
+        trnslurm.submit(word, cluster="pc")
+
+
+def test_a_batch_script_of_a_recipe_or_a_bundle(site, cli, project) -> None:
+    assert cli("new", "mine", "--from", "./run.sh").code == 0
+    assert cli("render", "mine", "--path", ".", *CPU, *TIME).code == 0
+    Path("run.sh").write_text(BATCH_SCRIPT)
+    assert "run.sh: a batch script" in cli("render", "mine", "--path", ".", *CPU, *TIME).error
+    # sbatch reads no options after the first command, as in a script that writes batch scripts.
+    Path("run.sh").write_text("cat <<END\n#SBATCH --nodes=2\nEND\n")
+    assert "node.sh" in rendered(site, cli, "./run.sh")
+    said = cli("submit", f"{site.root}/out/train.sbatch", *CPU).error
+    assert said.endswith(f" of a bundle: trnslurm submit --rendered {site.root}/out")
+
+
+def test_what_names_no_script_is_refused_with_what_works(site, cli, project) -> None:
+    said = cli("submit", "-m", "a.b").error
+    assert said.startswith("No such option '-m'; a script starts a module: write the line 'import")
+    code = said.split("'")[3]
+    Path("widths/main.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    text = code.replace("MODULE", "widths.main")
+    command = [sys.executable, "-c", text, "--lr", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "__main__ ['--lr', '1']\n"
+    said = "; a program, such as `trl sft`, needs a script that calls it (./run.sh)"
+    assert cli("submit", "trl", *CPU).error.endswith(said)
 
 
 def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) -> None:

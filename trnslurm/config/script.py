@@ -4,20 +4,73 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
 from trnslurm.errors import ConfigError
+from trnslurm.rundir import PLAN, open_file
 
 Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
 """What starts a custom script: the first four once per worker, the others once per node."""
 
 _NO_NAME = r"[^A-Za-z0-9._-]+"
+_HEAD_BYTES = 64 << 10
+_PYTHON_FILE = r"(?<![^\s'\"])[\w./-]+\.py(?![^\s'\"])"
+MODULE_HINT = (
+    "a script starts a module: write the line 'import runpy; "
+    'runpy.run_module("MODULE", run_name="__main__", alter_sys=True)\' to run.py, then: '
+    "trnslurm submit ./run.py -- ARGUMENTS"
+)
+"""How to start a module of Python."""
+SCRIPT_HINT = (
+    "a script is named by its path (./train.py); a program, such as `trl sft`, needs a script that "
+    "calls it (./run.sh)"
+)
+"""How to start what is not a recipe."""
 
 
 def is_script(word: str) -> bool:
     """Check whether a word names a script: recipes have names without a slash or a suffix."""
-    return "/" in word or (Path(word).suffix in (".py", ".sh") and Path(word).is_file())
+    if "/" in word:
+        return True
+    file = Path(word)
+    return file.is_file() and (file.suffix in (".py", ".sh") or _batch_script(file)[0] > 0)
+
+
+def refuse_batch_script(file: Path) -> None:
+    """Refuse a script with options for sbatch: its commands would run on every node at once."""
+    line, script = _batch_script(file)
+    if not line:
+        return
+    where = f"{file}: a batch script (#SBATCH in line {line})"
+    if (file.parent / PLAN).is_file():
+        raise ConfigError(f"{where} of a bundle: trnslurm submit --rendered {file.parent}")
+    raise ConfigError(
+        f"{where}, which `sbatch {shlex.quote(str(file))}` runs as it is; trnslurm starts the "
+        "training script itself, without srun or torchrun: "
+        f"trnslurm submit {script} --nodes N --time TIME -- ARGUMENTS"
+    )
+
+
+def _batch_script(file: Path) -> tuple[int, str]:
+    """Return the number of a file's first #SBATCH line, and the Python file that it starts.
+
+    The number is 0 if sbatch would find no such line. It reads up to the first line that is neither
+    empty nor a comment: https://slurm.schedmd.com/sbatch.html#SECTION_DESCRIPTION
+    """
+    try:
+        with open_file(file) as stream:
+            head = stream.read(_HEAD_BYTES).decode(errors="replace")
+    except OSError:  # whoever reads all of it says why
+        return 0, ""
+    lines = head.splitlines()
+    commands = (n for n, line in enumerate(lines) if line.strip() and not line.startswith("#"))
+    first = next(commands, len(lines))
+    found = next((n for n, line in enumerate(lines[:first], 1) if line.startswith("#SBATCH")), 0)
+    started = re.search(_PYTHON_FILE, "\n".join(lines[first:]))
+    name = started[0] if started and file.suffix != ".py" else "train.py"
+    return found, name if "/" in name else f"./{name}"
 
 
 def script_name(file: Path) -> str:
@@ -33,6 +86,7 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     """
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
+    refuse_batch_script(file)
     # Without "..", which would seem to be below this directory.
     entry, here = Path(os.path.abspath(file)), Path.cwd()  # noqa: PTH100
     root = (project or (here if entry.is_relative_to(here) else entry.parent)).absolute()

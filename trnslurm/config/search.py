@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trnslurm.config.script import is_script
+from trnslurm.config.script import SCRIPT_HINT, is_script
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
@@ -88,7 +88,7 @@ class Workspace(Frozen):
         known = self.recipes()
         if name not in known and Path("jobs", name, "recipe.yaml").is_file():
             raise ConfigError(f"unknown recipe {name!r}; it is in ./jobs: pass --path .")
-        return _known("recipe", name, known, "trnslurm recipes")
+        return _known("recipe", name, known, "trnslurm recipes", more=f"; {SCRIPT_HINT}")
 
     def cluster_file(self, name: str, place: str = "") -> Path:
         """Return the file of a cluster profile, or an error that suggests the nearest name.
@@ -264,10 +264,12 @@ def _refuse_unreadable(root: Path) -> None:
             pass
 
 
-def _known(what: str, name: str, known: dict[str, Path], listing: str, place: str = "") -> Path:
+def _known(
+    what: str, name: str, known: dict[str, Path], listing: str, place: str = "", more: str = ""
+) -> Path:
     if name in known:
         return known[name]
-    hint = did_you_mean(name, known) or f"; `{listing}` lists them"
+    hint = did_you_mean(name, known) or f"; `{listing}` lists them{more}"
     where = f"{place}: " if place else ""
     raise ConfigError(f"{where}unknown {what} {name!r}{hint}")
 

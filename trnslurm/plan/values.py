@@ -8,6 +8,7 @@ from typing import Any
 
 from trnslurm.config.catalog import catalog
 from trnslurm.config.schema import Config, Strategy
+from trnslurm.config.script import refuse_batch_script
 from trnslurm.declared import (
     Declaration,
     Problem,
@@ -38,15 +39,17 @@ _LAYERS = (
 
 
 def check_declared(config: Config) -> None:
-    """Refuse values that the job would refuse, and a script that is not Python.
+    """Refuse values that the job would refuse, a script that is not Python, and a batch script.
 
     A job without these classes declares nothing, and is not checked.
     """
     entry = config.code_dir / config.recipe.entry
     if not entry.is_file():  # rendering refuses the missing file
         return
-    if config.recipe.project and entry.suffix != ".py":
-        return
+    if config.recipe.project:
+        refuse_batch_script(entry)
+        if entry.suffix != ".py":
+            return
     try:
         check_python(read_file(entry), str(entry))
     except OSError as error:
