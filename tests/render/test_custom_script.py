@@ -159,6 +159,9 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
             "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
             "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
         ),
+        (["./train.py", "3e-4"], "put -- before the arguments of the script: -- 3e-4"),
+        (["./train.py", "a b", "--", "c"], "the arguments of the script: -- 'a b'"),
+        (["toy", "tiny"], "toy tiny: a preset is chosen by --preset tiny; the argum"),
         (["./train.py", "--lr", "1"], "options of a custom script come after -- ("),
         (
             ["./train.py", "--nodes", "3", "--set", "batch.global_batch=64",

@@ -12,6 +12,7 @@ from typing import get_args
 import click
 import yaml
 
+from trnslurm.cli.options import ScriptCommand
 from trnslurm.config.script import Launcher, script_tree
 from trnslurm.config.search import packaged_root, parse_yaml
 from trnslurm.errors import ConfigError
@@ -44,7 +45,7 @@ arguments:{arguments}
 """
 
 
-@click.command("new")
+@click.command("new", cls=ScriptCommand)
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
 @click.option("--from", "script", metavar="SCRIPT", help="The script to start, or recipe to copy.")

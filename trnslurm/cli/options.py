@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import join
 from typing import Any, get_args
 
 import click
@@ -13,7 +14,7 @@ from trnslurm.api.options import parse_range
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli import completer
 from trnslurm.cli.output import Terminal
-from trnslurm.config.script import Launcher
+from trnslurm.config.script import SCRIPT_HINT, Launcher, is_script
 from trnslurm.runs.find import find_run, find_runs
 
 Command = Callable[..., Any]
@@ -126,6 +127,28 @@ def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
         nargs=-1,
         required=required,
         shell_complete=completer("run"),
+    )
+
+
+class ScriptCommand(click.Command):
+    """A command in which the arguments of a custom script come after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        after = len(args) - args.index("--") - 1 if "--" in args else 0
+        rest = super().parse_args(ctx, args)
+        words: Sequence[str] = ctx.params.get("arguments") or ()
+        if (early := words[: max(0, len(words) - after)]) and not ctx.resilient_parsing:
+            _refuse_early(str(ctx.params.get("recipe") or ""), early)
+        return rest
+
+
+def _refuse_early(recipe: str, words: Sequence[str]) -> None:
+    """Refuse words after the recipe that may be arguments, a preset or a mistake."""
+    if is_script(recipe) or not recipe:
+        raise click.UsageError(f"put -- before the arguments of the script: -- {join(words)}")
+    raise click.UsageError(
+        f"{recipe} {words[0]}: a preset is chosen by --preset {words[0]}; the arguments of a "
+        f"script come after --; {SCRIPT_HINT}"
     )
 
 

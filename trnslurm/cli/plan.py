@@ -14,6 +14,7 @@ from trnslurm.api.options import JobOptions
 from trnslurm.api.plan import make_plan
 from trnslurm.api.tables import count
 from trnslurm.cli.options import (
+    ScriptCommand,
     json_option,
     preset_option,
     recipe_argument,
@@ -120,7 +121,7 @@ def _recipe_facts(directory: Path) -> tuple[list[str], str, str]:
     return presets_of(directory), describe(directory / "recipe.yaml"), str(directory)
 
 
-@click.command("show")
+@click.command("show", cls=ScriptCommand)
 @recipe_argument(with_arguments=True)
 @spec_options
 @json_option
@@ -150,7 +151,7 @@ def show_command(console: Terminal, **options: Any) -> None:
     echo_table(("key", "value", "from"), rows)
 
 
-@click.command("plan")
+@click.command("plan", cls=ScriptCommand)
 @recipe_argument(with_arguments=True)
 @click.option("-n", "--nodes", default="1,2,4,8,16", help="Node counts.")
 @spec_options

@@ -12,7 +12,13 @@ from trnslurm.api.options import JobOptions
 from trnslurm.api.render import make_bundle, make_bundles, write_bundle, write_bundles
 from trnslurm.api.search import run_roots
 from trnslurm.api.tables import format_values
-from trnslurm.cli.options import nodes_option, recipe_argument, spec_options, sweep_options
+from trnslurm.cli.options import (
+    ScriptCommand,
+    nodes_option,
+    recipe_argument,
+    spec_options,
+    sweep_options,
+)
 from trnslurm.cli.output import Terminal
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.render.bundle import Bundle, diff, read_bundle
@@ -31,7 +37,7 @@ _READING_ORDER = (
 )
 
 
-@click.command("render")
+@click.command("render", cls=ScriptCommand)
 @recipe_argument(with_arguments=True)
 @nodes_option
 @spec_options

@@ -25,6 +25,7 @@ from trnslurm.cli import chosen_site, completer
 from trnslurm.cli.costs import submission_lines
 from trnslurm.cli.follow import report_started
 from trnslurm.cli.options import (
+    ScriptCommand,
     nodes_option,
     recipe_argument,
     refuse_pairs,
@@ -54,7 +55,7 @@ _OF_A_BUNDLE = {
 }
 
 
-@click.command("submit")
+@click.command("submit", cls=ScriptCommand)
 @recipe_argument(required=False, with_arguments=True)
 @nodes_option
 @spec_options
