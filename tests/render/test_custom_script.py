@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from trnslurm.render.project import project_files
 from trnslurm.rundir import RunFiles
 
 from ..security.hostile import HOSTILE, MARK
+from ..toy_site import write_attempt
 
 CPU = ("--cluster", "pc", "--set", "device=cuda", "--set", "instance_type=p4d.24xlarge")
 TIME = ("--time", "60")
@@ -620,6 +623,67 @@ def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(
     run.saved_file.write_text(json.dumps(saved))
     assert cli("resume", run.name).code == 0
     assert len(fake_slurm.calls("sbatch")) == 2
+
+
+TORCH_FILE = b"PK\x03\x04 data PK\x05\x06" + bytes(18)
+# What a script left in work/ -> the path that is named; nothing: it is no whole checkpoint.
+LEFT = {
+    "Trainer": ({"out/checkpoint-9/trainer_state.json": b"{}", "out/trainer_state.json": b"{}"},
+                "out/checkpoint-9"),
+    "Trainer, while it saved": ({"out/checkpoint-9/optimizer.pt.tmp": TORCH_FILE}, ""),
+    "Lightning": ({"logs/version_0/last.ckpt": TORCH_FILE}, "logs/version_0/last.ckpt"),
+    "nanoGPT": ({"out/ckpt.pt": TORCH_FILE}, "out/ckpt.pt"),
+    "half a file": ({"out/ckpt.pt": TORCH_FILE[:10]}, ""),
+    "timm": ({"output/a/last.pth.tar": TORCH_FILE}, "output/a/last.pth.tar"),
+    "before torch 1.6": ({"model_12.pt": b"\x80\x02"}, "model_12.pt"),
+    "accelerate": ({"step_40/random_states_0.pkl": b"\x80", "step_40/model.safetensors": b"x"},
+                   "step_40"),
+    "torch.distributed.checkpoint": ({"o/step-7/.metadata": b"\x80", "o/step-7/__0_0.distcp": b""},
+                                     "o/step-7"),
+    "DeepSpeed": ({"out/latest": b"global_step5\n", "out/global_step5/mp_rank_00": b""},
+                  "out/global_step5"),
+    "DeepSpeed, elsewhere": ({"out/latest": b"../../../..", "out/x": b""}, ""),
+    "Megatron": ({"c/latest_checkpointed_iteration.txt": b"30", "c/iter_0000030/x": b""},
+                 "c/iter_0000030"),
+    "data": ({"data/train.pt.lock": b"x", "data/rows.bin": b"x", "wandb/last.ckpt": b"x"}, ""),
+    "its own": ({"base.ckpt": b"given"}, ""),
+    "its own, trained": ({"base.ckpt": b"taken"}, "base.ckpt"),
+    "a terminal's": ({"last\x1b[2J.ckpt": b"x"}, "last\\x1b[2J.ckpt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_a_script_does_not_begin_over_its_checkpoints(
+    site, fake_slurm, cli, project, what, tmp_path
+) -> None:
+    Path("base.ckpt").write_bytes(b"given")
+    assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
+    run, (files, named) = site.run(), LEFT[what]
+    command = ("trnslurm", "submit", "./train.py", "--", "--a")
+    run.write_record(replace(run.record(), command=command))
+    (run.code / "project").rename(run.path / "work")
+    shutil.copytree(run.path / "work", run.code / "project")
+    (run.path / "work/linked").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "last.ckpt").write_bytes(TORCH_FILE)
+    (run.path / "work/best.ckpt").symlink_to(tmp_path / "last.ckpt")
+    for name, content in files.items():
+        file = run.path / "work" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    write_attempt(run, "train", 1, state="FAILED", cause="crash", exit_code=1)
+    fake_slurm.queue("1001|FAILED|NonZeroExitCode|x|node-1")
+    said, done = cli("status", run.name).out, cli("resume", run.name)
+    if not named:
+        assert done.code == 0
+        assert f"next: trnslurm resume {run.name}\n" in said
+        return
+    resume, path = f"trnslurm resume {run.name} --force", f"work/{named}"
+    assert f"next: `{resume}` if the script finds {path} itself; if not, " in said
+    assert "; if not, pass it to the script, then trnslurm submit ./train.py -- --a\n" in said
+    assert f"may write over {path} in its directory: if the script finds that itself" in done.error
+    assert f"{resume}; if not, submit it again, with {run.path}/{path} for" in done.error
+    assert len(fake_slurm.calls("sbatch")) == 1
+    assert cli("resume", run.name, "--force").err.endswith(f"continue from {run.path}/{path}\n")
 
 
 def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project) -> None:

@@ -163,12 +163,14 @@ class Run:
         stop_at: int | None = None,
         settings: Settings = (),
         notify: str | Sequence[str] = (),
+        force: bool = False,
     ) -> Run:
         """Resume the run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
         `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
+        `force` starts a custom script again over checkpoints that it has not reported.
         """
-        how = _continuation(nodes, stop_at, settings, notify, self._path)
+        how = _continuation(nodes, stop_at, settings, notify, self._path, force=force)
         console = PythonConsole(detach=True)
         resume_run(self._files, how, console)
         self.remarks = console.other_remarks
@@ -332,11 +334,13 @@ def resume(
     settings: Settings = (),
     cluster: str | None = None,
     notify: str | Sequence[str] = (),
+    force: bool = False,
     path: Paths = (),
 ) -> Run:
     """Resume a run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
     `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
+    `force` starts a custom script again over checkpoints that it has not reported.
     "s3://BUCKET/PREFIX/RUN" starts a new run, on a `cluster`, with any settings.
     """
     if isinstance(run, str) and run.startswith("s3://"):
@@ -351,7 +355,9 @@ def resume(
         return Run._of(started, console.other_remarks, path)
     if cluster is not None:
         raise ConfigError("cluster is for a run in S3: others continue where they are")
-    return _run(run, path).resume(nodes=nodes, stop_at=stop_at, settings=settings, notify=notify)
+    return _run(run, path).resume(
+        nodes=nodes, stop_at=stop_at, settings=settings, notify=notify, force=force
+    )
 
 
 @one_line_errors
@@ -369,9 +375,12 @@ def _continuation(
     settings: Settings,
     notify: str | Sequence[str],
     path: Paths,
+    *,
+    force: bool = False,
 ) -> Continuation:
     """Return what changes when a run continues."""
     return Continuation(
+        force=flag("force", force),
         **({} if nodes is None else nodes_of(nodes)),
         stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
         settings=settings_of(settings),

@@ -52,6 +52,11 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     metavar="KEY=VALUE",
     help="Raise slurm.max_node_hours, max_cost or max_attempts; from S3: any key.",
 )
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Start a custom script again over checkpoints that it has not reported.",
+)
 @cluster_option
 @notify_option
 @workspace_option
@@ -78,6 +83,9 @@ def resume_command(
 
     A run that has used its slurm.max_node_hours, slurm.max_cost or slurm.max_attempts continues
     with more of them: --set.
+
+    A custom script that has left checkpoints without reporting them may begin at step 0, over them:
+    --force says that it finds them itself.
 
     --notify replaces the receivers of the run's notifications, as for submit; '' removes them.
 

@@ -14,10 +14,8 @@ from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import SUBMIT, in_words, longer, new_submission, short, way_back
 from trnslurm.rundir import (
-    NODE_SCRIPT,
     PREPARE,
     changed_at,
-    read_file,
     read_json,
     seconds_of,
     utc_time,
@@ -36,6 +34,7 @@ from trnslurm.runs.phase import (
     phase_status,
 )
 from trnslurm.runs.run import CAP, ERROR, REPEATS, Attempt, ReadOnce, Record, RunDir, latest_values
+from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
@@ -211,7 +210,8 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
     A node records the cause itself, unless it died before, or its logs were not complete then.
     """
     found = why_it_failed(run, status)
-    status = _with_fix(run, _with_canceller(run, status), found)
+    status = _with_canceller(run, status)
+    status = _without_loss(run, status, _with_fix(run, status, found))
     if not found or found.line in status.reason:
         return status, found
     named = found  # for the function below
@@ -257,9 +257,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     record = run.record()
     saved = bool(run.newest_step() or changed_at(run.saves_in))  # a script may find its own
     known = cause_of([record.refused]) if failed and not found else None
-    if status.mend == resume and reports_nothing(run):
-        fix, mend = new_submission(asdict(record), "call trnslurm.saved() in the script")
-    elif (last := run.newest_attempt(record, record.phases[-1])) and last.cause == REPEATS:
+    if (last := run.newest_attempt(record, record.phases[-1])) and last.cause == REPEATS:
         fix = "have the script load what it finds in {checkpoints} when it starts"
         fix, mend = new_submission(asdict(record), fix)
     elif status.state == "TIMEOUT" and not (saved or found or status.mend.endswith("=MORE")):
@@ -290,14 +288,19 @@ def _continues_work(run: RunDir) -> bool:
     return bool(run.newest_step()) and run.project_file.exists() and (run.path / "work").is_dir()
 
 
-def reports_nothing(run: RunDir) -> bool:
-    """Check whether a script with {resume} wrote checkpoints without calling saved()."""
-    if run.newest_checkpoint() is not None or not changed_at(run.saves_in):
-        return False
-    try:
-        return b'"$TRNSLURM_RESUME"' in read_file(run.path / NODE_SCRIPT)
-    except OSError:
-        return False
+def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatus:
+    """Return a status that leads to no resume over checkpoints of which the run does not know.
+
+    `before` is the status without a fix.
+    """
+    resume = f"trnslurm resume {run.name}"
+    if resume not in (before.mend, status.mend) or not (left := unreported(run)):
+        return status
+    fix, mend = status.fix, status.mend
+    if mend == resume:
+        fix, mend = new_submission(asdict(run.record()), "")
+    own = f"`{resume} --force` if the script finds {left} itself; if not, pass it to the script"
+    return replace(status, fix=", then ".join(filter(None, [own, fix])), mend=mend)
 
 
 def no_numbers(statuses: Sequence[RunStatus]) -> str:

@@ -22,7 +22,8 @@ from trnslurm.rundir import PREPARE, changed_at
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.run import Record, RunDir
-from trnslurm.runs.status import STOP_AT, RunStatus, reports_nothing, run_status, statuses_of
+from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
+from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.submit.here import check_here, check_notify
 from trnslurm.submit.job import Job, read_job
@@ -49,6 +50,8 @@ class Continuation(Frozen):
     """The values of --set: other caps."""
     notify: Sequence[str] = ()
     """The values of --notify, also for the runs that wait for this run."""
+    force: bool = False
+    """Whether a custom script may begin over checkpoints that it has not reported."""
     template_dirs: Sequence[Path] = ()
 
     def check(self) -> None:
@@ -111,7 +114,8 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
                 Slurm(record.bin_dir).release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [how.job_of(each) for each in chain]
-        _refuse_start_over(run)
+        if not how.force:
+            _refuse_start_over(run)
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
         if how.settings:
@@ -206,11 +210,13 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
 
 
 def _refuse_start_over(run: RunDir) -> None:
-    """Refuse a script with {resume} that wrote checkpoints without calling saved()."""
-    if reports_nothing(run):
+    """Refuse a script that would begin at step 0, over checkpoints that it has not reported."""
+    if left := unreported(run):
         raise RunError(
             f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
-            f"over what is in {run.saves_in}: call trnslurm.saved() in it, and submit it again"
+            f"over {left} in its directory: if the script finds that itself, trnslurm resume "
+            f"{run.name} --force; if not, submit it again, with {run.path}/{left.newest} for its "
+            "own option"
         )
 
 
@@ -228,10 +234,12 @@ def _where_it_continues(run: RunDir) -> str:
     step, newest = run.newest_step(), run.newest_checkpoint()
     if newest:
         return f"{run.name} continues after step {step}, from {newest}"
-    if run.project_file.exists() and changed_at(run.saves_in):
-        return f"{run.name} starts again; its script may continue from {run.saves_in}"
-    if place := run.record().copied_from:
-        return f"{run.name} begins with the newest checkpoint of {place}"
+    left = unreported(run)
+    if left or (run.project_file.exists() and changed_at(run.saves_in)):
+        place = run.path / left.newest if left else run.saves_in
+        return f"{run.name} starts again; its script may continue from {place}"
+    if copied_from := run.record().copied_from:
+        return f"{run.name} begins with the newest checkpoint of {copied_from}"
     return f"{run.name} starts from the beginning: it has no checkpoint"
 
 
