@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import trnslurm
 from trnslurm.api import choice
 from trnslurm.errors import RunError
 from trnslurm.runs.root import check_run_root
@@ -303,6 +304,20 @@ def test_plan_by_itself_says_on_which_node_counts_it_cannot_be(site, cli) -> Non
         assert done.err.startswith("error: 2 nodes: global batch 32 at micro-batch 1 is 32 ")
     site.recipe("batch: {global_batch: 16}\n")
     assert "fewer than 1 x 32 workers; nearest: " in cli(*toy).error
+
+
+def test_the_preset_that_a_profile_prefers_is_every_commands(site, cli) -> None:
+    site.recipe("batch: {global_batch: 8}\nsteps: 9\npresets:\n  xl: {}\n  tiny: {steps: 3}\n")
+    said, toy = "Using --preset tiny, as no other was chosen\n", ("toy", "--cluster", "local")
+    for command in ("plan", "show", "render", "compile key", "submit --dry-run"):
+        done = cli(*command.split(), *toy)
+        assert (done.code, done.err.startswith(said)) == (0, True), command
+        assert said not in cli(*command.split(), *toy, "--preset", "xl").err
+    swept = cli("submit", *toy, "--dry-run", "--sweep", "seed=1,2")
+    assert (swept.code, swept.err.count(said)) == (0, 1)
+    assert "3 steps" in cli("plan", *toy).out
+    assert "steps: 3\n" in cli("render", *toy).out
+    assert trnslurm.plan("toy", cluster="local").preset == "tiny"
 
 
 def test_plan_names_node_counts_without_padding(site, cli) -> None:

@@ -27,21 +27,27 @@ from trnslurm.slurm.commands import slurm_hint
 _MOST_COUNTS = 1000
 
 
-def choose(options: JobOptions) -> JobOptions:
-    """Return the options with a cluster: from --cluster, the settings or the recipe."""
-    cluster = options.cluster or options.workspace.cluster
-    return replace(options, cluster=cluster or _recipes_cluster(options))
+def choose(options: JobOptions, console: Console) -> JobOptions:
+    """Return the options with cluster and preset: the settings' or the recipe's cluster."""
+    cluster = options.cluster or options.workspace.cluster or _recipes_cluster(options)
+    return _with_preset(options, cluster, [], console)
 
 
 def choose_to_submit(options: JobOptions, console: Console) -> JobOptions:
-    """Return the options with cluster and preset; print the defaults that were chosen."""
-    workspace = options.workspace
-    cluster, preset = options.cluster or workspace.cluster, options.preset
-    announced = []
+    """Return the options with cluster and preset: the settings' cluster, or this machine."""
+    cluster, announced = options.cluster or options.workspace.cluster, []
     if cluster is None:
         cluster = _this_machine()
         announced.append(f"--cluster {cluster}")
-    if preset is None and (preset := _preset_of(workspace, cluster, options.recipe)):
+    return _with_preset(options, cluster, announced, console)
+
+
+def _with_preset(
+    options: JobOptions, cluster: str, announced: list[str], console: Console
+) -> JobOptions:
+    """Return the options with a cluster and its preset; print the defaults that were chosen."""
+    preset = options.preset
+    if preset is None and (preset := _preset_of(options.workspace, cluster, options.recipe)):
         announced.append(f"--preset {preset}")
     if announced:
         console.say(f"Using {' '.join(announced)}, as no other was chosen")

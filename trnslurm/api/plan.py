@@ -204,7 +204,7 @@ def plan(
 
 def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> Plan:
     """Plan a recipe on each node count; raise if it fits on none."""
-    chosen = choose(options)
+    chosen = choose(options, console)
     config = config_of(chosen, console)
     if has_own_batch(config.recipe):
         raise ConfigError(

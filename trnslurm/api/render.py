@@ -54,14 +54,14 @@ def render(
 
 def make_bundle(options: JobOptions, console: Console) -> Bundle:
     """Render a recipe with these options."""
-    return _render(choose(options), console)
+    return _render(choose(options, console), console)
 
 
 def make_bundles(
     options: JobOptions, points: Sequence[Point], console: Console
 ) -> dict[str, Bundle]:
     """Render each run of a sweep, as submit would; return them by their numbers."""
-    each = enumerate(at_points(choose(options), points), 1)
+    each = enumerate(at_points(choose(options, console), points), 1)
     return {str(number): _render(own, console, suffix=f"-{number}") for number, own in each}
 
 

@@ -82,7 +82,7 @@ def key_command(
     job = JobOptions(recipe=recipe or "", **options)
     if diff is not None:
         sys.exit(_show_differences(job, diff, console))
-    config = config_of(choose(job), console)
+    config = config_of(choose(job, console), console)
     spec = make_spec(config, job.nodes, name=job.name, need_time=False)
     cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, job.workspace)
     found = cache.look_up(ingredients)

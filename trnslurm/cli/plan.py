@@ -132,7 +132,7 @@ def show_command(console: Terminal, **options: Any) -> None:
     Example:
       trnslurm show gpt2_zero1 --preset tiny --set steps=50
     """
-    config = config_of(choose(JobOptions(**options)), console)
+    config = config_of(choose(JobOptions(**options), console), console)
     if console.as_json:
         origins = {
             key: {"layer": origin.layer, "source": origin.source}
