@@ -66,6 +66,13 @@ class RunFiles(Frozen, kw_only=False):
     path: Path
 
     @property
+    def is_run(self) -> bool:
+        """Whether a job has the directory: it was submitted, or its bundle was started by hand."""
+        if self.record_file.is_file():
+            return True
+        return (self.path / PLAN).is_file() and bool(self.all_attempts())
+
+    @property
     def record_file(self) -> Path:
         """The record of the submission: what, by whom, from which code."""
         return self.path / RECORD

@@ -39,12 +39,14 @@ class Script:
         (self.commands / name).write_text(text.replace("{here}", str(self.commands)))
         (self.commands / name).chmod(0o755)
 
-    def start(self, nodes: int = 2) -> subprocess.Popen[bytes]:
+    def start(self, nodes: int = 2, *, by_sbatch: bool = True) -> subprocess.Popen[bytes]:
         environment = {
             "SLURM_SUBMIT_DIR": str(self.bundle), "SLURM_JOB_ID": "4711", "LEAK": "secret",
             "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_NODELIST": "node-[1-2]",
             "PATH": "/usr/bin:/bin", "TMPDIR": "/tmp",
         }  # fmt: skip
+        if not by_sbatch:
+            environment = {k: v for k, v in environment.items() if not k.startswith("SLURM_")}
         return subprocess.Popen(
             ["bash", str(self.bundle / "train.sbatch")], env=environment, cwd="/",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -92,6 +94,13 @@ def script(site, cli: Callable[..., object], tmp_path: Path) -> Script:
     (commands / "address").write_text("10.1.2.3")
     made.command("srun", '#!/bin/bash\nenv > "{here}/env"; touch logs/train-1-node0.log\n')
     return made
+
+
+def test_bash_cannot_start_it_in_place_of_sbatch(script: Script) -> None:
+    with script.start(by_sbatch=False) as process:
+        said = process.communicate(timeout=600)[0].decode()
+    assert said.endswith(": SLURM_SUBMIT_DIR: start this script with sbatch, in its directory\n")
+    assert (process.returncode, [*script.bundle.glob("state/*.json")]) == (1, [])
 
 
 def test_completes_in_a_closed_environment(script: Script) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import FINAL, run_status, statuses_of
+
+from ..toy_site import write_attempt
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
@@ -323,3 +327,42 @@ def test_runs_of_a_cluster_that_is_gone_can_be_closed_and_removed(make_run, tmp_
     assert run_status(run).state == "CANCELLED"
     assert cli("rm", "--yes", run.name).code == 0
     assert not run.path.exists()
+
+
+def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> None:
+    """Its files are read; what would change it is refused, with what works instead."""
+    monkeypatch.chdir(site.root)
+    site.recipe("batch: {global_batch: 64}\nprecompile: never\n")
+    assert cli("render", "toy", "-c", "pc", "--nodes", "2", "--time", "60", "-o", "out").code == 0
+    said = "./out: it has not begun: trnslurm submit --rendered ./out"
+    assert cli("status", "./out").error == said
+    Path("jobs").mkdir(exist_ok=True)
+    assert cli("status", "./jobs").error == "./jobs: no run there (no run.json)"
+    run = RunDir(site.root / "out")
+    files = sorted(run.path.rglob("*"))
+    write_attempt(run, "train", 1, job_id="77", state="FAILED", cause="crash", exit_code=1,
+                  reason="preempted", started="2026-01-01T00:00:00Z")  # fmt: skip
+    again = f"cd {run.path} && sbatch train.sbatch"
+    for word in ("./out", "out", str(run.path)):
+        out = cli("status", word).out
+        assert out.startswith(f"out: FAILED (preempted)\nnext: {again}\n")
+        assert "toy on 2 nodes of pc\n" in out
+        assert "started without trnslurm submit: what is in no file, " in out
+    write_attempt(run, "train", 2, job_id="78", state="RUNNING", host="node-1")
+    fake_slurm.queue("78|RUNNING|None|N/A|node-1")
+    (run.logs / "train-2-node0.log").write_text("iter 1\n")
+    run.metrics_file.write_text('{"attempt": 2, "step": 1, "steps": 2, "loss": 3.5}\n')
+    assert cli("status", "./out").out.startswith("out: RUNNING\n")
+    assert cli("logs", "./out").out == "iter 1\n"
+    assert "3.5000" in cli("metrics", "./out").out
+    assert "attempt 2: no failure was found" in cli("triage", "./out").out
+    refused = "was started without trnslurm submit: "
+    assert cli("resume", "./out").error.endswith(f"{refused}`{again}` continues it")
+    assert cli("cancel", "./out").error.endswith(f"{refused}scancel 78")
+    for words in (("keep", "./out"), ("note", "./out", "x"), ("rm", "./out", "-y")):
+        assert refused in cli(*words).error
+    assert set(files) <= set(run.path.rglob("*"))
+    assert not run.record_file.exists()
+    for damage in ("", "phases: 3", "x: ["):
+        run.config_file.write_text(damage)
+        assert f"{run.config_file}:" in cli("status", "./out").error

@@ -77,7 +77,7 @@ def test_gpus_of_this_machine_need_no_network(cli, home: Path) -> None:
 
 def test_emulated_nodes_do_not_share_gpus(cli) -> None:
     """Every one of them would begin with the first GPU."""
-    gpus = ("gpt2_zero1", "--cluster", "local", "--set", "device=cuda", "--workers", "1")
+    gpus = ("gpt2_zero1", "-p", "xl", "-c", "local", "--set", "device=cuda", "--workers", "1")
     refused = cli("render", *gpus, "--nodes", "2")
     assert refused.code == 1
     assert refused.error.endswith("use --nodes 1 --workers 2, with a GPU for each worker")

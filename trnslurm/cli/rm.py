@@ -21,6 +21,7 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
+from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.find import find_runs, list_runs
 from trnslurm.runs.foreign import printable, refuse_foreign
 from trnslurm.runs.removal import choose_oldest, left_over, refuse_needed, removable, remove
@@ -162,6 +163,7 @@ def keep_command(runs: tuple[str, ...], undo: bool, workspace: Workspace) -> Non
     found = [run for word in runs for run in find_runs(word, roots)]
     for run in found:
         refuse_foreign(run.path, "keep")
+        refuse_by_hand(run, run.record(), "there is no record to mark")
     for run in found:
         run.write_record(replace(run.record(), kept=not undo))
         click.echo(f"{run.name} may be removed" if undo else f"{run.name} is protected")
@@ -193,4 +195,5 @@ def note_command(run: RunDir, text: tuple[str, ...], clear: bool) -> None:
             f"a note is one printable line of at most {_LONGEST_NOTE} characters"
         )
     refuse_foreign(run.path, "note")
+    refuse_by_hand(run, run.record(), "there is no record for a note")
     run.write_record(replace(run.record(), note=words))

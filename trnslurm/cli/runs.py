@@ -38,11 +38,12 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.node.hosts import brief
+from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
 from trnslurm.runs.phase import STATES, WAITING, PhaseStatus
-from trnslurm.runs.run import DIED, Attempt, RunDir
+from trnslurm.runs.run import DIED, Attempt, ByHand, RunDir
 from trnslurm.runs.status import (
     UNTOLD_S,
     RunStatus,
@@ -232,6 +233,8 @@ def status_command(
         click.echo(f"note: {status.note}")
     if status.kept:
         click.echo("protected: trnslurm rm does not remove it")
+    if isinstance(run.record(), ByHand):
+        click.echo(UNKNOWN)
     click.echo(f"run directory: {status.path}")
 
 

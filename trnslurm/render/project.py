@@ -161,7 +161,7 @@ def _is_cache(name: str) -> bool:
 
 def _is_run(directory: Path) -> bool:
     """Check for a run, such as an earlier one of this project."""
-    return RunFiles(directory).record_file.exists() and (directory / NODE_SCRIPT).exists()
+    return RunFiles(directory).is_run and (directory / NODE_SCRIPT).exists()
 
 
 def _inside(path: Path, root: Path) -> bool:

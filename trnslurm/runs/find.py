@@ -17,11 +17,13 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
     """Return the run that `word` names: a path, a name, a unique part of a name, or `last`."""
     if not word:
         raise RunError("name a run, or say `last`")
-    if "/" in word or (word != "last" and (Path(word) / RECORD).is_file()):
-        path = Path(word).absolute()
-        if not (path / RECORD).is_file():
+    if "/" in word or (word != "last" and RunDir(Path(word)).is_run):
+        run = RunDir(Path(word).absolute())
+        if not run.is_run and run.script("train").is_file():
+            raise RunError(f"{word}: it has not begun: trnslurm submit --rendered {word}")
+        if not run.is_run:
             raise RunError(f"{word}: no run there (no {RECORD})")
-        return RunDir(path)
+        return run
     return _pick(word, list_runs(roots), roots)
 
 
@@ -55,7 +57,7 @@ def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
 
 def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
     """Return the run that `word` names, or all runs if it names a sweep; names as in find_run."""
-    if not word or word == "last" or "/" in word or (Path(word) / RECORD).is_file():
+    if not word or word == "last" or "/" in word or RunDir(Path(word)).is_run:
         return [find_run(word, roots)]
     near = [run for run in list_runs(roots) if word in run.name]
     if any(run.name == word for run in near):

@@ -25,7 +25,7 @@ def is_ours(path: Path) -> bool:
 def refuse_foreign(path: Path, verb: str) -> None:
     """Refuse to run a path's content if another user, except root, could have written it."""
     if (uid := _foreign_owner(path)) is not None:
-        owner = _user_name(uid)
+        owner = user_name(uid)
         raise RunError(
             f"{path} belongs to {owner}, and its commands would run as you: only {owner} can "
             f"{verb} it"
@@ -50,8 +50,8 @@ def refuse_writable(run: Path, *files: Path) -> None:
             )
         if status.st_uid not in (0, about.st_uid):
             raise RunError(
-                f"{path} belongs to {_user_name(status.st_uid)}, but the run to "
-                f"{_user_name(about.st_uid)}: look at its contents, then delete it"
+                f"{path} belongs to {user_name(status.st_uid)}, but the run to "
+                f"{user_name(about.st_uid)}: look at its contents, then delete it"
             )
 
 
@@ -106,7 +106,8 @@ def this_user() -> str:
         return str(os.getuid())  # Slurm's commands take it too
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Return the name of a user, or words with the number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import ARRAY, changed_at, read_json
+from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.foreign import is_ours, refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
@@ -31,9 +32,11 @@ class Removable(Frozen):
 
 def refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
     """Refuse to remove a run that is protected, may still run, or is needed by another run."""
-    refuse_foreign(Path(status.path), "remove")
-    if (path := Path(status.path)).is_symlink():  # its target would lose its record, and stay
-        raise RunError(f"{path} is a link: name the run itself, {path.readlink()}")
+    run = RunDir(Path(status.path))
+    refuse_foreign(run.path, "remove")
+    if run.path.is_symlink():  # its target would lose its record, and stay
+        raise RunError(f"{run.path} is a link: name the run itself, {run.path.readlink()}")
+    refuse_by_hand(run, run.record(), "remove the directory itself")
     if status.kept:
         raise RunError(f"{status.run} is protected: trnslurm keep --undo {status.run}")
     if not status.final or status.mend == f"trnslurm cancel {status.run}":

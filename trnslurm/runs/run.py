@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import os
 import re
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
 from trnslurm import __version__
-from trnslurm.errors import RunError
+from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import (
+    PLAN,
     RECORD,
     RUN_FORMAT,
     RunFiles,
@@ -24,11 +26,20 @@ from trnslurm.rundir import (
     load_json,
     newer_format,
     now_there,
+    read_file,
     read_json,
     read_json_lines,
+    utc_time,
     write_json,
 )
-from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, refuse_writable
+from trnslurm.runs.foreign import (
+    cleaned,
+    commands_of,
+    printable,
+    read_fields,
+    refuse_writable,
+    user_name,
+)
 
 # Names from a record become parts of paths and arguments of Slurm's commands.
 _NAME = r"(?!\.{0,2}$)[^/]+"
@@ -128,6 +139,10 @@ class Record(Frozen):
         return process_alive(self.local_job)
 
 
+class ByHand(Record):
+    """What a bundle tells that sbatch or bash started; its command and waiting jobs are unknown."""
+
+
 class Attempt(Frozen):
     """One start of a phase, read from its state file."""
 
@@ -175,18 +190,24 @@ class RunDir(RunFiles, kw_only=False):
         return type(self)(self.path.with_name(name))
 
     def record(self) -> Record:
-        """Read run.json."""
+        """Read run.json, or what the files of a bundle say that was started without trnslurm."""
         try:
-            told = load_json(self.record_file)
-            _refuse_newer(self.name, told)
-            record = read_fields(Record, told)
+            record = self._submitted() or _record_by_hand(self)
+            if record is None:
+                raise RunError(f"{self.path} is not a run directory: it has no {RECORD}")
             _check_record(record)
             refuse_writable(self.path, self.record_file)
             return replace(record, bin_dir=commands_of(record.bin_dir, self.path))
-        except FileNotFoundError:
-            raise RunError(f"{self.path} is not a run directory: it has no {RECORD}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{self.record_file}: damaged or unreadable ({error})") from None
+
+    def _submitted(self) -> Record | None:
+        try:
+            told = load_json(self.record_file)
+        except FileNotFoundError:
+            return None
+        _refuse_newer(self.name, told)
+        return read_fields(Record, told)
 
     def write_record(self, record: Record) -> None:
         """Replace run.json whole."""
@@ -357,6 +378,62 @@ class ReadOnce(RunDir):
         if phase not in self._known:
             self._known[phase] = super().attempts(phase)
         return self._known[phase]
+
+
+def _record_by_hand(run: RunDir) -> ByHand | None:
+    """Return the record of a bundle that was started by hand; None: no bundle, or not begun."""
+    begun = {phase for phase, _ in run.all_attempts()}
+    if not begun or not (run.path / PLAN).is_file():
+        return None
+    from trnslurm.config.search import mapping_in  # most runs have a record
+
+    try:
+        return _told_by_bundle(run, mapping_in(read_file(run.config_file), run.config_file), begun)
+    except ConfigError as error:
+        raise RunError(str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{run.config_file}: damaged ({error})") from None
+
+
+def _told_by_bundle(run: RunDir, head: Mapping[str, Any], begun: set[str]) -> ByHand:
+    phases = [str(phase) for phase in head["phases"]]
+    phases = phases[min(phases.index(phase) for phase in begun) :]
+    newest = {phase: last for phase in phases for last in run.attempts(phase)[-1:]}
+    started = [last.started for last in newest.values() if last.started]
+    scheduler = head["config"]["scheduler"]
+    local = scheduler == "local"
+    jobs = {phase: last.job_id for phase, last in newest.items() if last.job_id}
+    return read_fields(
+        ByHand,
+        {
+            "run": run.name,
+            "name": head["name"],
+            "recipe": head["recipe_name"],
+            "preset": head["preset"],
+            "cluster": head["cluster_name"],
+            "scheduler": scheduler,
+            "nodes": head["nodes"],
+            "phases": phases,
+            "created": min(started, default=utc_time((run.path / PLAN).stat().st_mtime)),
+            "user": user_name(run.path.stat().st_uid),
+            "host": next((last.host for last in newest.values() if last.host), ""),
+            "bin_dir": head["config"]["slurm"]["bin_dir"],
+            "jobs": _local_job(run, newest.values()) if local else jobs,
+        },
+    )
+
+
+def _local_job(run: RunDir, attempts: Iterable[Attempt]) -> dict[str, str]:
+    """Return the process of an attempt that still runs on this machine."""
+    for last in attempts:
+        try:
+            ours = run.path.samefile(f"/proc/{last.pid}/cwd")
+            here = ours and last.host == socket.gethostname()
+        except OSError:  # it has ended
+            here = False
+        if here:
+            return {"local": f"{last.pid}@{process_start(last.pid)}"}
+    return {}
 
 
 def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from trnslurm.rundir import (
     seconds_of,
     utc_time,
 )
+from trnslurm.runs.by_hand import start_by_hand
 from trnslurm.runs.phase import (
     BY_SCANCEL,
     FINAL,
@@ -33,7 +34,17 @@ from trnslurm.runs.phase import (
     held_by_slurm,
     phase_status,
 )
-from trnslurm.runs.run import CAP, ERROR, REPEATS, Attempt, ReadOnce, Record, RunDir, latest_values
+from trnslurm.runs.run import (
+    CAP,
+    ERROR,
+    REPEATS,
+    Attempt,
+    ByHand,
+    ReadOnce,
+    Record,
+    RunDir,
+    latest_values,
+)
 from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import Slurm, find_job
 
@@ -211,7 +222,7 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
     """
     found = why_it_failed(run, status)
     status = _with_canceller(run, status)
-    status = _without_loss(run, status, _with_fix(run, status, found))
+    status = _by_hand(run, _without_loss(run, status, _with_fix(run, status, found)))
     if not found or found.line in status.reason:
         return status, found
     named = found  # for the function below
@@ -286,6 +297,14 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
 def _continues_work(run: RunDir) -> bool:
     """Check whether a custom script would go on from what it saved, with the run's copy of it."""
     return bool(run.newest_step()) and run.project_file.exists() and (run.path / "work").is_dir()
+
+
+def _by_hand(run: RunDir, status: RunStatus) -> RunStatus:
+    """Return a status whose command starts a bundle as it was started, without trnslurm."""
+    record = run.record()
+    if not isinstance(record, ByHand) or not status.mend.startswith("trnslurm resume"):
+        return status
+    return replace(status, mend=start_by_hand(run, record))
 
 
 def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatus:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file, utc_time, write_json
+from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable, this_user
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import RunStatus, is_complete, statuses_of
@@ -41,6 +42,8 @@ def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
     for run in runs:
         refuse_foreign(run.path, "cancel")
         records.append(record := run.record())
+        jobs = " ".join(record.slurm_jobs.values())
+        refuse_by_hand(run, record, f"scancel {jobs}" if jobs else "end its script where it runs")
         if record.local and record.host != socket.gethostname():
             raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
     every = {run: run.record() for each in runs for run in _with_waiting(each)}

@@ -19,6 +19,7 @@ from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.caps import Caps
 from trnslurm.rundir import PREPARE, changed_at
+from trnslurm.runs.by_hand import refuse_by_hand, start_by_hand
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.run import Record, RunDir
@@ -164,6 +165,7 @@ def _with_waiting(run: RunDir) -> Iterator[RunDir]:
         refuse_foreign(next_run.path, "resume")
         refuse_writable_code(next_run.path)
         record = next_run.record()
+        refuse_by_hand(next_run, record, f"`{start_by_hand(next_run, record)}` continues it")
         if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
             return  # it started from an earlier result of this run
         yield next_run

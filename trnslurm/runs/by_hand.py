@@ -1,0 +1,25 @@
+"""What commands say of a bundle that sbatch or bash started, without trnslurm."""
+
+from __future__ import annotations
+
+import shlex
+
+from trnslurm.errors import RunError
+from trnslurm.runs.run import ByHand, Record, RunDir
+
+UNKNOWN = "started without trnslurm submit: what is in no file, such as jobs that wait, is unknown"
+
+
+def start_by_hand(run: RunDir, record: Record) -> str:
+    """Return the command that starts the first phase again that has not completed."""
+    newest = {phase: run.newest_attempt(record, phase) for phase in record.phases}
+    done = [phase for phase, last in newest.items() if last and last.state == "COMPLETED"]
+    phase = next((p for p in record.phases if p not in done), record.phases[-1])
+    script = run.script(phase).name
+    return f"cd {shlex.quote(str(run.path))} && {'bash' if record.local else 'sbatch'} {script}"
+
+
+def refuse_by_hand(run: RunDir, record: Record, instead: str) -> None:
+    """Refuse to change a run that trnslurm has not submitted; `instead` says what to do."""
+    if isinstance(record, ByHand):
+        raise RunError(f"{run.path} was started without trnslurm submit: {instead}")
