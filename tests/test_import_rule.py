@@ -165,6 +165,7 @@ SHARED = {
     "node.caps",
     "node.graphs",
     "node.hosts",
+    "node.memory",
     "node.notify",
     "node.stacks",
     "node.triage",

@@ -147,3 +147,16 @@ def test_labelled_data_of_another_kind(site, cli, index: dict[str, object], word
     assert words in cli(*command).error
     (data / "index.json").write_text(json.dumps(splits | {"metrics": ["entity_f1"], "pad_id": 0}))
     assert cli(*command).code == 0
+
+
+def test_more_workers_than_this_machine_starts(cli, monkeypatch) -> None:
+    monkeypatch.setattr(here.os, "sched_getaffinity", lambda _: {0, 1})
+    for gib, nodes, most in ((100.0, 33, 32), (10.2, 21, 20), (0.1, 9, 8)):
+        monkeypatch.setattr(here, "available_gib", lambda gib=gib: gib)
+        some = ("--allow-idle", "--nodes")
+        said = cli(*LOCAL, *some, str(nodes)).error
+        assert said.startswith(f"--nodes {nodes}: {nodes} workers here, where 2 cores and ")
+        assert f"enough to start about {most}: lower --nodes or --workers, or pass --yes; " in said
+        assert cli(*LOCAL, *some, str(most)).code == 0
+        assert cli(*LOCAL, *some, str(nodes), "--yes").code == 0
+    assert cli("render", *LOCAL[1:-1], "--allow-idle", "--nodes", "200").code == 0

@@ -22,7 +22,7 @@ from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import fewer_nodes, make_spec
 from trnslurm.runs.result import other_sizes
 from trnslurm.runs.run import RunDir
-from trnslurm.submit.here import check_here, check_notify
+from trnslurm.submit.here import check_here, check_notify, refuse_crowded
 from trnslurm.submit.job import Job, make_job, read_job
 from trnslurm.submit.precompile import precompile_jobs
 from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor, with_needs
@@ -123,6 +123,8 @@ def checked(submission: Submission, host: SubmitHost, console: Console) -> Submi
     """
     if not host.remote:
         for planned in submission.runs:
+            if not console.yes:
+                refuse_crowded(planned.job, anyway="--yes")
             for warning in (*check_here(planned.job), *check_notify(planned.job)):
                 console.warn(warning)
     _warn_of_caps(submission, console)

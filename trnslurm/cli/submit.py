@@ -89,7 +89,7 @@ _OF_A_BUNDLE = {
     help="Run at once in a job that you hold, such as salloc's; with its logs, until it ends.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what it would take; submit nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of the job's size.")
+@click.option("-y", "--yes", is_flag=True, help="Submit a job of any size without confirmation.")
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import SubmitError
+from trnslurm.node.memory import available_gib
 from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
@@ -30,6 +31,9 @@ _PACKAGES = {
     ("strategy", "deepspeed"): ("deepspeed", "pip install deepspeed"),
 }
 _PYTHON_S = 60
+# A worker, and a launcher for it, which imports PyTorch too: twice what the preflight asks for.
+_GIB_PER_WORKER = 0.5
+_WORKERS_PER_CORE, _FEW_WORKERS = 16, 8
 # Names of the shards that NVIDIA's preparation makes.
 _TRAINING, _TEST = "*_training_*.hdf5", "*_test_*.hdf5"
 
@@ -45,6 +49,21 @@ def check_here(job: Job) -> list[str]:
     if job.profile.container.image:  # the image has its own Python and packages
         return [*found, *_container(job)]
     return [*found, *_packages(job, plan)]
+
+
+def refuse_crowded(job: Job, *, anyway: str = "") -> None:
+    """Refuse more workers than this machine can start; `anyway` is the option that starts them."""
+    if not job.local:
+        return
+    workers, cores = job.nodes * job.workers_per_node, len(os.sched_getaffinity(0))
+    left = available_gib()
+    most = max(_FEW_WORKERS, int(min(_WORKERS_PER_CORE * cores, left / _GIB_PER_WORKER)))
+    if workers > most:
+        raise SubmitError(
+            f"--nodes {job.nodes}: {workers:,} workers here, where {cores} cores and {left:.0f} "
+            f"GiB of free memory are enough to start about {most}: lower --nodes or --workers"
+            f"{f', or pass {anyway}' if anyway else ''}; trnslurm render only writes the scripts"
+        )
 
 
 def check_notify(job: Job) -> list[str]:

@@ -26,7 +26,7 @@ from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
-from trnslurm.submit.here import check_here, check_notify
+from trnslurm.submit.here import check_here, check_notify, refuse_crowded
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.resize import adopt_files, resize, set_caps, set_notify, set_stop_at
@@ -83,7 +83,9 @@ class Continuation(Frozen):
         least = job.profile.slurm.min_nodes
         if self.nodes is None or (self.nodes, self.least_nodes) == (job.nodes, least):
             return job
-        return resize(run, job, self.nodes, self.least_nodes, self.template_dirs)
+        resized = resize(run, job, self.nodes, self.least_nodes, self.template_dirs)
+        refuse_crowded(resized)
+        return resized
 
 
 class Resumed(Frozen):
