@@ -45,6 +45,16 @@ def test_a_job_that_does_not_fit(site, fake_slurm, cli, differs, word, said) -> 
     assert not site.run_root.exists()
 
 
+def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli) -> None:
+    fake_slurm.answer("show-job", " ".join(f"{k}={v}" for k, v in JOB.items()))
+    fake_slurm.answer("show-hostnames", "n1", "n2")
+    fake_slurm.answer("show-partition", f"PartitionName={JOB['Partition']}")
+    inside = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2", "--in", "7", "--dry-run")
+    said = "warning: --time 30 does not end the run in job 7, which ends with that job: "
+    assert said in cli(*inside, "--time", "30").err
+    assert "--time" not in cli(*inside).err
+
+
 def test_an_unknown_job_and_a_job_around(site, fake_slurm, cli, monkeypatch) -> None:
     submit = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
     unknown = "error: --in 7: Slurm knows no such job: squeue --me lists yours\n"

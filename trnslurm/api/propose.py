@@ -92,11 +92,19 @@ def propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submi
     return checked(submission, host, console)
 
 
-def inside(submission: Submission, holder: str) -> Submission:
+def inside(
+    submission: Submission, holder: str, options: JobOptions, console: Console
+) -> Submission:
     """Return a submission whose run starts in a job that the user holds."""
     from trnslurm.submit.held import find_held  # few submissions need it; it starts processes
 
-    return replace(submission, held=find_held(holder, submission.job), extras=())
+    held = find_held(holder, submission.job)
+    if options.time:
+        console.warn(
+            f"--time {options.time} does not end the run in job {held.job_id}, which ends with "
+            "that job: it is the limit of the job that trnslurm resume would submit"
+        )
+    return replace(submission, held=held, extras=())
 
 
 def after(submission: Submission, options: JobOptions, console: Console) -> Submission:

@@ -74,7 +74,7 @@ def submit(
             submission = propose(options, console, elastic=counts)
     submission = after(submission, options, console)
     if in_job is not None:
-        submission = inside(submission, str(in_job))
+        submission = inside(submission, str(in_job), options, console)
         asked["in_job"] = in_job
     words = [f"{k}={v!r}" for k, v in asked.items() if v]
     command = ["python", f"trnslurm.submit({', '.join([repr(first), *words])})"]

@@ -184,7 +184,7 @@ def submit_command(
             submission = propose(job, console, elastic=counts)
     submission = after(submission, job, console)
     if holder is not None:
-        submission = inside(submission, holder)
+        submission = inside(submission, holder, job, console)
     elif (around := os.environ.get("SLURM_JOB_ID")) and not (site or submission.job.local):
         console.say(f"This shell is in job {around}: --in {around} would run it there")
     for line in submission_lines(submission, remote=host.remote):
