@@ -23,7 +23,7 @@ from trnslurm.node.triage.causes import (
 )
 from trnslurm.node.triage.evidence import WARNING
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
-from trnslurm.node.triage.mend import short
+from trnslurm.node.triage.mend import SUBMIT, short
 from trnslurm.node.triage.words import time_in
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
@@ -603,6 +603,27 @@ def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, n
     write_json(run.project_file, {"links": {}, "left_out": ["own", "one.py", "src/pkg"]})
     record(run, 0, 1.0, f"ModuleNotFoundError: No module named '{module}'")
     assert found(run).options == (("--set", f"links=[{name}]") if name else ())
+
+
+@pytest.mark.parametrize(
+    ("module", "meant"),
+    [
+        ("torchh", "torch"), ("nunpy", "numpy"), ("tranformers.models", "transformers"),
+        ("sklaern", "sklearn"), ("widhts", "widths"), ("argprase", "argparse"), ("mdoel", "model"),
+        ("einops", ""), ("typer", ""), ("pickle5", ""), ("apex", ""), ("torchaudio", ""),
+    ],
+)  # fmt: skip
+def test_a_misspelt_module_is_not_to_be_installed(run, module: str, meant: str) -> None:
+    for file in ("widths/__init__.py", "model.py"):
+        (run.code / "project" / file).parent.mkdir(parents=True, exist_ok=True)
+        (run.code / "project" / file).touch()
+    write_json(run.project_file, {"links": {}, "left_out": []})
+    record(run, 0, 1.0, f"ModuleNotFoundError: No module named '{module}'")
+    told = found(run)
+    said = f"there is no module {module.partition('.')[0]}: did you mean {meant}?"
+    assert (told.cause == said) == bool(meant)
+    assert told.mend == SUBMIT or not meant
+    assert told.fix.startswith("correct the name in the script, and submit again; ") == bool(meant)
 
 
 def test_the_python_that_lacks_a_package_is_named(run) -> None:

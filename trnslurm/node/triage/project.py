@@ -3,11 +3,13 @@
 import glob
 import re
 import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent
+from trnslurm.node.triage.releases import packages
 from trnslurm.node.triage.words import frames_in
 from trnslurm.rundir import NODE_SCRIPT, RunFiles, read_file, read_json
 
@@ -21,6 +23,9 @@ _READS = re.compile(
 )
 _WRITES = re.compile(r"(?i)\bout|output|result|checkpoint|ckpt|\blogs?\b|save|write|dump|mkdir")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_SHORTEST_SLIP = 4
+# What is imported under another name than its package has.
+_OTHER_MODULES = {"sklearn", "yaml", "cv2", "PIL", "matplotlib", "pandas", "scipy", "wandb", "tqdm"}
 _QUOTED = re.compile(r"""["']([^"'\s]+)["']""")
 _NEEDS_GPU = {
     *("fp16-no-gpu", "fsdp-cpu-only", "gpu-none", "gpu-not-built", "lightning-no-gpu"),
@@ -79,6 +84,14 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
     lines = [*lines]
     if name := not_copied(run, lines):
         return _was_not_copied(name, name, left_out_of(run))
+    if RunFiles(run).project_file.exists():
+        for match in filter(None, map(_NO_MODULE.search, lines)):
+            if meant := _meant(run, module := match[1].partition(".")[0]):
+                return Missing(
+                    cause=f"there is no module {module}: did you mean {meant}?",
+                    fix=f"correct the name in the script, and submit again; if {module} is a "
+                    "package that you know, install it",
+                )
     for match in filter(None, map(NO_FILE.search, lines)):
         if is_spent():
             break
@@ -89,6 +102,34 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
                 fix=f"submit in {above}/ (cd {shlex.quote(above)}), or give the path {place}",
             )
     return None
+
+
+def _meant(run: Path, module: str) -> str:
+    """Return the known module whose name differs from a missing one's by a slip; empty: none."""
+    known = {name.replace("-", "_") for name in packages()}
+    project = RunFiles(run).code / "project"
+    ours = {p.stem for p in (*project.glob("*.py"), *project.glob("*/__init__.py"))}
+    ours |= {p.parent.name for p in project.glob("*/__init__.py")} - {"__init__"}
+    known |= _OTHER_MODULES
+    if module in known or len(module) < _SHORTEST_SLIP or module[-1].isdigit():
+        return ""
+    # Shorter names have real packages as neighbors: typer and types, ujson and json.
+    standard = [name for name in sys.stdlib_module_names if len(name) > _SHORTEST_SLIP + 1]
+    names = [*sorted(ours), *sorted(known), *sorted(standard)]
+    return next((name for name in names if name != module and _is_slip(module, name)), "")
+
+
+def _is_slip(wrong: str, right: str) -> bool:
+    """Check whether one letter is added, left out or another, or two neighbors are swapped."""
+    short, long = sorted((wrong, right), key=len)
+    if len(long) - len(short) == 1:
+        return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+    differ = [at for at, pair in enumerate(zip(wrong, right, strict=False)) if len({*pair}) > 1]
+    if len(wrong) != len(right) or len(differ) > 2:
+        return False
+    first, last = differ[0], differ[-1]
+    swapped = last == first + 1 and (wrong[first], wrong[last]) == (right[last], right[first])
+    return len(differ) == 1 or swapped
 
 
 def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:

@@ -26,6 +26,11 @@ def _releases() -> dict[str, list[tuple[Version, str]]]:
     return found
 
 
+def packages() -> list[str]:
+    """Return the packages that are listed."""
+    return list(_releases())
+
+
 def day_of(package: str, version: str) -> str:
     """Return the day of a release or of its series, which sorts by time; empty: not known."""
     final, listed = _FINAL.fullmatch(version), _releases().get(package)
