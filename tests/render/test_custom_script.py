@@ -682,6 +682,8 @@ def test_a_script_does_not_begin_over_its_checkpoints(
     assert "; if not, pass it to the script, then trnslurm submit ./train.py -- --a\n" in said
     assert f"may write over {path} in its directory: if the script finds that itself" in done.error
     assert f"{resume}; if not, submit it again, with {run.path}/{path} for" in done.error
+    given = f"submit it with {run.path}/{path} for its own option, after --"
+    assert cli("submit", "./train.py", *CPU, *TIME, "--from", run.name).error.endswith(given)
     assert len(fake_slurm.calls("sbatch")) == 1
     assert cli("resume", run.name, "--force").err.endswith(f"continue from {run.path}/{path}\n")
 

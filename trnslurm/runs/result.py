@@ -23,6 +23,7 @@ from trnslurm.rundir import (
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
+from trnslurm.runs.unreported import unreported
 
 INIT_FROM = "train.init_from"
 """The configuration key for a run's first parameters."""
@@ -104,6 +105,13 @@ def _shared(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
 
 
 def _newest_good(run: RunDir) -> Checkpoint:
+    if run.project_file.exists():
+        left = unreported(run)
+        path = run.newest_checkpoint() or (run.path / left.newest if left else None)
+        raise RunError(
+            f"{run.name} is a run of a custom script, whose checkpoints only the script can read: "
+            f"submit it with {path or 'the path of one'} for its own option, after --"
+        )
     checkpoints: list[Path] = []
     with contextlib.suppress(OSError):
         checkpoints = checkpoints_in(run.checkpoints)
