@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from trnslurm.cli import follow
+from trnslurm.console import Console
 from trnslurm.rundir import write_json
 from trnslurm.runs import watch
+from trnslurm.runs.status import run_status
 
 SUBMIT = ("submit", "toy", "--cluster", "pc", "--nodes", "2", "--follow")
 
@@ -54,6 +57,36 @@ def test_to_a_good_end(site, play, cli) -> None:
         "RUNNING",
     ]
     assert f"{site.run().name}: COMPLETED" in done.out
+
+
+@pytest.mark.parametrize("command", [SUBMIT, ("watch", "last", "--every", "1s")])
+def test_a_requeue_is_said_once(site, play, cli, command) -> None:
+    """Slurm gives one reason after another while the job waits."""
+    lost = {"train": {"state": "RUNNING"}, "precompile": DONE}
+    waits = [([f"1002|PENDING|{why}|N/A|"], lost) for why in ("BeginTime", "Priority", "Resources")]
+    if command != SUBMIT:
+        assert cli(*SUBMIT[:-1]).code == 0
+    play([TRAINING, *waits, TRAINING, (["1002|COMPLETED|None|x|n"], {"train": DONE})])
+    done = cli(*command)
+    lines = [line for line in (done.out + done.err).splitlines() if "REQUEUED" in line]
+    assert len(lines) == 1
+    assert "as when node-1 fails; it starts again within minutes" in lines[0]
+    assert (done.out + done.err).count("RUNNING") == 2
+
+
+def test_a_script_without_steps_has_no_bar(make_run, fake_slurm, monkeypatch) -> None:
+    shown: list[str] = []
+    streams = SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(follow, "sys", streams)
+    for name in ("_with_bar", "_with_lines"):
+        monkeypatch.setattr(
+            follow, name, lambda run, *_, name=name: shown.append(name) or run_status(run)
+        )
+    run = make_run(states={"train": [DONE]})
+    for steps in (None, 7):
+        write_json(run.plan_file, {"steps": steps})
+        assert follow._follow(run, Console(as_json=True)) == 0
+    assert shown == ["_with_lines", "_with_bar"]
 
 
 def test_to_a_bad_end(site, play, cli) -> None:

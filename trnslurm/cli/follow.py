@@ -16,7 +16,7 @@ from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of
-from trnslurm.runs.watch import follow, once
+from trnslurm.runs.watch import follow, once, once_each
 from trnslurm.submit.cancel import cancel
 
 INTERRUPTED = 130
@@ -74,8 +74,10 @@ def _follow(run: RunDir, console: Console) -> int:
         elif record.inside and not console.as_json:
             status = _with_node_log(run)
         else:
-            steps = int(load_json(run.plan_file)["steps"] or 1)
-            status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
+            # A custom script may never say how many steps it makes: no bar, then.
+            steps = int(load_json(run.plan_file)["steps"] or 0)
+            bar = steps and sys.stderr.isatty()
+            status = _with_bar(run, steps) if bar else _with_lines(run)
     except KeyboardInterrupt:
         if not (record.local or record.inside):
             say(f"\n{run.name} continues: trnslurm status {run.name}")
@@ -127,10 +129,10 @@ def _with_bar(run: RunDir, steps: int) -> RunStatus:
 
 
 def _with_lines(run: RunDir) -> RunStatus:
-    say_state, printed_step = once(say), 0
+    say_state, printed_step = once_each(say), 0
     for status in follow(run):
         if not status.final:  # the end is reported below
-            say_state(status.words)
+            say_state(status, status.words)
         step, steps = int(status.metrics.get("step", 0)), int(status.metrics.get("steps", 0))
         if steps and (step - printed_step) * 10 >= steps:  # about ten lines for a whole run
             say(f"step {step}/{steps}  {_figures(status.metrics)}")
@@ -140,10 +142,10 @@ def _with_lines(run: RunDir) -> RunStatus:
 
 def _with_log(run: RunDir) -> RunStatus:
     """Show a run without steps: its states, and the progress lines in its log."""
-    say_state, say_line = once(say), once(say)
+    say_state, say_line = once_each(say), once(say)
     for status in follow(run):
         if not status.final:
-            say_state(status.words)
+            say_state(status, status.words)
         if status.state in ("RUNNING", "COMPLETED"):
             say_line(last_line(run))
     return status

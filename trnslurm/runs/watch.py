@@ -67,7 +67,7 @@ def watch(
     `resume` resumes the run and returns what it did; at most `most` calls in a row may bring no
     newer checkpoint. If the controller does not answer, wait for it.
     """
-    say_state, say_nodes, say_why = once(say), once(say), once(say)
+    say_state, say_nodes, say_why = once_each(say), once(say), once(say)
     step, used, attempt, mend = -1, 0, 0, ""
     told: set[tuple[str, int]] = set()
     while True:
@@ -80,7 +80,8 @@ def watch(
                 status, _ = explained(run, status)
             if status.state == "FAILED":
                 mend = status.mend  # empty, or another command, if a resume would fail again
-            say_state(f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}")
+            reason = f" ({status.reason})" if status.reason else ""
+            say_state(status, f"{status.state}{which}{reason}")
             nodes = nodes_told(run, status.nodes, status.attempts)
             if attempt and nodes:
                 say_nodes("; ".join(f"{name}: {text}" for name, text in nodes.items()))
@@ -142,6 +143,23 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
         end_sender(start_sender(run, message, _SENDING_S), _SENDING_S + 1)
     except OSError as error:
         say(f"notify: {event}: not sent ({error.strerror})")
+
+
+def once_each(say: Say) -> Callable[[RunStatus, str], None]:
+    """Return a `say` for the states of a run, which says each once; a requeue has one reason.
+
+    Slurm's reason for the wait that follows a requeue changes again and again.
+    """
+    say_new, requeued = once(say), 0
+
+    def say_state(status: RunStatus, text: str) -> None:
+        nonlocal requeued
+        attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
+        if status.state != "REQUEUED" or attempt != requeued:
+            say_new(text)
+        requeued = attempt if status.state == "REQUEUED" else 0
+
+    return say_state
 
 
 def once(say: Say) -> Say:
