@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import FINAL, run_status, statuses_of
 
@@ -357,8 +358,15 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     assert "3.5000" in cli("metrics", "./out").out
     assert "attempt 2: no failure was found" in cli("triage", "./out").out
     refused = "was started without trnslurm submit: "
-    assert cli("resume", "./out").error.endswith(f"{refused}`{again}` continues it")
     assert cli("cancel", "./out").error.endswith(f"{refused}scancel 78")
+    assert cli("resume", "./out").error.endswith(f"{refused}`{again}` starts it again")
+    write_json(run.project_file, {})
+    (run.path / "work").mkdir()
+    (run.path / "work/last.ckpt").write_text("x")
+    write_attempt(run, "train", 2, job_id="78", state="FAILED", cause="crash", exit_code=1)
+    fake_slurm.queue()
+    told = f"next: `{again}` if the script finds work/last.ckpt itself; if not, pass it to the "
+    assert told in cli("status", "./out").out
     for words in (("keep", "./out"), ("note", "./out", "x"), ("rm", "./out", "-y")):
         assert refused in cli(*words).error
     assert set(files) <= set(run.path.rglob("*"))

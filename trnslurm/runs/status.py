@@ -315,10 +315,11 @@ def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatu
     resume = f"trnslurm resume {run.name}"
     if resume not in (before.mend, status.mend) or not (left := unreported(run)):
         return status
-    fix, mend = status.fix, status.mend
+    fix, mend, record = status.fix, status.mend, run.record()
     if mend == resume:
-        fix, mend = new_submission(asdict(run.record()), "")
-    own = f"`{resume} --force` if the script finds {left} itself; if not, pass it to the script"
+        fix, mend = new_submission(asdict(record), "")
+    again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
+    own = f"`{again}` if the script finds {left} itself; if not, pass it to the script"
     return replace(status, fix=", then ".join(filter(None, [own, fix])), mend=mend)
 
 

@@ -167,7 +167,7 @@ def _with_waiting(run: RunDir) -> Iterator[RunDir]:
         refuse_foreign(next_run.path, "resume")
         refuse_writable_code(next_run.path)
         record = next_run.record()
-        refuse_by_hand(next_run, record, f"`{start_by_hand(next_run, record)}` continues it")
+        refuse_by_hand(next_run, record, f"`{start_by_hand(next_run, record)}` starts it again")
         if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
             return  # it started from an earlier result of this run
         yield next_run
