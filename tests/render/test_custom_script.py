@@ -679,7 +679,8 @@ def test_a_script_does_not_begin_over_its_checkpoints(
         return
     resume, path = f"trnslurm resume {run.name} --force", f"work/{named}"
     assert f"next: `{resume}` if the script finds {path} itself; if not, " in said
-    assert "; if not, pass it to the script, then trnslurm submit ./train.py -- --a\n" in said
+    assert "; if not, pass it to the script, and call trnslurm.saved() there, then trn" in said
+    assert "saved() there, then trnslurm submit ./train.py -- --a\n" in said
     assert f"may write over {path} in its directory: if the script finds that itself" in done.error
     assert f"{resume}; if not, submit it again, with {run.path}/{path} for" in done.error
     given = f"submit it with {run.path}/{path} for its own option, after --"

@@ -348,7 +348,10 @@ def test_a_resume_that_would_be_refused_is_not_offered(make_run, dead, cli) -> N
     (run.checkpoints / "model.pt").touch()
     assert f"\nnext: trnslurm resume {run.name}\n" in cli("status", run.name).out
     (run.path / "node.sh").write_text('python train.py --resume "$TRNSLURM_RESUME"\n')
-    said = f"next: call trnslurm.saved() in the script, then {AGAIN}"
+    run.code.mkdir(exist_ok=True)
+    write_json(run.project_file, {})
+    said = f"next: `trnslurm resume {run.name} --force` if the script finds checkpoints itself; "
+    said += f"if not, pass it to the script, and call trnslurm.saved() there, then {AGAIN}"
     assert cli("status", run.name).out.splitlines()[1] == said
 
 

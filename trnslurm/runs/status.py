@@ -319,7 +319,8 @@ def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatu
     if mend == resume:
         fix, mend = new_submission(asdict(record), "")
     again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
-    own = f"`{again}` if the script finds {left} itself; if not, pass it to the script"
+    own = f"`{again}` if the script finds {left} itself; if not, pass it to the script, and call "
+    own += "trnslurm.saved() there"
     return replace(status, fix=", then ".join(filter(None, [own, fix])), mend=mend)
 
 
