@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
@@ -428,7 +427,7 @@ def _local_job(run: RunDir, attempts: Iterable[Attempt]) -> dict[str, str]:
     for last in attempts:
         try:
             ours = run.path.samefile(f"/proc/{last.pid}/cwd")
-            here = ours and last.host == socket.gethostname()
+            here = ours and last.host == os.uname().nodename
         except OSError:  # it has ended
             here = False
         if here:
