@@ -26,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures setup test test-all lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check durations format goldens bench bench-training \
+.PHONY: all help demo docs pictures setup test test-all test-loaded lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check durations format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release releases clean
 
 help:  ## Show what can be made
@@ -52,6 +52,12 @@ test: setup  ## Check in ten minutes: linters, types, all logic, one claim for e
 # Together with `make test` it runs every test once.
 test-all: setup  ## Run the tests that `make test` leaves out: more of Slurm, training, S3, faults
 	@$(PYTEST) -m 'rest and not first and not ($(OWN_TARGET))'
+
+# What fails there has a race, or knows how fast the machine is.
+test-loaded: setup  ## Run the tests of `make test` beside twelve busy loops
+	@for _ in {1..12}; do while :; do :; done & done
+	trap 'kill $$(jobs -p)' EXIT
+	$(PYTEST)
 
 durations: setup  ## Run both, and record how long each file takes, which orders the files
 	@$(PYTEST) --record-durations -m 'not ($(OWN_TARGET))'
