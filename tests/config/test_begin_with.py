@@ -78,7 +78,7 @@ def test_on_a_small_host_a_graph_is_compiled_once(site) -> None:
     ],
 )
 def test_bad_values_are_one_line(cli, setting: str, words: str) -> None:
-    done = cli("plan", *LOCAL, "--set", setting)
+    done = cli("plan", *LOCAL, "--preset", "tiny", "--set", setting)
     assert done.code == 1
     assert words in done.error
 

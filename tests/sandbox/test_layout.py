@@ -159,10 +159,11 @@ def test_profile_in_a_base_that_others_can_write_is_not_read(cli, base: Path, pr
 
 def test_jobs_are_planned_for_the_sandbox(cli, prepare) -> None:
     prepare()
-    done = cli("plan", "gpt2_zero1", "--cluster", "sandbox", "--nodes", "1,2,3", "--json")
+    tiny = ("gpt2_zero1", "--cluster", "sandbox", "--preset", "tiny", "--nodes")
+    done = cli("plan", *tiny, "1,2,3", "--json")
     assert (done.code, done.err) == (0, "")
     assert [plan["nodes"] for plan in json.loads(done.out)["plans"]] == [1, 2, 3]
-    more = cli("plan", "gpt2_zero1", "-c", "sandbox", "--nodes", "4").error
+    more = cli("plan", *tiny, "4").error
     assert more.startswith("--nodes 4 is more than the 3 that ")
 
 

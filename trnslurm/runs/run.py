@@ -195,7 +195,8 @@ class RunDir(RunFiles, kw_only=False):
             if record is None:
                 raise RunError(f"{self.path} is not a run directory: it has no {RECORD}")
             _check_record(record)
-            refuse_writable(self.path, self.record_file)
+            told_by = self.config_file if isinstance(record, ByHand) else self.record_file
+            refuse_writable(self.path, told_by)
             return replace(record, bin_dir=commands_of(record.bin_dir, self.path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{self.record_file}: damaged or unreadable ({error})") from None
