@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -76,4 +77,5 @@ def test_a_manifest_of_before_there_were_scores_is_read(team):
     manifest = prove(path.parent)
     assert manifest.score == {}
     assert CheckpointManifest.from_json(manifest.to_json(), where="") == manifest
+    assert b"frozen" not in replace(manifest, frozen=[]).to_json(), "older ones refuse the key"
     assert team(attempt=2).resume() == 1

@@ -58,6 +58,8 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """Return it as JSON, with a checksum of itself."""
         values = asdict(self)
+        if not self.frozen:  # versions that know no frozen parameters read it, too
+            del values["frozen"]
         return json.dumps(values | {"sha256": _checksum(values)}, indent=1).encode()
 
     @classmethod
