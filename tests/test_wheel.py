@@ -38,6 +38,7 @@ def wheel(release: Path) -> Path:
     return next(release.glob("*.whl"))
 
 
+@pytest.mark.rest
 def test_a_release_is_the_same_when_made_again(release: Path, tmp_path: Path) -> None:
     again = make_release(tmp_path)
     sums = (release / "SHA256SUMS").read_text()
@@ -58,6 +59,7 @@ def test_wheel_holds_templates_jobs_and_profiles(wheel: Path) -> None:
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
 
 
+@pytest.mark.rest
 def test_every_form_renders_and_plans_as_the_checkout_does(
     release: Path, wheel: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +98,7 @@ def test_every_form_renders_and_plans_as_the_checkout_does(
     assert not [*(tmp_path / "venv").rglob("*trnslurm*")]
 
 
+@pytest.mark.rest
 def test_neuron_extra_fails_clearly_on_the_public_index(wheel: Path, tmp_path: Path) -> None:
     """The public index has empty placeholders of these names; they must never be installed."""
     done = run(

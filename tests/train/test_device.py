@@ -105,6 +105,7 @@ run_job(lambda: open_device("xla-cuda", read_environment()))
 """
 
 
+@pytest.mark.rest
 def test_a_torch_xla_without_gpus_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     done = as_a_worker(STARTED, tmp_path)
@@ -175,6 +176,7 @@ run_job(main)
 """
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("thread", "said"), [("pt_gloo_runloop", "worked, left "), ("other", "worked, left torn down")]
 )

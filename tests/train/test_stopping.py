@@ -146,6 +146,7 @@ def paused(attempt):
     attempt.signal(1, signal.SIGCONT)
 
 
+@pytest.mark.rest
 def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_path):
     steps = 60
     changes = {"steps": steps, "train__save_every": 1000, "train__eval_every": 20}
@@ -187,6 +188,7 @@ def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_p
     assert [line[0] for line in counting(run)] == list(range(1, steps + 1))
 
 
+@pytest.mark.rest
 def test_on_xla_devices_too(tmp_path):
     launches = Launches(tmp_path, JOB / "text.txt")
     changes = {"steps": 6, "train__save_every": 1000, "train__eval_every": 0}
@@ -221,6 +223,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.rest
 def test_term_ends_a_worker_that_waits_in_a_collective(tmp_path):
     environ = os.environ | {"PYTHONPATH": str(REPO), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", BLOCKED]

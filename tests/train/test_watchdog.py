@@ -107,6 +107,7 @@ def test_who_never_answers_is_asked_once():
     assert ask(lambda: 1 // 0, patience_s=1) is None
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_frozen_worker_is_named_by_another(tmp_path, rank):
     run = Run(tmp_path / "run", **CHANGES)
@@ -131,6 +132,7 @@ def test_a_frozen_worker_is_named_by_another(tmp_path, rank):
     assert run.checkpoints(), "saved before"
 
 
+@pytest.mark.rest
 def test_a_first_node_that_does_not_answer_is_named(tmp_path):
     run = Run(tmp_path / "run", **CHANGES)
     with run.attempt(1) as attempt:

@@ -23,6 +23,8 @@ from ...waiting import eventually
 from ..attempts import children
 from ..conftest import make_environment, run_workers, torchrun_arguments
 
+pytestmark = pytest.mark.rest
+
 WORKER = Path(__file__).with_name("worker.py")
 REPO = WORKER.parents[3]
 TIMEOUT_S = 600
