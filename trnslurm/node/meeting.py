@@ -235,16 +235,16 @@ def join(rendezvous: Rendezvous, reach_s: float) -> Iterator[Connection]:
 
 def _reach(rendezvous: Rendezvous, node0: str, reach_s: float) -> Connection:
     """Connect to node 0, which may begin later than this node."""
-    address, limit_s = (rendezvous.address, rendezvous.port), min(MESSAGE_S, reach_s)
+    address = (rendezvous.address, rendezvous.port)
     deadline = time.monotonic() + reach_s
     while True:
         try:
-            connection = Connection(socket.create_connection(address, timeout=limit_s))
+            connection = Connection(socket.create_connection(address, timeout=MESSAGE_S))
         except OSError as error:
             why = error.strerror or str(error)
         else:
             try:
-                if connection.receive(limit_s).get("meeting") == rendezvous.name:
+                if connection.receive(MESSAGE_S).get("meeting") == rendezvous.name:
                     return connection
                 why = "another job answers there"
             except (OSError, ValueError):
