@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trnslurm
+from trnslurm.mirror.copies import read_copy
+from trnslurm.mirror.store import ChangedError, MirrorError, Object, Store
 from trnslurm.rundir import RunFiles, checkpoint_name, write_json
 
 from ..processes import Done, run_process
@@ -221,6 +225,43 @@ def test_objects_of_others_stop_nothing(server: Server, make_run: Callable[..., 
     left = {key.removeprefix(prefix) for key in server.sizes() if key.startswith(prefix)}
     assert others - left == {"checkpoints/step-00000010/"}
     assert "checkpoints/step-00000005/" not in left  # a part of a copy, of a step that is gone
+
+
+class Endless:
+    """A client of an S3 that answers far too long, as a broken gateway may."""
+
+    def get_paginator(self, what: str) -> Endless:
+        return self
+
+    def paginate(self, **asked: str) -> Iterator[dict[str, Any]]:
+        return itertools.repeat({}, 3_000)
+
+    def get_object(self, **asked: str) -> dict[str, Any]:
+        return {"Body": self}
+
+    def read(self, size: int) -> bytes:
+        return bytes(size)
+
+    def iter_chunks(self, size: int) -> Iterator[bytes]:
+        return itertools.repeat(bytes(size), 9)
+
+
+@pytest.mark.first
+def test_answers_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trnslurm.mirror.store._client", lambda connections: Endless())
+    store, file = Store("s3://bucket/a"), tmp_path / "file"
+    for listing in (store.names, store.all_names, store.remove):
+        with pytest.raises(MirrorError, match=r"more than 2,000 pages of names: choose"):
+            list(listing("checkpoints/") or ())
+    for fetch in (
+        lambda: store.fetch("x", file, 3 * MIB, "0" * 64),
+        lambda: store.fetch_rest(Object("x", 3 * MIB, '"0"'), file),
+    ):
+        file.unlink(missing_ok=True)
+        with pytest.raises(ChangedError, match="a/x: S3 sends more bytes than it has listed"):
+            fetch()
+        assert file.stat().st_size == 3 * MIB
+    assert read_copy(store, 10) == {}  # a damaged one is passed over
 
 
 def test_it_ends_with_its_attempt(server: Server, make_run: Callable[..., Run]) -> None:

@@ -32,6 +32,8 @@ from trnslurm.rundir import (
 CODE = "code.tar.gz"
 MOST_BYTES = 128 << 20
 """Of the files that are no checkpoints."""
+_MOST_RECORD = 32 << 20
+"""Of a copy's sizes and checksums: as much as 100,000 files need."""
 _FORMAT = 1
 _IDENTITY = ("run", "created", "user", "host")
 _MANIFEST = "manifest.json"  # as trnslurm.train.checkpoint writes it
@@ -128,12 +130,12 @@ def known_copies(store: Store) -> dict[int, dict[str, Any]]:
 def read_copy(store: Store, step: int) -> dict[str, Any]:
     """Return what was written last of a copy; empty if it is damaged."""
     try:
-        copy = json.loads(store.read(f"{name_of(step)}.json", MOST_BYTES) or b"{}")
+        copy = json.loads(store.read(f"{name_of(step)}.json", _MOST_RECORD) or b"{}")
         whole = copy["format"] == _FORMAT and copy["step"] == step and isinstance(copy["path"], str)
         for name, file in copy["files"].items():
             whole = whole and _is_inside(name) and isinstance(file["sha256"], str)
             whole = whole and isinstance(file["bytes"], int) and isinstance(file["mtime_ns"], int)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ChangedError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return dict(copy) if whole and copy["files"] else {}
 

@@ -28,6 +28,8 @@ _MOST_PARTS = 9_000
 _AT_ONCE = 4
 _CHUNK = 1 << 20
 _CONNECT_S, _ANSWER_S, _TRIES = 10, 60, 3
+_MOST_PAGES = 2_000
+"""Of a listing. S3 puts 1,000 names on a page, or fewer, and a broken gateway lists for ever."""
 _MD5 = "[0-9a-f]{32}"
 _MISSING = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}
 
@@ -37,7 +39,7 @@ class MirrorError(Exception):
 
 
 class ChangedError(MirrorError):
-    """A file whose bytes are not those that its checksum says."""
+    """A file or object that does not have the bytes it should have."""
 
 
 class Object(NamedTuple):
@@ -86,9 +88,19 @@ class Store:
         asked = {"Bucket": self._bucket, "Prefix": self._top + prefix}
         asked |= {"Delimiter": "/"} if here else {}
         with _one_line(prefix):
-            for page in self._client.get_paginator("list_objects_v2").paginate(**asked):
+            for page in self._pages("list_objects_v2", **asked):
                 for each in page.get("Contents", ()):
                     yield Object(each["Key"][len(self._top) :], each["Size"], each["ETag"])
+
+    def _pages(self, what: str, **asked: Any) -> Iterator[Any]:
+        """Yield the pages of a listing; raise a MirrorError if there are too many."""
+        for number, page in enumerate(self._client.get_paginator(what).paginate(**asked)):
+            if number == _MOST_PAGES:
+                raise MirrorError(
+                    f"S3 lists more than {_MOST_PAGES:,} pages of names: choose a prefix with "
+                    "fewer objects, and pack small files into archives"
+                )
+            yield page
 
     def find(self, name: str) -> Object | None:
         """Return the object of a name; None: there is none."""
@@ -100,7 +112,10 @@ class Store:
         return Object(name, found["ContentLength"], found["ETag"])
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """Return the bytes of a small object; None: there is none."""
+        """Return the bytes of a small object; None: there is none.
+
+        Raise a ChangedError if the object is larger.
+        """
         try:
             with _one_line(name):
                 body = self._client.get_object(**self._at(name))["Body"]
@@ -108,7 +123,7 @@ class Store:
         except _MissingError:
             return None
         if len(data) > most_bytes:
-            raise MirrorError(f"{self.place}/{name}: more than {most_bytes >> 20} MiB")
+            raise ChangedError(f"{self.place}/{name}: more than {most_bytes >> 20} MiB")
         return data
 
     def write(self, name: str, data: bytes) -> None:
@@ -146,8 +161,7 @@ class Store:
         """Write an object into a file, durably; raise a ChangedError if it is another."""
         found = hashlib.sha256()
         with _one_line(name), path.open("wb") as file:
-            body = self._client.get_object(**self._at(name))["Body"]
-            for chunk in body.iter_chunks(_CHUNK):
+            for chunk in self._chunks(name, size):
                 found.update(chunk)
                 file.write(chunk)
                 self.moved += len(chunk)
@@ -155,6 +169,14 @@ class Store:
             os.fsync(file.fileno())
         if (path.stat().st_size, found.hexdigest()) != (size, sha256):
             raise ChangedError(f"{self.place}/{name}: its sha256 is not as it was")
+
+    def _chunks(self, name: str, size: int, **asked: Any) -> Iterator[bytes]:
+        """Yield an object's bytes; raise a ChangedError if there are more than `size`."""
+        for chunk in self._client.get_object(**self._at(name), **asked)["Body"].iter_chunks(_CHUNK):
+            size -= len(chunk)
+            if size < 0:  # an answer without a length may never end
+                raise ChangedError(f"{self.place}/{name}: S3 sends more bytes than it has listed")
+            yield chunk
 
     def fetch_rest(self, wanted: Object, path: Path) -> bool:
         """Append to a file what it lacks of an object, durably; return whether a checksum says so.
@@ -165,8 +187,7 @@ class Store:
         if have < wanted.bytes or not path.exists():
             asked = {"IfMatch": wanted.etag} | ({"Range": f"bytes={have}-"} if have else {})
             with _one_line(wanted.name), path.open("ab") as file:
-                body = self._client.get_object(**self._at(wanted.name), **asked)["Body"]
-                for chunk in body.iter_chunks(_CHUNK):
+                for chunk in self._chunks(wanted.name, wanted.bytes - have, **asked):
                     file.write(chunk)
                     self.moved += len(chunk)
                     self.on_move()
@@ -271,16 +292,14 @@ class Store:
         """Return an upload of this object that was interrupted, and its parts by number."""
         for upload in self._uploads(name):
             if upload["Key"] == self._at(name)["Key"]:
-                pages = self._client.get_paginator("list_parts").paginate(
-                    **self._at(name), UploadId=upload["UploadId"]
-                )
+                pages = self._pages("list_parts", **self._at(name), UploadId=upload["UploadId"])
                 parts = [part for page in pages for part in page.get("Parts", ())]
                 return upload["UploadId"], {part["PartNumber"]: part for part in parts}
         return None
 
     def _uploads(self, prefix: str) -> list[Any]:
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._bucket, Prefix=self._at(prefix)["Key"]
+        pages = self._pages(
+            "list_multipart_uploads", Bucket=self._bucket, Prefix=self._at(prefix)["Key"]
         )
         return [upload for page in pages for upload in page.get("Uploads", ())]
 
