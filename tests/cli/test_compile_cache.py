@@ -118,6 +118,22 @@ def test_gc_keeps_files_that_another_key_names(graphs, cli) -> None:
     assert cli("compile", "verify", young, *PC).code == 0
 
 
+def test_gc_follows_no_link(graphs, keys, cli, tmp_path: Path) -> None:
+    """Neither to the files that a manifest names, nor to the directory of all keys."""
+    inside, outside = graphs.cache / "neuronxcc-2", tmp_path / "elsewhere"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    assert cli(*GC, "--older-than", "25d").code == 0
+    assert not graphs.files.directory(keys[0]).exists()
+    assert len([*outside.rglob("model.neff")]) == 3
+    every = graphs.cache / "trnslurm"
+    every.rename(tmp_path / "keys")
+    every.symlink_to(tmp_path / "keys")
+    done = cli(*GC, "--max-size", "0")
+    assert done.code == 1 and f"error: {every}: a link is in its path" in done.err
+    assert len([*(tmp_path / "keys").glob("*/manifest.json")]) == 2
+
+
 def test_gc_leaves_what_is_in_use(graphs, keys, fake_slurm, cli) -> None:
     """By a run that is pending on graphs that are there, or by one that compiles."""
     train = ("submit", "toy", *PC, "--set", "batch.global_batch=128")

@@ -171,22 +171,34 @@ def remove_all(cache: CompileCache, entries: Sequence[CachedKey]) -> int:
 
 
 def _remove(cache: CompileCache, entry: CachedKey, others: Iterable[CachedKey]) -> int:
-    """Remove a key and the files that no other key names; return the number of bytes freed."""
+    """Remove a key and the files that no other key names; return the number of bytes freed.
+
+    No link is followed: another user of the cache may have made the link.
+    """
     directory = cache.directory(entry.key)
+    if _is_behind_link(cache.root, directory / MANIFEST):
+        raise TrnslurmError(
+            f"{directory.parent}: a link is in its path below {cache.root}: remove it"
+        )
     # The manifest first, so that the key is cold from here on.
     (directory / MANIFEST).unlink(missing_ok=True)
     shared = {name for other in others for name in other.sizes}
     freed = 0
     for name, size in entry.sizes.items():
-        if name in shared:
+        file = cache.root / name
+        if name in shared or _is_behind_link(cache.root, file):
             continue
         freed += size
-        file = cache.root / name
         file.unlink(missing_ok=True)
         if directory not in file.parents:
             _remove_graph(cache.root, file.parent, shared)
     shutil.rmtree(directory)
     return freed
+
+
+def _is_behind_link(root: Path, file: Path) -> bool:
+    """Check whether a directory between the cache and a file is a link."""
+    return file.parent.resolve() != root.resolve() / file.parent.relative_to(root)
 
 
 def _remove_graph(root: Path, directory: Path, shared: set[str]) -> None:
