@@ -14,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.errors import RemoteError
 from trnslurm.remote import launcher, receive
+from trnslurm.remote.ask import ask
 from trnslurm.remote.launcher import NEEDED
+from trnslurm.remote.request import Request
+from trnslurm.remote.ssh import Place
 
 from .login import Login
 
@@ -78,6 +82,27 @@ def test_what_arrives_damaged_is_not_kept(tmp_path: Path) -> None:
     code, said = received(tmp_path, data[:-1] + b"y", 1000, hashlib.sha256(data).hexdigest())
     assert (code, said[HEAD + 1 :]) == (1, receive.frame(receive.DAMAGED))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_no_launcher_sends_is_one_line(tmp_path: Path, monkeypatch) -> None:
+    """Neither a loop without end nor a traceback."""
+    frames = tmp_path / "frames"
+    monkeypatch.setattr(Place, "argv", lambda *_: ["cat", str(frames)])
+    ends = (b"{", b"[1]", b'{"code": null}', b'{"code": Infinity}', b"[" * 100_000)
+    for said in (
+        b"o-9999999", b"o+0000001", b"o  000001", b"Z00000000", b"\xff" * 90,
+        receive.frame(receive.PARCEL, b"-1"), receive.frame(receive.LAUNCHER, b"all"),
+        *(receive.frame(receive.END, end) for end in ends),
+    ):  # fmt: skip
+        frames.write_bytes(b"Welcome\n" + receive.MARK + said)
+        with pytest.raises(RemoteError, match=r"^host: it sent something else than the launcher"):
+            ask(Request(place=Place("host"), argv=[], shows=True), say=print)
+
+
+def test_a_login_shell_talks_for_ever(monkeypatch) -> None:
+    monkeypatch.setattr(Place, "argv", lambda *_: ["head", "-c", "2M", "/dev/zero"])
+    with pytest.raises(RemoteError, match=r"^host: it sent something else than the launcher does"):
+        ask(Request(place=Place("host"), argv=[], shows=True), say=print)
 
 
 def test_a_login_node_without_a_python(login: Login, cli) -> None:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from trnslurm.errors import ConnectionLostError, RemoteError
 from trnslurm.remote import launcher
 from trnslurm.remote.receive import (
+    BEAT,
     BEGUN,
     CHUNK_BYTES,
     DAMAGED,
@@ -46,6 +47,10 @@ _WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
 """Before each further try, while tries bring nothing new."""
 _SILENT_S = 120.0
 """Longer than a login shell takes to start, and longer than the other side is ever silent."""
+
+_MOST_NOISE = 1 << 20
+_MOST_BYTES = 1 << 30
+"""Of a login shell's output, and of the files that a command writes: all are in memory."""
 
 Say = Callable[[str], None]
 
@@ -220,6 +225,8 @@ class _Connection:
             if not (data := self._read()):
                 return bytes(self._buffer)
             self._buffer += data
+            if len(self._buffer) > _MOST_NOISE:
+                raise self._something_else()
         self._buffer = self._buffer.partition(MARK)[2]
         self.reached = True
         return None
@@ -230,6 +237,8 @@ class _Connection:
             kind, data = self._frame()
             if kind in (LAUNCHER, PARCEL):
                 whole = launcher.archive() if kind == LAUNCHER else request.parcel or b""
+                if not data.isdigit():
+                    raise self._something_else(kind + data)
                 answer.sent[kind.decode()] = int(data)
                 self._send_file(whole, int(data))
                 answer.asked = answer.asked or kind == PARCEL
@@ -257,16 +266,23 @@ class _Connection:
             elif kind == FILE:
                 name, _, content = data.partition(b"\n")
                 answer.files[Path(name.decode(errors="replace")).name] = content
+                if sum(map(len, answer.files.values())) > _MOST_BYTES:
+                    raise self._something_else(kind + name)
             elif kind == DAMAGED:
                 raise self._lost("the files arrived damaged")
             elif kind == END:
                 self._end(data)
                 return
+            elif kind != BEAT:
+                raise self._something_else(kind + data)
 
     def _end(self, data: bytes) -> None:
-        facts = json.loads(data)
-        self._answer.code = int(facts.get("code", 1))
-        self._answer.error = str(facts.get("error", ""))
+        try:
+            facts = json.loads(data)
+            self._answer.code = int(facts.get("code", 1))
+            self._answer.error = str(facts.get("error", ""))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise self._something_else(END + data) from None
         with contextlib.suppress(_BrokenError):
             self._write(DONE)
 
@@ -296,13 +312,16 @@ class _Connection:
         return whole[:1], whole[HEAD_BYTES:]
 
     def _length(self) -> int:
-        try:
-            return int(self._buffer[1:HEAD_BYTES])
-        except ValueError:
-            raise RemoteError(
-                f"{self._request.place.host}: it sent something else than the launcher does: "
-                f"{bytes(self._buffer[:40])!r}"
-            ) from None
+        digits = self._buffer[1:HEAD_BYTES]
+        if not digits.isdigit():  # int() also takes signs and spaces
+            raise self._something_else()
+        return int(digits)
+
+    def _something_else(self, data: bytes = b"") -> RemoteError:
+        return RemoteError(
+            f"{self._request.place.host}: it sent something else than the launcher does: "
+            f"{bytes((data or self._buffer)[:40])!r}"
+        )
 
     def _read(self) -> bytes:
         # A person may have to type a password first.
