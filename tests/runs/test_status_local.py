@@ -151,6 +151,7 @@ def test_half_written_state_file_is_an_attempt_all_the_same(make_run, fake_slurm
         ('{"step": 1, "steps": 9, "loss": NaN}\n', "step 1/9, loss nan"),
         ('{"step": 1, "steps": 9, "loss": null}\n', "step 1/9"),
         ('{"step": 1}\n[]\n3\n', "step 1/?"),
+        ('{"step": 1}\n{"step": 2, "loss": 1%s}\n' % ("0" * 400), "step 1/?"),  # no float
     ],
 )
 def test_metrics_as_they_may_be_found(make_run, cli, text: str, shown: str | None) -> None:
