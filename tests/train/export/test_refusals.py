@@ -1,5 +1,6 @@
 """What is not exported, and that nothing half done is left."""
 
+import fcntl
 import json
 import os
 import resource
@@ -102,6 +103,19 @@ def test_a_signal_leaves_nothing(export, run_dir, monkeypatch):
         export()
     assert end.value.code == 128 + signal.SIGTERM
     assert names(run_dir / "exported") == []
+
+
+def test_what_killed_exports_left_is_removed(export, run_dir):
+    exported = run_dir / "exported"
+    left = [exported / f".step-6.{name}" for name in ("partial-1", "replaced-2", "partial-3")]
+    mine = exported / ".step-6.partial-mine"
+    for folder in (*left, mine):
+        folder.mkdir(parents=True)
+    busy = os.open(left[2], os.O_RDONLY)  # of another export, which still runs
+    fcntl.flock(busy, fcntl.LOCK_EX)
+    export()
+    assert names(exported) == [left[2].name, mine.name, "step-6"]
+    os.close(busy)
 
 
 def test_by_hand(run_dir):

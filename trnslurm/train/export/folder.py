@@ -1,12 +1,15 @@
 """Exports a checkpoint to a Hugging Face folder; the parts that all jobs share."""
 
 import argparse
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -215,8 +218,11 @@ def _write(model: Any, tokenizer: Any, output: Path) -> None:
     # for a GPU and print to stdout that there is none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers 5 has one, on stderr
+    _remove_abandoned(output)
+    lock = None
     try:
         partial.mkdir(parents=True)
+        lock = _lock(partial)
         model.save_pretrained(partial)
         if isinstance(tokenizer, Path):
             _copy_tokenizer(tokenizer, partial, model.config.vocab_size)
@@ -232,6 +238,31 @@ def _write(model: Any, tokenizer: Any, output: Path) -> None:
         raise TrainError(f"{output}: cannot be written ({reason})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Remove what killed exports have left: each may be as large as the model."""
+    ours = rf"\.{re.escape(output.name)}\.(partial|replaced)-[0-9]+"
+    with suppress(FileNotFoundError):
+        for path in [each for each in output.parent.iterdir() if re.fullmatch(ours, each.name)]:
+            if (lock := _lock(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; None if another process has locked the folder, or no one can."""
+    with suppress(OSError):  # NFS locks no directory (man 2 flock)
+        found = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(found)
+            raise
+        return found
+    return None
 
 
 def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
