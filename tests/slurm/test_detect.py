@@ -133,8 +133,14 @@ def test_written_profile_is_the_default_and_can_be_planned_with(
     assert (plan["cluster"], plan["plans"][0]["workers"]) == ("parallelcluster", 64)
 
 
-def test_profile_is_never_overwritten(parallelcluster, cli) -> None:
+def test_profile_is_never_overwritten(parallelcluster, cli, home: Path) -> None:
     assert cli("cluster", "detect", "--write").code == 0
+    settings = home / ".config/trnslurm/trnslurm.yaml"
+    settings.unlink()  # as after a kill between the two files
+    assert cli("cluster", "detect", "--write").code == 0
+    assert settings.exists()
+    profile = settings.parent / "cluster-config/parallelcluster.yaml"
+    profile.write_text(f"{profile.read_text()}# mine\n")
     again = cli("cluster", "detect", "--write")
     assert again.code == 1
     assert "already exists: remove it, or pass --name" in again.error

@@ -125,6 +125,7 @@ def _dump(seen: Snapshot, file: Path) -> None:
     except FileExistsError:
         raise ConfigError(f"--dump {file}: the file exists; remove it, or name another") from None
     except OSError as error:
+        file.unlink(missing_ok=True)  # the half that a full disk took
         raise ConfigError(f"--dump {file}: {error.strerror}") from None
     click.echo(
         f"Wrote {file}: {count(len(seen.nodes), 'node')} in "
@@ -211,9 +212,10 @@ def write_profile(name: str, text: str, warning: str) -> None:
     """Write a profile to the user's cluster-config/, and print its warning."""
     target = user_root() / "cluster-config" / f"{_profile_name(name)}.yaml"
     settings = user_root() / SETTINGS_FILE
-    if target.exists():
-        raise ConfigError(f"{target} already exists: remove it, or pass --name")
     try:
+        # The same text: the first call was killed before it wrote the settings.
+        if target.exists() and target.read_bytes() != text.encode():
+            raise ConfigError(f"{target} already exists: remove it, or pass --name")
         make_private(target.parent)
         write_file(target, text.encode())
         chosen = not settings.exists()
