@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,16 @@ def test_a_file_is_read_whole_up_to_the_most(tmp_path: Path, size: int) -> None:
     if size:
         with pytest.raises(OSError, match="more than 0 MiB"):
             rundir.read_file(file, most_bytes=size - 1)
+
+
+def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path) -> None:
+    file, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    rundir.write_json(file, {"before": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as found:
+            rundir.write_json(file, {"after": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found.value.filename == str(file)  # the kernel names no file for a write
+    assert rundir.read_json(file) == {"before": 1} and [*tmp_path.iterdir()] == [file]

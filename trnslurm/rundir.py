@@ -668,13 +668,23 @@ def _json(data: Any) -> bytes:
 
 
 @contextlib.contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Name the file in an error of the block: an error of a write, as on a full disk, has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
+
+
+@contextlib.contextmanager
 def _written(file: Path, data: bytes) -> Iterator[Path]:
     """Write the data to a hidden file next to `file`, which the block then renames."""
     temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}")
     mode = 0o666 & ~umask_of(file.parent)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, mode), "wb") as stream:
+        with naming(file), os.fdopen(os.open(temporary, flags, mode), "wb") as stream:
             if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != mode:  # the umask took more
                 with contextlib.suppress(OSError):  # a file system without modes
                     os.fchmod(stream.fileno(), mode)

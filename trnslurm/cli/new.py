@@ -17,6 +17,7 @@ from trnslurm.config.script import Launcher, script_tree
 from trnslurm.config.search import packaged_root, parse_yaml
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
+from trnslurm.rundir import naming
 
 _EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 _TEXT = """\
@@ -105,7 +106,8 @@ def new_command(
     )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        with naming(file):
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     click.echo(f"Wrote {file}. Read it, then: trnslurm submit {name} --path . --nodes N")

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trnslurm.rundir import naming
+
 INSTALL = "pip install 'trnslurm[s3]'"
 PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()=-]+)*)/?"
 """A bucket and a prefix of the characters that S3 calls safe, and of partitions' =."""
@@ -160,7 +162,7 @@ class Store:
     def fetch(self, name: str, path: Path, size: int, sha256: str) -> None:
         """Write an object into a file, durably; raise a ChangedError if it is another."""
         found = hashlib.sha256()
-        with _one_line(name), path.open("wb") as file:
+        with _one_line(name), naming(path), path.open("wb") as file:
             for chunk in self._chunks(name, size):
                 found.update(chunk)
                 file.write(chunk)
@@ -186,7 +188,7 @@ class Store:
         have = path.stat().st_size if path.exists() else 0
         if have < wanted.bytes or not path.exists():
             asked = {"IfMatch": wanted.etag} | ({"Range": f"bytes={have}-"} if have else {})
-            with _one_line(wanted.name), path.open("ab") as file:
+            with _one_line(wanted.name), naming(path), path.open("ab") as file:
                 for chunk in self._chunks(wanted.name, wanted.bytes - have, **asked):
                     file.write(chunk)
                     self.moved += len(chunk)

@@ -49,7 +49,7 @@ def main() -> None:
     except KeptError as error:
         sys.exit(f"error: {error}: {_KEPT}")
     except OSError as error:
-        sys.exit(f"error: {error.filename}: {error.strerror}")
+        sys.exit(f"error: {error.filename or 'output'}: {error.strerror}")
     except _Stopped as stopped:
         print(f"\nstopped: {_KEPT}", file=sys.stderr, flush=True)
         code = 128 + stopped.args[0]

@@ -23,6 +23,7 @@ from trnslurm.rundir import (
     PLAN,
     STRATEGY,
     RunFiles,
+    naming,
     read_file,
 )
 
@@ -75,7 +76,8 @@ class Bundle(Frozen):
         for name, data in self.files.items():
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
+            with naming(target):
+                target.write_bytes(data)
             if name.startswith(PROJECT_CODE) and data.startswith(_PROGRAMS):
                 target.chmod(target.stat().st_mode | 0o100)
 

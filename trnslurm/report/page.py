@@ -12,6 +12,7 @@ from trnslurm.api.tables import dollars
 from trnslurm.report.figures import DARK, colour_of, drawings, png, svg
 from trnslurm.report.history import TRAIN, History, Stay, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
+from trnslurm.rundir import naming
 from trnslurm.runs.status import no_numbers
 
 _MOST_TOLD = 4
@@ -40,13 +41,15 @@ def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list
     written = [file]
     temporary = file.with_name(f".{file.name}.new")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with naming(file):
+            temporary.write_text(text, encoding="utf-8")
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
     for each in drawn if pictures else ():
         picture = file.with_name(f"{file.stem}-{each.name}.png")
-        png(each, picture)
+        with naming(picture):
+            png(each, picture)
         written.append(picture)
     return written
 

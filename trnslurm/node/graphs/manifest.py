@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import load_json
+from trnslurm.rundir import load_json, naming
 
 FORMAT = 1
 MANIFEST, USED = "manifest.json", "used"
@@ -124,7 +124,7 @@ class GraphCache:
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{MANIFEST}.{os.uname().nodename}-{os.getpid()}"
         try:
-            with partial.open("w", encoding="utf-8") as stream:
+            with naming(partial), partial.open("w", encoding="utf-8") as stream:
                 json.dump({"format": FORMAT} | asdict(manifest), stream, indent=1)
                 stream.flush()
                 os.fsync(stream.fileno())
