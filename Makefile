@@ -209,23 +209,23 @@ clean:  ## Remove what make built
 	rm -rf .venv .venv-datasets .venv-newest .venv-ray .venv-resiliency .venv-torchx .venv-pcluster dist site
 
 # What the demo needs.
-.venv/.train: .ci/locks/train.txt pyproject.toml | python-venv
+.venv/.train: .ci/locks/train.txt pyproject.toml | uv
 	@.ci/environment $(PYTHON) .venv $< .
 	touch $@
 
 # And what the tests need. uv leaves compilation to the first import: six processes at once would
 # each compile PyTorch.
-.venv/.dev: .ci/locks/dev.txt pyproject.toml | python-venv
+.venv/.dev: .ci/locks/dev.txt pyproject.toml | uv
 	@.ci/environment $(PYTHON) .venv $< .
 	$(BIN)/python -m compileall -q -j 0 \
 	  .venv/lib/python*/site-packages/{accelerate,numpy,sympy,torch,torch_xla,transformers} || true
 	touch $@
 
-.venv-pcluster/.made: .ci/locks/pcluster.txt | python-venv
+.venv-pcluster/.made: .ci/locks/pcluster.txt | uv
 	@.ci/environment $(PYTHON) .venv-pcluster $<
 	touch $@
 
-lock: | python-venv  ## Write .ci/locks: the newest packages that pyproject.toml allows
+lock: | uv  ## Write .ci/locks: the newest packages that pyproject.toml allows
 	@.ci/lock "$$(.ci/uv $(PYTHON))"
 
 # The peer of `make bench-data`, in a separate environment so that it does not change ours.
@@ -261,13 +261,17 @@ lock: | python-venv  ## Write .ci/locks: the newest packages that pyproject.toml
 	.venv-resiliency/bin/pip install --quiet --disable-pip-version-check nvidia-resiliency-ext==0.4.1
 	touch $@
 
-.PHONY: python-venv sandbox programs newer-slurm
+.PHONY: python-venv uv sandbox programs newer-slurm
 python-venv:
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
 	  exit 1
 	fi
 	$(PYTHON) -c 'import ensurepip' 2> /dev/null || .ci/packages python3-venv
+
+# Once, before several environments are made at the same time.
+uv: | python-venv
+	@.ci/uv $(PYTHON) > /dev/null || true
 
 sandbox:
 	@.ci/packages $(SANDBOX)
