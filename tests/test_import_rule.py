@@ -93,10 +93,11 @@ PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PAC
 FLOORS = [
     "frozen",
     "rundir",
+    "contract",
     "tracing",
     "pace",
     "ddp_pace",
-    "contract",
+    "calls",
     "__init__",
     "errors",
     "console",
@@ -118,11 +119,18 @@ FLOORS = [
 ]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
-    "node": {"frozen", "rundir"},  # programs on the nodes
+    "node": {"contract", "frozen", "rundir"},  # programs on the nodes
     "mirror": {"rundir"},  # copies in S3
-    "train": {"rundir", "tracing", "pace", "declared"},  # the training runtime
+    "train": {"contract", "rundir", "tracing", "pace", "declared"},  # the training runtime
     "prepare": {"mirror"},  # data preparation, and its files in S3
-    "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
+    "sandbox": {
+        "contract",
+        "frozen",
+        "rundir",
+        "errors",
+        "config",
+        "slurm",
+    },  # a Slurm on this machine
     "examples": {"train"},  # what users copy; beside train they know what import trnslurm offers
 }
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.

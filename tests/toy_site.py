@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from trnslurm.config import load
+from trnslurm.contract.attempt import Attempt
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import Attempt, Record, RunDir
+from trnslurm.runs.run import Record, RunDir
 
 PROFILE: dict[str, Any] = {
     "description": "A cluster of stand-ins",

@@ -1,6 +1,6 @@
 """trnslurm: multi-node training jobs on Slurm, for AWS Trainium first.
 
-A custom training script may import trnslurm too: see contract.py.
+A custom training script may import trnslurm too: see calls.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
     from trnslurm.api.submit import submit, sweep
-    from trnslurm.contract import report, saved, should_stop
+    from trnslurm.calls import report, saved, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
 
 __version__ = "0.1.0"
@@ -49,11 +49,11 @@ _WHERE = {
     "cancel": "trnslurm.api.run",
     "plan": "trnslurm.api.plan",
     "render": "trnslurm.api.render",
-    "report": "trnslurm.contract",
+    "report": "trnslurm.calls",
     "resume": "trnslurm.api.run",
     "runs": "trnslurm.api.run",
-    "saved": "trnslurm.contract",
-    "should_stop": "trnslurm.contract",
+    "saved": "trnslurm.calls",
+    "should_stop": "trnslurm.calls",
     "submit": "trnslurm.api.submit",
     "sweep": "trnslurm.api.submit",
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import trnslurm
+from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
 from trnslurm.rundir import write_json
 from trnslurm.runs import removal
@@ -209,7 +210,7 @@ def test_a_run_that_another_one_starts_from_stays(ended, make_run, fake_slurm, c
 
 def test_what_runs_again_meanwhile_stays(ended, cli, monkeypatch) -> None:
     run = ended("1-a")
-    resumed = replace(run_status(run), state="PENDING")
+    resumed = replace(run_status(run), state=State.PENDING)
     monkeypatch.setattr(removal, "run_status", lambda run, leftovers: resumed)
     assert "error: 1-a runs again: nothing was removed" in cli("rm", "1-a", "--yes").err
     assert run.path.exists()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.states import State
 from trnslurm.node import left_out, state
 from trnslurm.node.ending import (
     Facts,
@@ -18,14 +20,15 @@ from trnslurm.node.ending import (
     step_repeated,
     who_ended,
 )
-from trnslurm.node.state import AttemptState, read_state
+from trnslurm.node.state import RUN
 from trnslurm.rundir import RunFiles
 
 GAVE_UP = "given up after {} without a new checkpoint: exit code 1 while running on a,b"
 
 
-def attempt(**fields):
-    return AttemptState(**{"state": "RUNNING", "job_id": "7", "hosts": "a,b", **fields})
+def attempt(state="RUNNING", **fields):
+    known = {"phase": "train", "attempt": 0, "job_id": "7", "hosts": "a,b"}
+    return Attempt(state=State(state), **known | fields)
 
 
 def facts(**fields):
@@ -237,8 +240,8 @@ def test_crashes_since_a_new_checkpoint(attempts, newest, count):
     ],
 )
 def test_reasons_are_one_short_line(run, text, line):
-    AttemptState(attempt=1, reason=text).write()
-    assert read_state("train", 1).reason == line
+    Attempt(phase="train", attempt=1, reason=text).write(RUN)
+    assert read_attempt(RUN, "train", 1).reason == line
 
 
 def test_nodes_to_leave_out():
@@ -369,7 +372,9 @@ def state_file(run, number, **fields):
 
 def ended(number, exit_code=9, **known):
     known |= {"max_crashes": 2, "requeue": True}
-    ending = how_it_ended(read_facts(read_state("train", number), exit_code, "", None, **known))
+    ending = how_it_ended(
+        read_facts(read_attempt(RUN, "train", number), exit_code, "", None, **known)
+    )
     return ending.state, ending.reason
 
 
@@ -378,7 +383,7 @@ def test_the_files_of_a_run(run, tmp_path):
     for number in (1, 2):
         state_file(run, number, job_id="6", state="FAILED", cause="crash", reason="r")
     state_file(run, 3)
-    assert reason_to_give_up(read_state("train", 3), 2) == ""
+    assert reason_to_give_up(read_attempt(RUN, "train", 3), 2) == ""
     (tmp_path / "checkpoints/step-00000020.tmp-3").mkdir()
     why = "exit code 9 while running on a,b"
     assert ended(3) == ("REQUEUED", f"crash 1 of 2 without a new checkpoint: {why}")
@@ -420,7 +425,7 @@ def test_a_node_that_failed_is_named(run, tmp_path):
         "srun: error: Node failure on a\n2026-01-01T00:00:00Z train attempt 1: REQUEUED ()\n"
         "srun: error: Node failure on trn-[1-2]\nsrun: error: Node failure on trn-[1-2]\n"
     )
-    assert lost_nodes(read_state("train", 2)) == "trn-[1-2]"
+    assert lost_nodes(read_attempt(RUN, "train", 2)) == "trn-[1-2]"
     reason = "requeued by Slurm, as trn-1,trn-2 failed"
     assert ended(2, lost="trn-1,trn-2") == ("REQUEUED", reason)
 
@@ -446,7 +451,7 @@ def test_who_ended_the_job(run, tmp_path, words, who):
         f"slurmstepd-a: error: *** STEP 7.0 ON a CANCELLED AT 2026-11-26T13:33:28 ***\n"
         + (f"{at} {words}\n" if words else "")
     )
-    assert who_ended(read_state("train", 2)) == who
+    assert who_ended(read_attempt(RUN, "train", 2)) == who
     by = f"by {who}, " if who else ""
     assert ended(2) == ("CANCELLED", f"{by}not by trnslurm cancel")
 
@@ -455,7 +460,7 @@ def test_the_nodes_of_the_next_attempt(run, tmp_path):
     """Those that are fit, with spares for the others; none if they are too few."""
 
     def chosen(number, allocation="a,b", lost=(), counts=(2,), slow=()):
-        known = read_state("train", number)
+        known = read_attempt(RUN, "train", number)
         return ",".join(next_hosts(known, allocation.split(","), lost, counts, slow))
 
     state_file(run, 1)
@@ -485,7 +490,13 @@ def test_when_the_next_attempt_starts_in_the_allocation(run, tmp_path):
 
     def here(number, *hosts):
         facts = read_facts(
-            read_state("train", number), 9, "", None, max_crashes=9, requeue=True, next_hosts=hosts
+            read_attempt(RUN, "train", number),
+            9,
+            "",
+            None,
+            max_crashes=9,
+            requeue=True,
+            next_hosts=hosts,
         )
         return how_it_ended(facts).here
 
@@ -501,12 +512,12 @@ def test_when_the_next_attempt_starts_in_the_allocation(run, tmp_path):
 def test_a_job_that_dies_without_a_word_again_and_again(run):
     state_file(run, 1)
     state_file(run, 2)
-    assert reason_to_give_up(read_state("train", 2), 2) == ""
+    assert reason_to_give_up(read_attempt(RUN, "train", 2), 2) == ""
     os.truncate("state/train-2.json", 0)  # before it had written a word: of which job?
     state_file(run, 3)
-    assert reason_to_give_up(read_state("train", 3), 2) == ""
+    assert reason_to_give_up(read_attempt(RUN, "train", 3), 2) == ""
     state_file(run, 4)
-    assert reason_to_give_up(read_state("train", 4), 2) == (
+    assert reason_to_give_up(read_attempt(RUN, "train", 4), 2) == (
         "given up after 2 crashes in a row without a new checkpoint: "
         "it ended without recording its state"
     )

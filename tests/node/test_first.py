@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.states import State
 from trnslurm.node import controller, first
 from trnslurm.node.beats import BEATS
 
@@ -36,8 +37,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
             assert host == "node-1"
             return said["answers"]
 
-        def what_ends_job(self) -> str:
-            return str(next_of("ends"))
+        def what_ends_job(self) -> State:
+            return State(str(next_of("ends")))
 
         def has_node(self, host: str) -> bool:
             assert host == "node-1"

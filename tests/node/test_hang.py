@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.attempt import Attempt
 from trnslurm.node import lookout, stacks
 from trnslurm.node.hang import HangWatch, Worker, judge
 from trnslurm.node.lookout import Activity
 from trnslurm.node.stacks import Process, main_frames, workers_of
-from trnslurm.node.state import AttemptState
 
 from ..waiting import eventually
 
@@ -261,8 +261,8 @@ class Clock:
             (directory / name).mkdir()
         self.now = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.watch = HangWatch(AttemptState(attempt=1, hosts="a,b"), 10)
-        self.compiling = HangWatch(AttemptState(phase="precompile", attempt=1, hosts="a,b"), 10)
+        self.watch = HangWatch(Attempt(phase="train", attempt=1, hosts="a,b"), 10)
+        self.compiling = HangWatch(Attempt(phase="precompile", attempt=1, hosts="a,b"), 10)
         self.log = directory / "logs/train-1-node0.log"
         self.request = directory / "state/hang-train-1.json"
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.states import OF_A_RUN, State
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import FINAL, run_status, statuses_of
+from trnslurm.runs.status import run_status, statuses_of
 
 from ..toy_site import write_attempt
 
@@ -218,7 +219,7 @@ def test_word(fake_slurm, make_run, what: str) -> None:
         assert (status.state, status.reason[: len(reason)]) == (word, reason)
     else:
         assert (status.state, status.reason) == (word, reason)
-    assert status.final == (word in FINAL)
+    assert status.final == State(word).final
 
 
 def test_who_cancelled_by_hand_is_asked_of_accounting(fake_slurm, make_run, cli) -> None:
@@ -236,9 +237,7 @@ def test_who_cancelled_by_hand_is_asked_of_accounting(fake_slurm, make_run, cli)
 
 def test_the_table_has_every_word() -> None:
     words = {word for word, *_ in CASES.values()}
-    assert words == FINAL | {
-        "PENDING", "HELD", "CONFIGURING", "PRECOMPILING", "RUNNING", "REQUEUED",
-    }  # fmt: skip
+    assert words == {*OF_A_RUN}
 
 
 def test_an_attempt_that_was_killed_runs_no_more(fake_slurm, make_run) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import trnslurm
-from trnslurm import contract, ddp_pace
+from trnslurm import calls, ddp_pace
 from trnslurm.ddp_pace import DdpPace
 from trnslurm.node.usage.read import notices
 from trnslurm.rundir import RunFiles, read_json, write_json
@@ -237,13 +237,13 @@ def test_a_module_of_the_same_name_as_pythons_does_no_harm(
 ) -> None:
     for name, value in (("RUN_DIR", str(tmp_path)), ("PHASE", "train"), ("ATTEMPT", "1")):
         monkeypatch.setenv(f"TRNSLURM_{name}", value)
-    monkeypatch.setattr(contract, "_worker", None)
-    monkeypatch.setattr(contract._Worker, "_follow_term", lambda worker: None)
-    monkeypatch.setattr(contract, "_shared_store", Store)
+    monkeypatch.setattr(calls, "_worker", None)
+    monkeypatch.setattr(calls._Worker, "_follow_term", lambda worker: None)
+    monkeypatch.setattr(calls, "_shared_store", Store)
     for name in ("trnslurm.ddp_pace", "trnslurm.pace"):
-        monkeypatch.delitem(contract.sys.modules, name)
-    monkeypatch.setitem(contract.sys.modules, "statistics", None)
+        monkeypatch.delitem(calls.sys.modules, name)
+    monkeypatch.setitem(calls.sys.modules, "statistics", None)
     RunFiles(tmp_path).state.mkdir()
     trnslurm.report(step=1, loss=2.0)
     assert '"loss": 2.0' in RunFiles(tmp_path).metrics_file.read_text()
-    assert contract._worker and contract._worker._pace is None
+    assert calls._worker and calls._worker._pace is None

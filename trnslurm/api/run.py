@@ -27,10 +27,10 @@ from trnslurm.api.arguments import (
 from trnslurm.api.search import RunFilter, list_statuses, run_roots, workspace_of
 from trnslurm.api.tables import HEADER, RIGHT, cells, html_table, parse_time, runs_table, text_table
 from trnslurm.cluster.programs import export_quietly, option_words
+from trnslurm.contract.states import OF_A_RUN, State
 from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
-from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of, statuses_of
 from trnslurm.runs.watch import follow
@@ -106,7 +106,7 @@ class Run:
         _check_timeout(timeout)
         careful = flag("raises", raises)
         (status,) = collections.deque(follow(self._files, within_s=timeout), maxlen=1)
-        if careful and status.state != "COMPLETED":
+        if careful and status.state is not State.COMPLETED:
             raise RunFailedError(self._why(status))
         return self
 
@@ -308,7 +308,7 @@ def runs(
     asked = text("since", since)
     states = [each.upper() for each in texts("state", state)]
     for each in states:
-        one_of("state", each, STATES)
+        one_of("state", each, OF_A_RUN)
     chosen = RunFilter(
         sweep=None if sweep is None else file_name("sweep", sweep),
         everything=flag("all", all),

@@ -22,6 +22,7 @@ from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.config.load import origins_of_cluster, resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
+from trnslurm.contract.states import State
 from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import RunDir
@@ -99,7 +100,7 @@ def _wait(run: RunDir, timeout_s: float) -> RunStatus:
 
 
 def _of_job(run: RunDir, status: RunStatus) -> list[Line]:
-    if status.state == "COMPLETED":
+    if status.state is State.COMPLETED:
         return []
     fix = f"trnslurm logs {run.name}; the lines below were measured before it ended"
     return [Line("job", "problem", status.words, fix=fix)]

@@ -12,6 +12,7 @@ from trnslurm.api.tables import figure, format_values
 from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_sweep
 from trnslurm.console import Console
+from trnslurm.contract.states import State
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.run import RunDir
@@ -90,7 +91,7 @@ def _follow(run: RunDir, console: Console) -> int:
         return INTERRUPTED
     if not console.as_json:
         _report(run, status)
-    return 0 if status.state == "COMPLETED" else 1
+    return 0 if status.state is State.COMPLETED else 1
 
 
 def _stop(run: RunDir) -> RunStatus:
@@ -146,7 +147,7 @@ def _with_log(run: RunDir) -> RunStatus:
     for status in follow(run):
         if not status.final:
             say_state(status, status.words)
-        if status.state in ("RUNNING", "COMPLETED"):
+        if status.state in (State.RUNNING, State.COMPLETED):
             say_line(last_line(run))
     return status
 
@@ -190,7 +191,7 @@ def _report(run: RunDir, status: RunStatus) -> None:
         )
     if scores := _scores(last):
         click.echo(f"held out: {scores}")
-    if status.state in ("FAILED", "LOST", "NODE_FAIL"):
+    if status.state.failed:
         if found:
             click.echo("\n".join(found.report()))
         click.echo(f"logs: trnslurm logs {run.name}")

@@ -22,6 +22,7 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import Terminal, command_line, echo_json, say
 from trnslurm.config.search import Workspace
+from trnslurm.contract.states import State
 from trnslurm.errors import ConfigError
 from trnslurm.rundir import utc_time
 from trnslurm.runs.find import find_runs
@@ -175,7 +176,7 @@ def watch_command(run: RunDir, resuming: bool, every: str, most: int) -> None:
         sys.exit(INTERRUPTED)
     if status.next:
         click.echo(f"next: {status.next}")
-    sys.exit(0 if status.state == "COMPLETED" else 1)
+    sys.exit(0 if status.state is State.COMPLETED else 1)
 
 
 def parse_every(text: str) -> float:

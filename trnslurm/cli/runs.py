@@ -37,13 +37,15 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
+from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.states import OF_A_RUN, EndCause, State
 from trnslurm.node.hosts import brief
 from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
-from trnslurm.runs.phase import STATES, WAITING, PhaseStatus
-from trnslurm.runs.run import DIED, Attempt, ByHand, RunDir
+from trnslurm.runs.phase import PhaseStatus
+from trnslurm.runs.run import ByHand, RunDir
 from trnslurm.runs.status import (
     UNTOLD_S,
     RunStatus,
@@ -85,7 +87,7 @@ _CSV = (
     "--state",
     "states",
     multiple=True,
-    type=click.Choice(STATES, case_sensitive=False),
+    type=click.Choice(OF_A_RUN, case_sensitive=False),
     help="Show only runs in this state; repeat for several states.",
 )
 @click.option("--recipe", metavar="NAME", help="Show only runs of this recipe.")
@@ -254,7 +256,7 @@ def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
 def _age_of(status: RunStatus) -> str:
     """Return how long ago the last step of a running training was, in words."""
     at = status.metrics.get("time")
-    if status.state != "RUNNING" or not isinstance(at, int | float):
+    if status.state is not State.RUNNING or not isinstance(at, int | float):
         return ""
     if (attempt := status.metrics.get("attempt")) not in (None, status.phases[-1].attempt):
         return f" in attempt {attempt}; attempt {status.phases[-1].attempt} begins"
@@ -271,7 +273,7 @@ def _in_words(seconds: float) -> str:
 def _say_silence(run: RunDir, status: RunStatus) -> None:
     """Say how long a running training has given no sign of progress, and how to look."""
     last = status.phases[-1]
-    if status.state != "RUNNING" or last.phase != "train":
+    if status.state is not State.RUNNING or last.phase != "train":
         return
     at = status.metrics.get("time")
     times = [at] if isinstance(at, int | float) else []
@@ -383,7 +385,7 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
 
     if not (phase or attempt or console.as_json):
         status = run_status(run)
-        if status.state in WAITING and not status.attempts:
+        if status.state.waiting and not status.attempts:
             click.echo(f"{run.name}: {status.words}: nothing has failed")
             _say_lacking_nodes(run, status)
             sys.exit(1)
@@ -403,7 +405,7 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
 def _say_earlier_failures(run: RunDir, chosen: Attempt, phase: str | None) -> None:
     """Print which attempts failed before this one, and the commands that show why."""
     earlier = [a for a in run.attempts(chosen.phase) if a.attempt < chosen.attempt]
-    failed = [a for a in earlier if a.state in DIED or a.cause in ("crash", "error")]
+    failed = [a for a in earlier if a.crashed or a.cause == EndCause.ERROR]
     option = f" --phase {phase}" if phase else ""
     for each in failed[-_SHOWN_ATTEMPTS:]:
         reason = f" ({each.reason})" if each.reason else ""

@@ -26,7 +26,6 @@ from trnslurm.node.graphs.manifest import (
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.phase import is_live
 from trnslurm.runs.run import RunDir, process_alive
 from trnslurm.runs.status import run_status, statuses_of
 from trnslurm.slurm.commands import Slurm, find_job
@@ -69,7 +68,8 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
         return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
     if "@" not in holder.job:
         queue = Slurm(bin_dir).queue([holder.user])
-        return is_live(find_job(queue, holder.job, Path(holder.run)))
+        job = find_job(queue, holder.job, Path(holder.run))
+        return job is not None and job.live
     try:
         status = run_status(RunDir(Path(holder.run)))
     except RunError:  # the run is deleted, or we may not read it

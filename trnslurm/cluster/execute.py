@@ -14,6 +14,7 @@ from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
+from trnslurm.contract.states import State
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.node.stacks import joined
 from trnslurm.render.container import container_words
@@ -137,11 +138,11 @@ def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
 def _running(run: RunDir, command: str) -> tuple[Record, PhaseStatus]:
     """Return the record and the phase of a run that has processes on this host or on nodes."""
     record, status = run.record(), run_status(run)
-    if status.state not in ("RUNNING", "PRECOMPILING"):
+    if not status.state.alive:
         raise RunError(f"{run.name} is {status.state}: {command} needs a running job")
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise RunError(f"{run.name} runs on {record.host}: use {command} there")
-    return record, next(p for p in status.phases if p.state == "RUNNING")
+    return record, next(p for p in status.phases if p.state is State.RUNNING)
 
 
 def _step_words(run: RunDir, record: Record, phase: PhaseStatus, hosts: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import re
 import types
@@ -148,6 +149,10 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         hint_text = did_you_mean(str(value), map(str, args))
         expected = ", ".join(map(str, filter(None, args))) + (", or empty" if "" in args else "")
         raise ConfigError(f"{where}: {dotted} is {value!r}{hint_text}; expected one of {expected}")
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if value in [*hint]:
+            return value
+        raise ConfigError(f"{where}: {dotted} is {value!r}; expected one of {', '.join(hint)}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where}: {dotted} must be a list, as [{value}], found {value!r}")
@@ -202,6 +207,8 @@ def _instance(value: Any, hint: Any) -> Any:
         return build(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:
         return tuple(_instance(v, get_args(hint)[0]) for v in value)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
     return value
 
 

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 
+from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.states import EndCause, State
 from trnslurm.node import left_out, processes, relaunch
 from trnslurm.node.beats import BEATS, PERIOD_S
 from trnslurm.node.caps import Caps
@@ -44,7 +46,7 @@ from trnslurm.node.hosts import brief
 from trnslurm.node.job import Job
 from trnslurm.node.mirror import Mirror, begins_elsewhere, start_fetching, why_not
 from trnslurm.node.packages import packages
-from trnslurm.node.state import CAP, CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
+from trnslurm.node.state import RUN, note, saved_by_now, start_heartbeat
 from trnslurm.node.triage.again import runs_same_python
 from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.causes import matching
@@ -57,13 +59,15 @@ _LAST_SHARE = 0.9
 _STDOUT = 1
 _LOOK_S = 10.0
 _RELAY_S = 2.0
-_REASONS = {
-    "REQUEUED": "requeued",
-    "TIMEOUT": "time limit",
-    "PREEMPTED": "preempted",
-    "CANCELLED": "",
-    "FAILED": "Slurm had forgotten the job, and ended it",
+_BY_SLURM = {
+    State.REQUEUED: (State.REQUEUED, "requeued"),
+    State.TIMEOUT: (State.TIMEOUT, "time limit"),
+    State.PREEMPTED: (State.PREEMPTED, "preempted"),
+    State.CANCELLED: (State.CANCELLED, ""),
+    State.RUNNING: (State.CANCELLED, ""),
+    State.LOST: (State.FAILED, "Slurm had forgotten the job, and ended it"),
 }
+"""What an attempt becomes, and why, by what the controller says."""
 
 
 class RefusedError(Exception):
@@ -154,7 +158,7 @@ class AttemptProgram:
     def __init__(self, job: Job, step: int = 0) -> None:
         """Take the job, and the pid of a step that was started ahead."""
         phase, number = os.environ["TRNSLURM_PHASE"], int(os.environ["TRNSLURM_ATTEMPT"])
-        self.state = read_state(phase, number)
+        self.state = read_attempt(RUN, phase, number)
         self.state.host, self.state.pid = os.uname().nodename, os.getpid()
         self.state.nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
         self.trains = phase == "train"
@@ -235,11 +239,11 @@ class AttemptProgram:
         that precedes a time limit (_job_check_grace_internal in src/interfaces/preempt.c).
         """
         ended_by = self.controller.what_ends_job()
-        if code == 0 and ended_by in ("REQUEUED", "CANCELLED"):
-            self.state.note(ended_by, ended_by.lower())
+        if code == 0 and ended_by in (State.REQUEUED, State.CANCELLED):
+            self._record(ended_by, ended_by.lower())
             return TERMINATED
-        if ended_by == "PREEMPTED":
-            self.state.note(ended_by, "preempted")
+        if ended_by is State.PREEMPTED:
+            self._record(ended_by, "preempted")
         return code
 
     def _begin(self) -> None:
@@ -248,13 +252,13 @@ class AttemptProgram:
         if self.trains:
             state.checkpoint, state.changed = saved_by_now()
         if RUN.cancelled_file.exists():  # nothing brings a cancelled run back
-            state.state, state.reason = "CANCELLED", "cancelled before it started"
+            state.become(State.CANCELLED, "cancelled before it started")
             message = "this run was cancelled; remove state/cancelled.json to run it anyway"
             raise RefusedError(1, message)
         if key := self._caps.reached(state.phase, state.attempt):
-            state.state, state.reason, state.cause = "STOPPED", self._caps.words(key), CAP
+            state.become(State.STOPPED, self._caps.words(key), EndCause.CAP)
             raise RefusedError(1, state.reason)
-        state.write()
+        state.write(RUN)
         planned, nodes = self._options.nodes, state.nodes
         spares, fewer = self._options.spares, self._options.fewer
         if fewer:
@@ -272,7 +276,7 @@ class AttemptProgram:
             os.environ[NO_KILL] = "set"
         # A crash counts even if the attempt could not record it, as when its node died.
         if self.trains and (given_up := reason_to_give_up(state, self._options.max_crashes)):
-            state.state, state.reason = "FAILED", given_up
+            state.become(State.FAILED, given_up)
             raise RefusedError(1, given_up)
 
     def _mark_running(self) -> None:
@@ -286,8 +290,8 @@ class AttemptProgram:
         newest = RUN.newest_checkpoint()
         os.environ["TRNSLURM_RESUME"] = str(newest.absolute()) if newest else ""
         self.doing = f"running on {brief(self.state.hosts.split(','))}"
-        self.state.state = "RUNNING"
-        self.state.write()
+        self.state.become(State.RUNNING, self.state.reason)
+        self.state.write(RUN)
         start_heartbeat()
         if self.trains:  # a restart would wait half a second until the causes are read
             threading.Thread(target=matching, args=("",), daemon=True).start()
@@ -324,25 +328,31 @@ class AttemptProgram:
             if arrived & processes.END_SIGNALS:  # the training itself is complete
                 break
 
+    def _record(self, state: State, reason: str) -> None:
+        self.state.become(state, reason)
+        note(self.state)
+
     def finish(self, code: int) -> int:
         """Write the final state of this attempt; return its exit code."""
         state = self.state
         if state.under_way:
-            state.state = "COMPLETED" if code == 0 else "FAILED"
+            why = self._found.brief if code and self._launched and self._found else ""
             if code:
-                why = self._found.brief if self._launched and self._found else ""
-                state.reason = why or f"exit code {code} while {self.doing}"
+                state.become(State.FAILED, why or f"exit code {code} while {self.doing}")
+            else:
+                state.become(State.COMPLETED, state.reason)
         state.exit_code = code
         self._mirror.end()
-        self.state.note()
-        if self._launched and (state.state == "FAILED" or state.cause == CRASH):
+        note(state)
+        if self._launched and (state.state is State.FAILED or state.cause == EndCause.CRASH):
             self._say_why()
-        if code and self._options.expedite and state.state in ("FAILED", "STOPPED", "TIMEOUT"):
+        ended = state.state in (State.FAILED, State.STOPPED, State.TIMEOUT)
+        if code and self._options.expedite and ended:
             self.controller.never_requeue()
         reason = f" ({state.reason})" if state.reason else ""
         text = f"{utc_time()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
         processes.say(text, _STDOUT)
-        if state.state not in ("REQUEUED", "RESTARTED") and (missing := self._mirror.missing()):
+        if state.state.final and (missing := self._mirror.missing()):
             processes.say(f"warning: {missing}")
         if self._standby and not self._job.next_hosts:
             self._standby.end()
@@ -424,7 +434,7 @@ class AttemptProgram:
         """Ask the workers to save near the cap; check whether they have had the time for it."""
         if not self._capped_by and (key := self._caps.near()):
             self._capped_by = key
-            self._ask_to_stop(CAP)
+            self._ask_to_stop(EndCause.CAP)
             self._capped_at = time.monotonic() + self._caps.grace_s
         return time.monotonic() >= self._capped_at
 
@@ -474,9 +484,9 @@ class AttemptProgram:
         elif signal.SIGUSR1 in arrived and self.trains:
             # The time limit is near, or trnslurm cancel asks.
             cancelled = RUN.cancelled_file.exists()
-            self._ask_to_stop("cancelled" if cancelled else "time limit")
+            self._ask_to_stop(EndCause.CANCELLED if cancelled else EndCause.TIME_LIMIT)
 
-    def _ask_to_stop(self, cause: str) -> None:
+    def _ask_to_stop(self, cause: EndCause) -> None:
         """Ask the workers to save and to end together: worker 0 looks for this file."""
         with suppress(OSError):
             write_json(self._stop_file, {"cause": cause, "time": int(time.time())})
@@ -486,15 +496,13 @@ class AttemptProgram:
         self._ended_by_term = True
         self._expect_kill()
         if self.trains:
-            self._ask_to_stop("terminated")
+            self._ask_to_stop(EndCause.TERMINATED)
         local = not self.on_slurm and not RUN.cancelled_file.exists()
         why = str(read_json(RUN.guard_file).get("why", "")) if local else ""
-        self.state.note("CANCELLED", why)  # at once: KILL may come before the controller answers
+        self._record(State.CANCELLED, why)  # at once: KILL may come before the controller answers
         if self.on_slurm:
             deadline = time.monotonic() + self.controller.patience_s
-            ended_by = self.controller.what_ends_job()
-            word = {"FORGOTTEN": "FAILED", "RUNNING": "CANCELLED"}.get(ended_by, ended_by)
-            self.state.note(word, _REASONS[word])
+            self._record(*_BY_SLURM[self.controller.what_ends_job()])
             if self.trains:
                 self._deadline = deadline
         # Slurm has sent TERM to srun and the workers of a training as well; a second TERM makes
@@ -513,7 +521,7 @@ class AttemptProgram:
         try:
             hosts = self.state.hosts.split(",")
             # Not once Slurm is ending the job, which leaves no time to read logs.
-            found = self._found if code and self.state.state == "RUNNING" else None
+            found = self._found if code and self.state.state is State.RUNNING else None
             lost = self._lost or self.controller.host_names(lost_nodes(self.state))
             counts = self._job.counts()
             slow: dict[str, str] = {}
@@ -551,11 +559,11 @@ class AttemptProgram:
             processes.say(traceback.format_exc())
             self.doing = "deciding how it ended" if code == 0 else self.doing
             return code or 1
-        self.state.state, self.state.reason = ending.state, ending.reason
-        self.state.cause = ending.cause
-        if ending.state == "REQUEUED":
+        self.state.become(ending.state, ending.reason, ending.cause)
+        if ending.state is State.REQUEUED:
             self._start_again(ending, bad_nodes, hosts_then, lost)
-        if self.state.state != "COMPLETED" and ending.cause not in (CRASH, ERROR):
+        failed = ending.cause in (EndCause.CRASH, EndCause.ERROR)
+        if self.state.state is not State.COMPLETED and not failed:
             return TERMINATED  # even after exit code 0: runs that wait for its success must wait
         return code
 
@@ -573,26 +581,26 @@ class AttemptProgram:
         """Start again here, or have Slurm start the job, unless it is being cancelled."""
         state = self.state
         ended_by = self.controller.what_ends_job()
-        if ended_by == "CANCELLED":  # Slurm would start it again anyway
-            state.state, state.reason = "CANCELLED", "cancelled as it ended"
+        if ended_by is State.CANCELLED:  # Slurm would start it again anyway
+            state.become(State.CANCELLED, "cancelled as it ended")
             return
-        if ended_by == "RUNNING" and ending.here:
-            state.state = "RESTARTED"
+        if ended_by is State.RUNNING and ending.here:
+            state.become(State.RESTARTED, state.reason)
             gone = {*self.state.hosts.split(",")} - {*hosts}
             self._job.allocation = [host for host in self._job.allocation if host not in gone]
             self._job.next_hosts = hosts
             return
-        if ended_by == "RUNNING":
+        if ended_by is State.RUNNING:
             self._leave_lost(lost)
         self._ended_by_term = True  # scontrol requeue sends TERM to this process as well
-        why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""
+        why_not = "Slurm has forgotten the job" if ended_by is State.LOST else ""
         if not why_not:
-            self.state.note()  # before Slurm is asked: KILL may follow
+            note(state)  # before Slurm is asked: KILL may follow
             self._expect_kill()
-            why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
+            why_not = "" if ended_by is State.REQUEUED else self.controller.requeue()
         if why_not:
-            state.state = ending.refused
-            state.reason += f"; it could not be requeued: {why_not}"
+            why = f"{state.reason}; it could not be requeued: {why_not}"
+            state.become(ending.refused, why)
             return
         # The job is pending now, so its next start leaves these nodes out.
         nodes = bad_nodes.applied_to(self.controller.excluded_nodes())

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trnslurm.node.state import HEARTBEAT_S, AttemptState, read_state
+from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.node.state import HEARTBEAT_S
 from trnslurm.rundir import RunFiles, read_json, seconds_of
 
 _ATTEMPTS = "slurm.max_attempts"
@@ -66,7 +67,7 @@ class Caps:
         for run in self._runs():
             names = run.all_attempts()
             for phase, number in names:
-                state = read_state(phase, number, run)
+                state = read_attempt(run, phase, number)
                 nodes = state.nodes or len(list(filter(None, state.hosts.split(","))))
                 newest = (phase, number) == max(names)  # train follows precompile
                 alive = newest and state.under_way and now - _changed(run.heartbeat_file) < _ALIVE_S
@@ -88,7 +89,7 @@ def _group(run: RunFiles) -> str:
     return str(read_json(run.record_file).get("group") or "")
 
 
-def _last_sign(run: RunFiles, state: AttemptState) -> float:
+def _last_sign(run: RunFiles, state: Attempt) -> float:
     """Return when an attempt that was killed last wrote anything."""
     logs = run.node_logs(state.phase, state.attempt).values()
     return max(map(_changed, [run.state_file(state.phase, state.attempt), *logs]))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trnslurm.contract.states import State
 from trnslurm.node.beats import answers
 
 NO_KILL = "SLURM_NO_KILL"
@@ -48,8 +49,9 @@ class Controller:
         """Return how long after TERM to wait for the step to end, or the controller to answer."""
         return _SHARE * self.kill_wait_s
 
-    def what_ends_job(self) -> str:
-        """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; FORGOTTEN; RUNNING if nothing ends it.
+    def what_ends_job(self) -> State:
+        """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; LOST if Slurm has forgotten the job; or
+        RUNNING if nothing ends it.
 
         A requeue of the job that a run is a step of does not start the run again: CANCELLED.
         JobState is COMPLETING in all these cases, so other fields decide. Without an answer, return
@@ -58,15 +60,15 @@ class Controller:
         job = self._job()
         # A controller that was killed may not know the job, and give its number to another job.
         if "Invalid job id" in job or not (self.in_step or self._works_here(job)):
-            return "FORGOTTEN"
+            return State.LOST
         restarts = re.search(r" Restarts=(\d+) ", job)
         if restarts and int(restarts[1]) > self._restarts:
-            return "CANCELLED" if self.in_step else "REQUEUED"
+            return State.CANCELLED if self.in_step else State.REQUEUED
         if " Reason=TimeLimit " in job:
-            return "TIMEOUT"
+            return State.TIMEOUT
         if " PreemptTime=2" in job:  # a year; otherwise None
-            return "PREEMPTED"
-        return "CANCELLED" if " JobState=COMPLETING " in job else "RUNNING"
+            return State.PREEMPTED
+        return State.CANCELLED if " JobState=COMPLETING " in job else State.RUNNING
 
     def _works_here(self, job: str) -> bool:
         """Check whether a job was submitted from this run's directory, as far as is known.

@@ -12,21 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.states import EndCause, State
 from trnslurm.node import alone
 from trnslurm.node.hosts import brief
 from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
 from trnslurm.node.ports import who_holds
-from trnslurm.node.state import (
-    CAP,
-    CRASH,
-    ERROR,
-    REPEATS,
-    RUN,
-    AttemptState,
-    knows_resuming,
-    read_state,
-    saved_by_now,
-)
+from trnslurm.node.state import RUN, knows_resuming, saved_by_now
 from trnslurm.node.triage.finding import Finding
 from trnslurm.rundir import open_file, read_json
 
@@ -39,7 +31,7 @@ _NO_WAY_BACK = "not restarted: it takes no {resume} and reported no checkpoint"
 class Facts:
     """Everything that decides how an attempt ended."""
 
-    attempts: Sequence[AttemptState]
+    attempts: Sequence[Attempt]
     """The attempts of this job, oldest first; the last one has ended."""
     exit_code: int
     newest: int
@@ -84,7 +76,7 @@ class Facts:
     """The newest attempt of the run, if it has replaced this one; else 0."""
 
     @property
-    def last(self) -> AttemptState:
+    def last(self) -> Attempt:
         return self.attempts[-1]
 
     @property
@@ -97,10 +89,10 @@ class Facts:
 class Ending:
     """The end of an attempt, for its state file."""
 
-    state: str
+    state: State
     reason: str
-    cause: str
-    refused: str
+    cause: EndCause
+    refused: State
     """The state instead of REQUEUED if Slurm refuses to requeue the job."""
     here: bool = False
     """Whether the next attempt starts in the job's allocation instead."""
@@ -110,25 +102,27 @@ def how_it_ended(facts: Facts) -> Ending:
     """Return how the attempt ended."""
     ending = _ending(facts)
     # Slurm itself starts a job again that others have requeued; that attempt will end at once.
-    if ending.state != "REQUEUED" or ending.refused == "REQUEUED" or not facts.capped:
+    if ending.state is not State.REQUEUED or ending.refused is State.REQUEUED or not facts.capped:
         return ending
-    return _final(ending.refused, f"{ending.reason}; not started again: {facts.capped}", CAP)
+    return _final(
+        ending.refused, f"{ending.reason}; not started again: {facts.capped}", EndCause.CAP
+    )
 
 
 def _ending(facts: Facts) -> Ending:
     if facts.newer:  # a requeued job would replace that attempt in turn
-        return _final("FAILED", f"attempt {facts.newer} has taken over")
+        return _final(State.FAILED, f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and not facts.answered and facts.saved is None:
         # The training was finished, even if a stop was requested.
-        return _final("COMPLETED", facts.alone)
-    by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
+        return _final(State.COMPLETED, facts.alone)
+    by_slurm = None if facts.last.state is State.RUNNING else facts.last.state
     if facts.cancelled:
-        return _final("CANCELLED", _saved(facts))
-    if by_slurm == "REQUEUED":
+        return _final(State.CANCELLED, _saved(facts))
+    if by_slurm is State.REQUEUED:
         by = f"Slurm, as {facts.lost} failed" if facts.lost else facts.by
         why = f"requeued by {by}" if by else "requeued"
-        return _again("REQUEUED", "requeued", _and(why, _saved(facts)))
-    if by_slurm == "CANCELLED":
+        return _again(State.REQUEUED, EndCause.REQUEUED, _and(why, _saved(facts)))
+    if by_slurm is State.CANCELLED:
         # On this machine TERM may also come from a shutdown or a closed terminal.
         local = facts.last.job_id.startswith("local-")
         holder, step, _ = facts.last.job_id.partition(".")
@@ -136,28 +130,30 @@ def _ending(facts: Facts) -> Ending:
         by = f"by {facts.by}, " if facts.by else ""
         why = facts.last.reason if local else f"{by}not by trnslurm cancel"
         why = f"its step, or job {holder}, was ended, not by trnslurm cancel" if step else why
-        return _final("STOPPED" if stopped else "CANCELLED", _and(why, _saved(facts)))
-    if facts.stop == CAP and not by_slurm:
-        return _final("STOPPED", _and(facts.capped, _saved(facts)), CAP)
-    if by_slurm == "PREEMPTED":
-        return _stopped_by(facts, "preempted", "PREEMPTED")
+        return _final(State.STOPPED if stopped else State.CANCELLED, _and(why, _saved(facts)))
+    if facts.stop == EndCause.CAP and not by_slurm:
+        return _final(State.STOPPED, _and(facts.capped, _saved(facts)), EndCause.CAP)
+    if by_slurm is State.PREEMPTED:
+        return _stopped_by(facts, EndCause.PREEMPTED, State.PREEMPTED)
     stopped = facts.saved is not None or (facts.answered and facts.exit_code == 0)
-    if by_slurm == "TIMEOUT" or (stopped and facts.stop == "time limit"):
+    if by_slurm is State.TIMEOUT or (stopped and facts.stop == EndCause.TIME_LIMIT):
         if facts.progress:
-            return _stopped_by(facts, "time limit", "TIMEOUT")
+            return _stopped_by(facts, EndCause.TIME_LIMIT, State.TIMEOUT)
         # A requeued attempt would only repeat this one.
         if facts.repeats:
             why = f"it began at step {facts.repeats} again, not after what it had saved"
-            return _final("TIMEOUT", f"time limit; {why}", REPEATS)
-        return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
+            return _final(State.TIMEOUT, f"time limit; {why}", EndCause.REPEATS)
+        return _final(
+            State.TIMEOUT, "time limit; it ended without a new checkpoint", EndCause.TIME_LIMIT
+        )
     if stopped:
-        return _final("STOPPED", _and(facts.stop or "", _saved(facts)))
+        return _final(State.STOPPED, _and(facts.stop or "", _saved(facts)))
     return _crash(facts)
 
 
-def _stopped_by(facts: Facts, cause: str, word: str) -> Ending:
+def _stopped_by(facts: Facts, cause: EndCause, word: State) -> Ending:
     reason = _and(cause, _saved(facts))
-    final = word if facts.saved is None else "STOPPED"
+    final = word if facts.saved is None else State.STOPPED
     if not facts.requeue:
         return _final(final, reason, cause)
     return _again(final, cause, reason)
@@ -168,27 +164,27 @@ def _crash(facts: Facts) -> Ending:
     failed = f"{facts.lost} failed" if facts.lost else ""
     what = failed or facts.trouble or facts.why or running
     if facts.again and not (failed or facts.trouble):
-        return _final("FAILED", what, ERROR)
+        return _final(State.FAILED, what, EndCause.ERROR)
     if not facts.requeue:
-        return _final("FAILED", what, CRASH)
+        return _final(State.FAILED, what, EndCause.CRASH)
     if not facts.resumes:
         what = textwrap.shorten(what, 320, placeholder="…")
-        return _final("FAILED", f"{what}; {_NO_WAY_BACK}", CRASH)
+        return _final(State.FAILED, f"{what}; {_NO_WAY_BACK}", EndCause.CRASH)
     crashes = crashes_in_a_row(facts.attempts, facts.newest)
     if crashes >= facts.max_crashes:
-        return _final("FAILED", given_up(crashes, what), CRASH)
+        return _final(State.FAILED, given_up(crashes, what), EndCause.CRASH)
     if crashes:
         # Files of a custom script may be a checkpoint that the crash left incomplete.
         without = "without a new checkpoint" if not facts.progress else "in a row"
         nth = f"crash {crashes} of {facts.max_crashes} {without}"
         # The queue gives a second crash in a row more time, and other nodes.
         here = facts.fit and (crashes == 1 or facts.moves)
-        return _again("FAILED", CRASH, f"{nth}: {what}", here=here)
+        return _again(State.FAILED, EndCause.CRASH, f"{nth}: {what}", here=here)
     saved = f"crash after step {facts.newest} was saved: {what}"
-    return _again("FAILED", CRASH, saved, here=facts.fit)
+    return _again(State.FAILED, EndCause.CRASH, saved, here=facts.fit)
 
 
-def crashes_in_a_row(attempts: Sequence[AttemptState], newest: int) -> int:
+def crashes_in_a_row(attempts: Sequence[Attempt], newest: int) -> int:
     """Count the crashes since an attempt left a newer checkpoint than it had found."""
     crashes = 0
     left = newest
@@ -206,12 +202,12 @@ def given_up(crashes: int, what: str) -> str:
     return f"given up after {many} without a new checkpoint: {what}"
 
 
-def _final(state: str, reason: str, cause: str = "") -> Ending:
+def _final(state: State, reason: str, cause: EndCause = EndCause.NONE) -> Ending:
     return Ending(state=state, reason=reason, cause=cause, refused=state)
 
 
-def _again(refused: str, cause: str, reason: str, *, here: bool = False) -> Ending:
-    return Ending(state="REQUEUED", reason=reason, cause=cause, refused=refused, here=here)
+def _again(refused: State, cause: EndCause, reason: str, *, here: bool = False) -> Ending:
+    return Ending(state=State.REQUEUED, reason=reason, cause=cause, refused=refused, here=here)
 
 
 def _saved(facts: Facts) -> str:
@@ -224,13 +220,15 @@ def _and(*words: str) -> str:
     return "; ".join(word for word in words if word)
 
 
-def earlier_attempts(state: AttemptState) -> list[AttemptState]:
+def earlier_attempts(state: Attempt) -> list[Attempt]:
     """Return the attempts of the same job before this one, oldest first."""
     numbers = [n for n in RUN.attempt_numbers(state.phase) if n < state.attempt]
-    return [a for a in (read_state(state.phase, n) for n in numbers) if a.job_id == state.job_id]
+    return [
+        a for a in (read_attempt(RUN, state.phase, n) for n in numbers) if a.job_id == state.job_id
+    ]
 
 
-def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
+def reason_to_give_up(state: Attempt, max_crashes: int) -> str:
     """Return why the run is given up instead of starting this attempt; empty: it is not."""
     earlier = earlier_attempts(state)
     crashes = crashes_in_a_row(earlier, state.checkpoint)
@@ -240,14 +238,14 @@ def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
     return why if why.startswith("given up ") else given_up(crashes, why)
 
 
-def lost_nodes(state: AttemptState) -> str:
+def lost_nodes(state: Attempt) -> str:
     """Return the nodes that failed during an attempt, from what srun wrote to the batch log."""
     # As seen on Slurm 22.05, when a node of the step reboots or is powered off.
     found = re.findall(r"error: Node failure on ([\w.,\[\]-]+)", _batch_log(state))
     return ",".join(dict.fromkeys(found))
 
 
-def aborted_steps(state: AttemptState) -> int:
+def aborted_steps(state: Attempt) -> int:
     """Return how many steps srun has aborted in an attempt.
 
     srun may then exit with 0, though tasks were killed (slurm_step_launch_wait_finish in
@@ -256,7 +254,7 @@ def aborted_steps(state: AttemptState) -> int:
     return _batch_log(state).count("srun: Job step aborted")
 
 
-def who_ended(state: AttemptState) -> str:
+def who_ended(state: Attempt) -> str:
     """Return who ended or requeued the job, from what Slurm wrote to the batch log.
 
     Slurm does not tell the job which user that was. As seen on Slurm 22.05 and 24.11; the texts are
@@ -274,7 +272,7 @@ def who_ended(state: AttemptState) -> str:
     return next((who for text, who in known.items() if last and last.startswith(text)), "")
 
 
-def _batch_log(state: AttemptState) -> str:
+def _batch_log(state: Attempt) -> str:
     """Return the end of the batch log, without earlier attempts of the job."""
     try:
         with open_file(RUN.batch_log(state.phase, state.job_id)) as log:
@@ -297,7 +295,7 @@ def with_holder(found: Finding) -> Finding:
 
 
 def read_facts(
-    state: AttemptState,
+    state: Attempt,
     exit_code: int,
     trouble: str,
     found: Finding | None,
@@ -363,7 +361,7 @@ def step_repeated(attempt: int) -> int:
 
 
 def next_hosts(
-    state: AttemptState,
+    state: Attempt,
     allocation: Sequence[str],
     lost: Sequence[str],
     counts: Iterable[int],

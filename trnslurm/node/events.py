@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any
 
+from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.states import EndCause, State
 from trnslurm.node.hosts import brief
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
-from trnslurm.node.state import CAP, ERROR, RUN, AttemptState
+from trnslurm.node.state import RUN
 from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.triage.mend import in_words, longer, way_back
 from trnslurm.node.usage.read import notices
@@ -33,7 +35,6 @@ _MOST_PERIOD_S = 15.0
 _GAPS_TO_LEARN = 3
 _MOST_LINES = 100
 _TOGETHER_S = 0.01
-_RESUMED = ("TIMEOUT", "PREEMPTED", "STOPPED")
 # For a run without a watchdog, such as a custom script: the limits of our recipes.
 _FACTOR, _MIN_S = 20.0, 120.0
 
@@ -50,7 +51,7 @@ def _ignored(event: str) -> Iterator[None]:
 class Messages:
     """The messages of one attempt."""
 
-    def __init__(self, state: AttemptState, senders: list[subprocess.Popen[bytes]]) -> None:
+    def __init__(self, state: Attempt, senders: list[subprocess.Popen[bytes]]) -> None:
         """Take an attempt, and the senders of earlier attempts in this program."""
         self._state = state
         self._notify = read_notify(RUN)
@@ -60,12 +61,12 @@ class Messages:
         self._ended = threading.Event()
 
     @_ignored("start")
-    def begun(self, before: list[AttemptState]) -> None:
+    def begun(self, before: list[Attempt]) -> None:
         """Send that the attempt starts, and that the one before died if it recorded no end."""
         if before and before[-1].under_way:
             first = before[-1].hosts.partition(",")[0]
             why = f"it ended without recording its state, as when {first or 'its node'} fails"
-            self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
+            self._tell("requeue", State.REQUEUED, why, attempt=before[-1].attempt)
         self._tell("start", self._state.state)
         watched = {"stall", "notice"} & {*self._notify.events} if self._notify else {}
         if watched and self._state.phase == "train":
@@ -77,7 +78,7 @@ class Messages:
 
         No restart waits for messages. `found` returns what triage has found already.
         """
-        restarts = self._state.state == "RESTARTED"
+        restarts = self._state.state is State.RESTARTED
         within_s = min(END_S, max(_LEAST_S, within_s))
         deadline = time.monotonic() + within_s
         self._ended.set()
@@ -87,7 +88,7 @@ class Messages:
             self._tell_stall(limit_s)
         # A run whose graphs are compiled continues with its training.
         ahead = state.phase == "precompile" and RUN.script("train").exists()
-        if not (ahead and state.state == "COMPLETED"):
+        if not (ahead and state.state is State.COMPLETED):
             event = EVENT_OF.get(state.state, "failure")
             self._tell(event, state.state, state.reason, limit_s=limit_s, found=found)
         for sender in self._senders if not restarts else ():
@@ -112,17 +113,17 @@ class Messages:
                 new.setdefault(notice.text, []).append(notice.host)
         if new:
             said = [f"{brief(hosts)}: {text}" for text, hosts in new.items()]
-            self._tell("notice", "RUNNING", "; ".join(said))
+            self._tell("notice", State.RUNNING, "; ".join(said))
 
     def _tell_stall(self, limit_s: float) -> None:
         if not self._stall.told:
             self._stall.told = True
-            self._tell("stall", "RUNNING", self._stall.reason, limit_s=limit_s)
+            self._tell("stall", State.RUNNING, self._stall.reason, limit_s=limit_s)
 
     def _tell(
         self,
         event: str,
-        state: str,
+        state: State,
         reason: str = "",
         *,
         attempt: int = 0,
@@ -145,21 +146,21 @@ class Messages:
             self._senders.append(start_sender(RUN, message, limit_s))
 
 
-def what_next(state: AttemptState, found_before: Callable[[], Finding | None]) -> str:
+def what_next(state: Attempt, found_before: Callable[[], Finding | None]) -> str:
     """Return what to do after an attempt that has ended its run; empty: nothing."""
     record = read_json(RUN.record_file)
-    capped = state.cause == CAP  # the reason says what more needs
-    if state.state not in ("FAILED", *_RESUMED) or capped or "run" not in record:
+    capped = state.cause == EndCause.CAP  # the reason says what more needs
+    if not state.state.stopped_short or capped or "run" not in record:
         return ""
     saved = bool(RUN.newest_step() or changed_at(RUN.saves_in))
-    if state.state == "TIMEOUT" and not saved:
+    if state.state is State.TIMEOUT and not saved:
         return in_words(*longer(record))
-    if state.state != "FAILED":
+    if state.state is not State.FAILED:
         return f"trnslurm resume {record['run']}"
     # Before the attempt had failed, the last words of a log were no finding.
     found = found_before() or find_cause(RUN.path.absolute(), state.phase, state.attempt)
     if not found:
-        return "" if state.cause == ERROR else f"trnslurm resume {record['run']}"
+        return "" if state.cause == EndCause.ERROR else f"trnslurm resume {record['run']}"
     given_up = "given up after" in state.reason
     way = way_back(record, found.mend, found.fix, found.options, saved=saved, given_up=given_up)
     return in_words(*way)

@@ -11,10 +11,12 @@ of the job does not end before the first node has answered:
 import os
 import sys
 
+from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.states import EndCause, State
 from trnslurm.node import processes
 from trnslurm.node.beats import BEATS, PERIOD_S, SILENT_S, Sender
 from trnslurm.node.controller import Controller
-from trnslurm.node.state import read_state
+from trnslurm.node.state import RUN, note
 
 # One node after the other, so that the job is not requeued twice.
 _TURN_S, _LAST_TURN_S = 5.0, 60.0
@@ -47,17 +49,17 @@ def requeue_if_lost(phase: str, attempt: int) -> bool:
     A node that answers may have rebooted: then Slurm takes it out of the job once slurmd registers.
     A Slurm that would hold the job is given SlurmdTimeout to take out the node (NO_KILL).
     """
-    state = read_state(phase, attempt)
+    state = read_attempt(RUN, phase, attempt)
     first = os.environ["TRNSLURM_ALLOCATION"].partition(",")[0]
     controller = Controller(state.job_id, state.restarts, _RETRY_S)
-    if controller.what_ends_job() != "RUNNING":
+    if controller.what_ends_job() is not State.RUNNING:
         return True
     controller.learn_config()
     if controller.has_node(first) and (controller.holds or controller.answers(first)):
         return False
     processes.say(f"{first}, the first node of the job, does not answer: the job is requeued")
-    state.cause = "requeued"
-    state.note("REQUEUED", f"{first}, the job's first node, failed")
+    state.become(State.REQUEUED, f"{first}, the job's first node, failed", EndCause.REQUEUED)
+    note(state)
     if why_not := controller.requeue():
         processes.say(f"error: the job could not be requeued: {why_not}")
     return True

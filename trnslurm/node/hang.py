@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trnslurm.contract.attempt import Attempt
 from trnslurm.node.lookout import period_of
 from trnslurm.node.processes import say
-from trnslurm.node.state import RUN, AttemptState
+from trnslurm.node.state import RUN
 from trnslurm.rundir import (
     changed_at,
     last_lines,
@@ -89,7 +90,7 @@ class Worker(NamedTuple):
 class HangWatch:
     """Looks for a hang while the step runs."""
 
-    def __init__(self, state: AttemptState, minutes: float) -> None:
+    def __init__(self, state: Attempt, minutes: float) -> None:
         self._phase, self._attempt = state.phase, state.attempt
         self._hosts = len(state.hosts.split(","))
         self._limit_s = 60 * minutes

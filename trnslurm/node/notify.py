@@ -26,19 +26,20 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from trnslurm.contract.states import State
 from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, utc_time, write_json_once
 
 EVENT_OF = {
-    "REQUEUED": "requeue",
-    "RESTARTED": "requeue",
-    "COMPLETED": "end",
-    "STOPPED": "end",
-    "CANCELLED": "end",
-    "FAILED": "failure",
-    "TIMEOUT": "failure",
-    "PREEMPTED": "failure",
-    "NODE_FAIL": "failure",
-    "LOST": "failure",
+    State.REQUEUED: "requeue",
+    State.RESTARTED: "requeue",
+    State.COMPLETED: "end",
+    State.STOPPED: "end",
+    State.CANCELLED: "end",
+    State.FAILED: "failure",
+    State.TIMEOUT: "failure",
+    State.PREEMPTED: "failure",
+    State.NODE_FAIL: "failure",
+    State.LOST: "failure",
 }
 """The event that the final state of an attempt, or of a run, is."""
 # Shares of the time limit: for each try, and for the pauses between tries.

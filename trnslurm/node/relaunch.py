@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from trnslurm.contract.attempt import Attempt
 from trnslurm.node import processes
 from trnslurm.node.beats import BEATS
 from trnslurm.node.controller import NO_KILL
 from trnslurm.node.standby import RESUME
-from trnslurm.node.state import RUN, AttemptState
+from trnslurm.node.state import RUN
 from trnslurm.rundir import utc_time, write_json_once
 
 AFTER_S = 60.0
@@ -109,7 +110,7 @@ def _environ(environ: Mapping[str, str], restarts: int) -> dict[str, str]:
 class Standby:
     """The next attempt, started ahead, as far as it has come."""
 
-    def __init__(self, script: str, state: AttemptState) -> None:
+    def __init__(self, script: str, state: Attempt) -> None:
         """Take the batch script, and the attempt that runs."""
         self._script, self._state = script, state
         self.attempt = state.attempt + 1

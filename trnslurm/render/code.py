@@ -18,8 +18,9 @@ _ROOT = "code/"
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
-        *("__init__", "contract", "ddp_pace", "declared", "errors", "frozen", "pace", "rundir"),
+        *("__init__", "calls", "ddp_pace", "declared", "errors", "frozen", "pace", "rundir"),
         *("tracing", "train/models"),
+        *("contract/__init__", "contract/attempt", "contract/states"),
     )
 }
 

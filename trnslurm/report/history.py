@@ -17,13 +17,13 @@ from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import read_cluster
 from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import flatten
+from trnslurm.contract.attempt import Attempt
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import PREPARE, read_file, read_json, read_json_lines, seconds_of
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned, printable
-from trnslurm.runs.phase import FINAL
-from trnslurm.runs.run import Attempt, Record, RunDir, counting, latest_values
+from trnslurm.runs.run import Record, RunDir, counting, latest_values
 from trnslurm.runs.status import RunStatus, explained, statuses_of
 
 TRAIN = "train"
@@ -162,7 +162,7 @@ class History(Frozen, kw_only=False):
         if ended is None:  # it still runs, or was killed
             told = _number(lines[-1], "time", began) if lines else began
             newest = attempt.attempt == len(self.run.attempts(attempt.phase))
-            alive = newest and self.status.state not in FINAL
+            alive = newest and not self.status.final
             ended = time.time() if alive else max(told, began)
         return Stay(
             attempt=attempt,

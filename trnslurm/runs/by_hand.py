@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.runs.run import ByHand, Record, RunDir
 
@@ -13,7 +14,7 @@ UNKNOWN = "started without trnslurm submit: what is in no file, such as jobs tha
 def start_by_hand(run: RunDir, record: Record) -> str:
     """Return the command that starts the first phase again that has not completed."""
     newest = {phase: run.newest_attempt(record, phase) for phase in record.phases}
-    done = [phase for phase, last in newest.items() if last and last.state == "COMPLETED"]
+    done = [phase for phase, last in newest.items() if last and last.state is State.COMPLETED]
     phase = next((p for p in record.phases if p not in done), record.phases[-1])
     script = run.script(phase).name
     return f"cd {shlex.quote(str(run.path))} && {'bash' if record.local else 'sbatch'} {script}"

@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
+from trnslurm.contract.attempt import Attempt
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.rundir import OF_COUNT, read_file
-from trnslurm.runs.run import Attempt, RunDir
+from trnslurm.runs.run import RunDir
 
 _SPARES = re.compile(rb" --spares=(\d+) ")
 _MOST_TOLD = 5

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_json, write_json
@@ -38,7 +39,7 @@ def ask(run: RunDir, *, steps: int, workers: Sequence[int], memory: bool = False
     """Ask for a recording; return its name."""
     refuse_foreign(run.path, "ask the workers of")
     status = run_status(run)
-    if status.state != "RUNNING" or status.phases[-1].phase != "train":
+    if status.state is not State.RUNNING or status.phases[-1].phase != "train":
         raise RunError(f"{run.name} is {status.state}: profile needs a training that runs")
     number = read_json(run.plan_file).get("workers")
     if isinstance(number, int) and max(workers) >= number:

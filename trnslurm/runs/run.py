@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import Any
 
 from trnslurm import __version__
+from trnslurm.contract.attempt import PHASES, Attempt, attempt_of
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import (
@@ -43,18 +44,9 @@ from trnslurm.runs.foreign import (
 # Names from a record become parts of paths and arguments of Slurm's commands.
 _NAME = r"(?!\.{0,2}$)[^/]+"
 _JOB = r"\d+([_+]\d+|\.\d+)?(@\d*)?"
-ERROR = "error"
-"""The cause of an attempt that failed with an error that a retry would repeat."""
-CAP = "cap"
-"""The cause of an attempt that ended because its run had used what it may."""
-REPEATS = "repeats"
-"""The cause of an attempt that began where the one before it had begun."""
-DIED = ("FAILED", "STARTING", "RUNNING")
-"""The states of an attempt that failed, if another attempt followed it."""
 _LINES_WITHOUT_LOSS = 50
 _FRESH_S = 60
 _YEAR_S = 365 * 24 * 3600
-_PHASES = {"precompile", "train", "prepare"}
 
 
 class Record(Frozen):
@@ -142,28 +134,6 @@ class ByHand(Record):
     """What a bundle tells that sbatch or bash started; its command and waiting jobs are unknown."""
 
 
-class Attempt(Frozen):
-    """One start of a phase, read from its state file."""
-
-    phase: str
-    attempt: int
-    state: str = "STARTING"
-    job_id: str = ""
-    restarts: int = 0
-    reason: str = ""
-    exit_code: int | None = None
-    cause: str = ""
-    checkpoint: int = 0
-    """The step of the checkpoint from which it began; 0: none."""
-    hosts: str = ""
-    nodes: int = 0
-    """Of its job, spares included; 0: not recorded."""
-    host: str = ""
-    pid: int = 0
-    started: str = ""
-    ended: str | None = None
-
-
 class NodeFitness(Frozen):
     """A preflight's result for one node: problems, warnings and facts."""
 
@@ -231,15 +201,8 @@ class RunDir(RunFiles, kw_only=False):
             numbers = self.attempt_numbers(phase)
         except OSError:
             return []  # we may not read the directory
-        found = []
-        for number in numbers:
-            named = {"phase": phase, "attempt": number}
-            try:
-                state = read_json(self.state_file(phase, number))
-                found.append(read_fields(Attempt, state | named))
-            except (ValueError, TypeError, AttributeError):
-                found.append(Attempt(phase=phase, attempt=number))
-        return found
+        files = ((number, read_json(self.state_file(phase, number))) for number in numbers)
+        return [attempt_of(phase, number, cleaned(told)) for number, told in files]
 
     def attempts_since(self, record: Record, phase: str) -> list[Attempt]:
         """Return the attempts of a phase since the run was submitted, or resumed."""
@@ -455,7 +418,7 @@ def _check_record(record: Record) -> None:
     wrong = [
         *(name for name in names if not re.fullmatch(_NAME, name)),
         *(job for job in jobs if job and not re.fullmatch(_JOB, job)),
-        *(phase for phase in record.phases if phase not in _PHASES),
+        *(phase for phase in record.phases if phase not in PHASES),
     ]
     for before in record.history:
         if not (isinstance(before.get("nodes"), int) and {"state", "resumed"} <= before.keys()):

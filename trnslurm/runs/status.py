@@ -10,6 +10,8 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.states import EndCause, State
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import SUBMIT, in_words, longer, new_submission, short, way_back
@@ -23,9 +25,6 @@ from trnslurm.rundir import (
 from trnslurm.runs.by_hand import start_by_hand
 from trnslurm.runs.phase import (
     BY_SCANCEL,
-    FINAL,
-    STARTABLE,
-    WRITTEN,
     PhaseStatus,
     Seen,
     Wait,
@@ -35,10 +34,6 @@ from trnslurm.runs.phase import (
     phase_status,
 )
 from trnslurm.runs.run import (
-    CAP,
-    ERROR,
-    REPEATS,
-    Attempt,
     ByHand,
     ReadOnce,
     Record,
@@ -52,9 +47,7 @@ if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
 
 _LEFT_TIMEOUT_S = 5  # short: the run has completed anyway
-_STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
 STOP_AT = "train.stop_at"
-_QUEUED = {"PENDING", "HELD", "REQUEUED"}
 _AS_RECORDED = (
     *("recipe", "preset", "cluster", "nodes", "created", "after", "then", "group", "values"),
     "copied_from",
@@ -76,7 +69,7 @@ NO_NUMBERS = (
 )
 UNTOLD_S = 60.0
 """How long a training gives no sign of progress before `status` says so."""
-_UNTOLD = {"COMPLETED", "STOPPED", "TIMEOUT", "PREEMPTED", "CANCELLED"}
+_UNTOLD = {State.COMPLETED, State.STOPPED, State.TIMEOUT, State.PREEMPTED, State.CANCELLED}
 _COMPARED_BY = ("eval_loss", "loss")
 
 
@@ -85,7 +78,7 @@ class RunStatus(Frozen):
 
     run: str
     path: str
-    state: str
+    state: State
     reason: str
     recipe: str
     preset: str | None
@@ -122,7 +115,7 @@ class RunStatus(Frozen):
 
     @property
     def final(self) -> bool:
-        return self.state in FINAL
+        return self.state.final
 
     @property
     def words(self) -> str:
@@ -172,7 +165,7 @@ def statuses_of(
     found = [_status(run, record, seen.get(record.bin_dir)) for run, record in now]
     if leftovers:
         every = [*zip(now, found, strict=True)]
-        left = _left_in_queue([r for r, status in every if status.state == "COMPLETED"])
+        left = _left_in_queue([r for r, status in every if status.state is State.COMPLETED])
         found = [
             replace(status, mend=f"trnslurm cancel {status.run}") if run in left else status
             for (run, _), status in every
@@ -183,7 +176,7 @@ def statuses_of(
 def is_complete(run: RunDir, record: Record) -> bool:
     """Check whether the last phase completed, so that Slurm's state of the job does not matter."""
     last = run.newest_attempt(record, record.phases[-1])
-    return last is not None and last.state == "COMPLETED"
+    return last is not None and last.state is State.COMPLETED
 
 
 def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> Attempt:
@@ -203,10 +196,10 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
     for phase in reversed(status.phases):
         if not phase.attempt:
             continue
-        crashed = phase.state == "REQUEUED" and not run.was_stopped(phase.phase, phase.attempt)
+        crashed = phase.state is State.REQUEUED and not run.was_stopped(phase.phase, phase.attempt)
         # Nothing reported or saved until the time limit: the workers may never have met.
-        still = phase.state == "TIMEOUT" and not (run.newest_step() or run.last_metrics())
-        if phase.state in ("FAILED", "NODE_FAIL", "LOST") or crashed or still:
+        still = phase.state is State.TIMEOUT and not (run.newest_step() or run.last_metrics())
+        if phase.state.failed or crashed or still:
             from trnslurm.node.triage.finding import find_cause  # its patterns are for this only
 
             found = find_cause(run.path, phase.phase, phase.attempt)
@@ -228,7 +221,7 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
     named = found  # for the function below
 
     def tell(reason: str) -> str:
-        untold = ("LOST", "NODE_FAIL", "TIMEOUT")
+        untold = (State.LOST, State.NODE_FAIL, State.TIMEOUT)
         if not _BARE.search(reason) and named.brief and status.state in untold:
             return "; ".join(filter(None, [reason, named.brief]))
         return _BARE.sub(lambda _: named.line, reason)
@@ -245,7 +238,7 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
 def _with_canceller(run: RunDir, status: RunStatus) -> RunStatus:
     """Return a status that names the user who called scancel, if accounting knows that."""
     unnamed = by_scancel("")
-    if status.state != "CANCELLED" or not status.reason.startswith(unnamed):
+    if status.state is not State.CANCELLED or not status.reason.startswith(unnamed):
         return status
     record = run.record()
     known = Slurm(record.bin_dir).accounting([phase.job_id for phase in status.phases])
@@ -260,7 +253,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     resume = f"trnslurm resume {run.name}"
     if not (status.mend or resume).startswith(resume) or run.cancelled_file.exists():
         return status
-    failed = status.state in ("FAILED", "LOST", "NODE_FAIL")
+    failed = status.state.failed
     if not (failed or status.mend):
         return status
     from trnslurm.node.triage.causes import cause_of  # many patterns
@@ -268,15 +261,15 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     record = run.record()
     saved = bool(run.newest_step() or changed_at(run.saves_in))  # a script may find its own
     known = cause_of([record.refused]) if failed and not found else None
-    if (last := run.newest_attempt(record, record.phases[-1])) and last.cause == REPEATS:
+    if (last := run.newest_attempt(record, record.phases[-1])) and last.cause == EndCause.REPEATS:
         fix = "have the script load what it finds in {checkpoints} when it starts"
         fix, mend = new_submission(asdict(record), fix)
-    elif status.state == "TIMEOUT" and not (saved or found or status.mend.endswith("=MORE")):
+    elif status.state is State.TIMEOUT and not (saved or found or status.mend.endswith("=MORE")):
         fix, mend = longer(asdict(record))
     elif found and failed and found.mend == SUBMIT and not found.options and _continues_work(run):
         # A new run would begin at step 0.
         fix, mend = f"{short(found.fix)} (in work/ of the run directory)", resume
-    elif found and (failed or status.state == "TIMEOUT"):
+    elif found and (failed or status.state is State.TIMEOUT):
         fix, mend = way_back(
             asdict(record),
             found.mend,
@@ -339,7 +332,7 @@ def _lacks_numbers(status: RunStatus) -> bool:
         return False
     if status.state in _UNTOLD:
         return bool(status.attempts)
-    began = seconds_of(status.phases[-1].started or "") if status.state == "RUNNING" else None
+    began = seconds_of(status.phases[-1].started or "") if status.state is State.RUNNING else None
     return began is not None and time.time() - began > UNTOLD_S
 
 
@@ -370,7 +363,7 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
         for phase, job in record.jobs.items():
             last = run.newest_attempt(record, phase)
             # The end that an attempt wrote says more than accounting.
-            if not find_job(queue, job, run.path) and (last is None or last.state not in WRITTEN):
+            if not find_job(queue, job, run.path) and (last is None or not last.state.written):
                 forgotten.append(job)
     return Seen(queue, slurm.accounting(forgotten))
 
@@ -388,7 +381,7 @@ def _left_in_queue(completed: Sequence[tuple[RunDir, Record]]) -> list[RunDir]:
             continue
         for run, record in here:
             found = (find_job(queue, job, run.path) for job in record.jobs.values())
-            if any(entry.state in STARTABLE for entry in found if entry):
+            if any(entry.startable for entry in found if entry):
                 left.append(run)
     return left
 
@@ -397,7 +390,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     seen = None if is_complete(run, record) else seen
     found = _run_ahead(run, record)
     ahead = _status(*found, seen) if found else None
-    in_vain = ahead is not None and ahead.final and ahead.state != "COMPLETED"
+    in_vain = ahead is not None and ahead.final and ahead.state is not State.COMPLETED
     job = record.precompile.get("waits_for")
     compiling = f"job {job}, which compiles its graphs" if job else ""
     phases: list[PhaseStatus] = []
@@ -407,7 +400,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
             never = "never submitted"
         elif ahead and in_vain:
             never = f"never started: {ahead.run} is {ahead.state}"
-        elif any(p.final and p.state != "COMPLETED" for p in phases):
+        elif any(p.final and p.state is not State.COMPLETED for p in phases):
             never = "never started: the phase before it did not complete"
         if phases:
             what = f"the precompile {'phase' if record.local else 'job'}"
@@ -423,15 +416,15 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     metrics = run.last_metrics()
-    ended = _ended_by_steps(run, metrics) if state == "COMPLETED" else ""
+    ended = _ended_by_steps(run, metrics) if state is State.COMPLETED else ""
     ahead_mend = ahead.mend if ahead and in_vain else ""
-    if state == "RUNNING" and run.cancelled_file.exists():
+    if state is State.RUNNING and run.cancelled_file.exists():
         reason = reason or "cancelled: it is asked to save and to end; cancel --now does not wait"
-    if state == "CANCELLED" and phases[-1].attempt and PREPARE not in record.phases:
+    if state is State.CANCELLED and phases[-1].attempt and PREPARE not in record.phases:
         bare = not reason or reason.startswith(BY_SCANCEL)
         saved = _saved(run) or ("no step is saved" if bare else "")
         reason = reason if "step " in reason else "; ".join(filter(None, [reason, saved]))
-    if state == "CANCELLED" and run.cancelled_file.exists() and "never " not in reason:
+    if state is State.CANCELLED and run.cancelled_file.exists() and "never " not in reason:
         reason = "; ".join(filter(None, ["by trnslurm cancel", reason]))
     return RunStatus(
         **{name: getattr(record, name) for name in _AS_RECORDED},
@@ -473,23 +466,22 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
     """Return every attempt of the last phase; LOST if it was killed and wrote no end state."""
     return tuple(
-        replace(attempt, state="LOST", reason=died(attempt))
-        if attempt.state in ("STARTING", "RUNNING")
-        and (attempt.attempt != last.attempt or last.final)
+        replace(attempt, state=State.LOST, reason=died(attempt))
+        if attempt.under_way and (attempt.attempt != last.attempt or last.final)
         else attempt
         for attempt in run.attempts(record.phases[-1])
     )
 
 
-def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
+def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[State, str]:
     """Return state and reason of the first phase that has not completed."""
     if record.refused:
-        return "FAILED", f"refused at submission: {record.refused}"
+        return State.FAILED, f"refused at submission: {record.refused}"
     for number, phase in enumerate(phases[:-1], 1):
-        if phase.state == "COMPLETED" or any(later.attempt for later in phases[number:]):
+        if phase.state is State.COMPLETED or any(later.attempt for later in phases[number:]):
             continue
-        if phase.state == "RUNNING":
-            return "PRECOMPILING", phase.reason
+        if phase.state is State.RUNNING:
+            return State.PRECOMPILING, phase.reason
         if phase.reason:
             return phase.state, f"{phase.phase}: {phase.reason}"
         return phase.state, f"in {phase.phase}" if phase.final else ""
@@ -497,7 +489,7 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
 
 
 def _next_command(
-    run: RunDir, record: Record, state: str, ended: str, phases: Sequence[PhaseStatus], ahead: str
+    run: RunDir, record: Record, state: State, ended: str, phases: Sequence[PhaseStatus], ahead: str
 ) -> str:
     """Return the command that continues a run; empty if it needs none, or should not continue.
 
@@ -506,11 +498,11 @@ def _next_command(
     """
     if PREPARE in record.phases:
         return ""  # another submission continues where this run ended
-    if state == "COMPLETED":
+    if state is State.COMPLETED:
         has_more = ended and run.newest_step()
         return f"trnslurm resume {run.name}" if has_more else ""
     if run.cancelled_file.exists() and not record.refused:
-        queued = any(phase.state in _QUEUED for phase in phases)
+        queued = any(phase.state.queued for phase in phases)
         if queued:
             return f"trnslurm cancel {run.name}"
         has_begun = phases[-1].final and phases[-1].attempt
@@ -518,18 +510,18 @@ def _next_command(
     if ahead:
         return ahead
     last = run.newest_attempt(record, record.phases[-1])
-    if state in _STOPPED_SHORT and last and last.cause == CAP:
+    if state.stopped_short and last and last.cause == EndCause.CAP:
         found = _CAP_KEY.search(last.reason)
         return f"trnslurm resume {run.name} --set {found[1]}=MORE" if found else ""
-    if state == "FAILED" and last and last.cause == ERROR:
+    if state is State.FAILED and last and last.cause == EndCause.ERROR:
         return ""  # a retry would fail again
-    if state == "CANCELLED" and last and _saved(run):
+    if state is State.CANCELLED and last and _saved(run):
         return f"trnslurm resume {run.name}"
-    held = state == "HELD" and any(map(held_by_slurm, phases))
+    held = state is State.HELD and any(map(held_by_slurm, phases))
     # Slurm cancelled the job because another run's job failed; no user did.
-    dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)
+    dropped = state is State.CANCELLED and not any(p.attempt or p.started for p in phases)
     dropped = dropped and any(p.reason and not p.reason.startswith(BY_SCANCEL) for p in phases)
-    if state in _STOPPED_SHORT or held or dropped:
+    if state.stopped_short or held or dropped:
         return f"trnslurm resume {run.name}"
     return ""
 
@@ -591,7 +583,7 @@ def standing_of(
     if broken:
         raise broken[0]
     statuses = [
-        explained(run, status)[0] if status.state == "FAILED" else status
+        explained(run, status)[0] if status.state is State.FAILED else status
         for run, status in zip(runs, statuses, strict=True)
     ]
     found = [latest_values(run.steps()) for run in runs]

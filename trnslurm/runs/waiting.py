@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trnslurm.contract.states import State
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
-from trnslurm.runs.phase import WAITING
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
@@ -77,14 +77,14 @@ def diagnose(run: RunDir) -> Diagnosis:
     for host, (until, why) in run.excluded().items():
         text = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
         found.left_out[host] = f"{why}, until {text}"
-    if status.final and status.state != "COMPLETED":
+    if status.final and status.state is not State.COMPLETED:
         found.problems.append(f"it has ended: trnslurm status {run.name} shows why")
     # Later phases wait for the first unfinished phase.
-    phase = next((phase for phase in status.phases if phase.state != "COMPLETED"), None)
-    if phase is None or phase.state not in (*WAITING, "REQUEUED"):
+    phase = next((phase for phase in status.phases if phase.state is not State.COMPLETED), None)
+    if phase is None or not (phase.state.waiting or phase.state is State.REQUEUED):
         return found
     found.phase, found.job_id, found.nodes_needed = phase.phase, phase.job_id, record.nodes
-    if phase.state == "HELD":
+    if phase.state is State.HELD:
         found.problems.append(f"job {phase.job_id} is held: scontrol release {phase.job_id}")
     if record.scheduler == "slurm":
         _ask_slurm(found, run, record)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+from trnslurm.contract.states import State
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.runs.foreign import is_ours, refuse_writable
@@ -44,7 +45,7 @@ def follow(
             raise NotYetError(f"{run.name} is still {status.state} after {within_s:g} s")
         time.sleep(min(poll_s, left_s))
     # The next run of a chain runs in the same local job.
-    if status.then and status.state == "COMPLETED":
+    if status.then and status.state is State.COMPLETED:
         return
     record = run.record()
     for _ in range(_LOCAL_END_POLLS):  # processes end a moment after the script wrote its state
@@ -76,24 +77,24 @@ def watch(
             attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
             which = f", attempt {attempt}" if attempt > 1 else ""
             mend = status.mend
-            if status.final or status.state == "REQUEUED":
+            if status.final or status.state is State.REQUEUED:
                 status, _ = explained(run, status)
-            if status.state == "FAILED":
+            if status.state is State.FAILED:
                 mend = status.mend  # empty, or another command, if a resume would fail again
             reason = f" ({status.reason})" if status.reason else ""
             say_state(status, f"{status.state}{which}{reason}")
             nodes = nodes_told(run, status.nodes, status.attempts)
             if attempt and nodes:
                 say_nodes("; ".join(f"{name}: {text}" for name, text in nodes.items()))
-            if resume is not None and mend and status.state != "COMPLETED":
+            if resume is not None and mend and status.state is not State.COMPLETED:
                 break
         if status.final and (end := (status.state, attempt)) not in told:
             told.add(end)
             _tell_end(run, status, say)
-        if status.state == "COMPLETED":  # maybe with steps left, if train.stop_at ended the run
+        if status.state is State.COMPLETED:  # maybe with steps left, if train.stop_at ended the run
             return status
         # By a person or an admin: only a person resumes the run.
-        begun = status.state == "CANCELLED" and status.attempts
+        begun = status.state is State.CANCELLED and status.attempts
         cancelled = begun or run.cancelled_file.exists()
         if resume is None or cancelled or mend != f"trnslurm resume {run.name}":
             return status
@@ -122,7 +123,7 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
     if not notify or event not in notify.events or not is_ours(run.path):
         return
     refuse_writable(run.path, run.notify_file)
-    ended = next((p for p in status.phases if p.state != "COMPLETED"), status.phases[-1])
+    ended = next((p for p in status.phases if p.state is not State.COMPLETED), status.phases[-1])
     told = run.told_file(ended.phase, ended.attempt, event)
     with contextlib.suppress(OSError):  # the node writes the end state, then notifies
         written = run.state_file(ended.phase, ended.attempt).stat().st_mtime
@@ -155,9 +156,9 @@ def once_each(say: Say) -> Callable[[RunStatus, str], None]:
     def say_state(status: RunStatus, text: str) -> None:
         nonlocal requeued
         attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
-        if status.state != "REQUEUED" or attempt != requeued:
+        if status.state is not State.REQUEUED or attempt != requeued:
             say_new(text)
-        requeued = attempt if status.state == "REQUEUED" else 0
+        requeued = attempt if status.state is State.REQUEUED else 0
 
     return say_state
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.slurm.reasons import job_reason
+from trnslurm.slurm.states import ALIVE, ENDED, STARTABLE
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,6 +42,25 @@ class QueueEntry(Frozen, kw_only=False):
     """The directory of the submission; empty if not shown."""
     ended_by: str = ""
     """The user who cancelled the job; empty: nobody, or not known."""
+
+    @property
+    def startable(self) -> bool:
+        """Whether the job waits in the queue."""
+        return self.state in STARTABLE
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job has its nodes."""
+        return self.state in ALIVE
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def live(self) -> bool:
+        """Whether the job has not ended, and may still start."""
+        return not self.ended and not self.reason.startswith("DependencyNeverSatisfied")
 
     @property
     def why(self) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.console import Console
+from trnslurm.contract.states import State
 from trnslurm.errors import SlurmError, SubmitError
 from trnslurm.runs.find import find_run
-from trnslurm.runs.phase import JOB_ENDED
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.states import ENDED
 from trnslurm.submit.job import Job
 
 # https://slurm.schedmd.com/sbatch.html#OPT_dependency
@@ -44,10 +45,10 @@ def find_dependency(word: str, job: Job, roots: Sequence[Path], console: Console
             raise SubmitError(f"--after {word}: {run.name} runs {where}, and has no job of its own")
         what, job_id = run.name, record.jobs.get(record.phases[-1], "")
         # STOPPED and LOST are no states of jobs, but ends without success like the others.
-        states = [status.state if status.state in JOB_ENDED or not status.final else "FAILED"]
-    if not {*states} <= JOB_ENDED.keys():
+        states = [status.state if status.state in ENDED or not status.final else State.FAILED]
+    if not {*states} <= ENDED.keys():
         return f"{_DEPENDENCY[condition]}:{job_id}"
-    succeeded = {*states} == {"COMPLETED"}
+    succeeded = {*states} == {State.COMPLETED}
     if condition != "any" and succeeded != (condition == "ok"):
         raise SubmitError(
             f"--after {word}: {what} has ended ({', '.join(dict.fromkeys(states))}), so the run "

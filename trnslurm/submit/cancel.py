@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 
+from trnslurm.contract.states import State
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file, utc_time, write_json
@@ -14,6 +15,7 @@ from trnslurm.runs.foreign import refuse_foreign, refuse_writable, this_user
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import RunStatus, is_complete, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
+from trnslurm.slurm.states import RUNNING
 
 _TRAIN = "train"
 # The program that handles the signal; scripts of earlier versions handled it themselves.
@@ -99,7 +101,7 @@ def cancel_unless_ended(
         status
         for status in statuses
         if status.final
-        and status.state != "LOST"
+        and status.state is not State.LOST
         and all(phase.final for phase in status.phases)
         and status.mend != f"trnslurm cancel {status.run}"
     ]
@@ -155,7 +157,7 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     record = run.record()
     job = record.jobs.get(_TRAIN, "")
     last = run.attempts_since(record, _TRAIN)[-1:]
-    if not job or not last or (last[0].state, last[0].job_id) != ("RUNNING", job):
+    if not job or not last or (last[0].state, last[0].job_id) != (State.RUNNING, job):
         return ""
     # A custom script that reported nothing does not check for a stop, or has nothing to save.
     told = run.last_metrics().get("attempt") == last[0].attempt or run.newest_step()
@@ -166,4 +168,4 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     except OSError:
         return ""
     entry = find_job(queue, job, run.path)
-    return job if saves and entry and entry.state == "RUNNING" else ""
+    return job if saves and entry and entry.state == RUNNING else ""

@@ -15,17 +15,19 @@ from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
+from trnslurm.contract.states import State
 from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.caps import Caps
 from trnslurm.rundir import PREPARE, changed_at
 from trnslurm.runs.by_hand import refuse_by_hand, start_by_hand
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
-from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
+from trnslurm.runs.phase import LAUNCH_HELD, held_by_slurm
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
+from trnslurm.slurm.states import COMPLETING
 from trnslurm.submit.here import check_here, check_notify, refuse_crowded
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
@@ -109,9 +111,9 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             locks.enter_context(lock_run(each))
         statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
         record = run.record()
-        if statuses[0].state == "COMPLETED" and statuses[0].reason.startswith(STOP_AT):
+        if statuses[0].state is State.COMPLETED and statuses[0].reason.startswith(STOP_AT):
             how = replace(how, stop_at=how.stop_at or 0)
-        held = not how.changes(record.nodes) and statuses[0].state == "HELD"
+        held = not how.changes(record.nodes) and statuses[0].state is State.HELD
         if held and (released := _held_after_launch(run, record, statuses[0])):
             for released_job in released:
                 Slurm(record.bin_dir).release(released_job)
@@ -150,7 +152,7 @@ def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) ->
     ended = [
         run
         for run, status in zip(runs, statuses, strict=True)
-        if status.final and (status.state != "COMPLETED" or status.mend)
+        if status.final and (status.state is not State.COMPLETED or status.mend)
     ]
     if not ended:
         group = statuses[0].group
@@ -181,20 +183,20 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if PREPARE in record.phases:
         raise RunError(f"{name} prepares data: submit it again, and it continues where it was")
     status = run_status(run)
-    if status.state == "COMPLETED" and not status.mend:
+    if status.state is State.COMPLETED and not status.mend:
         stopped = status.reason.startswith(STOP_AT)
         why = f" ({status.reason}) and has no checkpoint" if stopped else ""
         raise RunError(f"{name} is COMPLETED{why}: there is nothing to resume")
-    if status.state == "COMPLETED":
+    if status.state is State.COMPLETED:
         return status
     # A run that waits for an ended run never starts, though Slurm may not have noticed yet.
-    if waiting and status.state == "PENDING":
+    if waiting and status.state is State.PENDING:
         return status
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise RunError(f"{name} runs on {record.host}: resume it there")
     if not status.final and run.cancelled_file.exists():
         raise NotYetError(f"{name} is being cancelled: resume it once it has ended")
-    held = status.state == "HELD" and any(map(held_by_slurm, status.phases))
+    held = status.state is State.HELD and any(map(held_by_slurm, status.phases))
     if not status.final and not held:
         reason = f" ({status.reason})" if status.reason else ""
         raise NotYetError(
@@ -203,8 +205,8 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     # Slurm has no record of the job, but its script shows life: its node may be cut off.
     last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
     age_s = run.heartbeat_age_s()
-    lost = record.scheduler == "slurm" and status.state == "LOST"
-    running = bool(last) and last[0].state == "RUNNING"
+    lost = record.scheduler == "slurm" and status.state is State.LOST
+    running = bool(last) and last[0].state is State.RUNNING
     if lost and running and age_s is not None and age_s < _SILENT_S:
         raise NotYetError(
             f"{name} is LOST, but its script showed life {age_s:.0f} s ago: "
@@ -250,9 +252,10 @@ def _where_it_continues(run: RunDir) -> str:
 def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
     """Return the held jobs, if releasing them is enough to continue the run."""
     queue = Slurm(record.bin_dir).queue([record.user])
-    held = [p.job_id for p in status.phases if (p.state, p.reason) == ("HELD", LAUNCH_HELD)]
-    unfinished = [p.job_id for p in status.phases if p.state != "COMPLETED"]
-    return held if all(is_live(find_job(queue, job, run.path)) for job in unfinished) else []
+    held = [p.job_id for p in status.phases if (p.state, p.reason) == (State.HELD, LAUNCH_HELD)]
+    unfinished = [p.job_id for p in status.phases if p.state is not State.COMPLETED]
+    jobs = [find_job(queue, job, run.path) for job in unfinished]
+    return held if all(job and job.live for job in jobs) else []
 
 
 def _waits_for(run: RunDir, record: Record) -> WaitsFor:
@@ -261,7 +264,7 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
     if record.after:
         previous = run.sibling(record.after)
         status = run_status(previous)
-        if status.state != "COMPLETED":
+        if status.state is not State.COMPLETED:
             if status.final or record.scheduler == "local":
                 raise RunError(
                     f"{run.name} continues {previous.name}, which is {status.state}: "
@@ -289,14 +292,14 @@ def _end_leftovers(run: RunDir, record: Record) -> None:
     slurm = Slurm(record.bin_dir)
     cancelled: set[str] = set()
     while left := _jobs_left(run, record, slurm):
-        running = [j for j, e in left.items() if e.state not in {*STARTABLE, "COMPLETING"}]
+        running = [j for j, e in left.items() if not (e.startable or e.state == COMPLETING)]
         if running or time.monotonic() > deadline:
             ids = ", ".join(running or left)
             raise NotYetError(
                 f"{run.name} still has job {ids}: `trnslurm cancel {run.name}`, and wait for its "
                 "end"
             )
-        waiting = {job for job, entry in left.items() if entry.state in STARTABLE} - cancelled
+        waiting = {job for job, entry in left.items() if entry.startable} - cancelled
         if waiting:
             slurm.cancel(sorted(waiting, reverse=True))
             cancelled |= waiting
@@ -308,7 +311,7 @@ def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntr
     ours = {*record.jobs.values(), *slurm.jobs_in([str(run.path)], record.user)}
     queue = slurm.queue([record.user], known=ours)
     found = {job: find_job(queue, job, run.path) for job in sorted(ours)}
-    return {job: entry for job, entry in found.items() if entry and entry.state not in JOB_ENDED}
+    return {job: entry for job, entry in found.items() if entry and not entry.ended}
 
 
 def _script_alive(run: RunDir, record: Record) -> bool:

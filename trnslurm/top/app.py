@@ -16,6 +16,7 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Label, ProgressBar, Sparkline, Static
 
+from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus
@@ -25,13 +26,13 @@ _MOST_LOG_LINES = 1000
 _WIDE = 110
 _LEFT_OUT = ("nodes", "speed")  # in a narrow terminal, for the reason
 _COLOURS = {
-    "COMPLETED": "green",
-    "RUNNING": "cyan",
-    "PRECOMPILING": "cyan",
-    "FAILED": "red",
-    "LOST": "red",
-    "NODE_FAIL": "red",
-    "TIMEOUT": "red",
+    State.COMPLETED: "green",
+    State.RUNNING: "cyan",
+    State.PRECOMPILING: "cyan",
+    State.FAILED: "red",
+    State.LOST: "red",
+    State.NODE_FAIL: "red",
+    State.TIMEOUT: "red",
 }
 
 List = Callable[[], Sequence[RunStatus]]

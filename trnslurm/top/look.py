@@ -24,7 +24,6 @@ HEADER = ("run", "state", "step", "loss", "left", "nodes", "speed", "reason")
 _RECENT = 20
 _POINTS = 400
 _MOST_NODES = 8
-_ALIVE = ("RUNNING", "PRECOMPILING")
 
 
 class View(Frozen):
@@ -59,7 +58,7 @@ def row_of(status: RunStatus) -> tuple[str, ...]:
 def view_of(run: RunDir, *, lines: int) -> View:
     """Return the current state of a run, with the last lines of its log."""
     status = run_status(run)
-    if status.state in ("FAILED", "LOST", "NODE_FAIL"):
+    if status.state.failed:
         reason, fix, mend = _way_back(run, status.state, len(status.attempts))
         status = replace(status, reason=reason, fix=fix, mend=mend)
     steps = [cleaned(step) for step in run.steps()]
@@ -140,7 +139,7 @@ def speed_of(metrics: Mapping[str, Any]) -> str:
 def time_left(status: RunStatus, step_s: Any) -> str:
     """Return the time for the remaining steps of an active run."""
     step, steps = (status.metrics.get(name) for name in ("step", "steps"))
-    if status.state not in _ALIVE or not all(map(is_number, (step, steps, step_s))):
+    if not status.state.alive or not all(map(is_number, (step, steps, step_s))):
         return "-"
     minutes = max(0.0, steps - step) * step_s / 60  # type: ignore[operator]
     if minutes < 1:

@@ -15,15 +15,15 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
 from trnslurm.report.history import History
-from trnslurm.runs.phase import FINAL
 from trnslurm.trackers.send import about, numbers_of, remote_name
 
 REFUSALS = (MlflowException, OSError)
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500  # in one call, which every server accepts
 _RUN, _STEP = "trnslurm.run", "trnslurm.step"
-_STATUS = {"COMPLETED": "FINISHED", "CANCELLED": "KILLED"}
+_STATUS = {State.COMPLETED: "FINISHED", State.CANCELLED: "KILLED"}
 
 
 class Run:
@@ -81,10 +81,10 @@ class Run:
             tags = [RunTag(_STEP, str(metrics[-1].step))]
             self._client.log_batch(self._id, metrics=metrics, tags=tags)
 
-    def close(self, state: str) -> str:
+    def close(self, state: State) -> str:
         """Record the state of the run; return where its steps can be seen."""
         self._client.set_tag(self._id, "trnslurm.state", state)
-        if state in FINAL:
+        if state.final:
             self._client.set_terminated(self._id, _STATUS.get(state, "FAILED"))
         else:
             self._client.update_run(self._id, "RUNNING")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
+from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
 from trnslurm.report.history import History, is_number
 from trnslurm.runs.run import RunDir
@@ -33,7 +34,7 @@ class Tracker(Protocol):
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Log these steps, in ascending order."""
 
-    def close(self, state: str) -> str:
+    def close(self, state: State) -> str:
         """Record the state of the run; return where its steps can be seen."""
 
 

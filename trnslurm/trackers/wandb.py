@@ -9,6 +9,7 @@ from typing import Any
 import wandb
 import wandb.errors
 
+from trnslurm.contract.states import State
 from trnslurm.report.history import History
 from trnslurm.rundir import read_json, write_json
 from trnslurm.trackers.send import about, numbers_of, remote_name
@@ -72,13 +73,13 @@ class Run:
         for step in steps:
             self._run.log(numbers_of(step), step=step["step"])
 
-    def close(self, state: str) -> str:
+    def close(self, state: State) -> str:
         """Record the state of the run; return where its steps can be seen."""
         if self._offline and self._open is None:
             return f"project {self._project}"
         self._run.summary["state"] = state
         where: str = self._run.settings.sync_dir if self._offline else self._run.url
-        self._run.finish(exit_code=0 if state in ("COMPLETED", "RUNNING") else 1)
+        self._run.finish(exit_code=0 if state in (State.COMPLETED, State.RUNNING) else 1)
         if self._offline:
             write_json(self._history.run.sent_file, self._sent | {self._project: self.last})
         return where

@@ -25,11 +25,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.states import State
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
 from trnslurm.node.processes import handling
-from trnslurm.node.state import UNDER_WAY
 from trnslurm.rundir import RunFiles, load_json
 
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -88,10 +88,10 @@ class GraphPlace(Frozen):
             run, attempt = Path(taker["run"]), int(taker["attempt"])
             if run == self.run and attempt < self.attempt:
                 return True  # it may have recorded no end, as when its node rebooted
-            state = load_json(RunFiles(run).state_file("precompile", attempt))["state"]
+            state = State(load_json(RunFiles(run).state_file("precompile", attempt))["state"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        return state not in UNDER_WAY
+        return not state.under_way
 
     def job_id(self) -> str:
         """Return the job id of this attempt, from its state file."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.states import State
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent, share
 from trnslurm.node.triage.causes import (
@@ -111,7 +113,7 @@ class Evidence:
     """By log: its last lines with words of an error."""
     made_steps: bool = False
     """Whether a worker's record has finished steps."""
-    state: str = ""
+    state: State = State.STARTING
     ranks: int = 0
     """The number of workers; 0: not known."""
 
@@ -119,9 +121,9 @@ class Evidence:
 def gather(run: Path, phase: str, attempt: int) -> Evidence:
     """Read the records and all logs of an attempt."""
     files = RunFiles(run)
-    state = read_json(files.state_file(phase, attempt))
-    hosts = [host for host in str(state.get("hosts", "")).split(",") if host]
-    found = Evidence(hosts=hosts, state=str(state.get("state", "")))
+    about = read_attempt(files, phase, attempt)
+    hosts = [host for host in about.hosts.split(",") if host]
+    found = Evidence(hosts=hosts, state=about.state)
     found.suspects += _preflight(run, phase, attempt)
     found.suspects += _stuck(run, phase, attempt)
     per_node = read_json(files.plan_file).get("workers_per_node")
@@ -159,7 +161,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
     share(2)
-    if batch := batch_log(run, phase, str(state.get("job_id", ""))):
+    if batch := batch_log(run, phase, about.job_id):
         part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
         found.hits += _hits(part, place, None)
         if not found.suspects:  # it failed before any node wrote a log
@@ -368,7 +370,7 @@ def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
 def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Context:
     """Return what surrounds a line of a log: there, on the first node, and in the batch log."""
     files = RunFiles(run)
-    job_id = str(read_json(files.state_file(phase, attempt)).get("job_id", ""))
+    job_id = read_attempt(files, phase, attempt).job_id
     nodes = files.node_logs(phase, attempt)
     logs = [run / place, *([nodes[min(nodes)]] if nodes else []), batch_log(run, phase, job_id)]
     texts = [read_log(file) for file in dict.fromkeys(logs) if file and file.suffix == ".log"]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.states import EndCause, State
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.again import (
     Raised,
@@ -63,7 +65,7 @@ _SILENT = "without a traceback"
 _IN_PART = "the logs were read in part, as they take too long"
 _MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
-_FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
+_FROM_OUTSIDE = (State.CANCELLED, State.PREEMPTED, State.STOPPED, State.TIMEOUT)
 _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
 _NO_FILES = (
@@ -171,7 +173,7 @@ def find_cause(
 
 def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     evidence = gather(run, phase, attempt)
-    if evidence.state == "COMPLETED":
+    if evidence.state is State.COMPLETED:
         return None
     suspect, known, beside = choose(evidence)
     if suspect is None:
@@ -306,7 +308,7 @@ def _unexplained(evidence: Evidence, run: Path, phase: str, attempt: int) -> Fin
 
     None if there is no log, or nothing failed.
     """
-    if evidence.state != "FAILED" or _ended_from_outside(run, phase, attempt):
+    if evidence.state is not State.FAILED or _ended_from_outside(run, phase, attempt):
         return None
     errors = {place: _without_harmless(said) for place, said in evidence.error_like.items()}
     place, lines = next(((p, said) for p, said in errors.items() if said), ("", ()))
@@ -411,17 +413,17 @@ def _brief(suspect: Suspect, known: Cause | None, cause: str, host: str) -> str:
 
 def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
     """Check whether a person or Slurm ended an attempt."""
-    state = read_json(RunFiles(run).state_file(phase, attempt))
-    requeued = state.get("state") == "REQUEUED" and state.get("cause") != "crash"
-    return requeued or state.get("state") in _FROM_OUTSIDE
+    ended = read_attempt(RunFiles(run), phase, attempt)
+    requeued = ended.state is State.REQUEUED and ended.cause != EndCause.CRASH
+    return requeued or ended.state in _FROM_OUTSIDE
 
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     """Return the lines that say so, and which logs to read."""
-    state = read_json(RunFiles(run).state_file(phase, attempt))
-    if state.get("state") == "COMPLETED" or _ended_from_outside(run, phase, attempt):
-        ended = clean(f"{state['state']} {state.get('reason', '')}".strip())
-        return [_cut(f"{OWN_WORD}{phase} attempt {attempt}: {ended}: nothing failed")]
+    ended = read_attempt(RunFiles(run), phase, attempt)
+    if ended.state is State.COMPLETED or _ended_from_outside(run, phase, attempt):
+        how = clean(f"{ended.state} {ended.reason}".strip())
+        return [_cut(f"{OWN_WORD}{phase} attempt {attempt}: {how}: nothing failed")]
     files = [*RunFiles(run).node_logs(phase, attempt).values()]
     batch = batch_log(run, phase, "")
     names = [str(f.relative_to(run)) for f in [*files, *([batch] if batch else [])]]

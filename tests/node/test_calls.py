@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trnslurm
-from trnslurm import contract
+from trnslurm import calls
 from trnslurm.rundir import RunFiles, write_json
 
 from ..processes import run_process
@@ -25,8 +25,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
     monkeypatch.setenv("TRNSLURM_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("TRNSLURM_PHASE", "train")
     monkeypatch.setenv("TRNSLURM_ATTEMPT", "2")
-    monkeypatch.setattr(contract, "_worker", None)
-    monkeypatch.setattr(contract._Worker, "_follow_term", lambda worker: None)
+    monkeypatch.setattr(calls, "_worker", None)
+    monkeypatch.setattr(calls._Worker, "_follow_term", lambda worker: None)
     return RunFiles(tmp_path)
 
 
@@ -51,7 +51,7 @@ def test_worker_0_reports(run: RunFiles, monkeypatch) -> None:
         {"attempt": 2, "step": 1, "steps": 9, "loss": 0.5, "lr": 1.0},
         {"attempt": 2, "step": 2, "loss": 0.25},
     ]
-    monkeypatch.setattr(contract, "_worker", None)
+    monkeypatch.setattr(calls, "_worker", None)
     monkeypatch.setenv("RANK", "1")
     trnslurm.report(step=3)
     trnslurm.saved(3)
@@ -122,9 +122,9 @@ def test_term_ends_a_worker_unless_a_stop_is_asked_for(tmp_path: Path, asked: bo
 def test_short_steps_are_not_each_held_up(run: RunFiles, monkeypatch) -> None:
     """The workers come together about once a second, and never less often than every 1000 calls."""
     looks, clock = [], iter(n * 1e-4 for n in range(100_000))
-    monkeypatch.setattr(contract.time, "monotonic", lambda: next(clock))
-    real = contract._Worker._agree
-    monkeypatch.setattr(contract._Worker, "_agree", lambda w: looks.append(1) or real(w))
+    monkeypatch.setattr(calls.time, "monotonic", lambda: next(clock))
+    real = calls._Worker._agree
+    monkeypatch.setattr(calls._Worker, "_agree", lambda w: looks.append(1) or real(w))
     for _ in range(5000):
         trnslurm.should_stop()
     assert 5 < len(looks) < 30
@@ -138,7 +138,7 @@ def test_the_names_are_there_without_the_launcher() -> None:
     )
     done = run_process([sys.executable, "-c", code])
     needed = [
-        *("trnslurm", "trnslurm.contract", "trnslurm.frozen", "trnslurm.rundir"),
+        *("trnslurm", "trnslurm.calls", "trnslurm.frozen", "trnslurm.rundir"),
         "trnslurm.tracing",
     ]
     assert done.ok.strip() == str(needed)

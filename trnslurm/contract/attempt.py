@@ -1,0 +1,99 @@
+"""The record of an attempt: state/PHASE-ATTEMPT.json.
+
+The batch script begins the file, node/attempt.py keeps it, and all others read it. The files remain
+when accounting is off and Slurm has forgotten the job (MinJobAge).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from trnslurm.contract.states import EndCause, State
+from trnslurm.rundir import PREPARE, RunFiles, read_json, utc_time, write_json
+
+PRECOMPILE, TRAIN = "precompile", "train"
+PHASES = (PRECOMPILE, TRAIN, PREPARE)
+_MAX_REASON = 400
+_STATES = frozenset(map(str, State))
+_TYPES: Mapping[str, Any] = {"exit_code": int, "changed": (int, float), "ended": str, "cause": str}
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One start of a phase."""
+
+    phase: str
+    attempt: int
+    state: State = State.STARTING
+    job_id: str = ""
+    restarts: int = 0
+    """How often Slurm had restarted the job."""
+    reason: str = ""
+    exit_code: int | None = None
+    cause: str = EndCause.NONE
+    """Why a training ended: a `EndCause`."""
+    checkpoint: int = 0
+    """The step of the newest checkpoint when a training began; 0: none."""
+    changed: float = 0.0
+    """When the checkpoints of a custom script had last changed before the attempt began."""
+    hosts: str = ""
+    nodes: int = 0
+    """Of its job, spares included; 0: not recorded."""
+    host: str = ""
+    pid: int = 0
+    started: str = ""
+    ended: str | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self.state.under_way
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the attempt failed or recorded no end; an end by Slurm is no crash."""
+        return self.under_way or self.state is State.FAILED or self.cause == EndCause.CRASH
+
+    def become(self, state: State, reason: str = "", cause: str | None = None) -> None:
+        """Change the state, in memory; without a cause the attempt keeps the one it has."""
+        assert self.state.may_become(state), f"an attempt that is {self.state} becomes {state}"
+        self.state, self.reason = state, reason
+        if cause is not None:
+            self.cause = cause
+
+    def write(self, run: RunFiles) -> None:
+        """Replace the state file."""
+        self.reason = _one_line(self.reason)
+        self.ended = None if self.under_way else utc_time()
+        data = asdict(self)
+        if self.phase != TRAIN:
+            del data["cause"], data["checkpoint"]
+        if not self.changed:
+            del data["changed"]
+        write_json(run.state_file(self.phase, self.attempt), data)
+
+
+def read_attempt(run: RunFiles, phase: str, attempt: int) -> Attempt:
+    """Return an attempt; it is STARTING while its file is empty, or if the file is damaged."""
+    return attempt_of(phase, attempt, read_json(run.state_file(phase, attempt)))
+
+
+def attempt_of(phase: str, attempt: int, told: Mapping[str, Any]) -> Attempt:
+    """Return the attempt that a state file tells of; a value of a wrong type is left out."""
+    found = Attempt(phase=phase, attempt=attempt)
+    for name in (field.name for field in fields(Attempt)):
+        value = told.get(name)
+        if name == "state":
+            value = State(value) if isinstance(value, str) and value in _STATES else None
+        types = _TYPES.get(name) or type(getattr(found, name))
+        known = name in ("phase", "attempt") or isinstance(value, bool)
+        if isinstance(value, types) and not known:
+            setattr(found, name, value)
+    return found
+
+
+def _one_line(text: str) -> str:
+    """Return text as one short line that a terminal can show."""
+    line = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return line if len(line) <= _MAX_REASON else f"{line[: _MAX_REASON - 1]}…"

@@ -1,0 +1,126 @@
+"""The states of an attempt and of a run, and which of them may follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """A state: of an attempt, in its state file; of a phase; or of a run, in `trnslurm status`."""
+
+    PENDING = "PENDING"
+    HELD = "HELD"
+    CONFIGURING = "CONFIGURING"
+    """Its nodes are booting."""
+    STARTING = "STARTING"
+    """Of an attempt: its batch script prepares the step."""
+    PRECOMPILING = "PRECOMPILING"
+    """Of a run: its first phase is running."""
+    RUNNING = "RUNNING"
+    REQUEUED = "REQUEUED"
+    """Slurm starts the next attempt."""
+    RESTARTED = "RESTARTED"
+    """Of an attempt: the next one has started in the same job."""
+    CANCELLED = "CANCELLED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    LOST = "LOST"
+    """It has ended without recording how."""
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    STOPPED = "STOPPED"
+    """The workers saved and ended together on request."""
+    TIMEOUT = "TIMEOUT"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows in a phase or a run, unless a user resumes it."""
+        return self in _FINAL
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the first attempt has yet to start."""
+        return self in (State.PENDING, State.HELD, State.CONFIGURING)
+
+    @property
+    def queued(self) -> bool:
+        """Whether an attempt has yet to start."""
+        return self in (State.PENDING, State.HELD, State.REQUEUED)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a run has an attempt under way."""
+        return self in (State.RUNNING, State.PRECOMPILING)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an attempt has not recorded its end."""
+        return self in (State.STARTING, State.RUNNING)
+
+    @property
+    def written(self) -> bool:
+        """Whether an attempt that recorded this state has ended its phase."""
+        return self.final and self not in (State.LOST, State.NODE_FAIL)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a phase or a run ended by a failure, which its logs may explain."""
+        return self in (State.FAILED, State.LOST, State.NODE_FAIL)
+
+    @property
+    def stopped_short(self) -> bool:
+        """Whether a run ended before its last step though no user cancelled it."""
+        return self.final and self not in (State.COMPLETED, State.CANCELLED)
+
+    def may_become(self, other: State) -> bool:
+        """Check whether an attempt's record may change from this state to the other."""
+        return other is self or other in NEXT.get(self, ())
+
+
+class EndCause(StrEnum):
+    """Why an attempt of a training ended, or was asked to end."""
+
+    NONE = ""
+    CRASH = "crash"
+    ERROR = "error"
+    """An error that every further attempt would meet."""
+    CAP = "cap"
+    """The run has used what it may."""
+    REPEATS = "repeats"
+    """The attempt began where the one before it had begun."""
+    TIME_LIMIT = "time limit"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    CANCELLED = "cancelled"
+    TERMINATED = "terminated"
+
+
+_FINAL = frozenset(
+    (
+        State.CANCELLED,
+        State.COMPLETED,
+        State.FAILED,
+        State.LOST,
+        State.NODE_FAIL,
+        State.PREEMPTED,
+        State.STOPPED,
+        State.TIMEOUT,
+    )
+)
+OF_A_RUN = (
+    *(State.PENDING, State.HELD, State.CONFIGURING, State.PRECOMPILING, State.RUNNING),
+    *(State.REQUEUED, *sorted(_FINAL)),
+)
+"""Every state of a run, in the order of a run's life."""
+
+_BY_SLURM = (State.CANCELLED, State.FAILED, State.PREEMPTED, State.REQUEUED, State.TIMEOUT)
+_ENDS = (*_BY_SLURM, State.COMPLETED, State.STOPPED)
+NEXT: Mapping[State, tuple[State, ...]] = {
+    State.STARTING: (State.RUNNING, *_ENDS),
+    State.RUNNING: (State.RESTARTED, *_ENDS),
+    # An attempt that Slurm ends records at once what Slurm says, because KILL follows, and then how
+    # the workers have ended. One that is to be requeued may be refused, or restarted instead.
+    **dict.fromkeys(_BY_SLURM, (State.RESTARTED, *_ENDS)),
+}
+"""What may follow a state in the record of an attempt."""
