@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, write_json
 from trnslurm.tracing import Tracer
 
@@ -70,7 +71,7 @@ class _Worker:
     def __init__(self, run_dir: str) -> None:
         values = os.environ
         self._files = RunFiles(Path(run_dir))
-        self._attempt = int(values.get("TRNSLURM_ATTEMPT", "1"))
+        self._attempt = int(values.get(Variable.ATTEMPT, "1"))
         self._rank = int(values.get("RANK", values.get("SLURM_PROCID", "0")))
         self._stop_file = self._files.stop_file("train", self._attempt)
         self._stops = False
@@ -222,7 +223,7 @@ _worker: _Worker | None = None
 def _here() -> _Worker | None:
     """Return this process's part; None outside a run."""
     global _worker
-    run_dir = os.environ.get("TRNSLURM_RUN_DIR")
-    if _worker is None and run_dir and os.environ.get("TRNSLURM_PHASE") == "train":
+    run_dir = os.environ.get(Variable.RUN_DIR)
+    if _worker is None and run_dir and os.environ.get(Variable.PHASE) == "train":
         _worker = _Worker(run_dir)
     return _worker

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, read_json, write_json
 
 # 1,000 workers then list a directory 100 times a second.
 _LOOK_S = 10.0
 MOST_STEPS = 100
-_BY_RECIPE, _RECIPE = "TRNSLURM_PROFILE", "recipe"
+_BY_RECIPE, _RECIPE = Variable.PROFILE, "recipe"
 SPAN = "trnslurm: "
 """The beginning of the names of our own spans."""
 _STEP = "ProfilerStep"

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node import beats
-from trnslurm.node.beats import BEATS, Beats, Sender, answers
+from trnslurm.node.beats import Beats, Sender, answers
 
 from ..free_port import free_port
 from ..waiting import eventually
@@ -22,7 +23,7 @@ Make = Callable[[int, int], Sender]
 @pytest.fixture
 def listens(monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
     found = Beats("127.0.0.1")
-    monkeypatch.setenv(BEATS, found.place)
+    monkeypatch.setenv(Variable.BEATS, found.place)
     found.begin(3)
     yield found
     found.close()
@@ -98,12 +99,12 @@ def test_what_is_no_sign_of_life(
 ) -> None:
     sender(2, 1).send()  # of an earlier attempt
     place = listens.place.rpartition(":")[0]
-    monkeypatch.setenv(BEATS, f"{place}:{'0' * 32}")
+    monkeypatch.setenv(Variable.BEATS, f"{place}:{'0' * 32}")
     sender(3, 1).send()  # without the secret
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for data in (b"", b"x", b"\xff" * 500):
             stranger.sendto(data, ("127.0.0.1", int(place.rpartition(":")[2])))
-    monkeypatch.setenv(BEATS, listens.place)
+    monkeypatch.setenv(Variable.BEATS, listens.place)
     sender(3, 2).send()
     eventually(lambda: 2 in heard(listens))
     assert heard(listens) == {2}

@@ -138,7 +138,7 @@ def test_the_names_are_there_without_the_launcher() -> None:
     )
     done = run_process([sys.executable, "-c", code])
     needed = [
-        *("trnslurm", "trnslurm.calls", "trnslurm.frozen", "trnslurm.rundir"),
-        "trnslurm.tracing",
+        *("trnslurm", "trnslurm.calls", "trnslurm.contract", "trnslurm.contract.variables"),
+        *("trnslurm.frozen", "trnslurm.rundir", "trnslurm.tracing"),
     ]
     assert done.ok.strip() == str(needed)

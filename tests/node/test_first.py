@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trnslurm.contract.states import State
+from trnslurm.contract.variables import Variable
 from trnslurm.node import controller, first
-from trnslurm.node.beats import BEATS
 
 NAMES = {"TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "2", "SLURM_NODEID": "1"}
 
@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> dict[str, Any]:
     for name, value in NAMES.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TRNSLURM_ALLOCATION", "node-1,node-2,node-3")
-    monkeypatch.setenv(BEATS, "127.0.0.1:9:secret")
+    monkeypatch.setenv(Variable.BEATS, "127.0.0.1:9:secret")
     return said
 
 
@@ -103,7 +103,7 @@ def test_it_is_not(asked, tmp_path, known: dict[str, Any]) -> None:
 
 def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [first.patience_s(node) for node in (0, 1, 2, 3, 1000)] == [6.0, 6.0, 11.0, 16.0, 66.0]
-    monkeypatch.delenv(BEATS, raising=False)
+    monkeypatch.delenv(Variable.BEATS, raising=False)
     monkeypatch.setenv("SLURM_NODEID", "3")
     monkeypatch.setenv("TRNSLURM_ATTEMPT", "1")
     assert first.main() == 0  # of a job that keeps no signs of life

@@ -93,11 +93,13 @@ def completer(what: str) -> Callable[..., list[CompletionItem]]:
 
 def chosen_site() -> Site | None:
     """Return the host on which this command line runs; None: this host."""
-    from trnslurm.remote.place import ON, choose_site  # --help needs no search path
+    from trnslurm.contract.variables import Variable
+    from trnslurm.remote.place import choose_site  # --help needs no search path
 
     context = click.get_current_context()
     on = context.find_root().params.get("on")
-    if on is None and ON not in os.environ and context.command_path.split()[1] == "sandbox":
+    default = on is None and Variable.ON not in os.environ
+    if default and context.command_path.split()[1] == "sandbox":
         return None  # a sandbox is of this host, whatever the default cluster
     return choose_site(on, context.params.get("cluster"), context.params.get("path") or ())
 

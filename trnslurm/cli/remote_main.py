@@ -23,6 +23,7 @@ from trnslurm.cli.costs import graphs_lines
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.cli.site import profile_here
 from trnslurm.cli.submit import confirm_and_submit
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import RunError
 from trnslurm.remote.parcel import unpack
 from trnslurm.report.history import histories_of
@@ -35,7 +36,7 @@ _LARGEST = 64 << 20
 def main() -> NoReturn:
     """Run the command line, or one of these programs (@NAME)."""
     first, *words = sys.argv[2:]
-    os.environ["TRNSLURM_ON"] = ""  # this is the host of --on
+    os.environ[Variable.ON] = ""  # this is the host of --on
     if first.startswith("@"):
         end_with(lambda: _PROGRAMS[first](words))
     run_command_line([first, *words])

@@ -17,6 +17,7 @@ from trnslurm.api.tables import count
 from trnslurm.cli.options import Command, json_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.catalog import catalog
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.control import look
 from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
@@ -25,8 +26,6 @@ from trnslurm.sandbox.lifecycle import down, up
 from trnslurm.sandbox.namespaces import commands, enter, environment, holder_pid, login_environment
 from trnslurm.sandbox.rehearsal import Rehearsal
 from trnslurm.sandbox.settings import SandboxSettings, settings_of
-
-_VARIABLE = "TRNSLURM_SANDBOX"
 
 
 def _names(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
@@ -49,7 +48,7 @@ def _name_option(command: Command) -> Command:
     return click.option(
         "--name",
         metavar="NAME",
-        envvar=_VARIABLE,
+        envvar=Variable.SANDBOX,
         default=DEFAULT_NAME,
         shell_complete=_names,
         help="Name of the sandbox.",
@@ -104,7 +103,7 @@ def sandbox_command() -> None:
 @click.option(
     "--slurm",
     metavar="DIR",
-    envvar="TRNSLURM_SANDBOX_SLURM",
+    envvar=Variable.SANDBOX_SLURM,
     help="Run the Slurm in PREFIX/bin and PREFIX/sbin  [default: the Slurm whose srun is on PATH].",
 )
 @click.option(
@@ -269,11 +268,11 @@ def env_command_line(name: str, unset: bool) -> None:
     words = [w for w in os.environ.get("PATH", "").split(":") if w not in ours]
     if unset:
         click.echo(f"export PATH={shlex.quote(':'.join(words))}")
-        click.echo(f"unset {_VARIABLE} TRNSLURM_CLUSTER")
+        click.echo(f"unset {Variable.SANDBOX} TRNSLURM_CLUSTER")
         return
     holder_pid(layout)  # fails if the sandbox is not up
     click.echo(f"export PATH={shlex.quote(':'.join([str(layout.bin), *words]))}")
-    click.echo(f"export {_VARIABLE}={layout.name} TRNSLURM_CLUSTER={layout.cluster}")
+    click.echo(f"export {Variable.SANDBOX}={layout.name} TRNSLURM_CLUSTER={layout.cluster}")
 
 
 @sandbox_command.command("exec")
@@ -308,7 +307,7 @@ def exec_command_line(
         os.execvpe(argv[0], argv, login_environment(layout, user, settings.python))
     os.environ.update(environment(layout))
     os.environ["PATH"] = f"{commands(layout)}:{os.environ.get('PATH', '')}"
-    os.environ |= {_VARIABLE: layout.name, "TRNSLURM_CLUSTER": layout.cluster}
+    os.environ |= {Variable.SANDBOX: layout.name, Variable.CLUSTER: layout.cluster}
     os.execvp(argv[0], argv)
 
 

@@ -46,11 +46,10 @@ from trnslurm.config.tree import (
     with_numbers,
 )
 from trnslurm.config.values import check_cluster_values, check_values
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError
 
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
-SITE_VARIABLE = "TRNSLURM_SITE"
-"""Names another such file, whose locks hold as well: an admin tries it before it is installed."""
 NEURON_DEVICES = Path("/dev")
 
 # How much a wrong key and a known one must have in common, in the same section and in another; what
@@ -400,7 +399,7 @@ def _site_locks(tree: Mapping[str, Any]) -> Iterator[_Lock]:
     The site's file comes last, so that it refuses what a file of the user's own locks to another
     value.
     """
-    tried = os.environ.get(SITE_VARIABLE)
+    tried = os.environ.get(Variable.SITE)
     files = [Path(tried)] if tried else []
     for file in [*files, *([SITE_FILE] if SITE_FILE.is_file() else [])]:
         site = read_yaml(file)

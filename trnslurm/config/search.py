@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from trnslurm.config.script import SCRIPT_HINT, is_script
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
@@ -49,12 +50,12 @@ class Workspace(Frozen):
         `more` are directories after the user's: those of running sandboxes.
         """
         roots = [Path(p) for p in paths]
-        roots += [Path(p) for p in os.environ.get("TRNSLURM_PATH", "").split(":") if p]
+        roots += [Path(p) for p in os.environ.get(Variable.PATH, "").split(":") if p]
         for root in roots:
             if not root.is_dir():
                 raise ConfigError(f"search path {root}: no such directory")
             _refuse_unreadable(root)
-        cluster, source = os.environ.get("TRNSLURM_CLUSTER") or None, "TRNSLURM_CLUSTER"
+        cluster, source = os.environ.get(Variable.CLUSTER) or None, str(Variable.CLUSTER)
         for settings_file in (Path(SETTINGS_FILE), user_root() / SETTINGS_FILE):
             settings = _read_settings(settings_file)
             for root in (settings_file.parent / Path(p).expanduser() for p in settings["path"]):

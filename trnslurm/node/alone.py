@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, read_json, write_json
 
 # How the workers join that use one of these; all others must call init_process_group.
@@ -24,12 +25,12 @@ _JOINS = {
 def tell() -> None:
     """Record the number of workers, if this one is the first of several and was alone."""
     values = os.environ
-    if values.get("TRNSLURM_PHASE") != "train" or not is_alone():
+    if values.get(Variable.PHASE) != "train" or not is_alone():
         return
-    files = RunFiles(Path(values["TRNSLURM_RUN_DIR"]))
+    files = RunFiles(Path(values[Variable.RUN_DIR]))
     with suppress(OSError):
         write_json(
-            files.alone_file("train", int(values["TRNSLURM_ATTEMPT"])),
+            files.alone_file("train", int(values[Variable.ATTEMPT])),
             {
                 "workers": int(values["WORLD_SIZE"]),
                 "per_node": int(values.get("LOCAL_WORLD_SIZE", "1")),

@@ -22,8 +22,9 @@ from functools import cached_property
 
 from trnslurm.contract.attempt import read_attempt
 from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.variables import Variable
 from trnslurm.node import left_out, processes, relaunch
-from trnslurm.node.beats import BEATS, PERIOD_S
+from trnslurm.node.beats import PERIOD_S
 from trnslurm.node.caps import Caps
 from trnslurm.node.controller import NO_KILL, Controller
 from trnslurm.node.ending import (
@@ -157,7 +158,7 @@ class AttemptProgram:
 
     def __init__(self, job: Job, step: int = 0) -> None:
         """Take the job, and the pid of a step that was started ahead."""
-        phase, number = os.environ["TRNSLURM_PHASE"], int(os.environ["TRNSLURM_ATTEMPT"])
+        phase, number = os.environ[Variable.PHASE], int(os.environ[Variable.ATTEMPT])
         self.state = read_attempt(RUN, phase, number)
         self.state.host, self.state.pid = os.uname().nodename, os.getpid()
         self.state.nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
@@ -262,7 +263,7 @@ class AttemptProgram:
         planned, nodes = self._options.nodes, state.nodes
         spares, fewer = self._options.spares, self._options.fewer
         if fewer:
-            nodes = len(os.environ["TRNSLURM_HOSTS"].split(","))
+            nodes = len(os.environ[Variable.HOSTS].split(","))
         expected = planned + (0 if fewer else spares)
         if planned and nodes != expected:  # the plan's arithmetic is for one node count
             self.doing = "checking the allocation"
@@ -286,9 +287,9 @@ class AttemptProgram:
             self._fetch(place)
         if self._ended_by_term:
             raise RefusedError(TERMINATED, "")
-        self.state.hosts = os.environ["TRNSLURM_HOSTS"]
+        self.state.hosts = os.environ[Variable.HOSTS]
         newest = RUN.newest_checkpoint()
-        os.environ["TRNSLURM_RESUME"] = str(newest.absolute()) if newest else ""
+        os.environ[Variable.RESUME] = str(newest.absolute()) if newest else ""
         self.doing = f"running on {brief(self.state.hosts.split(','))}"
         self.state.become(State.RUNNING, self.state.reason)
         self.state.write(RUN)
@@ -300,7 +301,7 @@ class AttemptProgram:
             self._standby = relaunch.Standby(script, self.state)
         if beats := self._job.beats:
             beats.begin(self.state.attempt)
-            os.environ[BEATS] = beats.place
+            os.environ[Variable.BEATS] = beats.place
         if self._options.hang_minutes:
             self._hang = HangWatch(self.state, self._options.hang_minutes)
         self._events.begun(earlier_attempts(self.state))
@@ -641,7 +642,7 @@ class AttemptProgram:
     def _graphs_are_warm(self) -> bool:
         """Find the key of the job's graphs; return whether there is nothing to precompile."""
         with self._graph_work("reading the key of the graphs"):
-            os.environ["TRNSLURM_GRAPH_KEY"] = graphs.own_key(RUN.path)
+            os.environ[Variable.GRAPH_KEY] = graphs.own_key(RUN.path)
             return self.state.phase == "precompile" and graphs.is_warm(read_place())
 
     @contextmanager

@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-BEATS = "TRNSLURM_BEATS"
+from trnslurm.contract.variables import Variable
+
 PERIOD_S = 2.0
 SILENT_S = 6.0
 _END, _ENDED, _HERE = b"end", b"ended", b"here"
@@ -94,7 +95,7 @@ class Sender:
     """Sends the signs of life of one node, and hears the order to end its processes."""
 
     def __init__(self, attempt: int, node: int) -> None:
-        address, port, secret = os.environ[BEATS].split(":")
+        address, port, secret = os.environ[Variable.BEATS].split(":")
         self._to, self._secret = (address, int(port)), secret.encode()
         self._who = f"{attempt} {node}".encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node.graphs import compile as compiling
 from trnslurm.node.graphs import neuron
 from trnslurm.node.meeting import (
@@ -47,7 +48,7 @@ from trnslurm.rundir import RunFiles, write_json
 COMPILE_S = 180.0
 _CACHE = "NEURON_COMPILE_CACHE_URL"
 _NEFFS = "TORCH_NEURONX_NEFF_CACHE_DIR"
-_STAND_IN = "TRNSLURM_STAND_IN_DEVICE"  # as in trnslurm.train.checkup
+_STAND_IN = Variable.STAND_IN_DEVICE  # as in trnslurm.train.checkup
 _ON_TRAINIUM = ("neuron", "torchneuron")
 _GRAPH = ("-m", "trnslurm.train.checkup")
 _MEET_S = 60.0

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trnslurm.contract.states import State
+from trnslurm.contract.variables import Variable
 from trnslurm.node.beats import answers
 
 NO_KILL = "SLURM_NO_KILL"
@@ -42,7 +43,7 @@ class Controller:
 
         kill_running_job_by_node_name in src/slurmctld/job_mgr.c lacked batch_requeue_fini.
         """
-        self._run_name = Path(os.environ["TRNSLURM_RUN_DIR"]).name  # as sbatch was given it
+        self._run_name = Path(os.environ[Variable.RUN_DIR]).name  # as sbatch was given it
 
     @property
     def patience_s(self) -> float:

@@ -13,8 +13,9 @@ import sys
 
 from trnslurm.contract.attempt import read_attempt
 from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
-from trnslurm.node.beats import BEATS, PERIOD_S, SILENT_S, Sender
+from trnslurm.node.beats import PERIOD_S, SILENT_S, Sender
 from trnslurm.node.controller import Controller
 from trnslurm.node.state import RUN, note
 
@@ -25,13 +26,13 @@ _RETRY_S = (5.0, 10.0, 30.0)
 
 def main() -> int:
     """Wait for an answer of the first node, or requeue the job."""
-    node, attempt = int(os.environ["SLURM_NODEID"]), int(os.environ["TRNSLURM_ATTEMPT"])
-    if BEATS in os.environ:
+    node, attempt = int(os.environ["SLURM_NODEID"]), int(os.environ[Variable.ATTEMPT])
+    if Variable.BEATS in os.environ:
         sender = Sender(attempt, node)
         patience = patience_s(node)
         while not sender.hears(PERIOD_S):
             if sender.silent_s >= patience:
-                if requeue_if_lost(os.environ["TRNSLURM_PHASE"], attempt):
+                if requeue_if_lost(os.environ[Variable.PHASE], attempt):
                     break
                 patience += patience_s(node)
         sender.close()
@@ -50,7 +51,7 @@ def requeue_if_lost(phase: str, attempt: int) -> bool:
     A Slurm that would hold the job is given SlurmdTimeout to take out the node (NO_KILL).
     """
     state = read_attempt(RUN, phase, attempt)
-    first = os.environ["TRNSLURM_ALLOCATION"].partition(",")[0]
+    first = os.environ[Variable.ALLOCATION].partition(",")[0]
     controller = Controller(state.job_id, state.restarts, _RETRY_S)
     if controller.what_ends_job() is not State.RUNNING:
         return True

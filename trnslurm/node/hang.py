@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.variables import Variable
 from trnslurm.node.lookout import period_of
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN
@@ -165,7 +166,7 @@ class HangWatch:
         return marks
 
     def _saved_s_ago(self) -> float:
-        own = os.environ.get("TRNSLURM_CHECKPOINTS")
+        own = os.environ.get(Variable.CHECKPOINTS)
         return now_there(RUN.state) - changed_at(Path(own) if own else RUN.checkpoints)
 
     def _conclude(self, now: float) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node import processes, relaunch
 from trnslurm.node.beats import Beats
 from trnslurm.node.graphs import program as graphs
@@ -20,7 +21,7 @@ class Job:
         self.options, self.signals = options, signals
         self.senders: list[subprocess.Popen[bytes]] = []
         """Of messages."""
-        all_hosts = os.environ.get("TRNSLURM_ALLOCATION") or os.environ["TRNSLURM_HOSTS"]
+        all_hosts = os.environ.get(Variable.ALLOCATION) or os.environ[Variable.HOSTS]
         self.allocation = all_hosts.split(",")
         """The job's nodes, in Slurm's order, without those that were lost or found bad."""
         self.relay: threading.Thread | None = None

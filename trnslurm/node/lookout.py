@@ -21,8 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node import first, processes
-from trnslurm.node.beats import BEATS, Sender
+from trnslurm.node.beats import Sender
 from trnslurm.node.guard import Watched
 from trnslurm.node.stacks import (
     ALL_STACKS_S,
@@ -68,7 +69,7 @@ def period_of(limit_s: float) -> float:
 
 def own_processes() -> list[Process]:
     """Return the processes that descend from node.sh, by variables that it exports."""
-    names = ("TRNSLURM_NODE", "TRNSLURM_PHASE", "TRNSLURM_ATTEMPT", "TRNSLURM_RUN_DIR")
+    names = (Variable.NODE, Variable.PHASE, Variable.ATTEMPT, Variable.RUN_DIR)
     return processes_with(f"{name}={os.environ[name]}".encode() for name in names)
 
 
@@ -121,7 +122,7 @@ class Activity:
 
     def _device_works(self) -> bool:
         """Check whether a device computes, or cannot be asked, while its processes wait for it."""
-        device = os.environ.get("TRNSLURM_DEVICE", "")
+        device = os.environ.get(Variable.DEVICE, "")
         if device in ("neuron", "torchneuron"):
             # The driver counts what each core has executed; neuron-sysfs-user-guide of AWS.
             before, self._executed = self._executed, executed_graphs()
@@ -152,11 +153,11 @@ class Lookout:
     def __init__(self, task: int, limit_s: float) -> None:
         self._task = Watched(task)
         self._limit_s = limit_s
-        self._node, self._phase = int(os.environ["TRNSLURM_NODE"]), os.environ["TRNSLURM_PHASE"]
-        self._attempt = int(os.environ["TRNSLURM_ATTEMPT"])
+        self._node, self._phase = int(os.environ[Variable.NODE]), os.environ[Variable.PHASE]
+        self._attempt = int(os.environ[Variable.ATTEMPT])
         self._activity = Activity()
         self._reported = self._asked = False
-        self._beats = Sender(self._attempt, self._node) if BEATS in os.environ else None
+        self._beats = Sender(self._attempt, self._node) if Variable.BEATS in os.environ else None
         self._patience_s = first.patience_s(self._node)
 
     def watch(self) -> None:

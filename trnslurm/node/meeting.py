@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
+
 MESSAGE_S = 5.0
 """The time limit for a message that the other side sends at once."""
 _RETRY_S = 0.1
@@ -70,12 +72,12 @@ def read_rendezvous(purpose: str) -> Rendezvous:
     return Rendezvous(
         purpose=purpose,
         node=int(environ["SLURM_NODEID"]),
-        hosts=tuple(environ["TRNSLURM_HOSTS"].split(",")),
+        hosts=tuple(environ[Variable.HOSTS].split(",")),
         address=environ["MASTER_ADDR"],
         port=int(environ["MASTER_PORT"]),
-        run=Path(environ["TRNSLURM_RUN_DIR"]),
-        phase=environ["TRNSLURM_PHASE"],
-        attempt=int(environ["TRNSLURM_ATTEMPT"]),
+        run=Path(environ[Variable.RUN_DIR]),
+        phase=environ[Variable.PHASE],
+        attempt=int(environ[Variable.ATTEMPT]),
     )
 
 

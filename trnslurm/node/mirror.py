@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN
@@ -124,4 +125,4 @@ class Mirror:
 
 
 def _command() -> list[str]:
-    return [os.environ["TRNSLURM_PYTHON"], "-m", _PROGRAM]
+    return [os.environ[Variable.PYTHON], "-m", _PROGRAM]

@@ -27,6 +27,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from trnslurm.contract.states import State
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, utc_time, write_json_once
 
 EVENT_OF = {
@@ -221,7 +222,7 @@ def run_command(command: str, event: str, body: bytes) -> str:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=os.environ | {"TRNSLURM_EVENT": event},
+        env=os.environ | {Variable.EVENT: event},
     )
     assert process.stdin and process.stdout
     tail = b""

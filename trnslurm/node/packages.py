@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from trnslurm.contract.variables import Variable
+
 _SEPARATORS = re.compile(r"[-_.]+")
 _OF_DEVELOPERS = re.compile(r"(?i)dev|test|doc|lint|quality|bench|example|build|ci\b|all\b")
 
@@ -18,7 +20,7 @@ def packages(modules: Iterable[str]) -> dict[str, Any]:
     """Return the packages that have these modules, and what they ask of each other."""
     found = {m: each for m in modules if (each := _package_of(m))}
     # Workers may import from a copy of these packages on their node's own disk.
-    places = {} if os.environ.get("TRNSLURM_ARCHIVE") else found
+    places = {} if os.environ.get(Variable.ARCHIVE) else found
     return {
         "python": platform.python_version(),
         "packages": {module: [_name(each), each.version] for module, each in found.items()},

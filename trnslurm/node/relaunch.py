@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
-from trnslurm.node.beats import BEATS
 from trnslurm.node.controller import NO_KILL
 from trnslurm.node.standby import RESUME
 from trnslurm.node.state import RUN
@@ -29,21 +29,16 @@ from trnslurm.rundir import utc_time, write_json_once
 AFTER_S = 60.0
 """How long an attempt runs before the next one is started ahead."""
 
-_ASKED = "TRNSLURM_ASKED"
-"""The descriptor to which the script's last line writes its answer."""
-_CHOSEN = "TRNSLURM_CHOSEN"
-_STANDBY = "TRNSLURM_STANDBY"
-"""The attempt for which the script and its step are started ahead."""
 # The script keeps the same variables of Slurm when it closes its environment.
 _KEPT = (
     *("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS_PER_NODE", "SLURM_NODE_ALIASES", "SLURM_SPANK_"),
-    *("TRNSLURM_STEP", "TRNSLURM_TASK"),
+    *(Variable.STEP, Variable.TASK),
 )
 _PATH = "/usr/local/bin:/usr/bin:/bin"  # until the script sets its own
 _AT_ONCE = 1 << 20
 _END_S = 5.0
 # Variables that this program has set for the attempt that runs.
-_KNOWN_LATE = ("TRNSLURM_GRAPH_KEY", BEATS, NO_KILL)
+_KNOWN_LATE = (Variable.GRAPH_KEY, Variable.BEATS, NO_KILL)
 _POLL_S = 0.1
 
 
@@ -57,7 +52,7 @@ class Launch(NamedTuple):
 
 def answer(nodes: int, command: list[str]) -> bool:
     """Tell node count, command and environment, if another program asks; return whether one did."""
-    asked = os.environ.pop(_ASKED, "")
+    asked = os.environ.pop(Variable.ASKED, "")
     if asked:
         with os.fdopen(int(asked), "w", encoding="ascii") as pipe:
             json.dump(Launch(nodes, command, dict(os.environ))._asdict(), pipe)
@@ -79,8 +74,8 @@ def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -
         ["bash", "--", script],
         output_fd=silent,
         environ=_environ(os.environ, restarts)
-        | {_ASKED: str(theirs), _CHOSEN: ",".join(hosts)}
-        | ({_STANDBY: str(ahead)} if ahead else {}),
+        | {Variable.ASKED: str(theirs), Variable.CHOSEN: ",".join(hosts)}
+        | ({Variable.STANDBY: str(ahead)} if ahead else {}),
         own_session=False,
     )
     for descriptor in filter(None, (theirs, silent)):
@@ -101,7 +96,7 @@ def _environ(environ: Mapping[str, str], restarts: int) -> dict[str, str]:
     """Return what Slurm had given to the batch script, as far as the script reads it."""
     kept = {k: v for k, v in environ.items() if k.startswith(_KEPT) or k == "TMPDIR"}
     return kept | {
-        "SLURM_SUBMIT_DIR": environ["TRNSLURM_RUN_DIR"],
+        "SLURM_SUBMIT_DIR": environ[Variable.RUN_DIR],
         "SLURM_RESTART_COUNT": str(restarts),
         "PATH": _PATH,
     }
@@ -159,7 +154,7 @@ class Standby:
             launch.command,
             input_fd=theirs,
             output_fd=output,
-            environ=launch.environ | known | {"TRNSLURM_RESUME": RESUME},
+            environ=launch.environ | known | {Variable.RESUME: RESUME},
             own_session=False,
         )
         os.close(theirs)
@@ -191,10 +186,10 @@ class Standby:
         for log in RUN.logs.glob(f"standby-{self._state.phase}-{self.attempt}-node*.log"):
             log.rename(log.with_name(log.name.removeprefix("standby-")))
         self._trains = True
-        told = {"TRNSLURM_RESUME": str(newest.absolute())}
+        told = {Variable.RESUME: str(newest.absolute())}
         with suppress(BrokenPipeError):  # then the step ends, and is seen to end
             os.write(self._stdin, f"{json.dumps(told)}\n".encode())
-        self.launch.environ.pop(_STANDBY, None)
+        self.launch.environ.pop(Variable.STANDBY, None)
         self._over = True
         return self._step
 

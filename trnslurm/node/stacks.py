@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 
 # The name of that file in startup/sitecustomize.py, which this program must not import.
@@ -37,7 +38,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 def main(argv: Sequence[str]) -> int:
     """Print what the workers of an attempt do on this host."""
     run, phase, attempt = argv
-    names = {"TRNSLURM_RUN_DIR": run, "TRNSLURM_PHASE": phase, "TRNSLURM_ATTEMPT": attempt}
+    names = {Variable.RUN_DIR: run, Variable.PHASE: phase, Variable.ATTEMPT: attempt}
     running = processes_with(f"{name}={value}".encode() for name, value in names.items())
     until = time.monotonic() + ALL_STACKS_S
     for process in workers_of([p for p in running if p.rank is not None] or running):

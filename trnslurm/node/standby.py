@@ -22,10 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 from trnslurm.node.memory import available_gib
 
-GATE = "TRNSLURM_GATE"
 RESUME = "@resume@"
 """The place of the newest checkpoint in the workers' arguments, until it is known."""
 # Measured with torch and transformers on a CPU: 0.5 GiB, of which half is shared.
@@ -65,7 +65,7 @@ class _Gate:
         self._signals = signals
         self._file = os.memfd_create("trnslurm-gate")  # in memory: a KILL leaves no file behind
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        environ = os.environ | {GATE: f"/proc/{os.getpid()}/fd/{self._file}"}
+        environ = os.environ | {Variable.GATE: f"/proc/{os.getpid()}/fd/{self._file}"}
         # Slurm finds the processes of a job by their session.
         self._launcher = processes.spawn(command, environ=environ, own_session=False)
         self._open = False
@@ -102,7 +102,8 @@ def wait() -> None:
 
 
 def _wait() -> None:
-    gate = Path(os.environ.pop(GATE))  # a process that is started by an import must not wait
+    # A process that is started by an import must not wait.
+    gate = Path(os.environ.pop(Variable.GATE))
     with suppress(Exception):  # the script itself will tell
         for name, parts in leading_imports(*_script()):
             # As the import statement does: transformers loads a model's code only when it is named.
@@ -113,9 +114,9 @@ def _wait() -> None:
     with gate.open(encoding="utf-8") as stream:
         fcntl.flock(stream, fcntl.LOCK_SH)
         environ: dict[str, str] = json.loads(stream.read())
-    os.environ.pop("TRNSLURM_STANDBY", None)
+    os.environ.pop(Variable.STANDBY, None)
     os.environ.update(environ)
-    sys.argv[:] = [word.replace(RESUME, environ["TRNSLURM_RESUME"]) for word in sys.argv]
+    sys.argv[:] = [word.replace(RESUME, environ[Variable.RESUME]) for word in sys.argv]
 
 
 def _script() -> tuple[Path, Path]:
@@ -156,7 +157,7 @@ def _is_own(package: str, directory: Path) -> bool:
     if any((directory / f"{package}{end}").exists() for end in ("", ".py")):
         return True
     spec = importlib.util.find_spec(package)
-    project = f"{os.environ.get('TRNSLURM_RUN_DIR', '')}/work/"
+    project = f"{os.environ.get(Variable.RUN_DIR, '')}/work/"
     return bool(spec and spec.origin and spec.origin.startswith(project))
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.variables import Variable
 from trnslurm.node.processes import say
 from trnslurm.rundir import RunFiles, changed_at
 
@@ -28,15 +29,15 @@ def saved_by_now() -> tuple[int, float]:
 
     The time is 0 if the script resumes only from a checkpoint that its run names.
     """
-    own = os.environ.get("TRNSLURM_CHECKPOINTS")
-    looks = own and os.environ.get("TRNSLURM_RESUMES") != "told"
+    own = os.environ.get(Variable.CHECKPOINTS)
+    looks = own and os.environ.get(Variable.RESUMES) != "told"
     return RUN.newest_step(), changed_at(Path(own)) if own and looks else 0.0
 
 
 def knows_resuming() -> bool:
     """Check whether a job of trnslurm runs, or a script that states how it resumes."""
-    custom = "TRNSLURM_CHECKPOINTS" in os.environ
-    return not custom or os.environ.get("TRNSLURM_RESUMES") in ("told", "looks")
+    custom = Variable.CHECKPOINTS in os.environ
+    return not custom or os.environ.get(Variable.RESUMES) in ("told", "looks")
 
 
 @cache

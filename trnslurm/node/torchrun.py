@@ -23,6 +23,7 @@ from typing import Any
 from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import main
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, last_line
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -101,7 +102,7 @@ def _ended_by_kernel() -> int | None:
 def _memory_before() -> str:
     """Return how much memory was left shortly before, as this node noted it."""
     values = os.environ
-    if not (run := values.get("TRNSLURM_RUN_DIR")):
+    if not (run := values.get(Variable.RUN_DIR)):
         return ""
     line = last_line(RunFiles(Path(run)).usage_file(values.get("SLURM_NODEID", "0")))
     with suppress(KeyError, TypeError, ValueError):  # not noted, or damaged

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.api.search import workspace_of
 from trnslurm.config.search import Workspace, packaged_root, read_yaml
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import RemoteError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
 
 if TYPE_CHECKING:
     from trnslurm.remote.ssh import Place
-
-ON = "TRNSLURM_ON"
 
 
 class Site(Frozen):
@@ -36,8 +35,8 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
     `on` is the value of --on; an empty text chooses this host in any case.
     """
     where = "--on"
-    if on is None and ON in os.environ:
-        on, where = os.environ[ON], ON
+    if on is None and Variable.ON in os.environ:
+        on, where = os.environ[Variable.ON], str(Variable.ON)
     if on == "":
         return None
     workspace = workspace_of(path)

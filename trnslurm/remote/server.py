@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.remote.receive import (
     BEAT,
     BEGUN,
@@ -139,10 +140,10 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
     """Run the command; pass on Ctrl-C; end a read-only command whose output is no longer read."""
     environment = dict(os.environ)
     if (ask / "site").is_dir():
-        own = environment.get("TRNSLURM_PATH")
-        environment["TRNSLURM_PATH"] = f"{ask / 'site'}{(own and f':{own}') or ''}"
+        own = environment.get(Variable.PATH)
+        environment[Variable.PATH] = f"{ask / 'site'}{(own and f':{own}') or ''}"
     if request["cluster"]:
-        environment["TRNSLURM_CLUSTER"] = request["cluster"]
+        environment[Variable.CLUSTER] = request["cluster"]
     launcher = Path(__file__).resolve().parents[2]
     argv = [sys.executable, "-X", "utf8", "-I", str(launcher), "run", *request["argv"]]
     with (ask / "out").open("wb") as out, (ask / "err").open("wb") as err:

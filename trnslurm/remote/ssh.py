@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConnectionLostError, RemoteError
 from trnslurm.remote import receive
 from trnslurm.rundir import is_private, make_private
@@ -167,7 +168,7 @@ class Place:
 
 
 def _ssh() -> list[str]:
-    return shlex.split(os.environ.get("TRNSLURM_SSH") or "ssh")
+    return shlex.split(os.environ.get(Variable.SSH) or "ssh")
 
 
 def _coded(text: str) -> str:

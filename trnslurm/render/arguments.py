@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from trnslurm.config.schema import Recipe
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.spec import JobSpec, has_own_batch
 from trnslurm.rundir import CHECKPOINTS
@@ -15,10 +16,10 @@ RESUME = "resume"
 # {{word}} is an escaped {word}; other braces, such as in JSON, have no meaning.
 _PLACE = r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}"
 _ON_NODE = {
-    "run": "TRNSLURM_RUN_DIR",
-    CHECKPOINTS: "TRNSLURM_CHECKPOINTS",
-    RESUME: "TRNSLURM_RESUME",
-    "attempt": "TRNSLURM_ATTEMPT",
+    "run": Variable.RUN_DIR,
+    CHECKPOINTS: Variable.CHECKPOINTS,
+    RESUME: Variable.RESUME,
+    "attempt": Variable.ATTEMPT,
     "node": "SLURM_NODEID",
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",

@@ -6,6 +6,7 @@ import re
 
 from trnslurm import __version__
 from trnslurm.config.search import packaged_root
+from trnslurm.contract.variables import Variable
 from trnslurm.render.job import script_name
 from trnslurm.render.template import fill, open_templates
 
@@ -21,7 +22,7 @@ def can_be_task(script: bytes, phase: str) -> bool:
     """Check whether a batch script, perhaps of a user's template, can be run by a task."""
     output = rf"#SBATCH --output=logs/{phase}-%j.log".encode()
     return (
-        b"TRNSLURM_TASK" in script
+        Variable.TASK.encode() in script
         and re.search(rb"^%b\s" % output, script, re.MULTILINE) is not None
     )
 

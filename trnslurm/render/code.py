@@ -20,7 +20,7 @@ _OURS = {
     for name in (
         *("__init__", "calls", "ddp_pace", "declared", "errors", "frozen", "pace", "rundir"),
         *("tracing", "train/models"),
-        *("contract/__init__", "contract/attempt", "contract/states"),
+        *(f"contract/{name}" for name in ("__init__", "attempt", "states", "variables")),
     )
 }
 

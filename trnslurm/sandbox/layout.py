@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import SandboxError
 from trnslurm.rundir import is_private
 
@@ -24,7 +25,7 @@ def base_dir() -> Path:
     The directory is local to the machine, unlike a home, because a sandbox consists of processes on
     one machine. Its path is short, because the path of a socket has at most 107 bytes.
     """
-    return Path(os.environ.get("TRNSLURM_SANDBOXES") or f"/tmp/trnslurm-{os.getuid()}")
+    return Path(os.environ.get(Variable.SANDBOXES) or f"/tmp/trnslurm-{os.getuid()}")
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
@@ -87,7 +88,7 @@ def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("TERM", "PYTHONPATH") if name in os.environ}
     own = {"HOME": str(layout.homes / user), "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
     path = f"{commands(layout)}:{Path(python).parent}:/usr/local/bin:/usr/bin:/bin"
-    site = {"TRNSLURM_PATH": str(layout.path), "TRNSLURM_CLUSTER": layout.cluster}
+    site = {Variable.PATH: str(layout.path), Variable.CLUSTER: layout.cluster}
     return kept | own | {"PATH": path, "SHELL": "/bin/sh"} | site | environment(layout)
 
 

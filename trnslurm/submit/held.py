@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, catalog, find
 from trnslurm.config.software import device_of
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError
 from trnslurm.render.job import script_name
 from trnslurm.runs.run import RunDir
@@ -25,13 +26,12 @@ from trnslurm.submit.submission import HeldJob
 
 _START_S = 60
 _POLL_S = 0.1
-_STEP = "TRNSLURM_STEP"
 # A task gets Slurm's variables for its step; the scripts read those of a job of their own. The
 # program that a script becomes takes TERM; this shell must outlast it, or Slurm ends its task.
 _SCRIPTS = f"""\
 trap : HUP INT TERM USR1
 export SLURM_JOB_NUM_NODES=$1 SLURM_JOB_NODELIST=$2 SLURM_RESTART_COUNT=$3
-export SLURM_SUBMIT_DIR=$PWD {_STEP}=$SLURM_STEP_ID
+export SLURM_SUBMIT_DIR=$PWD {Variable.STEP}=$SLURM_STEP_ID
 shift 3
 while [ "$#" -gt 1 ]; do
   bash -- "$1.sbatch" > "logs/$1-$SLURM_JOB_ID.$SLURM_STEP_ID.log" 2>&1 || exit
@@ -71,10 +71,10 @@ def find_held(word: str, job: Job) -> HeldJob:
     _refuse_other_device(job, found["Partition"], slurm, f"--in {word}: job {job_id}")
     for phase in job.phases:
         script = script_name(phase, "slurm")
-        if _STEP.encode() not in job.bundle.files[script]:
+        if Variable.STEP.encode() not in job.bundle.files[script]:
             raise SubmitError(
                 f"--in {word}: {script} was rendered from another template, which knows no "
-                f"{_STEP}: render it again"
+                f"{Variable.STEP}: render it again"
             )
     return HeldJob(
         job_id=job_id,

@@ -17,6 +17,7 @@ from typing import Any
 from submitit.local import local
 from submitit.local.local import LocalExecutor
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles
 from trnslurm.runs.run import RunDir, process_start
 from trnslurm.submit.submission import WaitsFor
@@ -82,7 +83,7 @@ def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: b
     """
     run = runs[0]  # the guard of the first run also runs the others
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
+    environment |= {Variable.PYTHON: python, "PYTHONPATH": str(run.code)}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
     argv = ["env", "-i", *(f"{name}={value}" for name, value in environment.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import load_json, write_json
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 
-STAND_IN = "TRNSLURM_STAND_IN_DEVICE"
+STAND_IN = Variable.STAND_IN_DEVICE
 """What computes in the place of a device that a sandbox cannot have."""
 DEADLINE_S = 180.0
 _MB = {"cpu": 8, "xla-cpu": 8}

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles
 from trnslurm.train.errors import TrainError
 
@@ -36,10 +37,10 @@ class Environment:
 
 def read_environment() -> Environment:
     """Read the environment of this worker; without torchrun there is none."""
-    phase = os.environ.get("TRNSLURM_PHASE", "train")
+    phase = os.environ.get(Variable.PHASE, "train")
     if phase not in PHASES:
-        raise TrainError(f"TRNSLURM_PHASE is {phase!r}: it can be {' or '.join(PHASES)}")
-    cache = os.environ.get("TRNSLURM_COMPILE_CACHE")
+        raise TrainError(f"{Variable.PHASE} is {phase!r}: it can be {' or '.join(PHASES)}")
+    cache = os.environ.get(Variable.COMPILE_CACHE)
     return Environment(
         rank=_read_int("RANK"),
         world=_read_int("WORLD_SIZE"),
@@ -47,9 +48,9 @@ def read_environment() -> Environment:
         local_world=_read_int("LOCAL_WORLD_SIZE"),
         node=_read_int("GROUP_RANK", default="0"),
         phase=phase,
-        attempt=_read_int("TRNSLURM_ATTEMPT", default="1"),
-        run_dir=Path(os.environ.get("TRNSLURM_RUN_DIR", ".")),
-        device=os.environ.get("TRNSLURM_DEVICE", ""),
+        attempt=_read_int(Variable.ATTEMPT, default="1"),
+        run_dir=Path(os.environ.get(Variable.RUN_DIR, ".")),
+        device=os.environ.get(Variable.DEVICE, ""),
         compile_cache=Path(cache).expanduser() if cache else None,
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 import trnslurm
+from trnslurm.contract.variables import Variable
 
 _REPORT_S = 10.0
 _STOPPED = "stopped-step-"
@@ -83,7 +84,7 @@ class RunCallback(Callback):
         self._numbers, self._reported = {}, time.monotonic()
 
     def _stop(self, trainer: Any) -> None:
-        directory = Path(os.environ["TRNSLURM_CHECKPOINTS"])
+        directory = Path(os.environ[Variable.CHECKPOINTS])
         path = directory / f"{_STOPPED}{self._step}.ckpt"
         trainer.save_checkpoint(path)  # by all workers; worker 0 writes, or all where it is sharded
         trnslurm.saved(self._step, path)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.states import State
+from trnslurm.contract.variables import Variable
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
@@ -101,19 +102,19 @@ class GraphPlace(Frozen):
 def read_place() -> GraphPlace:
     """Read a job's place in the cache from the environment."""
     environ = os.environ
-    device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
+    device, per_host = environ[Variable.DEVICE], environ[Variable.CACHE_LAYOUT] == "per-host"
     return GraphPlace(
-        run=Path(environ["TRNSLURM_RUN_DIR"]),
+        run=Path(environ[Variable.RUN_DIR]),
         cache=GraphCache(
-            Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
-            user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
+            Path(environ[Variable.CACHE]).expanduser().absolute(),
+            user_ids(environ[Variable.CACHE_TRUST].split()),
         ),
-        key=environ["TRNSLURM_GRAPH_KEY"],
+        key=environ[Variable.GRAPH_KEY],
         device=device,
         per_host=per_host,
         # Without a URL, Neuron keeps graphs in /var/tmp.
         on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
-        attempt=int(environ["TRNSLURM_ATTEMPT"]),
+        attempt=int(environ[Variable.ATTEMPT]),
         node=int(environ.get("SLURM_NODEID", "0")),
         host=os.uname().nodename,
     )

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trnslurm.contract.variables import Variable
+
 FORMAT = 1
 # Packages that turn a program into graphs, or graphs into machine code.
 PACKAGES = (
@@ -30,7 +32,7 @@ def own_versions() -> dict[str, str]:
     """Return the versions of PACKAGES in this Python, or in the job's container."""
     from importlib import metadata  # takes 35 ms, and the launcher does not call this
 
-    if measured := os.environ.get("TRNSLURM_VERSIONS"):
+    if measured := os.environ.get(Variable.VERSIONS):
         return dict(json.loads(measured))
     found = {}
     for name in PACKAGES:

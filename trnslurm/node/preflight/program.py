@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node.meeting import (
     MESSAGE_S,
     Connection,
@@ -112,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def read_needs(rendezvous: Rendezvous, options: argparse.Namespace) -> Needs:
     """Return the needs of the job on this node."""
-    words = [os.environ.get(n, "") for n in ("TRNSLURM_CACHE", "NEURON_COMPILE_CACHE_URL")]
+    words = [os.environ.get(n, "") for n in (Variable.CACHE, "NEURON_COMPILE_CACHE_URL")]
     return Needs(
         run=rendezvous.run,
         phase=rendezvous.phase,

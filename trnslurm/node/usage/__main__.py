@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.variables import Variable
 from trnslurm.node.guard import Watched
 from trnslurm.node.state import RUN
 from trnslurm.node.usage.devices import DeviceReport, Devices, DeviceUse, tools_for
@@ -44,7 +45,7 @@ def main() -> int:
     with suppress(OSError):
         os.nice(10)
     task = Watched(options.task)
-    devices = Devices(tools_for(os.environ.get("TRNSLURM_DEVICE", ""), options.seconds))
+    devices = Devices(tools_for(os.environ.get(Variable.DEVICE, ""), options.seconds))
     usage = NodeNotes(options.node, devices)
     try:
         # A step that was started ahead has no attempt yet.
@@ -74,8 +75,8 @@ class NodeNotes:
     def __init__(self, node: int, devices: Devices) -> None:
         self._node, self._devices, self._host = node, devices, Host()
         self._phase, self._attempt = (
-            os.environ["TRNSLURM_PHASE"],
-            int(os.environ["TRNSLURM_ATTEMPT"]),
+            os.environ[Variable.PHASE],
+            int(os.environ[Variable.ATTEMPT]),
         )
         self._notices = Notices(devices=self._phase == "train")
         self._figures: list[Figures] = []

@@ -14,6 +14,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, write_json
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
@@ -141,11 +142,11 @@ def note_failure(error: Exception, line: str) -> None:
     values = os.environ
     if "RANK" not in values:
         return  # no worker: torchrun tells each its rank
-    files = RunFiles(Path(values.get("TRNSLURM_RUN_DIR", ".")))
-    phase, rank = values.get("TRNSLURM_PHASE", "train"), values["RANK"]
+    files = RunFiles(Path(values.get(Variable.RUN_DIR, ".")))
+    phase, rank = values.get(Variable.PHASE, "train"), values["RANK"]
     with suppress(OSError, ValueError):
         write_json(
-            files.failed_file(phase, int(values.get("TRNSLURM_ATTEMPT", "1")), int(rank)),
+            files.failed_file(phase, int(values.get(Variable.ATTEMPT, "1")), int(rank)),
             {
                 "time": time.time(),
                 "rank": int(rank),

@@ -1,0 +1,72 @@
+"""The variables that a run's processes tell each other, and those by which a user sets defaults.
+
+The templates write the names as a reader of the scripts sees them; a test compares them with these.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Variable(StrEnum):
+    """The name of a variable, and what it means."""
+
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> Variable:
+        variable = str.__new__(cls, name)
+        variable._value_ = name
+        variable.meaning = meaning
+        return variable
+
+    # Of a job: set by its batch script for all that it starts.
+    RUN_DIR = "TRNSLURM_RUN_DIR", "the run's directory"
+    PHASE = "TRNSLURM_PHASE", "precompile, train or prepare"
+    ATTEMPT = "TRNSLURM_ATTEMPT", "the number of this start of the phase, from 1"
+    DEVICE = "TRNSLURM_DEVICE", "the device for which the job was rendered"
+    PYTHON = "TRNSLURM_PYTHON", "the Python of the job"
+    DEFAULT_PYTHON = "TRNSLURM_DEFAULT_PYTHON", "PYTHON of the local cluster unless that is set"
+    JOB = "TRNSLURM_JOB", "the job's id; of a step of another job JOB.STEP"
+    RESTARTS = "TRNSLURM_RESTARTS", "how often Slurm had restarted the job"
+    STARTED = "TRNSLURM_STARTED", "when the attempt has started"
+    DOING = "TRNSLURM_DOING", "what the batch script does, for the reason of a failure"
+    FILES = "TRNSLURM_FILES", "the directory of the node count's own files, in a job with a range"
+    HOSTS = "TRNSLURM_HOSTS", "the nodes of the attempt, comma separated"
+    ALLOCATION = "TRNSLURM_ALLOCATION", "the nodes of the job, spares included"
+    CHOSEN = "TRNSLURM_CHOSEN", "the nodes that the next attempt is to have"
+    SPARES = "TRNSLURM_SPARES", "the nodes of the job that wait"
+    PORTS = "TRNSLURM_PORTS", "two free ports of the first node"
+    STEP = "TRNSLURM_STEP", "the step's number, inside a job that the user holds"
+    TASK = "TRNSLURM_TASK", "JOB_N of a task of a job array"
+    INSIDE = "TRNSLURM_INSIDE", "the command that enters the container"
+    VERSIONS = "TRNSLURM_VERSIONS", "the packages of the container's image"
+    ARCHIVE = "TRNSLURM_ARCHIVE", "the packed environment that each node unpacks"
+    # Of checkpoints and graphs.
+    CHECKPOINTS = "TRNSLURM_CHECKPOINTS", "where a custom script saves"
+    RESUME = "TRNSLURM_RESUME", "the newest whole checkpoint; empty if there is none"
+    RESUMES = "TRNSLURM_RESUMES", "told: a custom script takes {resume}; looks: it finds its files"
+    CACHE = "TRNSLURM_CACHE", "the compile cache"
+    CACHE_LAYOUT = "TRNSLURM_CACHE_LAYOUT", "one cache for all hosts, or a part for each"
+    CACHE_TRUST = "TRNSLURM_CACHE_TRUST", "users whose graphs are used, beside one's own and root's"
+    GRAPH_KEY = "TRNSLURM_GRAPH_KEY", "the key of the job's graphs"
+    COMPILE_CACHE = "TRNSLURM_COMPILE_CACHE", "the graphs of xla-cpu"
+    # Of one node, and of the next attempt.
+    NODE = "TRNSLURM_NODE", "the node's rank"
+    COMMAND = "TRNSLURM_COMMAND", "the command of a node, in node.sh"
+    PROFILE = "TRNSLURM_PROFILE", "after how many steps worker 0 records steps, and how many"
+    BEATS = "TRNSLURM_BEATS", "where a node sends its signs of life"
+    GATE = "TRNSLURM_GATE", "where workers that were started ahead wait"
+    ASKED = "TRNSLURM_ASKED", "the descriptor to which the script tells what it would start"
+    STANDBY = "TRNSLURM_STANDBY", "the number of the attempt that is started ahead"
+    EVENT = "TRNSLURM_EVENT", "the event, for the command of a notification"
+    STAND_IN_DEVICE = "TRNSLURM_STAND_IN_DEVICE", "what `doctor --run` trains on without devices"
+    # A user's, for the command line.
+    PATH = "TRNSLURM_PATH", "directories with jobs/, cluster-config/ and templates/"
+    CLUSTER = "TRNSLURM_CLUSTER", "the profile that --cluster takes by default"
+    SITE = "TRNSLURM_SITE", "another file of locks beside /etc/trnslurm/site.yaml, to try it"
+    ON = "TRNSLURM_ON", "the host that --on takes by default"
+    SSH = "TRNSLURM_SSH", "the command in place of ssh"
+    LOGIN = "TRNSLURM_LOGIN", "set on the other host once its login files are read"
+    SANDBOX = "TRNSLURM_SANDBOX", "the sandbox whose shell this is"
+    SANDBOXES = "TRNSLURM_SANDBOXES", "the directory of all sandboxes"
+    SANDBOX_SLURM = "TRNSLURM_SANDBOX_SLURM", "the Slurm that a new sandbox starts"
