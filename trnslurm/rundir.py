@@ -40,9 +40,7 @@ PREPARE = "prepare"
 """The only phase of a run that prepares data."""
 # A version whose files older ones cannot read gives them a higher number; one without it has 1.
 RUN_FORMAT = 1
-"""Of run.json, for all files of the run directory but the next two."""
-PLAN_FORMAT = 1
-"""Of plan.json, for the whole bundle."""
+"""Of run.json, for all files of the run directory but plan.json and the next two."""
 CHECKPOINT_FORMAT = 1
 DATA_FORMAT = 1
 """Of the index of prepared data; trnslurm.prepare has the same number."""

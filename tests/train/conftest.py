@@ -16,11 +16,12 @@ import torch
 import yaml
 
 from trnslurm.config.schema import Strategy
+from trnslurm.contract.plan import BatchPlan
 from trnslurm.plan.sharding import strategy_file
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.devices.plain import TorchDevice
 from trnslurm.train.loop import job as job_room
-from trnslurm.train.plan import BatchPlan, JobPlan
+from trnslurm.train.plan import JobPlan
 
 from ..free_port import free_port
 from ..warm import torchrun
@@ -196,10 +197,10 @@ def make_plan() -> Callable[..., JobPlan]:
             instance_type="any",
             peak_tflops=0.0,
             device="cpu",
-            nodes=1,
-            workers_per_node=workers,
-            workers=workers,
             batch=BatchPlan(
+                nodes=1,
+                workers_per_node=workers,
+                workers=workers,
                 mode="fixed",
                 global_batch=units * micro_batch,
                 micro_batch=micro_batch,

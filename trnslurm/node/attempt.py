@@ -8,7 +8,6 @@ sends messages to people. Its input is the environment (TRNSLURM_*) and the stat
 script has begun.
 """
 
-import argparse
 import math
 import os
 import signal
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 
 from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.options import parse
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.variables import Variable
 from trnslurm.node import left_out, processes, relaunch
@@ -118,39 +118,6 @@ def run(attempt: "AttemptProgram") -> int:
     except Exception:
         processes.say(traceback.format_exc())
     return attempt.finish(code)
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, and the command that follows them."""
-    parser = argparse.ArgumentParser(
-        prog="attempt", usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]", allow_abbrev=False
-    )
-    parser.add_argument("--nodes", type=int, default=0, help="refuse an allocation of another size")
-    parser.add_argument("--graphs", action="store_true", help="the phase needs compiled graphs")
-    parser.add_argument("--max-crashes", type=int, default=1, help="in a row, then give up")
-    parser.add_argument("--requeue", action="store_true", help="the job may be requeued")
-    parser.add_argument("--expedite", action="store_true", help="it has --requeue=expedite")
-    parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
-    parser.add_argument("--leave-out-slow", action="store_true", help="a slow node as well")
-    parser.add_argument("--script", default="", help="run it again for the next attempt's launch")
-    parser.add_argument("--fewer", action="store_true", help="it may continue on fewer nodes")
-    parser.add_argument("--spares", type=int, default=0, help="nodes beside --nodes")
-    parser.add_argument("--standby", action="store_true", help="start the next attempt ahead")
-    parser.add_argument("--hang-minutes", type=float, default=0.0, help="0: never look for one")
-    parser.add_argument(
-        "--retry-s",
-        type=float,
-        nargs="*",
-        default=[10.0, 30.0],
-        metavar="SECONDS",
-        help="pauses before Slurm's controller is asked again",
-    )
-    at = argv.index("--") if "--" in argv else len(argv)
-    options = parser.parse_args(argv[:at])
-    options.command = list(argv[at + 1 :])
-    if not options.command:
-        parser.error("no command")
-    return options
 
 
 class AttemptProgram:

@@ -1,11 +1,11 @@
 """What the attempts share that start in one job's allocation."""
 
-import argparse
 import os
 import subprocess
 import threading
 from pathlib import Path
 
+from trnslurm.contract.options import AttemptOptions
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes, relaunch
 from trnslurm.node.beats import Beats
@@ -17,7 +17,7 @@ from trnslurm.rundir import INGREDIENTS, OF_COUNT, PLAN, read_json
 class Job:
     """A job, and its nodes."""
 
-    def __init__(self, options: argparse.Namespace, signals: processes.SignalQueue) -> None:
+    def __init__(self, options: AttemptOptions, signals: processes.SignalQueue) -> None:
         self.options, self.signals = options, signals
         self.senders: list[subprocess.Popen[bytes]] = []
         """Of messages."""

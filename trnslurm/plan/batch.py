@@ -12,34 +12,11 @@ import math
 from collections.abc import Sequence
 
 from trnslurm.config.schema import Reference
+from trnslurm.contract.plan import BatchPlan
 from trnslurm.errors import PlanError
 from trnslurm.frozen import Frozen
 
 _MOST_SAMPLES = 2**40  # in a step; finding divisors of larger numbers would take long
-
-
-class BatchPlan(Frozen):
-    """One optimizer step on W workers."""
-
-    mode: str
-    global_batch: int
-    micro_batch: int
-    nodes: int
-    workers_per_node: int
-    workers: int
-    units: int
-    """Canonical micro-batches in a step."""
-    groups: int
-    """How many workers, or groups of workers, run different micro-batches."""
-    accumulation: int
-    """Micro-batches that each group runs in a step."""
-    padding_units: int
-    """Zero-weight micro-batches in a step, over all groups."""
-
-    @property
-    def padding(self) -> float:
-        """Return the fraction of micro-batches that have weight zero."""
-        return self.padding_units / (self.accumulation * self.groups)
 
 
 class Estimate(Frozen):

@@ -30,8 +30,8 @@ from typing import Any
 from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Origin, Recipe, Strategy
 from trnslurm.config.tree import flatten, lookup, merge, nest
+from trnslurm.contract.plan import BatchPlan
 from trnslurm.errors import ConfigError, did_you_mean
-from trnslurm.plan.batch import BatchPlan
 
 # The devices of each.
 DEVICES = {

@@ -14,9 +14,10 @@ from trnslurm.config.schema import Cluster, Config, Recipe, Reference
 from trnslurm.config.software import NEURON_SDKS, device_of
 from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
+from trnslurm.contract.plan import BatchPlan
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
-from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
+from trnslurm.plan.batch import Estimate, estimate, plan_batch
 from trnslurm.plan.sharding import group_size, is_decided, strategy_file, usable_devices
 
 _JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

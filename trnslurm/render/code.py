@@ -20,7 +20,10 @@ _OURS = {
     for name in (
         *("__init__", "calls", "ddp_pace", "declared", "errors", "frozen", "pace", "rundir"),
         *("tracing", "train/models"),
-        *(f"contract/{name}" for name in ("__init__", "attempt", "states", "variables")),
+        *(
+            f"contract/{name}"
+            for name in ("__init__", "attempt", "options", "plan", "states", "variables")
+        ),
     )
 }
 

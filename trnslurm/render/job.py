@@ -17,6 +17,9 @@ from trnslurm import __version__
 from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType, catalog
 from trnslurm.config.schema import Cluster, Config, Notify, Recipe
 from trnslurm.config.tree import plain
+from trnslurm.contract.options import BY_SHELL, AttemptOptions
+from trnslurm.contract.plan import JobPlan
+from trnslurm.contract.plan import to_json as plan_to_json
 from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import DataJob, data_path, first_parameters
@@ -40,7 +43,6 @@ from trnslurm.rundir import (
     NOTIFY,
     OF_COUNT,
     PLAN,
-    PLAN_FORMAT,
     PREPARE,
     STRATEGY,
 )
@@ -165,37 +167,23 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
     train = {**recipe.train, **named_in_plan(recipe)}
     if "init_from" in train:
         train["init_from"] = first_parameters(config)
-    return {
-        "format": PLAN_FORMAT,
-        "recipe": config.recipe_name,
-        "preset": config.preset or "",
-        "cluster": config.cluster_name,
-        "instance_type": spec.instance.name,
-        "peak_tflops": spec.instance.bf16_tflops * batch.nodes,
-        "device": spec.device,
-        "nodes": batch.nodes,
-        "workers_per_node": batch.workers_per_node,
-        "workers": batch.workers,
-        # None for a custom script that chooses its batch itself.
-        "batch": None
-        if has_own_batch(recipe)
-        else {
-            "mode": batch.mode,
-            "global_batch": batch.global_batch,
-            "micro_batch": batch.micro_batch,
-            "units": batch.units,
-            "groups": batch.groups,
-            "accumulation": batch.accumulation,
-            "padding_units": batch.padding_units,
-        },
-        "seq_len": recipe.seq_len,
-        "steps": None if has_own_steps(recipe) else recipe.steps,
-        "precision": recipe.precision,
-        "seed": recipe.seed,
-        "data": data_path(config),
-        "model": dict(recipe.model),
-        "train": train,
-    }
+    plan = JobPlan(
+        recipe=config.recipe_name,
+        preset=config.preset or "",
+        cluster=config.cluster_name,
+        instance_type=spec.instance.name,
+        peak_tflops=spec.instance.bf16_tflops * batch.nodes,
+        device=spec.device,
+        batch=batch,
+        seq_len=recipe.seq_len,
+        steps=recipe.steps,
+        precision=recipe.precision,
+        seed=recipe.seed,
+        data=data_path(config),
+        model=dict(recipe.model),
+        train=train,
+    )
+    return plan_to_json(plan, own_batch=has_own_batch(recipe), own_steps=has_own_steps(recipe))
 
 
 def slurm_time(minutes: int) -> str:
@@ -389,23 +377,22 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
 
     Only a training may requeue its job: only a training can tell whether it got any further.
     """
-    slurm = spec.config.cluster.slurm
-    options = [f"--nodes={spec.nodes}"] if spec.on_slurm else []
-    if _compiles_ahead(spec):
-        options.append("--graphs")
-    if phase == "train":
-        options.append(f"--max-crashes={slurm.max_crashes}")
-    if phase == "train" and slurm.requeue and spec.on_slurm:
-        options += ["--requeue", '--script="$0"', f"--exclude-hours={slurm.exclude_hours:g}"]
-        options += ["--leave-out-slow"] if slurm.leave_out_slow else []
-        options += [f"--spares={spec.spares}"] if spec.spares else []
-        options += ["--fewer"] if place or spec.least_nodes < spec.nodes else []
-        options += ["--standby"] if _has_standby(spec) else []
-    if slurm.requeue and slurm.expedite and spec.on_slurm:
-        options.append("--expedite")
-    if spec.config.recipe.hang_minutes:
-        options.append(f"--hang-minutes={spec.config.recipe.hang_minutes:g}")
-    return " ".join(options)
+    slurm, trains = spec.config.cluster.slurm, phase == "train"
+    returns = trains and slurm.requeue and spec.on_slurm
+    return AttemptOptions(
+        nodes=spec.nodes if spec.on_slurm else 0,
+        graphs=_compiles_ahead(spec),
+        max_crashes=slurm.max_crashes if trains else 1,
+        requeue=returns,
+        script=BY_SHELL if returns else "",
+        exclude_hours=slurm.exclude_hours if returns else 0.0,
+        leave_out_slow=returns and slurm.leave_out_slow,
+        spares=spec.spares if returns else 0,
+        fewer=returns and (bool(place) or spec.least_nodes < spec.nodes),
+        standby=returns and _has_standby(spec),
+        expedite=slurm.requeue and slurm.expedite and spec.on_slurm,
+        hang_minutes=spec.config.recipe.hang_minutes or 0.0,
+    ).words()
 
 
 def _has_standby(spec: JobSpec) -> bool:

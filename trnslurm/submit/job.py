@@ -13,6 +13,7 @@ import yaml
 from trnslurm.config.load import read_cluster, refuse_locked
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
+from trnslurm.contract.plan import FORMAT
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate
@@ -28,7 +29,6 @@ from trnslurm.rundir import (
     INGREDIENTS,
     NODE_SCRIPT,
     PLAN,
-    PLAN_FORMAT,
     PREPARE,
     newer_format,
 )
@@ -157,7 +157,7 @@ def read_job(directory: Path) -> Job:
     try:
         head = parse_yaml(bundle.files[CONFIG])
         plan = json.loads(bundle.files[PLAN])
-        if words := newer_format(plan, PLAN_FORMAT):
+        if words := newer_format(plan, FORMAT):
             raise SubmitError(f"{directory} was {words}")
         tree, recipe = head["config"], str(head["recipe_name"])
         cluster = read_cluster(tree, f"{directory}/{CONFIG}")

@@ -1,63 +1,22 @@
-"""plan.json as a frozen dataclass."""
+"""Reads plan.json, and the sections of it that a job declares."""
 
 import argparse
 import json
 import sys
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import trnslurm
+from trnslurm.contract.plan import FORMAT, to_fields
+from trnslurm.contract.plan import JobPlan as JobPlan
 from trnslurm.declared import Declaration, find_problem, read_declaration
-from trnslurm.rundir import PLAN_FORMAT
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
 PRECISIONS = ("fp32", "mixed", "bf16")
 
 Section = TypeVar("Section")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan:
-    """How one step is divided into units (canonical micro-batches)."""
-
-    mode: str
-    global_batch: int
-    micro_batch: int
-    units: int
-    groups: int
-    """Neighbouring workers of a group run each unit together; usually each worker is one."""
-    accumulation: int
-    """Units that each group runs in a step, padding included."""
-    padding_units: int
-    """Units of weight zero over all groups, so that all run equally many."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobPlan:
-    """The numbers of one run, worked out and rendered by the launcher."""
-
-    format: int
-    recipe: str
-    preset: str
-    cluster: str
-    instance_type: str
-    peak_tflops: float
-    """Peak of the planned nodes in dense bf16; 0: unknown."""
-    device: str
-    nodes: int
-    workers_per_node: int
-    workers: int
-    batch: BatchPlan
-    seq_len: int
-    steps: int
-    precision: str
-    seed: int
-    data: str
-    """Path of the training data; empty: the data that comes with the job."""
-    model: dict[str, Any]
-    train: dict[str, Any]
 
 
 def parse_plan(description: str) -> JobPlan:
@@ -75,11 +34,10 @@ def load_plan(path: Path) -> JobPlan:
         raise TrainError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise TrainError(f"{path}: not JSON ({error})") from None
-    if isinstance(values, dict) and values.get("format") != PLAN_FORMAT:
-        raise TrainError(
-            f"{path}: format {values.get('format')}, but this code reads {PLAN_FORMAT}"
-        )
-    plan = read_section(JobPlan, values, where=str(path))
+    if isinstance(values, dict) and values.get("format") != FORMAT:
+        raise TrainError(f"{path}: format {values.get('format')}, but this code reads {FORMAT}")
+    told = to_fields(values) if isinstance(values, dict) else values
+    plan = read_section(JobPlan, told, where=str(path))
     if plan.precision not in PRECISIONS:
         raise TrainError(f"{path}: precision {plan.precision!r} is not {', '.join(PRECISIONS)}")
     return plan
