@@ -48,7 +48,8 @@ class AttemptOptions:
             if each.name == "script":
                 yield f"{name}={BY_SHELL}"
             else:
-                yield name if value is True else f"{name}={value:g}"
+                shown = f"{value:g}" if isinstance(value, float) else value
+                yield name if value is True else f"{name}={shown}"
 
 
 def parse(argv: Sequence[str]) -> AttemptOptions:
