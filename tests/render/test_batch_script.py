@@ -90,7 +90,6 @@ def script(site, cli: Callable[..., object], tmp_path: Path) -> Script:
     text = train.read_text()
     train.write_text(text.replace("export PATH=", f"export PATH={commands}:", 1))
     made.command("scontrol", SCONTROL)
-    made.command("sleep", "#!/bin/bash\n")
     (commands / "address").write_text("10.1.2.3")
     made.command("srun", '#!/bin/bash\nenv > "{here}/env"; touch logs/train-1-node0.log\n')
     return made
@@ -125,6 +124,9 @@ def test_two_starts_at_once_are_two_attempts(script: Script) -> None:
 
 
 def test_busy_controller_is_asked_again(script: Script) -> None:
+    train = script.bundle / "train.sbatch"
+    asks = 'hosts "$SLURM_JOB_NODELIST"'
+    train.write_text(train.read_text().replace(asks, f"{asks} --retry-s 0"))
     (script.commands / "busy").touch()
     assert script.run() == 0, script.said
 
@@ -165,7 +167,7 @@ def test_a_python_that_cannot_run_it_is_recorded(script: Script) -> None:
 @pytest.mark.parametrize(("line", "code"), [("exit 0", 1), ("exit 7", 7), ("false", 1)])
 def test_a_line_that_fails_is_recorded(script: Script, line: str, code: int) -> None:
     """Even one that ends the script as if all were well."""
-    script.change("# Environment: ", f"{line}\n# Environment: ")
+    script.change("# --- Environment: ", f"{line}\n# --- Environment: ")
     assert script.run() == code
     assert script.reason() == f"exit code {code} while setting up the environment"
     assert "train attempt 1: FAILED" in script.said
@@ -173,7 +175,8 @@ def test_a_line_that_fails_is_recorded(script: Script, line: str, code: int) -> 
 
 def test_term_before_the_last_line_is_recorded(script: Script) -> None:
     """And the early signal does nothing there: nothing has been done that could be saved."""
-    script.change("# Environment: ", 'touch "$PWD/here"; /bin/sleep 0.5; false\n# Environment: ')
+    lines = 'touch "$PWD/here"; /bin/sleep 0.5; false\n# --- Environment: '
+    script.change("# --- Environment: ", lines)
     with script.start() as process:
         eventually((script.bundle / "here").exists)
         os.kill(process.pid, signal.SIGUSR1)

@@ -88,6 +88,6 @@ def test_an_error_is_kept_nowhere(directory: Path) -> None:
 
 
 def test_the_oldest_results_are_removed(directory: Path) -> None:
-    for number in range(80):
+    for number in range(140):
         ask(Computing(), str(number))
-    assert len([*directory.iterdir()]) == 64
+    assert len([*directory.iterdir()]) == 128

@@ -280,7 +280,7 @@ def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
     assert "accumulation" in cli("plan", "./train.py", *CPU, *known).out
     told = json.loads(cli("plan", "./train.py", *CPU, *known, "--json").out)
     files = rendered(site, cli, "./train.py", *known)
-    assert "#   steps            its own " in files["train.sbatch"]
+    assert "#   steps            its own\n" in files["train.sbatch"]
     assert (told["plans"][0]["steps"], json.loads(files["plan.json"])["steps"]) == (None, None)
     files = rendered(site, cli, "./train.py")
     assert json.loads(files["plan.json"])["batch"] is None
@@ -491,8 +491,8 @@ def test_on_torchneuron_a_script_compiles_while_it_trains(cli, project, tmp_path
     done = cli("render", *words, "-o", tmp_path / "out")
     assert done.code == 0, done
     assert not (tmp_path / "out/precompile.sbatch").exists()
-    script = (tmp_path / "out/train.sbatch").read_text()
-    assert 'export TORCH_NEURONX_NEFF_CACHE_DIR="$PWD/compiled"' in script
+    node = (tmp_path / "out/node.sh").read_text()
+    assert 'export TORCH_NEURONX_NEFF_CACHE_DIR="$TRNSLURM_RUN_DIR/compiled"' in node
     refused = cli("render", *words, "--set", "precompile=auto")
     assert refused.code == 1 and "set precompile to never" in refused.error
 

@@ -91,12 +91,13 @@ def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe)
     assert done.code == 0, done
     node = (bundle / "node.sh").read_text()
     assert 'NEFF_CACHE_DIR="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/neff"' in node
+    assert 'NEURON_RT_ROOT_COMM_ID="$MASTER_ADDR:$TRNSLURM_DEVICE_PORT"' in node
     assert "--nproc_per_node=64" in node and "trnslurm.node.graphs verify" in node
     for phase in ("precompile", "train"):
         script = (bundle / f"{phase}.sbatch").read_text()
         seen = exported(bundle / f"{phase}.sbatch")
         assert seen["NEURON_LOGICAL_NC_CONFIG"] == "2" and "--lnc=2" in seen["NEURON_CC_FLAGS"]
-        assert seen["NEURON_RT_ROOT_COMM_ID"] and seen["FI_EFA_USE_DEVICE_RDMA"] == "1"
+        assert seen["FI_EFA_USE_DEVICE_RDMA"] == "1"
         for of_xla in (
             "NEURON_COMPILE_CACHE",
             "retry_failed",

@@ -266,7 +266,7 @@ def test_no_secret_of_this_shell_is_anywhere(site, fake_slurm, cli, monkeypatch)
         "{{ lipsum.__globals__['os'].system('touch PWNED') }}",
         "{{ cycler.__init__.__globals__.os.popen('touch PWNED').read() }}",
         "{{ ''|attr('__class__') }}", "{{ '{0.__class__.__mro__}'.format(1) }}",
-        "{{ batch.__init__.__globals__ }}", "{% set x = directives.append(1) %}",
+        "{{ batch.__init__.__globals__ }}", "{% set x = slurm.site.append(1) %}",
         "{{ self.__init__.__globals__ }}", "{% include '/etc/passwd' %}",
         "{% include '../../../../../../etc/passwd' %}", "{% import 'os' as os %}",
         "{{ range(10**9)|list|length }}", "{% include 'node.sh.j2' %}",

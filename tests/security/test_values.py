@@ -46,7 +46,7 @@ PYTHON = """#!/bin/bash
 case $2 in
   *.torchrun) env -0 > "{out}/environment" ;;
   trnslurm.node.ports) echo 41001 41002 ;;
-  trnslurm.node.attempt) exec "{python}" "$@" ;;
+  trnslurm.node.address | trnslurm.node.attempt) exec "{python}" "$@" ;;
 esac
 """
 # Hostile ones are not there to be run; another test has them, by names that can be.
@@ -304,13 +304,17 @@ def test_every_option(attack: Attack, fake_slurm, cli, command: str, option: str
 def test_variables_of_the_scripts_cannot_be_set(site) -> None:
     """The scripts have none that a user's `env` could overwrite, or would lose to them."""
     found: set[str] = set()
-    for template in (Path(__file__).parents[2] / "templates").glob("*.j2"):
+    templates = Path(__file__).parents[2] / "templates"
+    for template in templates.rglob("*.j2"):
         # A loop over names ends before the user's `env` begins.
         code = [line.partition("#")[0] for line in template.read_text().splitlines()]
         found |= {name for line in code for name in re.findall(r"^ *([A-Za-z_]+)\+?=", line)}
-    templates = Path(__file__).parents[2] / "templates"
-    _, after = (templates / "batch.sbatch.j2").read_text().split("{% for name, value in env %}")
-    for text in (after, (templates / "node.sh.j2").read_text()):
+    _, after = (templates / "batch.sbatch.j2").read_text().split("{% block variables %}")
+    on_nodes = ("node.sh.j2", "node/*.j2", "launcher/*.j2", "device/*.node.j2", "batch/address.j2",
+                "batch/container.j2")  # fmt: skip
+    found_in = [f.read_text() for pattern in on_nodes for f in templates.glob(pattern)]
+    assert len(found_in) > 15
+    for text in (after, *found_in):
         exports = re.findall(r"(?m)^ *export (.*?)(?: #.*)?$", text)
         found |= {name for words in exports for name in re.findall(r"([A-Z][A-Z_]*)=", words)}
     found -= {"LD_LIBRARY_PATH"}  # made longer, before `env`

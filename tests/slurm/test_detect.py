@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import trnslurm
-from trnslurm.render.job import slurm_time
+from trnslurm.render.directives import slurm_time
 from trnslurm.slurm import profile
 
 CONFIG = """\

@@ -146,8 +146,8 @@ def test_no_more_tasks_than_allowed(
 
 def test_a_template_that_knows_no_task(site, arrays, fake_slurm, cli) -> None:
     """Its script would requeue all tasks, by the array's number."""
-    template = (packaged_root() / "templates/batch.sbatch.j2").read_text()
-    site.write("templates/batch.sbatch.j2", template.replace("TRNSLURM_TASK", "OTHER"))
+    template = (packaged_root() / "templates/batch/closed.j2").read_text()
+    site.write("templates/batch/closed.j2", template.replace("TRNSLURM_TASK", "OTHER"))
     assert cli(*SWEEP, *NEVER, "--sweep", "seed=1,2").code == 0
     assert [job[0] for job in submitted(fake_slurm)] == ["", ""]
 

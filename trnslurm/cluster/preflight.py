@@ -32,13 +32,9 @@ _END_S = 10
 # As in a job's batch script: the hosts, and the master's address and port. The port is not probed;
 # if it is in use, the preflight reports that.
 _MEET = """\
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-first=${hosts%%$'\\n'*}
-MASTER_ADDR=$(scontrol show node -o "$first" | sed -n 's/.* NodeAddr=\\([^ ]*\\) .*/\\1/p')
-if ! [[ $MASTER_ADDR =~ ^[0-9.]+$ ]]; then
-  MASTER_ADDR=$(getent ahostsv4 "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
-fi
-export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) TRNSLURM_HOSTS="${hosts//$'\\n'/,}"
+TRNSLURM_HOSTS=$({python} -m trnslurm.node.address hosts "$SLURM_JOB_NODELIST")
+MASTER_ADDR=$({python} -m trnslurm.node.address of "${{TRNSLURM_HOSTS%%,*}}")
+export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 """
 
 
@@ -85,7 +81,7 @@ def _script(job: PreflightByHand) -> str:
     cluster, instance, nodes = job.cluster, job.instance, job.nodes
     directory = shlex.quote(str(job.directory))
     cache = cache_root(cluster.compile_cache, cluster.run_root)
-    meet = _MEET
+    meet = _MEET.format(python=shlex.quote(interpreter(cluster)))
     if not job.on_slurm:
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]

@@ -103,6 +103,23 @@ def without_padding(plan: BatchPlan) -> str:
     return f"none on {' or '.join(map(str, counts))} {'node' if counts == [1] else 'nodes'}"
 
 
+def formulas(plan: BatchPlan) -> tuple[tuple[str, int, str], ...]:
+    """Return how a step is divided: each formula, its value, and its numbers."""
+    size, workers, groups = plan.global_batch, plan.workers, plan.groups
+    each = "W" if groups == workers else "D"
+    found = [("W = nodes x workers per node", workers, f"{plan.nodes} x {plan.workers_per_node}")]
+    if groups != workers:
+        found.append(("D = W / workers per group", groups, f"{workers} / {workers // groups}"))
+    if plan.mode == "per_worker":
+        found.append((f"G = samples of each x {each}", size, f"{size // groups} x {groups}"))
+    share = f"ceil({size} / ({plan.micro_batch} x {groups}))"
+    found.append((f"A = ceil(G / (m x {each}))", plan.accumulation, share))
+    rest = f"{plan.accumulation} x {groups} - {size} / {plan.micro_batch}"
+    percent = f"{100 * plan.padding:.1f} % of a step's micro-batches"
+    zero = (f"zero-weight = A x {each} - G / m", plan.padding_units, f"{rest}, {percent}")
+    return (*found, zero)
+
+
 def estimate(
     plan: BatchPlan,
     *,

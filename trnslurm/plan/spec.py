@@ -22,6 +22,7 @@ from trnslurm.plan.sharding import group_size, is_decided, strategy_file, usable
 
 _JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
+_SHOWN_NODES = (1, 2, 3, 4, 8, 16)  # in a script's header
 _MOST_NODES = 65_536  # in a Slurm cluster
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
 
@@ -123,22 +124,11 @@ def make_spec(
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     device = _device(config, instance)
-    workers = cluster.workers_per_node or instance.default_workers(nodes)
     job_name = check_job_name(name or config.recipe_name)
     _check_nodes(config, instance, nodes, device)
+    workers = cluster.workers_per_node or instance.default_workers(nodes)
     instance.check_workers(workers, nodes)
-    own = has_own_batch(recipe)
-    batch = plan_batch(
-        mode="per_worker" if own else recipe.batch.mode,
-        global_batch=recipe.batch.global_batch,
-        per_worker=recipe.batch.micro_batch if own else recipe.batch.per_worker,
-        micro_batch=recipe.batch.micro_batch,
-        nodes=nodes,
-        workers_per_node=workers,
-        group_size=group_size(recipe, workers),
-        allow_idle=recipe.batch.allow_idle,
-        padding=recipe.batch.padding,
-    )
+    batch = _plan_batch(recipe, nodes, workers)
     expected = _estimate(config, instance, batch)
     compiles = recipe.precompile == "always" or (
         recipe.precompile == "auto" and device in COMPILING
@@ -162,6 +152,36 @@ def make_spec(
         phases=phases,
         time_min=_time_limits(config, instance, phases, expected) if need_time else {},
     )
+
+
+def _plan_batch(recipe: Recipe, nodes: int, workers: int) -> BatchPlan:
+    own = has_own_batch(recipe)
+    return plan_batch(
+        mode="per_worker" if own else recipe.batch.mode,
+        global_batch=recipe.batch.global_batch,
+        per_worker=recipe.batch.micro_batch if own else recipe.batch.per_worker,
+        micro_batch=recipe.batch.micro_batch,
+        nodes=nodes,
+        workers_per_node=workers,
+        group_size=group_size(recipe, workers),
+        allow_idle=recipe.batch.allow_idle,
+        padding=recipe.batch.padding,
+    )
+
+
+def other_counts(spec: JobSpec) -> list[BatchPlan]:
+    """Return the batch on a few node counts, this one too, on which the training may run."""
+    found, cluster = [], spec.config.cluster
+    for nodes in sorted({*_SHOWN_NODES, spec.nodes}):
+        workers = cluster.workers_per_node or spec.instance.default_workers(nodes)
+        try:
+            _check_nodes(spec.config, spec.instance, nodes, spec.device)
+            spec.instance.check_workers(workers, nodes)
+            found.append(_plan_batch(spec.config.recipe, nodes, workers))
+        except (ConfigError, PlanError):
+            if nodes == spec.nodes:
+                raise
+    return found
 
 
 def fewer_nodes(spec: JobSpec) -> list[JobSpec]:

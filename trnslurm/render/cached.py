@@ -17,7 +17,7 @@ from pathlib import Path
 from trnslurm import __version__
 from trnslurm.rundir import make_private, read_file, write_file
 
-_MOST = 64  # results; the oldest are removed
+_MOST = 128  # results; the oldest are removed
 _DIGEST_BYTES = 32
 
 

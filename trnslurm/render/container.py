@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM
 from trnslurm.config.schema import Cluster, Container
 from trnslurm.config.values import MOUNTABLE, MOUNTABLE_WORDS
 from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import COMPILING, JobSpec
 
-_NONE: dict[str, Any] = {
-    "made": [],
-    "inside": [],
-    "in_container": "",
-    "workdir": None,
-    "python_setting": "python: in the cluster profile",
-}
 _ONE_TASK = "srun --nodes=1 --ntasks=1 --cpu-bind=none "
 _HERE, _CACHE = "$PWD", "$TRNSLURM_CACHE"
 
 
-def container_values(
+class Inside(Frozen):
+    """The image in which node.sh runs; by default none."""
+
+    lines: tuple[str, ...] = ()
+    """Bash lines that start a command in the image."""
+    made: tuple[str, ...] = ()
+    """Directories that are mounted, and made if they are missing: shell words."""
+    prefix: str = ""
+    """Before a command that runs in the image, for the shell."""
+    one_task: str = ""
+    runtime: str = ""
+    workdir: str | None = None
+    python: str = ""
+    python_setting: str = "python: in the cluster profile"
+    """What to do if there is no Python."""
+
+
+def container_parts(
     cluster: Cluster,
     *,
     made: Sequence[str] = (),
     there: Sequence[str] = (),
     spec: JobSpec | None = None,
-) -> dict[str, Any]:
+) -> Inside:
     """Return the templates' values for a job's container.
 
     The container mounts the run and these paths of the nodes under the same names: directories
@@ -37,7 +47,7 @@ def container_values(
     """
     container = cluster.container
     if container.image is None:
-        return _NONE
+        return Inside()
     for path in (*made, *there):
         if path.startswith(("/", "~")) and not re.fullmatch(MOUNTABLE, path):
             raise ConfigError(f"{path!r}: a container mounts {MOUNTABLE_WORDS}")
@@ -49,16 +59,17 @@ def container_values(
                 "set it to a directory that all nodes share"
             )
         own.append(_CACHE)
-    return {
-        "made": [f'"{path}"' for path in own[1:]],
-        "inside": container_words(container, [*own, *map(_text, filter(None, there))], spec),
-        "in_container": '\\\n  "${TRNSLURM_INSIDE[@]}" ',
-        "one_task": _ONE_TASK if cluster.scheduler == "slurm" else "",
-        "python_inside": container.python,
-        "python_setting": "container.python, or use an image that has one",
-        "runtime": container.runtime,
-        "workdir": container.workdir,
-    }
+    there_too = [*own, *map(_text, filter(None, there))]
+    return Inside(
+        lines=tuple(container_words(container, there_too, spec)),
+        made=tuple(f'"{path}"' for path in own[1:]),
+        prefix='\\\n  "${TRNSLURM_INSIDE[@]}" ',
+        one_task=_ONE_TASK if cluster.scheduler == "slurm" else "",
+        runtime=container.runtime,
+        workdir=container.workdir,
+        python=container.python,
+        python_setting="container.python, or use an image that has one",
+    )
 
 
 def container_words(

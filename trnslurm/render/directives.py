@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from trnslurm.config.catalog import InstanceType
 from trnslurm.config.schema import Config, Slurm
 from trnslurm.errors import RenderError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.data import DataJob
 from trnslurm.plan.spec import JobSpec
+from trnslurm.render.launch import tasks_per_node
+from trnslurm.rundir import PREPARE
 
 # Options that the template or the configuration sets, and what to use instead.
 _OWN_OPTIONS = {
@@ -60,10 +63,80 @@ _OWN_OPTIONS = {
     "--kill-on-invalid-dep": "",
     "--signal": "--set slurm.stop_before_s",
 }
+_TIME_REASONS = {
+    "precompile": "compiling large models takes up to an hour or two",
+    "train": "the plan's estimate plus a quarter and 15 minutes, unless set",
+}
 _OPTION = r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?"
 
 
-def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
+class Resources(Frozen):
+    """The #SBATCH lines that differ among jobs, and what srun repeats of them."""
+
+    job_name: str
+    nodes: str
+    size: tuple[tuple[str, str], ...]
+    """Options for the size of the job, each with its reason."""
+    site: tuple[tuple[str, str], ...]
+    """Options that depend on the cluster."""
+    tasks: int
+    """Slurm's tasks of a node."""
+    cpus_per_task: int
+    srun_wait_s: int
+
+
+def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
+    """Return the resources of a job that trains, or compiles for training, on so many nodes."""
+    slurm, tasks = spec.config.cluster.slurm, tasks_per_node(spec)
+    cpus = max(1, (slurm.cpus_per_task or spec.instance.vcpus) // tasks)
+    each = "one launcher per node; torchrun starts the workers"
+    if spec.config.recipe.launcher == "srun":
+        each = "the workers of a node, each of which srun starts"
+    # With --ntasks-per-node, Slurm gives no more than the least number of a range (22.05).
+    size = [] if "-" in nodes else [(f"--ntasks-per-node={tasks}", each)]
+    size.append((f"--cpus-per-task={cpus}", "every CPU of the node, for its workers"))
+    if phase in spec.time_min:
+        size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
+    return Resources(
+        job_name=f"{spec.name}-{phase}",
+        nodes=nodes,
+        size=tuple(size),
+        site=tuple(_training_options(spec, phase)) if spec.on_slurm else (),
+        tasks=tasks,
+        cpus_per_task=cpus,
+        srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,
+    )
+
+
+def data_resources(job: DataJob) -> Resources:
+    """Return the resources of a job that prepares data, which needs only CPUs."""
+    slurm = job.config.cluster.slurm
+    return Resources(
+        job_name=f"{job.name}-{PREPARE}",
+        nodes="1",
+        size=(
+            ("--ntasks-per-node=1", "one program; it starts the others"),
+            (f"--cpus-per-task={slurm.data_cpus}", "slurm.data_cpus: a process on each"),
+            (
+                f"--time={slurm_time(job.time_min)}",
+                "slurm.data_time_min; what is finished by then is kept",
+            ),
+        ),
+        site=tuple(_data_options(job)),
+        tasks=1,
+        cpus_per_task=slurm.data_cpus,
+        srun_wait_s=slurm.srun_wait_s,
+    )
+
+
+def slurm_time(minutes: int) -> str:
+    """Return minutes in Slurm's format: D-HH:MM:SS or HH:MM:SS."""
+    days, rest = divmod(minutes, 24 * 60)
+    clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    return f"{days}-{clock}" if days else clock
+
+
+def _training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     """Return the options of a job that trains, or compiles for training."""
     slurm = spec.config.cluster.slurm
     options = _named(
@@ -127,8 +200,7 @@ def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
             raise RenderError(f"--sbatch {option}: {why}")
 
 
-def data_options(job: DataJob) -> list[tuple[str, str]]:
-    """Return the options of a job that prepares data, which needs only CPUs."""
+def _data_options(job: DataJob) -> list[tuple[str, str]]:
     slurm = job.config.cluster.slurm
     named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
     if slurm.data_partition is None:  # these choose among training's nodes

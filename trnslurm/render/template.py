@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trnslurm.config.search import packaged_root
 from trnslurm.errors import RenderError
 from trnslurm.render.cached import cached
 
@@ -24,7 +25,10 @@ class _Raw(str):
 
 
 def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
-    """Return a Jinja environment for templates; the first directory with a name wins."""
+    """Return a Jinja environment for templates; the first directory with a name wins.
+
+    Under trnslurm/ are the packaged ones in any case: a template of the same name extends those.
+    """
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -37,8 +41,22 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
             code = cached(__file__, made_of, lambda: marshal.dumps(afresh(source, name, filename)))
             return marshal.loads(code)
 
+    class Context(jinja2.runtime.Context):
+        """Jinja's context, in which the text of super() is a part of the script."""
+
+        def super(self, name: str, current: Any) -> Any:
+            above = super().super(name, current)
+            return above if isinstance(above, jinja2.Undefined) else lambda: _Raw(above())
+
+    Environment.context_class = Context
+    packaged = jinja2.FileSystemLoader(packaged_root() / "templates")
     environment = Environment(
-        loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
+        loader=jinja2.ChoiceLoader(
+            [
+                jinja2.PrefixLoader({"trnslurm": packaged}),
+                jinja2.FileSystemLoader([str(d) for d in template_dirs]),
+            ]
+        ),
         undefined=jinja2.StrictUndefined,
         finalize=_quoted,  # quotes every expression, even without a filter
         trim_blocks=True,
@@ -104,10 +122,10 @@ def fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) 
 
 
 def _template_line(environment: jinja2.Environment, name: str, error: BaseException) -> str:
-    filename, line = environment.get_template(name).filename or name, 0
+    found = str(environment.get_template(name).filename or name)
     frame = error.__traceback__
-    while frame is not None:  # Jinja rewrites the traceback to the template's own lines
-        if frame.tb_frame.f_code.co_filename == filename:
-            line = frame.tb_lineno
+    while frame is not None:  # Jinja rewrites the traceback to the templates' own lines
+        if "__jinja_exception__" in frame.tb_frame.f_globals:
+            found = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
         frame = frame.tb_next
-    return f"{filename}:{line}" if line else str(filename)
+    return found

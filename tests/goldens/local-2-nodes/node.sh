@@ -17,8 +17,8 @@ if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
   ulimit -n "$(ulimit -Hn)"
 fi
 ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.02 may lower the soft limit
-export PJRT_DEVICE=CPU
 export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
+export PJRT_DEVICE=CPU
 export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
 
 # Is every node fit for the job? All check together, in seconds; each problem names its node.

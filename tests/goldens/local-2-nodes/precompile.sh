@@ -3,10 +3,15 @@
 # Written by trnslurm 0.1.0. Paths are relative to this directory, so these bytes
 # can be reviewed, copied and submitted as they are.
 #
-#   global batch G   8          micro-batch m    1
-#   workers W        2          = 2 x 1 per node
-#   units U = G/m    8          accumulation A   4 per worker and step
-#   steps            30         zero-weight      0 units per step (0.0 %)
+#   global batch G   8
+#   micro-batch m    1
+#   steps            30
+#
+#   W = nodes x workers per node        2 = 2 x 1
+#   A = ceil(G / (m x W))               4 = ceil(8 / (1 x 2))
+#   zero-weight = A x W - G / m         0 = 4 x 2 - 8 / 1, 0.0 % of a step's micro-batches
+#   on    1 2 3 4 8  nodes
+#   A is  8 4 3 2 1  micro-batches per worker and step
 #
 # By hand, from this directory:
 #   bash precompile.sh && bash train.sh
@@ -16,7 +21,7 @@ umask 077
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 TRNSLURM_JOB=local-$$ TRNSLURM_RESTARTS=0
 
-# The attempt takes its number by creating its state file: only one can. Until trnslurm.node.attempt,
+# --- Attempt. It takes its number by creating its state file: only one can. Until trnslurm.node.attempt,
 # started in the last line, keeps that file, a line that fails is recorded in it.
 export TRNSLURM_PHASE=precompile TRNSLURM_ATTEMPT=1
 until (set -o noclobber && : > "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json") 2> /dev/null; do
@@ -44,9 +49,11 @@ trap 'failed $?' EXIT
 trap 'exit 143' TERM INT HUP
 trap '' USR1                                # the time limit is near: there is nothing to save yet
 
-# Environment: closed. The job sees only what is set here.
+# --- Environment: closed. The job sees only what is set here.
+# --- Device
 export TF_CPP_MIN_LOG_LEVEL=2               # else each cached graph warns that a CPU compiles it again
 export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
+# --- The run: its Python, its code, where it keeps what it makes
 TRNSLURM_DEFAULT_PYTHON=python3
 export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-$TRNSLURM_DEFAULT_PYTHON}"
 export PYTHONPATH="$PWD/code"               # the snapshot: later edits of the source change nothing
@@ -55,19 +62,21 @@ export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_DEVICE=xla-cpu
 export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and their manifests
 export TRNSLURM_CACHE_LAYOUT=shared  # compile_layout: one for all hosts, or a part for each
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
+# --- `neuron.env` and `env` of the recipe and the profile, which have the reasons
 TRNSLURM_DOING="starting ${TRNSLURM_PYTHON//[\"\\]/?} on $(uname -n): is python: right, and code/ there?"
 "$TRNSLURM_PYTHON" code/trnslurm/node/attempt.py --help > /dev/null  # the program exists, and this Python runs it
 
-# Rendezvous: where the workers meet.
+# --- Rendezvous: where the workers meet. srun gives each node its rank, $SLURM_NODEID: node.sh passes it on.
 TRNSLURM_DOING='choosing the master address and ports'
 TRNSLURM_HOSTS=local-0,local-1
 MASTER_ADDR=127.0.0.1
 # This script runs on the first node, so a port that is free here is free for the master.
 TRNSLURM_PORTS=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "$TRNSLURM_JOB" "$TRNSLURM_ATTEMPT")
-export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}"
+export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}" TRNSLURM_DEVICE_PORT="${TRNSLURM_PORTS#* }"
 
-# Launch. This program keeps the state file and the heartbeat, takes TERM and USR1, has the workers save,
-# requeues the job, gives it up, or starts again (this script in a child). It ends with srun's exit code.
+# --- Launch: node.sh on each node. trnslurm.node.attempt keeps the state file and the heartbeat, takes
+# TERM and USR1, has the workers save, requeues the job, gives it up, or starts again (this script in a
+# child). It ends with srun's exit code.
 exec "$TRNSLURM_PYTHON" -m trnslurm.node.attempt \
   --graphs --hang-minutes=30 -- \
   "$TRNSLURM_PYTHON" -m trnslurm.node.local_srun --nodes 2 --tasks 1 \

@@ -20,6 +20,7 @@ ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.
 # Gloo would take the interface of this host's own name, often 127.0.0.1: name the right one.
 GLOO_SOCKET_IFNAME=$("$TRNSLURM_PYTHON" -m trnslurm.node.interface "$MASTER_ADDR")
 export GLOO_SOCKET_IFNAME
+export NEURON_RT_ROOT_COMM_ID="$MASTER_ADDR:$TRNSLURM_DEVICE_PORT"  # the Neuron runtime's meeting point
 
 # Is every node fit for the job? All check together, in seconds; each problem names its node.
 [ -n "${TRNSLURM_STANDBY:-}" ] ||           # beside a training, whose attempt has checked

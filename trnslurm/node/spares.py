@@ -1,0 +1,32 @@
+"""Runs a command on a job's spare nodes, once on each: those that take no part in the attempt.
+
+    python -m trnslurm.node.spares COMMAND [ARGUMENT ...]
+
+The first words may be options of srun, as those of a container's runtime are.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Become srun; without a spare, end."""
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if not words:
+        print("usage: spares COMMAND [ARGUMENT ...]", file=sys.stderr)
+        return 2
+    if spares := spare_nodes(os.environ):
+        own = [f"--nodes={len(spares)}", f"--nodelist={','.join(spares)}", "--ntasks-per-node=1"]
+        os.execvp("srun", ["srun", *own, "--cpu-bind=none", "--overlap", *words])
+    return 0
+
+
+def spare_nodes(environ: Mapping[str, str]) -> list[str]:
+    """Return the nodes of the allocation that are not among the attempt's."""
+    chosen = environ["TRNSLURM_HOSTS"].split(",")
+    return [node for node in environ["TRNSLURM_ALLOCATION"].split(",") if node not in chosen]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

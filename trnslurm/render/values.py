@@ -1,0 +1,440 @@
+"""The values of the templates: a few frozen objects, each for a subject of the scripts.
+
+All is plain text, numbers and tuples: a template can print it, and reach nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trnslurm import __version__
+from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType, catalog
+from trnslurm.config.schema import Config, Profile, Recipe
+from trnslurm.contract.options import BY_SHELL, AttemptOptions
+from trnslurm.errors import RenderError
+from trnslurm.frozen import Frozen
+from trnslurm.node.graphs.manifest import cache_root
+from trnslurm.plan.batch import formulas
+from trnslurm.plan.data import DataJob, data_path, first_parameters
+from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch, has_own_steps, other_counts
+from trnslurm.render.arguments import argument_words
+from trnslurm.render.container import container_parts
+from trnslurm.render.directives import data_resources, training_resources
+from trnslurm.render.launch import has_standby, training_launch
+from trnslurm.render.project import PROJECT_CODE, PROJECT_FACTS
+from trnslurm.render.search_path import search_path
+from trnslurm.rundir import PREPARE
+
+# With this host memory, as on trn1.2xlarge, the compiler may be killed.
+SMALL_GIB = 32
+# Enough for 16,320 workers: a job needs 256 files, and four for each worker.
+_OPEN_FILES = 65536
+_CHOSEN = '--nodelist="$TRNSLURM_HOSTS" '
+# `submit --in`: the job may have more nodes.
+_OF_A_STEP = '${TRNSLURM_STEP:+--nodelist="$TRNSLURM_HOSTS"} '
+# Neuron's cache remembers graphs whose compilation failed or was interrupted, and skips them
+# forever without this option of the compiler's wrapper. The option is not part of the graph key.
+_RETRY = "--retry_failed_compilation"
+
+
+class JobHeader(Frozen):
+    """What the first lines of the scripts say."""
+
+    title: str
+    node_title: str = ""
+    by_hand: tuple[str, ...]
+    place: str = ""
+    """The directory of a smaller node count of a range, with a slash."""
+
+
+class Plan(Frozen):
+    """The batch on these nodes, by what formula, and what it is on other node counts."""
+
+    facts: tuple[tuple[str, str], ...]
+    formulas: tuple[tuple[str, int, str], ...]
+    counts: str
+    """A row of node counts, and below it the letter that differs among them, and its values."""
+    row_of: str
+    row: str
+    row_unit: str
+
+
+class Environment(Frozen):
+    """What is set for all programs of a node."""
+
+    umask: str
+    path: str
+    activate: tuple[str, ...]
+    one_thread: bool = False
+    """Whether many workers share a host."""
+    variables: tuple[tuple[str, str], ...]
+    """From `neuron.env` and `env`."""
+
+
+class Network(Frozen):
+    """How nodes reach each other."""
+
+    efa: bool
+    finds_plugin: bool
+    """Whether NCCL finds its plugin for EFA on the host, and not in an image."""
+    emulated: bool
+    """Whether all nodes are this machine."""
+
+    @property
+    def nccl_interfaces(self) -> str:
+        """Return the interfaces over which NCCL's workers meet."""
+        return "lo" if self.emulated else "^lo,docker"
+
+
+class Neuron(Frozen):
+    """Trainium's compiler and runtime."""
+
+    cc_flags: str
+    lnc: int
+    """Physical cores of a logical one; 0: the instance has no choice."""
+    stochastic_rounding: bool
+    compiles_once: bool
+    """Whether a graph is given up after one failure."""
+
+
+class Graphs(Frozen):
+    """Where compiled graphs are."""
+
+    ahead: bool = False
+    """Whether a precompile compiles them."""
+    unverified: bool = False
+    root: str = ""
+    """A shell word."""
+    url: str | None = None
+    layout: str = ""
+    trust: str = ""
+    per_host: bool = False
+
+
+class Attempt(Frozen):
+    """The program that keeps an attempt, trnslurm.node.attempt."""
+
+    options: str
+    """Shell words."""
+    standby: bool = False
+    """Whether the next attempt's workers are started ahead."""
+    expedite: bool = False
+
+    @property
+    def log_prefix(self) -> str:
+        """Return the beginning of the logs' names, for the shell."""
+        return "${TRNSLURM_STANDBY:+standby-}" if self.standby else ""
+
+
+class Hosts(Frozen):
+    """Which of the job's nodes take part."""
+
+    nodelist: str = _OF_A_STEP
+    """srun's option, for the shell."""
+    chooses: bool = False
+    """Whether the job has more nodes than take part."""
+    fewest: int = 0
+    """Below this count no smaller one has a script; 0: there are none."""
+    spares_fetch: bool = False
+    """Whether spares fetch an environment or an image, before they are needed."""
+    local: str = ""
+    """The emulated nodes."""
+
+
+class Project(Frozen):
+    """A custom script's directory."""
+
+    links: tuple[tuple[str, str], ...]
+    imports: tuple[str, ...]
+    """Below the copy of the project: where Python finds its modules."""
+    checkpoints: str
+    """A shell word."""
+    resuming: str
+    """Shell words: arguments for an attempt that continues from a checkpoint."""
+    resumes: str
+    """told or looks; empty: it always begins anew."""
+
+
+class Node(Frozen):
+    """What node.sh does before the workers start, and next to them."""
+
+    open_files: int
+    preflight: bool
+    num_devices: int
+    num_efa: int
+    data: str
+    usage_seconds: str
+    hang_minutes: str
+    profile: Profile
+    no_kill: bool
+
+
+def training_values(
+    spec: JobSpec, phase: str, code: Mapping[str, bytes], place: str = ""
+) -> dict[str, Any]:
+    """Return the values of batch.sbatch.j2, batch.sh.j2 and node.sh.j2.
+
+    `place` is the directory of a smaller node count of a range.
+    """
+    config, cluster, recipe = spec.config, spec.config.cluster, spec.config.recipe
+    title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
+    inside = container_parts(cluster, there=_paths(spec, code), spec=spec)
+    has_range = phase == "train" and (bool(place) or spec.least_nodes < spec.nodes)
+    spares = spec.spares if phase == "train" else 0
+    standby = phase == "train" and has_standby(spec)
+    # Graphs are surely compiled for the whole number only.
+    on_fewer = has_range and not compiles_ahead(spec)
+    most = spec.nodes + spares
+    efa = spec.instance.efa > 0 and spec.nodes > 1
+    return {
+        **_common_values(config),
+        "phase": phase,
+        "nodes": spec.nodes,
+        "device": spec.device,
+        "batch": spec.batch,
+        "on_trainium": spec.device in ON_TRAINIUM,
+        "job": JobHeader(
+            title=f"{title}: {phase}",
+            node_title=f"{title}: one node's part",
+            by_hand=_by_hand(spec),
+            place=place,
+        ),
+        "plan": _plan(spec),
+        "slurm": training_resources(
+            spec, phase, f"{spec.least_nodes}-{most}" if on_fewer else str(most)
+        ),
+        "environment": _environment(
+            config,
+            {**(recipe.neuron.env if spec.device == "neuron" else {}), **cluster.env},
+            one_thread=recipe.launcher not in ("python", "script") or not recipe.project,
+        ),
+        "network": Network(
+            efa=efa,
+            finds_plugin=spec.device in ON_GPUS and not inside.lines,
+            emulated=not spec.on_slurm,
+        ),
+        "neuron": _neuron(spec, phase),
+        "graphs": _graphs(spec, phase),
+        "attempt": Attempt(
+            options=_attempt_options(spec, phase, place),
+            standby=standby,
+            expedite=spec.on_slurm and cluster.slurm.requeue and cluster.slurm.expedite,
+        ),
+        "hosts": Hosts(
+            nodelist=_CHOSEN if has_range or spares else _OF_A_STEP,
+            chooses=has_range or spares > 0,
+            fewest=spec.least_nodes if on_fewer and not place else 0,
+            spares_fetch=spares > 0 and bool(cluster.stage_python or inside.lines),
+            local=",".join(f"local-{n}" for n in range(spec.nodes)),
+        ),
+        "container": inside,
+        "project": _project(spec, code) if recipe.project else None,
+        "stage_python": cluster.stage_python,
+        "node": _node(spec, place),
+        "launch": training_launch(spec, code, place),
+    }
+
+
+def data_values(job: DataJob) -> dict[str, Any]:
+    """Return the values of prepare.sbatch.j2 and prepare.sh.j2."""
+    config = job.config
+    made = [config.cluster.data_root, str(Path(data_path(config)).parent)]
+    there = [word for word in job.arguments if word.startswith(("/", "~/"))]
+    return {
+        **_common_values(config),
+        "phase": PREPARE,
+        "nodes": 1,
+        "device": "",
+        "job": JobHeader(
+            title=f"Data of {config.title}, cluster {config.cluster_name}",
+            by_hand=(f"sbatch {PREPARE}.sbatch",),
+        ),
+        "slurm": data_resources(job),
+        "environment": _environment(config, config.cluster.env),
+        "graphs": Graphs(),
+        "attempt": Attempt(options="--nodes=1"),
+        "hosts": Hosts(),
+        "container": container_parts(config.cluster, made=made, there=there),
+        "project": None,
+        "stage_python": None,
+        "arguments": job.arguments,
+    }
+
+
+def compiles_ahead(spec: JobSpec) -> bool:
+    """Check whether a precompile compiles the graphs of a job."""
+    return spec.device in COMPILING and "precompile" in spec.phases
+
+
+def _common_values(config: Config) -> dict[str, Any]:
+    cluster = config.cluster
+    return {"version": __version__, "python": cluster.python, "run_root": cluster.run_root}
+
+
+def _environment(
+    config: Config, variables: Mapping[str, str], *, one_thread: bool = False
+) -> Environment:
+    cluster = config.cluster
+    known = catalog(cluster.instance_types).get(cluster.instance_type)
+    neuron = known is None or known.device in ON_TRAINIUM
+    return Environment(
+        umask=f"{cluster.umask:03o}",
+        path=search_path(cluster.python, cluster.slurm.bin_dir, neuron=neuron),
+        activate=cluster.activate,
+        one_thread=one_thread,
+        variables=tuple(sorted(variables.items())),
+    )
+
+
+def _by_hand(spec: JobSpec) -> tuple[str, ...]:
+    if not spec.on_slurm:
+        return (" && ".join(f"bash {phase}.sh" for phase in spec.phases),)
+    if len(spec.phases) == 1:
+        return (f"sbatch {spec.phases[0]}.sbatch",)
+    return (
+        "id=$(sbatch --parsable precompile.sbatch)",
+        'sbatch --dependency=afterok:"${id%%;*}" --kill-on-invalid-dep=yes train.sbatch',
+    )
+
+
+def _plan(spec: JobSpec) -> Plan:
+    recipe, batch, others = spec.config.recipe, spec.batch, other_counts(spec)
+    steps = "its own" if has_own_steps(recipe) else str(spec.steps)
+    facts = [("global batch G", str(batch.global_batch)), ("micro-batch m", str(batch.micro_batch))]
+    if has_own_batch(recipe):
+        facts = [("batch", "the script's own")]
+        row_of, row, unit = "W", [plan.workers for plan in others], "workers"
+    elif batch.mode == "per_worker":
+        row_of, row, unit = "G", [plan.global_batch for plan in others], "samples per step"
+    else:
+        size = batch.workers // batch.groups
+        each = "worker" if size == 1 else f"group of {size} workers"
+        row_of, row = "A", [plan.accumulation for plan in others]
+        unit = f"micro-batches per {each} and step"
+    width = max(len(str(number)) for number in [*row, others[-1].nodes])
+    counts, values = (
+        " ".join(str(number).rjust(width) for number in numbers)
+        for numbers in ([plan.nodes for plan in others], row)
+    )
+    return Plan(
+        facts=(*facts, ("steps", steps)),
+        formulas=formulas(batch)[: 1 if has_own_batch(recipe) else None],
+        counts=counts,
+        row_of=row_of,
+        row=values,
+        row_unit=unit,
+    )
+
+
+def _neuron(spec: JobSpec, phase: str) -> Neuron:
+    recipe, instance = spec.config.recipe, spec.instance
+    # On the smallest instance.
+    once = phase == "precompile" and spec.device == "neuron" and instance.host_gib <= SMALL_GIB
+    return Neuron(
+        cc_flags=_cc_flags(recipe.neuron.cc_flags, instance, spec.device),
+        lnc=instance.lnc,
+        stochastic_rounding=_rounds_stochastically(recipe),
+        compiles_once=once,
+    )
+
+
+def _cc_flags(flags: str, instance: InstanceType, device: str) -> str:
+    """Return the compiler's flags, with those that every job has on this instance type."""
+    if instance.lnc and (found := re.search(r"(?<!\S)(--logical-nc-config|--?lnc)\b", flags)):
+        raise RenderError(
+            f"neuron.cc_flags has {found[0]}, which changes the number of cores: set lnc, workers "
+            f"and multi_node_workers under instance_types.{instance.name} of the profile instead"
+        )
+    # An option of libneuronxla, without which TorchNeuron does.
+    own = [_RETRY] if device == "neuron" and _RETRY not in flags.split() else []
+    if instance.lnc:
+        own.append(f"--lnc={instance.lnc}")
+    return " ".join([*own, flags] if flags else own)
+
+
+def _rounds_stochastically(recipe: Recipe) -> bool:
+    """Check whether bf16 parameters have no fp32 copy, so that rounding must be stochastic.
+
+    AWS's BERT script does the same: with an fp32 copy or autocast it rounds to the nearest.
+    """
+    precision = recipe.train.get("optimizer_precision", "fp32_copy")
+    return recipe.precision == "bf16" and precision != "fp32_copy"
+
+
+def _graphs(spec: JobSpec, phase: str) -> Graphs:
+    cluster, ahead = spec.config.cluster, compiles_ahead(spec)
+    root = cache_root(cluster.compile_cache, cluster.run_root)
+    below_home = root.startswith("~/")
+    return Graphs(
+        ahead=ahead,
+        unverified=spec.device in COMPILING and not ahead and phase == "train",
+        root=f'"$HOME/"{shlex.quote(root[2:])}' if below_home else shlex.quote(root),
+        url=cluster.compile_cache,
+        layout=cluster.compile_layout,
+        trust=" ".join(cluster.compile_trust),
+        per_host=cluster.compile_layout == "per-host" and spec.device == "neuron",
+    )
+
+
+def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
+    """Return the options of trnslurm.node.attempt.
+
+    Only a training may requeue its job: only a training can tell whether it got any further.
+    """
+    slurm, trains = spec.config.cluster.slurm, phase == "train"
+    returns = trains and slurm.requeue and spec.on_slurm
+    return AttemptOptions(
+        nodes=spec.nodes if spec.on_slurm else 0,
+        graphs=compiles_ahead(spec),
+        max_crashes=slurm.max_crashes if trains else 1,
+        requeue=returns,
+        script=BY_SHELL if returns else "",
+        exclude_hours=slurm.exclude_hours if returns else 0.0,
+        leave_out_slow=returns and slurm.leave_out_slow,
+        spares=spec.spares if returns else 0,
+        fewer=returns and (bool(place) or spec.least_nodes < spec.nodes),
+        standby=returns and has_standby(spec),
+        expedite=slurm.requeue and slurm.expedite and spec.on_slurm,
+        hang_minutes=spec.config.recipe.hang_minutes or 0.0,
+    ).words()
+
+
+def _project(spec: JobSpec, code: Mapping[str, bytes]) -> Project:
+    recipe, facts = spec.config.recipe, json.loads(code[PROJECT_FACTS])
+    saves_in = recipe.checkpoints
+    has_src = any(re.match(rf"{PROJECT_CODE}src/.*\.py$", name) for name in code)
+    _, resuming = argument_words(spec)
+    return Project(
+        links=tuple(sorted(facts["links"].items())),
+        imports=("", "/src") if has_src else ("",),
+        checkpoints=f'"$PWD/work/"{shlex.quote(saves_in)}' if saves_in else '"$PWD/checkpoints"',
+        resuming=" ".join(resuming),
+        resumes="told" if resuming else "looks" if saves_in else "",
+    )
+
+
+def _node(spec: JobSpec, place: str) -> Node:
+    cluster, recipe = spec.config.cluster, spec.config.recipe
+    return Node(
+        open_files=max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
+        preflight=cluster.preflight,
+        num_devices=spec.instance.accelerators if spec.device in ON_TRAINIUM else 0,
+        num_efa=spec.instance.efa if spec.nodes > 1 and spec.device in WITH_EFA else 0,
+        data=data_path(spec.config),
+        usage_seconds=f"{cluster.usage_seconds:g}" if cluster.usage_seconds else "",
+        hang_minutes=f"{recipe.hang_minutes:g}" if recipe.hang_minutes else "",
+        profile=recipe.profile,
+        no_kill=spec.no_kill or bool(place),
+    )
+
+
+def _paths(spec: JobSpec, code: Mapping[str, bytes]) -> Sequence[str]:
+    """Return the paths outside the run directory that the job reads on its nodes."""
+    first = first_parameters(spec.config)
+    links = json.loads(code[PROJECT_FACTS])["links"] if spec.config.recipe.project else {}
+    return [data_path(spec.config), first if first.startswith(("/", "~/")) else "", *links.values()]
