@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.config.search import packaged_root
-from trnslurm.errors import RenderError
+from trnslurm.errors import RenderError, did_you_mean
 from trnslurm.render.cached import cached
 
 if TYPE_CHECKING:
     import jinja2
+
+
+# As a user's template names them; a block of its own may be in a block of trnslurm's.
+_EXTENDS = r"(?s)\A\s*(?:{#.*?#}\s*)?{%-?\s*extends\s+[\"']trnslurm/([^\"']+)"
+_BLOCK = r"(?m)^{%[-+]?\s*block\s+(\w+)"
 
 
 class _Raw(str):
@@ -63,6 +68,9 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    for directory in template_dirs:
+        if directory != packaged_root() / "templates":
+            _refuse_unknown_blocks(directory)
     environment.filters |= {
         "comment": _comment,
         "directive": _directive,
@@ -70,6 +78,21 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
         "shell": _Raw,
     }
     return environment
+
+
+def _refuse_unknown_blocks(directory: Path) -> None:
+    """Refuse a user's template with a block that trnslurm's template lacks: Jinja would drop it."""
+    for file in sorted(directory.rglob("*.j2")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        extended = re.search(_EXTENDS, text)
+        above = packaged_root() / "templates" / (extended[1] if extended else "")
+        if not extended or not above.is_file():  # Jinja says so if it is used
+            continue
+        known = re.findall(_BLOCK, above.read_text(encoding="utf-8"))
+        for name in re.findall(_BLOCK, text):
+            if name not in known:
+                hint = did_you_mean(name, known) or f": it has {', '.join(known)}"
+                raise RenderError(f"{file}: trnslurm/{extended[1]} has no block {name}{hint}")
 
 
 def _quoted(value: Any) -> Any:
