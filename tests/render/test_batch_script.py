@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,11 @@ case "$2" in
   node) echo "NodeName=$4 Arch=x86_64 NodeAddr=$(cat "{here}/address") NodeHostName=$4 " ;;
 esac
 """
+
+OF_THE_CLUSTER = (
+    *("--partition", "--qos", "--account", "--constraint", "--reservation"),
+    *("--mail-type", "--comment"),
+)
 
 
 class Script:
@@ -217,3 +223,26 @@ def test_fewer_nodes_than_asked_for(site, cli: Callable[..., object], script: Sc
     assert words.endswith("bash nodes-2/node.sh train\n")
     assert script.state()["hosts"] == "node-1,node-2"
     assert json.loads((bundle / "nodes-2/plan.json").read_text())["batch"]["global_batch"] == 128
+
+
+def test_who_set_an_option_of_the_cluster(site, cli, monkeypatch, tmp_path) -> None:
+    site.profile(slurm={"partition": "compute", "qos": "high", "sbatch": ["--mail-type=FAIL"]})
+    site.recipe(
+        "batch: {global_batch: 64}\nslurm: {constraint: rack1, time_min: 60}\n"
+        "presets: {big: {slurm: {reservation: august}}}\n"
+    )
+    (tmp_path / "locks.yaml").write_text("lock: {slurm: {account: research}}\n")
+    monkeypatch.setenv("TRNSLURM_SITE", str(tmp_path / "locks.yaml"))
+    words = ("render", "toy", "--cluster", "pc", "--preset", "big", "--set", "slurm.qos=low")
+    assert cli(*words, "--sbatch=--comment=x", "-o", "out").ok
+    text = Path("out/train.sbatch").read_text()
+    found = dict(re.findall(r"(?m)^#SBATCH (--\S+) +# (.*)", text))
+    assert {name: found[name] for name in found if name.split("=")[0] in OF_THE_CLUSTER} == {
+        "--partition=compute": "from pc's profile",
+        "--qos=low": "from the command line",
+        "--account=research": "locked by locks.yaml",
+        "--constraint=rack1": "from the recipe toy",
+        "--reservation=august": "from the preset big",
+        "--mail-type=FAIL": "from pc's profile or the command line",
+        "--comment=x": "from pc's profile or the command line",
+    }

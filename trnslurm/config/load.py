@@ -217,6 +217,9 @@ def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Conf
     """Return the configuration in a bundle's config.yaml, after checking it again."""
     tree = check(head["config"], _ALL, where)
     check_values(merge(defaults_of(Cluster) | defaults_of(Recipe), tree))
+    set_by = head.get("set_by")  # in words; older bundles lack it
+    if not isinstance(set_by, Mapping):
+        set_by = {}
     return Config(
         recipe_name=str(head["recipe_name"]),
         recipe_dir=recipe_dir,
@@ -225,7 +228,10 @@ def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Conf
         cluster=build(Cluster, tree),
         recipe=build(Recipe, tree),
         tree=tree,
-        origins={key: Origin(layer="run", source=where) for key, _ in flatten(tree)},
+        origins={
+            **{key: Origin(layer="run", source=where) for key, _ in flatten(tree)},
+            **{key: Origin(layer="bundle", source=str(words)) for key, words in set_by.items()},
+        },
     )
 
 

@@ -413,7 +413,8 @@ class Origin(Frozen):
     """Where a resolved value came from, as `trnslurm show` prints it."""
 
     layer: str
-    """command line, site lock, preset, recipe, cluster profile or default."""
+    """command line, site lock, preset, recipe, cluster profile or default; run or bundle of a
+    configuration that was read from there."""
     source: str
     """The file or option."""
     repeats: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from trnslurm.config.catalog import InstanceType
 from trnslurm.config.schema import Config, Slurm
@@ -67,6 +68,10 @@ _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, unless set",
 }
+_OF_THE_SITE = (
+    *("slurm.partition", "slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation"),
+    *("slurm.sbatch", "slurm.data_partition"),
+)
 _OPTION = r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?"
 
 
@@ -139,14 +144,7 @@ def slurm_time(minutes: int) -> str:
 def _training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     """Return the options of a job that trains, or compiles for training."""
     slurm = spec.config.cluster.slurm
-    options = _named(
-        spec.config,
-        partition=slurm.partition,
-        account=slurm.account,
-        qos=slurm.qos,
-        constraint=slurm.constraint,
-        reservation=slurm.reservation,
-    )
+    options = _named(spec.config, "partition", "account", "qos", "constraint", "reservation")
     if memory := memory_option(slurm):
         for name in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
             instead = "set that with --set slurm.mem_per_node_mib, or to null"
@@ -202,15 +200,20 @@ def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
 
 def _data_options(job: DataJob) -> list[tuple[str, str]]:
     slurm = job.config.cluster.slurm
-    named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
-    if slurm.data_partition is None:  # these choose among training's nodes
-        named |= {"constraint": slurm.constraint, "reservation": slurm.reservation}
-    return _named(job.config, **named) + _common(job.config, again="and resume")
+    names = ["data_partition", "account", "qos"]
+    if slurm.data_partition is None:
+        names = ["partition", *names[1:], "constraint", "reservation"]  # as training's nodes
+    return _named(job.config, *names) + _common(job.config, again="and resume")
 
 
-def _named(config: Config, **options: str | None) -> list[tuple[str, str]]:
-    site = _site(config)
-    return [(f"--{name}={value}", site) for name, value in options.items() if value is not None]
+def _named(config: Config, *names: str) -> list[tuple[str, str]]:
+    """Return the options that keys of `slurm` set, with who set them."""
+    whose = set_by(config)
+    return [
+        (f"--{name.removeprefix('data_')}={value}", whose[f"slurm.{name}"])
+        for name in names
+        if (value := getattr(config.cluster.slurm, name)) is not None
+    ]
 
 
 def _common(config: Config, *, again: str, expedite: bool = False) -> list[tuple[str, str]]:
@@ -220,11 +223,35 @@ def _common(config: Config, *, again: str, expedite: bool = False) -> list[tuple
         requeue = ("--requeue=expedite", f"the same, before all other jobs, {again}")
     if not slurm.requeue:
         requeue = ("--no-requeue", "do not start again after a node failure")
-    return [requeue, *((passed_through(option), _site(config)) for option in slurm.sbatch)]
+    whose = set_by(config)
+    return [requeue, *((passed_through(word), whose["slurm.sbatch"]) for word in slurm.sbatch)]
 
 
-def _site(config: Config) -> str:
-    return f"from {config.cluster_name}'s profile, an option or a lock"
+def set_by(config: Config) -> dict[str, str]:
+    """Return who set each option of the cluster, in words for a script.
+
+    A path is named only if it is the same for all users of a host.
+    """
+    words = {
+        "default": "trnslurm's default",
+        "cluster profile": f"from {config.cluster_name}'s profile",
+        "recipe": f"from the recipe {config.recipe_name}",
+        "preset": f"from the preset {config.preset}",
+        "command line": "from the command line",
+        "run": "from the run that this one continues",
+    }
+    found = {}
+    for key in _OF_THE_SITE:
+        if not getattr(config.cluster.slurm, key.partition(".")[2]):
+            continue
+        origin = config.origins[key]
+        found[key] = words.get(origin.layer, origin.source)
+        if origin.layer == "site lock":
+            file = Path(origin.source)
+            found[key] = f"locked by {file if file.is_relative_to('/etc') else file.name}"
+        if (key, origin.source) == ("slurm.sbatch", "--sbatch"):  # which adds to the profile's
+            found[key] = f"from {config.cluster_name}'s profile or the command line"
+    return found
 
 
 def passed_through(option: str) -> str:

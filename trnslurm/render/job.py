@@ -20,6 +20,7 @@ from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import JobSpec, fewer_nodes, has_own_batch, has_own_steps
 from trnslurm.render.bundle import MIRRORING, ON_NODES, Bundle, kept_directories, snapshot
 from trnslurm.render.code import sha256_of
+from trnslurm.render.directives import set_by
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.template import fill, open_templates
 from trnslurm.render.values import data_values, training_values
@@ -161,7 +162,7 @@ def to_json(values: Mapping[str, Any]) -> bytes:
 def _config_yaml(
     config: Config, *, name: str, nodes: int, phases: Sequence[str], time_min: Mapping[str, int]
 ) -> bytes:
-    head = {
+    head: dict[str, Any] = {
         "trnslurm": __version__,
         "recipe_name": config.recipe_name,
         "preset": config.preset,
@@ -171,6 +172,8 @@ def _config_yaml(
         "phases": list(phases),
         "time_min": dict(time_min),
     }
+    if whose := set_by(config):
+        head["set_by"] = whose
     return to_config_yaml(head | {"config": dict(config.tree)})
 
 
