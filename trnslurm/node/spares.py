@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from trnslurm.contract.variables import Variable
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Become srun; without a spare, end."""
@@ -24,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def spare_nodes(environ: Mapping[str, str]) -> list[str]:
     """Return the nodes of the allocation that are not among the attempt's."""
-    chosen = environ["TRNSLURM_HOSTS"].split(",")
-    return [node for node in environ["TRNSLURM_ALLOCATION"].split(",") if node not in chosen]
+    chosen = environ[Variable.HOSTS].split(",")
+    return [node for node in environ[Variable.ALLOCATION].split(",") if node not in chosen]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from trnslurm.render.project import module_of
 from trnslurm.rundir import PLAN
 
 
-class Launch(Frozen):
+class WorkerLaunch(Frozen):
     """The launcher, and the words for it."""
 
     launcher: str
@@ -29,7 +29,7 @@ class Launch(Frozen):
     workers_per_task: int
 
 
-def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Launch:
+def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> WorkerLaunch:
     """Return how the workers of a node start; `place` is the directory of their plan."""
     recipe = spec.config.recipe
     launcher = recipe.launcher if recipe.project else "torchrun"
@@ -40,7 +40,7 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Lau
         entry = f"code/{spec.config.code_name}/{recipe.entry}"
         words = [shlex.quote(entry), f"{place}{PLAN}"]
     on_cpu = launcher == "accelerate" and spec.device == "cpu"
-    return Launch(
+    return WorkerLaunch(
         launcher="accelerate-cpu" if on_cpu else launcher,
         script=" ".join(words),
         world_info=_world_info(spec),

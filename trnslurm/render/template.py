@@ -46,14 +46,14 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
             code = cached(__file__, made_of, lambda: marshal.dumps(afresh(source, name, filename)))
             return marshal.loads(code)
 
-    class Context(jinja2.runtime.Context):
+    class ScriptContext(jinja2.runtime.Context):
         """Jinja's context, in which the text of super() is a part of the script."""
 
         def super(self, name: str, current: Any) -> Any:
             above = super().super(name, current)
             return above if isinstance(above, jinja2.Undefined) else lambda: _Raw(above())
 
-    Environment.context_class = Context
+    Environment.context_class = ScriptContext
     packaged = jinja2.FileSystemLoader(packaged_root() / "templates")
     environment = Environment(
         loader=jinja2.ChoiceLoader(

@@ -1,7 +1,4 @@
-"""The values of the templates: a few frozen objects, each for a subject of the scripts.
-
-All is plain text, numbers and tuples: a template can print it, and reach nothing else.
-"""
+"""Makes the values of the templates of a job: the subjects of its scripts."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ from typing import Any
 
 from trnslurm import __version__
 from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType, catalog
-from trnslurm.config.schema import Config, Profile, Recipe
+from trnslurm.config.schema import Config, Recipe
 from trnslurm.contract.options import BY_SHELL, AttemptOptions
 from trnslurm.errors import RenderError
-from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.batch import formulas
 from trnslurm.plan.data import DataJob, data_path, first_parameters
@@ -28,6 +24,18 @@ from trnslurm.render.directives import data_resources, training_resources
 from trnslurm.render.launch import has_standby, training_launch
 from trnslurm.render.project import PROJECT_CODE, PROJECT_FACTS
 from trnslurm.render.search_path import search_path
+from trnslurm.render.subjects import (
+    AttemptCall,
+    BatchOnNodes,
+    CompiledGraphs,
+    Header,
+    Hosts,
+    Network,
+    NeuronSettings,
+    NodeEnvironment,
+    NodePart,
+    ProjectPart,
+)
 from trnslurm.rundir import PREPARE
 
 # With this host memory, as on trn1.2xlarge, the compiler may be killed.
@@ -35,143 +43,9 @@ SMALL_GIB = 32
 # Enough for 16,320 workers: a job needs 256 files, and four for each worker.
 _OPEN_FILES = 65536
 _CHOSEN = '--nodelist="$TRNSLURM_HOSTS" '
-# `submit --in`: the job may have more nodes.
-_OF_A_STEP = '${TRNSLURM_STEP:+--nodelist="$TRNSLURM_HOSTS"} '
 # Neuron's cache remembers graphs whose compilation failed or was interrupted, and skips them
 # forever without this option of the compiler's wrapper. The option is not part of the graph key.
 _RETRY = "--retry_failed_compilation"
-
-
-class JobHeader(Frozen):
-    """What the first lines of the scripts say."""
-
-    title: str
-    node_title: str = ""
-    by_hand: tuple[str, ...]
-    place: str = ""
-    """The directory of a smaller node count of a range, with a slash."""
-
-
-class Plan(Frozen):
-    """The batch on these nodes, by what formula, and what it is on other node counts."""
-
-    facts: tuple[tuple[str, str], ...]
-    formulas: tuple[tuple[str, int, str], ...]
-    counts: str
-    """A row of node counts, and below it the letter that differs among them, and its values."""
-    row_of: str
-    row: str
-    row_unit: str
-
-
-class Environment(Frozen):
-    """What is set for all programs of a node."""
-
-    umask: str
-    path: str
-    activate: tuple[str, ...]
-    one_thread: bool = False
-    """Whether many workers share a host."""
-    variables: tuple[tuple[str, str], ...]
-    """From `neuron.env` and `env`."""
-
-
-class Network(Frozen):
-    """How nodes reach each other."""
-
-    efa: bool
-    finds_plugin: bool
-    """Whether NCCL finds its plugin for EFA on the host, and not in an image."""
-    emulated: bool
-    """Whether all nodes are this machine."""
-
-    @property
-    def nccl_interfaces(self) -> str:
-        """Return the interfaces over which NCCL's workers meet."""
-        return "lo" if self.emulated else "^lo,docker"
-
-
-class Neuron(Frozen):
-    """Trainium's compiler and runtime."""
-
-    cc_flags: str
-    lnc: int
-    """Physical cores of a logical one; 0: the instance has no choice."""
-    stochastic_rounding: bool
-    compiles_once: bool
-    """Whether a graph is given up after one failure."""
-
-
-class Graphs(Frozen):
-    """Where compiled graphs are."""
-
-    ahead: bool = False
-    """Whether a precompile compiles them."""
-    unverified: bool = False
-    root: str = ""
-    """A shell word."""
-    url: str | None = None
-    layout: str = ""
-    trust: str = ""
-    per_host: bool = False
-
-
-class Attempt(Frozen):
-    """The program that keeps an attempt, trnslurm.node.attempt."""
-
-    options: str
-    """Shell words."""
-    standby: bool = False
-    """Whether the next attempt's workers are started ahead."""
-    expedite: bool = False
-
-    @property
-    def log_prefix(self) -> str:
-        """Return the beginning of the logs' names, for the shell."""
-        return "${TRNSLURM_STANDBY:+standby-}" if self.standby else ""
-
-
-class Hosts(Frozen):
-    """Which of the job's nodes take part."""
-
-    nodelist: str = _OF_A_STEP
-    """srun's option, for the shell."""
-    chooses: bool = False
-    """Whether the job has more nodes than take part."""
-    fewest: int = 0
-    """Below this count no smaller one has a script; 0: there are none."""
-    spares_fetch: bool = False
-    """Whether spares fetch an environment or an image, before they are needed."""
-    local: str = ""
-    """The emulated nodes."""
-
-
-class Project(Frozen):
-    """A custom script's directory."""
-
-    links: tuple[tuple[str, str], ...]
-    imports: tuple[str, ...]
-    """Below the copy of the project: where Python finds its modules."""
-    checkpoints: str
-    """A shell word."""
-    resuming: str
-    """Shell words: arguments for an attempt that continues from a checkpoint."""
-    resumes: str
-    """told or looks; empty: it always begins anew."""
-
-
-class Node(Frozen):
-    """What node.sh does before the workers start, and next to them."""
-
-    open_files: int
-    preflight: bool
-    num_devices: int
-    num_efa: int
-    data: str
-    usage_seconds: str
-    hang_minutes: str
-    profile: Profile
-    no_kill: bool
 
 
 def training_values(
@@ -198,7 +72,7 @@ def training_values(
         "device": spec.device,
         "batch": spec.batch,
         "on_trainium": spec.device in ON_TRAINIUM,
-        "job": JobHeader(
+        "job": Header(
             title=f"{title}: {phase}",
             node_title=f"{title}: one node's part",
             by_hand=_by_hand(spec),
@@ -220,13 +94,13 @@ def training_values(
         ),
         "neuron": _neuron(spec, phase),
         "graphs": _graphs(spec, phase),
-        "attempt": Attempt(
+        "attempt": AttemptCall(
             options=_attempt_options(spec, phase, place),
             standby=standby,
             expedite=spec.on_slurm and cluster.slurm.requeue and cluster.slurm.expedite,
         ),
         "hosts": Hosts(
-            nodelist=_CHOSEN if has_range or spares else _OF_A_STEP,
+            nodelist=_CHOSEN if has_range or spares else Hosts.nodelist,
             chooses=has_range or spares > 0,
             fewest=spec.least_nodes if on_fewer and not place else 0,
             spares_fetch=spares > 0 and bool(cluster.stage_python or inside.lines),
@@ -250,14 +124,14 @@ def data_values(job: DataJob) -> dict[str, Any]:
         "phase": PREPARE,
         "nodes": 1,
         "device": "",
-        "job": JobHeader(
+        "job": Header(
             title=f"Data of {config.title}, cluster {config.cluster_name}",
             by_hand=(f"sbatch {PREPARE}.sbatch",),
         ),
         "slurm": data_resources(job),
         "environment": _environment(config, config.cluster.env),
-        "graphs": Graphs(),
-        "attempt": Attempt(options="--nodes=1"),
+        "graphs": CompiledGraphs(),
+        "attempt": AttemptCall(options="--nodes=1"),
         "hosts": Hosts(),
         "container": container_parts(config.cluster, made=made, there=there),
         "project": None,
@@ -278,11 +152,11 @@ def _common_values(config: Config) -> dict[str, Any]:
 
 def _environment(
     config: Config, variables: Mapping[str, str], *, one_thread: bool = False
-) -> Environment:
+) -> NodeEnvironment:
     cluster = config.cluster
     known = catalog(cluster.instance_types).get(cluster.instance_type)
     neuron = known is None or known.device in ON_TRAINIUM
-    return Environment(
+    return NodeEnvironment(
         umask=f"{cluster.umask:03o}",
         path=search_path(cluster.python, cluster.slurm.bin_dir, neuron=neuron),
         activate=cluster.activate,
@@ -302,7 +176,7 @@ def _by_hand(spec: JobSpec) -> tuple[str, ...]:
     )
 
 
-def _plan(spec: JobSpec) -> Plan:
+def _plan(spec: JobSpec) -> BatchOnNodes:
     recipe, batch, others = spec.config.recipe, spec.batch, other_counts(spec)
     steps = "its own" if has_own_steps(recipe) else str(spec.steps)
     facts = [("global batch G", str(batch.global_batch)), ("micro-batch m", str(batch.micro_batch))]
@@ -321,7 +195,7 @@ def _plan(spec: JobSpec) -> Plan:
         " ".join(str(number).rjust(width) for number in numbers)
         for numbers in ([plan.nodes for plan in others], row)
     )
-    return Plan(
+    return BatchOnNodes(
         facts=(*facts, ("steps", steps)),
         formulas=formulas(batch)[: 1 if has_own_batch(recipe) else None],
         counts=counts,
@@ -331,11 +205,11 @@ def _plan(spec: JobSpec) -> Plan:
     )
 
 
-def _neuron(spec: JobSpec, phase: str) -> Neuron:
+def _neuron(spec: JobSpec, phase: str) -> NeuronSettings:
     recipe, instance = spec.config.recipe, spec.instance
     # On the smallest instance.
     once = phase == "precompile" and spec.device == "neuron" and instance.host_gib <= SMALL_GIB
-    return Neuron(
+    return NeuronSettings(
         cc_flags=_cc_flags(recipe.neuron.cc_flags, instance, spec.device),
         lnc=instance.lnc,
         stochastic_rounding=_rounds_stochastically(recipe),
@@ -366,11 +240,11 @@ def _rounds_stochastically(recipe: Recipe) -> bool:
     return recipe.precision == "bf16" and precision != "fp32_copy"
 
 
-def _graphs(spec: JobSpec, phase: str) -> Graphs:
+def _graphs(spec: JobSpec, phase: str) -> CompiledGraphs:
     cluster, ahead = spec.config.cluster, compiles_ahead(spec)
     root = cache_root(cluster.compile_cache, cluster.run_root)
     below_home = root.startswith("~/")
-    return Graphs(
+    return CompiledGraphs(
         ahead=ahead,
         unverified=spec.device in COMPILING and not ahead and phase == "train",
         root=f'"$HOME/"{shlex.quote(root[2:])}' if below_home else shlex.quote(root),
@@ -404,12 +278,12 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
     ).words()
 
 
-def _project(spec: JobSpec, code: Mapping[str, bytes]) -> Project:
+def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
     recipe, facts = spec.config.recipe, json.loads(code[PROJECT_FACTS])
     saves_in = recipe.checkpoints
     has_src = any(re.match(rf"{PROJECT_CODE}src/.*\.py$", name) for name in code)
     _, resuming = argument_words(spec)
-    return Project(
+    return ProjectPart(
         links=tuple(sorted(facts["links"].items())),
         imports=("", "/src") if has_src else ("",),
         checkpoints=f'"$PWD/work/"{shlex.quote(saves_in)}' if saves_in else '"$PWD/checkpoints"',
@@ -418,9 +292,9 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> Project:
     )
 
 
-def _node(spec: JobSpec, place: str) -> Node:
+def _node(spec: JobSpec, place: str) -> NodePart:
     cluster, recipe = spec.config.cluster, spec.config.recipe
-    return Node(
+    return NodePart(
         open_files=max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
         preflight=cluster.preflight,
         num_devices=spec.instance.accelerators if spec.device in ON_TRAINIUM else 0,

@@ -1,0 +1,145 @@
+"""What the templates print: frozen objects, one for each subject of the scripts.
+
+All is plain text, numbers and tuples: a template reaches nothing else.
+"""
+
+from __future__ import annotations
+
+from trnslurm.config.schema import Profile
+from trnslurm.frozen import Frozen
+
+_OF_A_STEP = (
+    '${TRNSLURM_STEP:+--nodelist="$TRNSLURM_HOSTS"} '  # `submit --in`: the job may have more
+)
+
+
+class Header(Frozen):
+    """What the first lines of the scripts say."""
+
+    title: str
+    node_title: str = ""
+    by_hand: tuple[str, ...]
+    place: str = ""
+    """The directory of a smaller node count of a range, with a slash."""
+
+
+class BatchOnNodes(Frozen):
+    """The batch on these nodes, by what formula, and what it is on other node counts."""
+
+    facts: tuple[tuple[str, str], ...]
+    formulas: tuple[tuple[str, int, str], ...]
+    counts: str
+    """A row of node counts, and below it the letter that differs among them, and its values."""
+    row_of: str
+    row: str
+    row_unit: str
+
+
+class NodeEnvironment(Frozen):
+    """What is set for all programs of a node."""
+
+    umask: str
+    path: str
+    activate: tuple[str, ...]
+    one_thread: bool = False
+    """Whether many workers share a host."""
+    variables: tuple[tuple[str, str], ...]
+    """From `neuron.env` and `env`."""
+
+
+class Network(Frozen):
+    """How nodes reach each other."""
+
+    efa: bool
+    finds_plugin: bool
+    """Whether NCCL finds its plugin for EFA on the host, and not in an image."""
+    emulated: bool
+    """Whether all nodes are this machine."""
+
+    @property
+    def nccl_interfaces(self) -> str:
+        """Return the interfaces over which NCCL's workers meet."""
+        return "lo" if self.emulated else "^lo,docker"
+
+
+class NeuronSettings(Frozen):
+    """Trainium's compiler and runtime."""
+
+    cc_flags: str
+    lnc: int
+    """Physical cores of a logical one; 0: the instance has no choice."""
+    stochastic_rounding: bool
+    compiles_once: bool
+    """Whether a graph is given up after one failure."""
+
+
+class CompiledGraphs(Frozen):
+    """Where compiled graphs are."""
+
+    ahead: bool = False
+    """Whether a precompile compiles them."""
+    unverified: bool = False
+    root: str = ""
+    """A shell word."""
+    url: str | None = None
+    layout: str = ""
+    trust: str = ""
+    per_host: bool = False
+
+
+class AttemptCall(Frozen):
+    """The program that keeps an attempt, trnslurm.node.attempt."""
+
+    options: str
+    """Shell words."""
+    standby: bool = False
+    """Whether the next attempt's workers are started ahead."""
+    expedite: bool = False
+
+    @property
+    def log_prefix(self) -> str:
+        """Return the beginning of the logs' names, for the shell."""
+        return "${TRNSLURM_STANDBY:+standby-}" if self.standby else ""
+
+
+class Hosts(Frozen):
+    """Which of the job's nodes take part."""
+
+    nodelist: str = _OF_A_STEP
+    """srun's option, for the shell."""
+    chooses: bool = False
+    """Whether the job has more nodes than take part."""
+    fewest: int = 0
+    """Below this count no smaller one has a script; 0: there are none."""
+    spares_fetch: bool = False
+    """Whether spares fetch an environment or an image, before they are needed."""
+    local: str = ""
+    """The emulated nodes."""
+
+
+class ProjectPart(Frozen):
+    """A custom script's directory."""
+
+    links: tuple[tuple[str, str], ...]
+    imports: tuple[str, ...]
+    """Below the copy of the project: where Python finds its modules."""
+    checkpoints: str
+    """A shell word."""
+    resuming: str
+    """Shell words: arguments for an attempt that continues from a checkpoint."""
+    resumes: str
+    """told or looks; empty: it always begins anew."""
+
+
+class NodePart(Frozen):
+    """What node.sh does before the workers start, and next to them."""
+
+    open_files: int
+    preflight: bool
+    num_devices: int
+    num_efa: int
+    data: str
+    usage_seconds: str
+    hang_minutes: str
+    profile: Profile
+    no_kill: bool
