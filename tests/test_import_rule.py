@@ -92,6 +92,7 @@ PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PAC
 # The launcher's floors, from the ground up: a room imports only rooms below it.
 FLOORS = [
     "frozen",
+    "devices",
     "rundir",
     "contract",
     "tracing",
@@ -119,12 +120,13 @@ FLOORS = [
 ]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
-    "node": {"contract", "frozen", "rundir"},  # programs on the nodes
+    "node": {"contract", "devices", "frozen", "rundir"},  # programs on the nodes
     "mirror": {"rundir"},  # copies in S3
-    "train": {"contract", "rundir", "tracing", "pace", "declared"},  # the training runtime
+    "train": {"contract", "devices", "rundir", "tracing", "pace", "declared"},  # the runtime
     "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {
         "contract",
+        "devices",
         "frozen",
         "rundir",
         "errors",
@@ -293,7 +295,7 @@ def test_only_slurm_starts_slurms_commands() -> None:
 
 def test_what_every_node_runs_needs_the_standard_library_only() -> None:
     more = {"torchrun.py": {"torch"}, "packages.py": {"packaging"}}  # used where they are there
-    for file in files("node", "rundir"):
+    for file in files("devices", "node", "rundir"):
         assert foreign(file) <= sys.stdlib_module_names | more.get(file.name, set()), file
 
 

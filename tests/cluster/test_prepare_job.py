@@ -52,7 +52,8 @@ def test_node_script_reads_from_the_bundle(site, fake_slurm, cli) -> None:
     ]  # fmt: skip
     assert (run.code / "jobs/gpt2_zero1/text.txt").is_file()
     assert sorted(part.name for part in (run.code / "trnslurm").iterdir()) == [
-        "__init__.py", "calls.py", "contract", "ddp_pace.py", "frozen.py", "node", "pace.py",
+        "__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "node",
+        "pace.py",
         "prepare", "rundir.py", "tracing.py",
     ]  # fmt: skip
 

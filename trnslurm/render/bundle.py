@@ -28,10 +28,11 @@ from trnslurm.rundir import (
 )
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# The parts of this package that a training job copies, and the modules that every job copies.
+# The parts of this package that a training job copies, and those that every job copies.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
 _SHARED = (
-    *("__init__.py", "calls.py", "contract", "ddp_pace.py", "frozen.py", "pace.py", "rundir.py"),
+    *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
+    "rundir.py",
     "tracing.py",
 )
 MIRRORING = "mirror"

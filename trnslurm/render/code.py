@@ -14,7 +14,8 @@ from trnslurm.declared import check_python
 from trnslurm.render.cached import cached
 
 _ROOT = "code/"
-# Our version, file names, checks of values: modules that do not shape graphs.
+# Our version, file names, checks of values: modules that do not shape graphs. Facts about devices
+# do not either: an ingredient names the device, and train does what they decide.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
@@ -26,6 +27,7 @@ _OURS = {
         ),
     )
 }
+_DEVICES = f"{_ROOT}trnslurm/devices/"
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -52,6 +54,7 @@ def _checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
     names = {name for name in files if name.startswith(f"{_ROOT}project/")}
     if entry is not None:
         names = _closure(files, f"{_ROOT}{entry}") - _OURS
+        names = {name for name in names if not name.startswith(_DEVICES)}
     return {name.removeprefix(_ROOT): _checksum(files[name]) for name in sorted(names)}
 
 

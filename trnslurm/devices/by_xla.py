@@ -1,0 +1,27 @@
+"""What all devices of PyTorch/XLA have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trnslurm.devices.device_type import OF_XLA, DeviceType
+
+
+class ByXla(DeviceType):
+    """A device of torch_xla."""
+
+    __slots__ = ()
+
+    by_xla = True
+    pins = OF_XLA | {"torch-xla": OF_XLA["torch"]}
+    strategies = ("xla_fsdp", "tensor")
+    has_zero1 = True
+    runtime = "trnslurm.train.devices.xla.XlaDevice"
+    torch_type = "xla"
+    backend = "xla"
+    pjrt: str
+    """Its name in PJRT_DEVICE, which torch_xla reads when it starts."""
+
+    def environment(self, given: Mapping[str, str], rank: int) -> dict[str, str]:
+        """Return torch_xla's name of the device."""
+        return {"PJRT_DEVICE": self.pjrt}

@@ -1,0 +1,32 @@
+"""What all devices on NVIDIA's GPUs have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trnslurm.devices.device_type import DeviceType
+
+
+class Gpu(DeviceType):
+    """A device on GPUs: each worker has one."""
+
+    __slots__ = ()
+
+    on_gpus = True
+    uses_efa = True
+    probe = "trnslurm.node.accelerators.nvidia.NvidiaGpus"
+    preflight_wait_s = 60.0  # the driver may have to start first
+
+    def why_one_node(self, nodes: int, instance_type: str) -> str:
+        """Return that the GPUs of this machine are those of one node."""
+        # Each node would begin with the first GPU, and NCCL has no two workers on one.
+        return (
+            f"--nodes {nodes}: the nodes of this machine are emulated, and its GPUs are those of "
+            f"one: use --nodes 1 --workers {nodes}, with a GPU for each worker"
+        )
+
+    def container_options(self, runtime: str, accelerators: int) -> Sequence[str]:
+        """Return the option for NVIDIA's libraries and devices; pyxis needs none."""
+        # Podman's is CDI, from NVIDIA's container toolkit.
+        options = {"apptainer": ("--nv",), "podman": ("--device=nvidia.com/gpu=all",)}
+        return options.get(runtime, ())
