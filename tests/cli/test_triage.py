@@ -82,7 +82,7 @@ def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_
 def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
     """From a bundle's code/, where nothing else of ours is."""
     run = make_run(states={"train": [FAILED]})
-    for room in ("contract", "node/triage"):
+    for room in ("contract", "devices", "node/triage"):
         shutil.copytree(ROOT / "trnslurm" / room, tmp_path / "code/trnslurm" / room)
     (tmp_path / "code/trnslurm/__init__.py").touch()
     (tmp_path / "code/trnslurm/node/__init__.py").touch()

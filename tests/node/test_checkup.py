@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from trnslurm.devices import NEURON
 from trnslurm.node import checkup, meeting
 from trnslurm.node.meeting import Connection, Meeting, MeetingError, Rendezvous
 from trnslurm.sandbox import neuron_stand_ins
@@ -92,7 +93,7 @@ def test_links_are_timed_both_ways_and_orders_are_obeyed(monkeypatch) -> None:
     port, found = free_port(), {}
 
     def take_part(node: int) -> None:
-        options = SimpleNamespace(graph_size=7, cache_layout="shared", device="neuron")
+        options = SimpleNamespace(graph_size=7, cache_layout="shared", device=NEURON)
         found[node] = checkup.meet(rendezvous(node, 3, port), options)
 
     nodes = [threading.Thread(target=take_part, args=(n,)) for n in range(3)]

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.devices import CUDA
 from trnslurm.node import lookout, stacks
+from trnslurm.node.accelerators import neuron
+from trnslurm.node.accelerators.accelerator import accelerator_of
 from trnslurm.node.hang import HangWatch, Worker, judge
 from trnslurm.node.lookout import Activity
 from trnslurm.node.stacks import Process, main_frames, workers_of
@@ -224,7 +227,7 @@ def test_a_device_that_computes_is_no_hang(
 ) -> None:
     file = tmp_path / "neuron0/neuron_core0/stats/status/success/total"
     file.parent.mkdir(parents=True)
-    monkeypatch.setattr(lookout, "_NEURON_COUNTERS", tmp_path)
+    monkeypatch.setattr(neuron, "_COUNTERS", tmp_path)
     monkeypatch.setenv("TRNSLURM_DEVICE", "neuron")
     monkeypatch.setattr(lookout, "use_of", lambda pid: lookout.Use(0.0, 0))
     now = iter(range(0, 1000, 5))
@@ -247,9 +250,8 @@ def test_a_gpu_that_computes_or_says_nothing_is_no_hang(
     tool.write_text(f'#!/bin/sh\ncase "$*" in *--id=2,3) {said};; esac\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("TRNSLURM_DEVICE", "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert Activity()._device_works() is works
+    assert accelerator_of(CUDA).works() is works
 
 
 class Clock:

@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 
+from trnslurm.devices import CUDA, NEURON, XLA_CUDA
+from trnslurm.node.accelerators import neuron
 from trnslurm.node.preflight import checks as preflight_checks
 from trnslurm.node.preflight import devices as preflight_devices
-from trnslurm.node.preflight.checks import Checked, Needs, run_all
+from trnslurm.node.preflight.checks import run_all
+from trnslurm.node.preflight.needs import Checked, Needs
 from trnslurm.node.preflight.program import CHECKS, parse
 from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.sandbox import neuron_stand_ins
@@ -161,8 +164,8 @@ def neuron_tools(job: Job, behaviour: str) -> None:
 )
 def test_neuron_devices(job: Job, monkeypatch, behaviour: str, words: str) -> None:
     monkeypatch.setenv("PATH", f"{job.run}/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(preflight_devices, "_BUSY_S", 0.0)
-    needs = Needs(run=job.run, phase="train", device="neuron", devices=16, workers=32)
+    monkeypatch.setattr(neuron, "_BUSY_S", 0.0)
+    needs = Needs(run=job.run, phase="train", device=NEURON, devices=16, workers=32)
     neuron_tools(job, "ok")
     assert preflight_devices.devices(needs) == Checked(fact="16")
     neuron_tools(job, behaviour)
@@ -174,9 +177,9 @@ def test_gpus(job: Job, monkeypatch) -> None:
     tool = job.run / "bin/nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)'\n")
     tool.chmod(0o755)
-    needs = Needs(run=job.run, phase="train", device="cuda", workers=1)
+    needs = Needs(run=job.run, phase="train", device=CUDA, workers=1)
     assert preflight_devices.devices(needs) == Checked(fact="1")
-    eight = Needs(run=job.run, phase="train", device="cuda", workers=8)
+    eight = Needs(run=job.run, phase="train", device=CUDA, workers=8)
     assert preflight_devices.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
     tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle' >&2; exit 9\n")
     assert "Unable to determine" in preflight_devices.devices(needs).problem
@@ -192,7 +195,7 @@ def test_a_driver_that_has_to_start_is_waited_for(job: Job, monkeypatch) -> None
 
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", smi)
-    eight = Needs(run=job.run, phase="train", device="cuda", workers=8)
+    eight = Needs(run=job.run, phase="train", device=CUDA, workers=8)
     assert preflight_devices.devices(eight) == Checked(fact="8")
     patience = [parse(["--device", device]).wait for device in ("cuda", "neuron", "cpu")]
     assert 24 < asked[0] < 0.6 * patience[0] and patience[1:] == [20, 20]
@@ -208,7 +211,7 @@ def test_efa(job: Job) -> None:
 
 
 def test_nccl_needs_its_plugin_for_efa(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = Needs(run=job.run, phase="train", efa=1, device="cuda")
+    needs = Needs(run=job.run, phase="train", efa=1, device=CUDA)
     cards, plugins = job.run / "infiniband", job.run / "lib"
     for directory in (cards, cards / "efa_0", plugins):
         directory.mkdir()
@@ -326,9 +329,9 @@ def test_room_for_a_checkpoint(job: Job, name: str) -> None:
 def test_torch_xla_without_gpus_is_found_before_workers_start(tmp_path: Path, monkeypatch) -> None:
     """A package directory of each name, as pip leaves it, on the path of this Python."""
     check = CHECKS["torch_xla"]
-    needs = Needs(run=tmp_path, phase="train", device="xla-cuda")
+    needs = Needs(run=tmp_path, phase="train", device=XLA_CUDA)
     assert "torch_xla needs one of them for GPUs; install" in check(needs).problem
-    assert check(Needs(run=tmp_path, phase="train", device="cuda")) == Checked()
+    assert check(Needs(run=tmp_path, phase="train", device=CUDA)) == Checked()
     (tmp_path / "torchacc-0.0.7.dist-info").mkdir()
     (tmp_path / "torchacc-0.0.7.dist-info/METADATA").write_text("Name: torchacc\nVersion: 0.0.7\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.devices import CPU, CUDA
+from trnslurm.node.accelerators.accelerator import accelerator_of
+from trnslurm.node.accelerators.neuron import read_neuron_monitor
+from trnslurm.node.accelerators.nvidia import read_nvidia_smi
 from trnslurm.node.usage import __main__ as program
 from trnslurm.node.usage.devices import (
     DeviceReport,
     Devices,
     DeviceUse,
     Tool,
-    read_neuron_monitor,
-    read_nvidia_smi,
-    tools_for,
 )
 from trnslurm.node.usage.host import Host
 from trnslurm.node.usage.notice import Look, Notices
@@ -109,12 +110,12 @@ def test_bad_tools_do_no_harm(tool: Callable[..., Devices]) -> None:
 
 def test_nvidia_smi_asks_for_this_jobs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    first, *others = tools_for("cuda", 10.0)
+    first, *others = accelerator_of(CUDA).usage_tools(10.0)
     assert "--id=2,3" in first.command and "--loop=10" in first.command
     assert len(others) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "$(date)")
-    assert not any("--id" in word for word in tools_for("cuda", 10.0)[0].command)
-    assert tools_for("cpu", 10.0) == []
+    assert not any("--id" in word for word in accelerator_of(CUDA).usage_tools(10.0)[0].command)
+    assert accelerator_of(CPU).usage_tools(10.0) == []
 
 
 def test_counters_of_the_kernel(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from trnslurm import rundir
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.devices import NEURON
 from trnslurm.node import ports
 from trnslurm.node.preflight.checks import Needs, open_files
 from trnslurm.node.preflight.verdict import NodeReport, judge
@@ -82,7 +83,7 @@ def test_node_sh_raises_the_limit_that_the_preflight_asks_for(nodes, limit, monk
     script = bundle(nodes)["node.sh"].decode()
     assert f"ulimit -n {limit} " in script
     needs = Needs(
-        run=Path(), phase="train", nodes=nodes, device="neuron", devices=16, workers=32, efa=8,
+        run=Path(), phase="train", nodes=nodes, device=NEURON, devices=16, workers=32, efa=8,
         data="", caches=(), min_free=0,
     )  # fmt: skip
     for given in (limit, 256 + 4 * 32 * nodes - 1):

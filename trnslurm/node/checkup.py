@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import device_named
 from trnslurm.node.graphs import compile as compiling
 from trnslurm.node.graphs import neuron
 from trnslurm.node.meeting import (
@@ -49,7 +50,6 @@ COMPILE_S = 180.0
 _CACHE = "NEURON_COMPILE_CACHE_URL"
 _NEFFS = "TORCH_NEURONX_NEFF_CACHE_DIR"
 _STAND_IN = Variable.STAND_IN_DEVICE  # as in trnslurm.train.checkup
-_ON_TRAINIUM = ("neuron", "torchneuron")
 _GRAPH = ("-m", "trnslurm.train.checkup")
 _MEET_S = 60.0
 _ORDER_S = COMPILE_S + 60.0
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything; return 0 even if something is wrong, because the launcher judges."""
     options = parse(argv)
     rendezvous = read_rendezvous("checkup")
-    num_nodes, on_neuron = len(rendezvous.hosts), options.device in _ON_TRAINIUM
+    num_nodes, on_neuron = len(rendezvous.hosts), options.device.on_trainium
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     found: dict[str, Any] = {"node": rendezvous.node, "host": host}
     note = partial(measure, RunFiles(rendezvous.run).checkup_file("node", rendezvous.node), found)
@@ -107,7 +107,7 @@ def measure(file: Path, found: dict[str, Any], name: str, measurement: Callable[
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line: the preflight's options, and the command of the workers."""
     parser = argparse.ArgumentParser(prog="checkup", allow_abbrev=False)
-    parser.add_argument("--device", required=True)
+    parser.add_argument("--device", required=True, type=device_named)
     parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cache-layout", default="shared")
@@ -147,7 +147,7 @@ def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
         meeting.open(deadline)
         meeting.wait(deadline)
         found["rates"] = {str(node): rates for node, rates in sorted(meeting.heard.items())}
-        if options.device in _ON_TRAINIUM:
+        if options.device.on_trainium:
             found["graph"] = graph.compile() | {"alone": alone}
         order = {"graph": found.get("graph")}
         meeting.answer(dict.fromkeys(range(len(rendezvous.hosts)), order), _ORDER_S)
@@ -183,9 +183,9 @@ def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) ->
 
 def graph_of(options: argparse.Namespace) -> "XlaGraph | NativeGraph":
     """Return the graph of the job's device."""
-    if options.device == "torchneuron":
-        return NativeGraph(options.graph_size, options.cache)
-    return XlaGraph(options.graph_size, options.cache_layout)
+    if options.device.parallel_compile:
+        return XlaGraph(options.graph_size, options.cache_layout)
+    return NativeGraph(options.graph_size, options.cache)
 
 
 class XlaGraph:

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import DEVICES
 from trnslurm.node import first, processes
+from trnslurm.node.accelerators.accelerator import accelerator_of
 from trnslurm.node.beats import Sender
 from trnslurm.node.guard import Watched
 from trnslurm.node.stacks import (
@@ -49,7 +51,6 @@ _FAULT_BYTES = 128 << 10
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs that wait while their processes compute where this program does not see them.
 _ELSEWHERE = {"docker", "kubectl", "podman", "srun", "ssh"}
-_NEURON_COUNTERS = Path("/sys/devices/virtual/neuron_device")
 
 
 def main() -> int:
@@ -101,7 +102,8 @@ class Activity:
         self.idle_s = self.quiet_s = 0.0
         self._at = time.monotonic()
         self._used: dict[int, Use] = {}
-        self._executed = -1
+        # It may compute while its processes wait for it.
+        self._accelerator = accelerator_of(DEVICES.get(os.environ.get(Variable.DEVICE, "")))
 
     def look(self, running: list[Process]) -> None:
         """Compare what the processes have used with the last time."""
@@ -117,34 +119,8 @@ class Activity:
         quiet = moved <= _IDLE_BYTES_PER_S * passed_s
         idle = quiet and cpu_s <= _IDLE_CPU_SHARE * len(used) * passed_s + _LEAST_CPU_S
         self.quiet_s = self.quiet_s + passed_s if quiet else 0.0
-        busy = any(name_of(p.pid) in _ELSEWHERE for p in running) or self._device_works()
+        busy = any(name_of(p.pid) in _ELSEWHERE for p in running) or self._accelerator.works()
         self.idle_s = self.idle_s + passed_s if idle and not busy else 0.0
-
-    def _device_works(self) -> bool:
-        """Check whether a device computes, or cannot be asked, while its processes wait for it."""
-        device = os.environ.get(Variable.DEVICE, "")
-        if device in ("neuron", "torchneuron"):
-            # The driver counts what each core has executed; neuron-sysfs-user-guide of AWS.
-            before, self._executed = self._executed, executed_graphs()
-            return self._executed != before
-        if device in ("cuda", "xla-cuda"):
-            # A node may be shared with other jobs, which have other GPUs.
-            own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            query = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-            query += [f"--id={own}"] if own else []
-            code, said = processes.ask_tool("nvidia-smi", *query)
-            # A part of a GPU (MIG) has no utilization: "[N/A]".
-            return code != 0 or any(word != "0" for word in said.split())
-        return False
-
-
-def executed_graphs() -> int:
-    """Return how many graphs all Neuron cores of this node have executed."""
-    total = 0
-    for file in _NEURON_COUNTERS.rglob("success/total"):
-        with suppress(OSError, ValueError):
-            total += int(file.read_text(encoding="ascii"))
-    return total
 
 
 class Lookout:

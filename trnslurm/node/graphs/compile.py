@@ -27,6 +27,7 @@ from typing import Any
 
 from trnslurm.contract.states import State
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import DeviceType, device_named
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
@@ -45,7 +46,7 @@ class GraphPlace(Frozen):
     run: Path
     cache: GraphCache
     key: str
-    device: str
+    device: DeviceType
     per_host: bool
     on_nodes: bool
     """Graphs are on the nodes' own disks, so another run's nodes may have none."""
@@ -102,7 +103,8 @@ class GraphPlace(Frozen):
 def read_place() -> GraphPlace:
     """Read a job's place in the cache from the environment."""
     environ = os.environ
-    device, per_host = environ[Variable.DEVICE], environ[Variable.CACHE_LAYOUT] == "per-host"
+    device = device_named(environ[Variable.DEVICE])
+    per_host = environ[Variable.CACHE_LAYOUT] == "per-host"
     return GraphPlace(
         run=Path(environ[Variable.RUN_DIR]),
         cache=GraphCache(
@@ -113,7 +115,7 @@ def read_place() -> GraphPlace:
         device=device,
         per_host=per_host,
         # Without a URL, Neuron keeps graphs in /var/tmp.
-        on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
+        on_nodes=per_host or (device.cache_on_nodes and "NEURON_COMPILE_CACHE_URL" not in environ),
         attempt=int(environ[Variable.ATTEMPT]),
         node=int(environ.get("SLURM_NODEID", "0")),
         host=os.uname().nodename,
@@ -125,7 +127,7 @@ def run_compile(command: Sequence[str]) -> int:
     exit_code, reason = 1, None
     try:
         place = read_place()
-        compile_graphs = run_on_neuron if place.device == "neuron" else run_trial
+        compile_graphs = run_on_neuron if place.device.parallel_compile else run_trial
         with place.cache.shared_with_others():
             exit_code, result = compile_graphs(place, command)
         reason = result["problem"]
@@ -196,17 +198,16 @@ def run_trial(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str,
 
 
 def open_caches(place: GraphPlace) -> list[Path]:
-    """Return the directories that this node's workers fill; on xla-cpu each has its own."""
-    if place.device == "torchneuron":
-        cache = place.directory / "neff"
+    """Make the directories that this node's workers fill."""
+    cache = place.directory / place.device.cache_name
+    if not place.device.cache_per_worker:
         cache.mkdir(parents=True, exist_ok=True)  # other nodes use it, too
         return [cache]
     workers = load_json(RunFiles(place.run).plan_file)["workers_per_node"]
-    ranks = range(place.node * workers, (place.node + 1) * workers)
-    caches = [place.directory / "xla" / str(rank) for rank in ranks]
-    for cache in caches:
-        shutil.rmtree(cache, ignore_errors=True)  # left by an earlier compile that failed
-        cache.mkdir(parents=True)
+    caches = [cache / str(rank) for rank in range(place.node * workers, (place.node + 1) * workers)]
+    for each in caches:
+        shutil.rmtree(each, ignore_errors=True)  # left by an earlier compile that failed
+        each.mkdir(parents=True)
     return caches
 
 

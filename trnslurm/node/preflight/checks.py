@@ -8,47 +8,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
 from trnslurm.node.memory import available_gib
+from trnslurm.node.preflight.needs import GIB, MIB, Checked, Needs
 from trnslurm.rundir import RunFiles
 
-MIB, GIB = 2**20, 2**30
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python that imports torch needs more."""
 _FILES_PER_NODE = 256
 _MAX_FILES_COUNTED = 10_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """The needs of a job on one node."""
-
-    run: Path
-    phase: str
-    nodes: int = 1
-    device: str = "cpu"
-    devices: int = 0
-    """Neuron devices of the instance type."""
-    workers: int = 1
-    """Workers on this node: each needs a NeuronCore or a GPU."""
-    efa: int = 0
-    data: str = ""
-    caches: tuple[str, ...] = ()
-    min_free: int = 256 * MIB
-    """Bytes that must be free on each disk that is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The result of a check: a fact for a table, and a problem with its fix."""
-
-    fact: str = ""
-    problem: str = ""
-    warning: str = ""
 
 
 Check = Callable[[Needs], Checked]
@@ -173,7 +144,7 @@ def open_files(needs: Needs) -> Checked:
 def own_name(needs: Needs) -> Checked:
     """Check that the node's name leads to the node; only a warning, because we do not use it."""
     name = socket.gethostname()
-    if needs.nodes == 1 or needs.device not in ("neuron", "torchneuron"):
+    if needs.nodes == 1 or not needs.device.on_trainium:
         return Checked()
     try:
         address = socket.gethostbyname(name)
@@ -187,15 +158,16 @@ def own_name(needs: Needs) -> Checked:
 
 def torch_xla(needs: Needs) -> Checked:
     """Check that torch_xla supports GPUs; PyTorch/XLA has built no such version since 2.8."""
-    if needs.device != "xla-cuda":
+    if not needs.device.one_of:
         return Checked()
-    for name in ("torchacc", "torch_xla_cuda_plugin"):
+    builds = needs.device.one_of
+    for name in builds:
         try:
             return Checked(fact=f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
     return Checked(
-        problem="neither torchacc nor torch_xla_cuda_plugin is in its Python, and torch_xla needs "
+        problem=f"neither {' nor '.join(builds)} is in its Python, and torch_xla needs "
         "one of them for GPUs; install TorchAcc's build, or use a strategy for cuda"
     )
 

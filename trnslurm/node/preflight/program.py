@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import CPU, DEVICES, device_named
 from trnslurm.node.meeting import (
     MESSAGE_S,
     Connection,
@@ -35,15 +36,11 @@ from trnslurm.node.meeting import (
     read_rendezvous,
 )
 from trnslurm.node.preflight import checks, devices
-from trnslurm.node.preflight.checks import MIB, Check, Checked, Needs, owns, run_all
+from trnslurm.node.preflight.checks import Check, owns, run_all
+from trnslurm.node.preflight.needs import MIB, Checked, Needs
 from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.rundir import PLAN, STRATEGY, RunFiles, load_json, write_json
 
-WAIT_S = 20.0
-"""How long node 0 waits for the others. They try to reach node 0 for a shorter time, and wait for
-its answer for a longer time, so that they do not give up before the answer."""
-GPU_WAIT_S = 60.0
-"""The same on GPUs, whose driver may have to start first."""
 NODES_PER_S = 20
 """Every 20 nodes add a second, because nodes start one after another, and all read Python and the
 run's code from one file system."""
@@ -69,7 +66,6 @@ CHECKS: dict[str, Check] = {
     "torch_xla": checks.torch_xla,
 }
 _MAX_NAMED = 8
-_DEVICES = ("neuron", "torchneuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line: what the job needs of a node."""
     parser = argparse.ArgumentParser(prog="preflight", allow_abbrev=False)
-    parser.add_argument("--device", default="cpu", choices=_DEVICES)
+    parser.add_argument("--device", default=CPU.name, choices=[*DEVICES])
     parser.add_argument("--devices", type=int, default=0, help="Neuron devices of a node")
     parser.add_argument("--workers", type=int, default=1, help="workers of a node")
     parser.add_argument("--efa", type=int, default=0, help="EFA interfaces of a node")
@@ -107,7 +103,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clock-offset", type=float, default=0.0, help="for tests: a wrong clock")
     options = parser.parse_args(argv)
     if options.wait is None:
-        options.wait = GPU_WAIT_S if options.device in devices.GPUS else WAIT_S
+        options.wait = device_named(options.device).preflight_wait_s
     return options
 
 
@@ -118,7 +114,7 @@ def read_needs(rendezvous: Rendezvous, options: argparse.Namespace) -> Needs:
         run=rendezvous.run,
         phase=rendezvous.phase,
         nodes=len(rendezvous.hosts),
-        device=options.device,
+        device=device_named(options.device),
         devices=options.devices,
         workers=options.workers,
         efa=options.efa,

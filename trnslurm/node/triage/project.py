@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from trnslurm.devices import DEVICES
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.releases import packages
@@ -160,8 +161,8 @@ def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
 
 def needs_gpu(run: Path, name: str) -> tuple[str, str] | None:
     """Return cause and fix of a failure for lack of a GPU in a run that computes on CPUs."""
-    device = read_json(RunFiles(run).plan_file).get("device")
-    if name not in _NEEDS_GPU or device != "cpu":
+    device = DEVICES.get(str(read_json(RunFiles(run).plan_file).get("device")))
+    if name not in _NEEDS_GPU or not (device and device.on_host):
         return None
     usual = "gloo instead of nccl, no torch.cuda.set_device, no device_ids"
     return (

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import DEVICES
+from trnslurm.node.accelerators.accelerator import accelerator_of
 from trnslurm.node.guard import Watched
 from trnslurm.node.state import RUN
-from trnslurm.node.usage.devices import DeviceReport, Devices, DeviceUse, tools_for
+from trnslurm.node.usage.devices import DeviceReport, Devices, DeviceUse
 from trnslurm.node.usage.host import Figures, Host
 from trnslurm.node.usage.machine import machine
 from trnslurm.node.usage.notice import Look, Notices
@@ -45,7 +47,8 @@ def main() -> int:
     with suppress(OSError):
         os.nice(10)
     task = Watched(options.task)
-    devices = Devices(tools_for(os.environ.get(Variable.DEVICE, ""), options.seconds))
+    device = DEVICES.get(os.environ.get(Variable.DEVICE, ""))
+    devices = Devices(accelerator_of(device).usage_tools(options.seconds))
     usage = NodeNotes(options.node, devices)
     try:
         # A step that was started ahead has no attempt yet.

@@ -1,0 +1,36 @@
+"""What a job needs of a node, and what a check of it finds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.devices import CPU, DeviceType
+
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """The needs of a job on one node."""
+
+    run: Path
+    phase: str
+    nodes: int = 1
+    device: DeviceType = CPU
+    devices: int = 0
+    """Neuron devices of the instance type."""
+    workers: int = 1
+    """Workers on this node: each needs a NeuronCore or a GPU."""
+    efa: int = 0
+    data: str = ""
+    caches: tuple[str, ...] = ()
+    min_free: int = 256 * MIB
+    """Bytes that must be free on each disk that is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The result of a check: a fact for a table, and a problem with its fix."""
+
+    fact: str = ""
+    problem: str = ""
+    warning: str = ""
