@@ -36,6 +36,7 @@ try:
     import torch.distributed.checkpoint as dcp
     from torch import nn
 
+    from trnslurm.devices import CPU
     from trnslurm.rundir import RunFiles
     from trnslurm.train.checkpoint import directory
     from trnslurm.train.checkpoint.checkpoints import Checkpoints
@@ -77,7 +78,12 @@ class Saves:
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
         self.root = root
         device: Any = SimpleNamespace(
-            rank=0, world=1, name="cpu", timer=Timer(), torch_device=torch.device("cpu")
+            rank=0,
+            world=1,
+            kind=CPU,
+            name=CPU.name,
+            timer=Timer(),
+            torch_device=torch.device("cpu"),
         )
         settings = OptimizerSettings(
             optimizer="adamw", weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8, max_norm=1.0

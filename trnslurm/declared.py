@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
 
@@ -25,6 +26,13 @@ WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 _RULE = r"(at least|more than|less than|divides) ([\w.]+)"
 _COMPARED = r"(not a multiple of|less than) (\w+)(?: \+ (\d+))?"
+# Conditions for the key device.
+_OF_DEVICES: Mapping[str, Callable[[DeviceType], bool]] = {
+    "by XLA": lambda device: device.by_xla,
+    "not by XLA": lambda device: not device.by_xla,
+    "not on GPUs": lambda device: not device.on_gpus,
+    "without deepspeed": lambda device: "deepspeed" not in device.strategies,
+}
 _NEAREST = 10_000  # the search for the nearest divisor ends here
 
 Read = Callable[[str], bytes | None]
@@ -57,7 +65,8 @@ class Declaration(Frozen):
     fields: Mapping[str, Field]
     refused: tuple[Refused, ...] = ()
     """Values by key that are refused together, and why; a list means any of them. A value may also
-    be a condition: "not empty", "not a multiple of KEY", "less than KEY + NUMBER"."""
+    be a condition: "not empty", "not a multiple of KEY", "less than KEY + NUMBER"; of a device "by
+    XLA", "not by XLA", "not on GPUs", "without deepspeed"."""
     whole: bool = True
     """All base classes were found."""
 
@@ -178,6 +187,8 @@ def _meets(value: Any, wanted: Any, values: Mapping[str, Any]) -> bool:
         if match[1] == "less than":
             return base is not None and bool(value < base + int(match[3] or 0))
         return bool(value) and (not base or value % base != 0)
+    if isinstance(wanted, str) and wanted in _OF_DEVICES:
+        return value in DEVICES and _OF_DEVICES[wanted](DEVICES[value])
     any_of = wanted if isinstance(wanted, list | tuple) else [wanted]
     return any(type(value) is type(one) and value == one for one in any_of)
 

@@ -53,7 +53,7 @@ class Settings(ShardedSettings):
         (
             {
                 "attention": "flash_attention_2",
-                "device": ["neuron", "torchneuron", "xla-cpu", "cpu"],
+                "device": "not on GPUs",
             },
             "it needs a GPU: set train.attention=auto",
         ),

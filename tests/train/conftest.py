@@ -17,6 +17,7 @@ import yaml
 
 from trnslurm.config.schema import Strategy
 from trnslurm.contract.plan import BatchPlan
+from trnslurm.devices import CPU
 from trnslurm.plan.sharding import strategy_file
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.devices.plain import TorchDevice
@@ -156,7 +157,7 @@ def prepare_data(output: Path, *words: object) -> Path:
 def lone_device() -> TorchDevice:
     """The CPU of one worker that has met no others."""
     device = object.__new__(TorchDevice)
-    device.name, device.rank, device.world, device.local_world = "cpu", 0, 1, 1
+    device.kind, device.rank, device.world, device.local_world = CPU, 0, 1, 1
     device.torch_device, device.timer = torch.device("cpu"), Timer()
     device.barrier, device.total = lambda name: None, list
     return device

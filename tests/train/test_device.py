@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
@@ -29,9 +30,9 @@ def test_torch_xla_is_told_its_device_and_a_cache_of_the_workers_own(
 ) -> None:
     seen: list[tuple[str | None, ...]] = []
 
-    def opened(name: str, environment: Environment) -> str:
+    def opened(kind: DeviceType, environment: Environment) -> DeviceType:
         seen.append(tuple(map(os.environ.get, ("PJRT_DEVICE", "XLA_PERSISTENT_CACHE_PATH"))))
-        return name
+        return kind
 
     monkeypatch.setitem(
         sys.modules, "trnslurm.train.devices.xla", SimpleNamespace(XlaDevice=opened)
@@ -39,7 +40,7 @@ def test_torch_xla_is_told_its_device_and_a_cache_of_the_workers_own(
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     for name in ("xla-cuda", "neuron"):
         monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", "/run/compiled")
-        assert open_device(name, replace(WORKER, device=name)) == name
+        assert open_device(name, replace(WORKER, device=name)) is DEVICES[name]
     assert seen == [("CUDA", "/run/compiled/3"), ("NEURON", "/run/compiled")]
 
 
@@ -48,7 +49,7 @@ def test_torch_xla_is_told_its_device_and_a_cache_of_the_workers_own(
     [
         (
             "tpu",
-            "plan.json: device 'tpu' is not one of cpu, cuda, torchneuron, neuron, xla-cpu, "
+            "plan.json: device 'tpu' is not one of neuron, torchneuron, xla-cpu, cpu, cuda, "
             "xla-cuda",
         ),
         ("cuda", "plan.json: device cuda, but TRNSLURM_DEVICE is xla-cuda"),
@@ -120,10 +121,11 @@ import json
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import zeros
+from trnslurm.devices import NEURON
 from trnslurm.train.devices.xla import XlaDevice
 from trnslurm.train.environment import read_environment
 from trnslurm.train.optim.xla import XlaDataParallel
-device = XlaDevice("neuron", read_environment())
+device = XlaDevice(NEURON, read_environment())
 buckets = []
 xm.all_reduce = lambda op, tensors, **options: buckets.append([op, len(tensors), options["scale"]])
 optimizer = XlaDataParallel.__new__(XlaDataParallel)

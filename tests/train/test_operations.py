@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from trnslurm.devices import CPU
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.plain import TorchDevice
 from trnslurm.train.errors import TrainError
@@ -32,7 +33,7 @@ def device(monkeypatch):
         "init_process_group",
         lambda backend: join(backend, store=dist.HashStore(), rank=0, world_size=1),
     )
-    device = TorchDevice("cpu", types.SimpleNamespace(local_world=1))
+    device = TorchDevice(CPU, types.SimpleNamespace(local_world=1))
     yield device
     dist.destroy_process_group()
 

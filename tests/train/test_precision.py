@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trnslurm.devices import CPU
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
@@ -26,7 +27,7 @@ BF16, FP32 = "torch.bfloat16", "torch.float32"
 def cpu():
     """A device without other workers."""
     device = SimpleNamespace(
-        name="cpu", rank=0, world=1, timer=Timer(), torch_device=torch.device("cpu"),
+        kind=CPU, rank=0, world=1, timer=Timer(), torch_device=torch.device("cpu"),
         sync=lambda: None, graphs=lambda: 0,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

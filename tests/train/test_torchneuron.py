@@ -192,7 +192,9 @@ def test_the_workers_of_a_checkup_measure_on_it(tmp_path, environ):
     (tmp_path / "plan.json").write_text('{"device": "torchneuron"}')
     script = tmp_path / "checkup.py"
     script.write_text(
-        "from trnslurm.train import checkup\ncheckup._MB_ON_DEVICES = 1\ncheckup.main()\n"
+        "from trnslurm.devices.torchneuron import TorchNeuron\n"
+        "from trnslurm.train import checkup\n"
+        "TorchNeuron.checkup_mb = 1\ncheckup.main()\n"
     )
     done = run_workers(2, script, "plan.json", cwd=tmp_path, device="torchneuron", **environ)
     assert done.returncode == 0, done.stdout

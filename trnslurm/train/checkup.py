@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import NEURON, TORCHNEURON, device_named
 from trnslurm.rundir import load_json, write_json
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
@@ -32,8 +33,6 @@ from trnslurm.train.environment import Environment, read_environment
 STAND_IN = Variable.STAND_IN_DEVICE
 """What computes in the place of a device that a sandbox cannot have."""
 DEADLINE_S = 180.0
-_MB = {"cpu": 8, "xla-cpu": 8}
-_MB_ON_DEVICES = 256
 _ROUNDS = 3
 # What NCCL 2.x and aws-ofi-nccl 1.x say with NCCL_DEBUG=INFO about the network that they chose:
 # `NET/OFI Selected provider is efa, fabric is efa (found 4 nics)`, `Using network Libfabric`,
@@ -103,7 +102,8 @@ def main() -> None:
         environment = replace(environment, device=name)
     with worker.doing("versions") as seen:
         seen["versions"] = versions()
-    log = listen_to_nccl(environment) if name == "cuda" else None
+    uses_nccl = device_named(name).backend == "nccl"
+    log = listen_to_nccl(environment) if uses_nccl else None
     with worker.doing("joining the others") as seen:
         device = open_device(name, environment)
         seen["world"] = device.world
@@ -180,7 +180,7 @@ def checksum(values: torch.Tensor) -> str:
 
 def timed(device: Device) -> dict[str, Any]:
     """Time all-reduces of one tensor, after a first one that compiles its graph."""
-    size = _MB.get(device.name, _MB_ON_DEVICES) * 10**6
+    size = device.kind.checkup_mb * 10**6
     tensor = device.put(torch.ones(size // 4, dtype=torch.float32))
     reduce_all(device, tensor)
     took = []
@@ -196,7 +196,7 @@ def reduce_all(device: Device, tensor: torch.Tensor) -> None:
     """Reduce the tensor over all workers, and wait for the result."""
     if device.torch_device.type != "xla":
         dist.all_reduce(tensor)
-        if device.name != "cpu":
+        if not device.kind.on_host:
             torch.get_device_module(device.torch_device).synchronize()
         return
     import torch_xla.core.xla_model as xm
@@ -213,10 +213,11 @@ def meet_graph(size: int, *, native: bool) -> None:
         return
     if native:
         __import__("torch_neuronx")  # registers the device and the compiler
-        compiled = torch.compile(double_and_one, dynamic=False, backend="neuron")
-        result = compiled(torch.ones(size, device="neuron"))
+        own = TORCHNEURON.torch_type
+        compiled = torch.compile(double_and_one, dynamic=False, backend=own)
+        result = compiled(torch.ones(size, device=own))
     else:
-        os.environ["PJRT_DEVICE"] = "NEURON"
+        os.environ |= NEURON.environment(os.environ, 0)
         import torch_xla
 
         result = double_and_one(torch.ones(size, device=torch_xla.device()))

@@ -88,7 +88,7 @@ class CommonSettings(OptimizerSettings):
 
     REFUSED = (
         (
-            {"compile": True, "device": ["neuron", "xla-cpu", "xla-cuda"]},
+            {"compile": True, "device": "by XLA"},
             "XLA compiles everything already: leave it out, or take another device",
         ),
     )

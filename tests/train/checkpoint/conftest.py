@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trnslurm.devices import CPU
 from trnslurm.rundir import RunFiles, checkpoints_in, step_of
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
@@ -70,7 +71,8 @@ class Team:
                 rank=rank,
                 world=plan.workers,
                 local_world=1,
-                name="cpu",
+                kind=CPU,
+                name=CPU.name,
                 timer=Timer(),
                 torch_device=torch.device("cpu"),
             )

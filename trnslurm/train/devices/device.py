@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.profiler
 from torch import Tensor
 
+from trnslurm.devices import DeviceType
 from trnslurm.tracing import SPAN
 from trnslurm.train.errors import TrainError
 
@@ -53,7 +54,7 @@ class Timer:
 class Device(ABC):
     """One worker's device, and its connection to the other workers."""
 
-    name: str
+    kind: DeviceType
     rank: int
     world: int
     local_world: int
@@ -65,6 +66,11 @@ class Device(ABC):
     """Whether torch.compile is used."""
     compiler: str = "inductor"
     """The backend of torch.compile."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, as in the plan."""
+        return self.kind.name
 
     def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a layer, and run it again in the backward pass instead of storing its activations.

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 
+from trnslurm.devices import DeviceType
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import MachineError
@@ -53,20 +54,25 @@ class CudaTimer(Timer):
 
 
 class TorchDevice(Device):
-    """cpu with gloo or cuda with NCCL: eager PyTorch."""
+    """Eager PyTorch: on the host's CPUs, with gloo."""
 
-    def __init__(self, name: str, environment: Environment) -> None:
-        self.torch_device = torch.device(name)
-        if name == "cuda":
-            self.torch_device = torch.device("cuda", _take_gpu(environment))
+    def __init__(self, kind: DeviceType, environment: Environment) -> None:
+        self.kind = kind
+        self.torch_device = self._take(environment)
         # NCCL meets the others in the first collective. Given a device_id it would do so here, but
         # such groups hang at times (https://github.com/pytorch/pytorch/issues/153960, still open).
-        dist.init_process_group("nccl" if name == "cuda" else "gloo")
-        self.name = name
-        self.timer = CudaTimer() if name == "cuda" else Timer()
+        dist.init_process_group(kind.backend)
+        self.timer = self._make_timer()
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.local_world = environment.local_world
+
+    def _take(self, environment: Environment) -> torch.device:
+        """Make this worker's device the current one, before anything uses one."""
+        return torch.device(self.kind.torch_type)
+
+    def _make_timer(self) -> Timer:
+        return Timer()
 
     def _recompute(self, function: Callable[..., Any], *args: Any) -> Any:
         """Recompute in the backward pass, with the random state of the forward pass."""
@@ -79,10 +85,6 @@ class TorchDevice(Device):
     def _end_graph(self) -> None:
         """Do nothing: eager PyTorch has no graphs to end."""
 
-    def steps_ahead(self, graphs_per_step: int) -> int:
-        """Return 0 for gloo, which blocks; on CUDA put() waits for all that was given before."""
-        return 1 if self.name == "cuda" else 0
-
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
         """Reduce in double precision."""
         tensor = self.put(torch.tensor(values, dtype=torch.float64))
@@ -90,29 +92,40 @@ class TorchDevice(Device):
         result: list[float] = tensor.tolist()
         return result
 
+    def barrier(self, name: str) -> None:
+        """Wait in the process group."""
+        dist.barrier()
+
+
+class CudaDevice(TorchDevice):
+    """Eager PyTorch on GPUs, with NCCL."""
+
+    def _take(self, environment: Environment) -> torch.device:
+        """Make the GPU of this worker's place on its node the current one."""
+        if not torch.cuda.is_available():
+            raise MachineError("plan.json: device cuda, but PyTorch finds no CUDA device here")
+        number = torch.cuda.device_count()
+        if environment.local_world > number:
+            # NCCL has no two workers on one GPU: "Duplicate GPU detected", up to version 2.29.
+            raise MachineError(
+                f"plan.json: {environment.local_world} workers per node, but PyTorch finds {number}"
+                " CUDA devices here (CUDA_VISIBLE_DEVICES?): each worker needs one"
+            )
+        torch.cuda.set_device(environment.local_rank)
+        return torch.device(self.kind.torch_type, environment.local_rank)
+
+    def _make_timer(self) -> Timer:
+        return CudaTimer()
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Return 1: put() waits for all that was given to the device before."""
+        return 1
+
     def memory(self) -> dict[str, float]:
-        """Return the host's, and on CUDA what PyTorch has allocated on the device."""
-        host = super().memory()
-        if self.name != "cuda":
-            return host
-        return host | {"device_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
+        """Return the host's, and what PyTorch has allocated on the device."""
+        return super().memory() | {"device_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
 
     def barrier(self, name: str) -> None:
         """Wait in the process group."""
         # Name the GPU, as NCCL would guess one: at worst by the rank over all nodes.
-        dist.barrier(device_ids=[self.torch_device.index] if self.name == "cuda" else None)
-
-
-def _take_gpu(environment: Environment) -> int:
-    """Make the GPU of this worker's place on its node the current one, before anything uses one."""
-    if not torch.cuda.is_available():
-        raise MachineError("plan.json: device cuda, but PyTorch finds no CUDA device here")
-    number = torch.cuda.device_count()
-    if environment.local_world > number:
-        # NCCL has no two workers on one GPU: "Duplicate GPU detected", up to version 2.29.
-        raise MachineError(
-            f"plan.json: {environment.local_world} workers per node, but PyTorch finds {number} "
-            "CUDA devices here (CUDA_VISIBLE_DEVICES?): each worker needs one"
-        )
-    torch.cuda.set_device(environment.local_rank)
-    return environment.local_rank
+        dist.barrier(device_ids=[self.torch_device.index])

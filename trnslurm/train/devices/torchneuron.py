@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 
+from trnslurm.devices import DeviceType
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
@@ -20,10 +21,9 @@ from trnslurm.train.errors import TrainError
 class TorchNeuronDevice(Device):
     """One logical NeuronCore, eager or by torch.compile."""
 
-    name = "torchneuron"
-    compiler = "neuron"
-
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, kind: DeviceType, environment: Environment) -> None:
+        self.kind = kind
+        self.compiler = kind.torch_type  # the name of its backend of torch.compile, too
         try:
             __import__("torch_neuronx")  # registers the device and the backend
         except ImportError as error:
@@ -38,8 +38,8 @@ class TorchNeuronDevice(Device):
             )
         # It takes the core of LOCAL_RANK and starts the runtime, so before any tensor is made.
         # After that, each process has a single device.
-        dist.init_process_group("neuron", init_method="env://")
-        self.torch_device = torch.device("neuron")
+        dist.init_process_group(kind.backend, init_method="env://")
+        self.torch_device = torch.device(kind.torch_type)
         self.timer = Timer()
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
@@ -82,7 +82,7 @@ class TorchNeuronDevice(Device):
 
     def memory(self) -> dict[str, float]:
         """Return the host's, and what PyTorch has allocated on the device."""
-        neuron: Any = torch.get_device_module("neuron")
+        neuron: Any = torch.get_device_module(self.torch_device)
         return super().memory() | {"device_memory_mb": neuron.max_memory_allocated() / 1e6}
 
     def barrier(self, name: str) -> None:

@@ -13,32 +13,28 @@ import torch_xla.runtime as xr
 import torch_xla.utils.checkpoint
 from torch import Tensor
 
+from trnslurm.devices import DeviceType
 from trnslurm.train.devices import xla_cpu
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-
-# The most graphs that a host has issued and its device not finished. Neuron's runtime takes up to 7
-# (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), XLA's client for GPUs 32 (its
-# max_inflight_computations), and torch_xla holds one more. gloo's collectives block.
-_GRAPHS_IN_FLIGHT = {"neuron": 8, "xla-cuda": 33, "xla-cpu": 0}
 
 # neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
 REDUCE_SCATTER_BUCKET_MB = 130
 
 
 class XlaDevice(Device):
-    """neuron, xla-cuda or xla-cpu: the same code but for the transport under the collectives."""
+    """Any device of torch_xla: the same code but for the transport under the collectives."""
 
-    def __init__(self, name: str, environment: Environment) -> None:
+    def __init__(self, kind: DeviceType, environment: Environment) -> None:
+        self.kind = kind
         self.timer = Timer()
-        self._precompiled = name == "xla-cpu" and _open_cache(environment)
-        if name == "xla-cpu":
-            dist.init_process_group("gloo")
+        self._precompiled = kind.cache_per_worker and _open_cache(environment)
+        if kind.on_host:
+            dist.init_process_group(kind.backend)
             xla_cpu.install(self.timer)
         else:
-            _join()
-        self.name = name
+            _join(kind.backend)
         # From torch_xla and not from the environment: if its runtime has not found the other
         # workers, each would train a separate copy, and check_world refuses these numbers.
         self.rank = xr.global_ordinal()
@@ -73,7 +69,7 @@ class XlaDevice(Device):
 
     def steps_ahead(self, graphs_per_step: int) -> int:
         """Return the steps of the graphs in flight."""
-        return -(-_GRAPHS_IN_FLIGHT[self.name] // graphs_per_step)
+        return -(-self.kind.graphs_in_flight // graphs_per_step)
 
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
         """Reduce on the device in single precision, which is exact up to 2 ** 24."""
@@ -96,12 +92,12 @@ class XlaDevice(Device):
         xm.rendezvous(name)
 
 
-def _join() -> None:
+def _join(backend: str) -> None:
     """Start torch_xla's runtime and join the other workers."""
     # With the default, env://, torch_xla is not told that its devices replicate each other, and
     # xr.world_size() stays 1 (_internal/rendezvous.py and runtime.py of torch_xla 2.9).
     try:
-        dist.init_process_group("xla", init_method="xla://")
+        dist.init_process_group(backend, init_method="xla://")
     except RuntimeError as error:
         if "No PjRtPlugin registered for: CUDA" not in str(error):
             raise

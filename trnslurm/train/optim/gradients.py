@@ -130,7 +130,7 @@ class SharedGradients:
     def fit(device: Device) -> bool:
         """Check whether the workers compute on one machine's CPUs, and several of them."""
         together = device.world > 1 and device.world == device.local_world
-        return together and device.name == "cpu" and hasattr(os, "memfd_create")  # not on macOS
+        return together and device.kind.on_host and hasattr(os, "memfd_create")  # not on macOS
 
     def begin_last_unit(self) -> None:
         """Do nothing: sums during a backward pass would take its cores."""

@@ -33,7 +33,7 @@ def make_optimizer(
         raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
     spec = make_spec(settings, dict(tensors), precision=precision)
     if device.torch_device.type != "xla":
-        divided = zero1 and device.name == "torchneuron"
+        divided = zero1 and device.kind.has_zero1
         return Zero1(device, spec) if divided else DataParallel(device, spec)
     # Imported here: not every node has torch_xla.
     from trnslurm.train.optim import xla

@@ -40,16 +40,16 @@ class ShardedSettings(CommonSettings):
     # Added to those of the base class: declared.py reads the source.
     REFUSED = (  # type: ignore[assignment]
         (
-            {"strategy": ["fsdp", "deepspeed"], "device": ["neuron", "xla-cpu", "xla-cuda"]},
+            {"strategy": ["fsdp", "deepspeed"], "device": "by XLA"},
             "it works on cpu and cuda, and fsdp on torchneuron: choose another preset, or another "
             "device",
         ),
         (
-            {"strategy": "deepspeed", "device": "torchneuron"},
+            {"strategy": "deepspeed", "device": "without deepspeed"},
             "it does not work on torchneuron: set strategy.name to fsdp or tensor",
         ),
         (
-            {"strategy": "xla_fsdp", "device": ["cpu", "cuda", "torchneuron"]},
+            {"strategy": "xla_fsdp", "device": "not by XLA"},
             "it works on neuron, xla-cpu and xla-cuda: choose another preset, or another device",
         ),
         (
