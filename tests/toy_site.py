@@ -90,7 +90,7 @@ def site(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     site.profile()
     monkeypatch.setenv("TRNSLURM_PATH", str(site.root))
     monkeypatch.setattr(load, "SITE_FILE", tmp_path / "no-site.yaml")
-    monkeypatch.setattr(load, "NEURON_DEVICES", tmp_path)
+    monkeypatch.setattr(load, "DEVICE_FILES", tmp_path)
     return site
 
 

@@ -14,6 +14,7 @@ import pytest
 from trnslurm.cli import checkup
 from trnslurm.cluster.checkup import Expected, Line
 from trnslurm.cluster.checkup_files import Found
+from trnslurm.devices import NEURON
 from trnslurm.runs.waiting import node_state
 from trnslurm.slurm.reasons import job_reason, node_reason
 
@@ -185,7 +186,7 @@ def test_ctrl_c_cancels_a_checkup(site, fake_slurm, cli, monkeypatch) -> None:
 def test_the_report_names_nothing(site, make_run, tmp_path, cli) -> None:
     run = make_run(name="20260101-000000-doctor")
     expected = Expected(
-        instance="trn1.32xlarge", device="neuron", nodes=1, workers_per_node=1, efa=0,
+        instance="trn1.32xlarge", device=NEURON, nodes=1, workers_per_node=1, efa=0,
         network_gbps=0, compile_cache="/fsx/our cache",
     )  # fmt: skip
     found = Found(nodes={0: {"host": "compute-dy-cr-1"}})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.config import software
+from trnslurm.devices import CUDA, NEURON, TORCHNEURON, XLA_CPU
 
 GOOD = {
     "torch": "2.9.1+cpu", "transformers": "4.57.6", "accelerate": "1.15.0", "torch-xla": "2.9.0",
@@ -69,8 +70,8 @@ def node(site, fake_slurm, tmp_path: Path):
 )  # fmt: skip
 def test_only_xla_needs_exact_versions(version: str | None, pin: str, match: bool) -> None:
     assert software.matches(version, pin) == match
-    exact = software.packages_for("xla-cpu", "2.29.1")
-    assert software.packages_for("cuda", "2.29.1").keys() == exact.keys() - {"torch-xla"}
+    exact = software.packages_for(XLA_CPU, "2.29.1")
+    assert software.packages_for(CUDA, "2.29.1").keys() == exact.keys() - {"torch-xla"}
     assert exact["torch"] == "2.9"
 
 
@@ -229,7 +230,7 @@ def test_pins_are_those_of_the_package() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     for sdk, extra in {"2.29.1": "neuron", "2.31.1": "neuron-2-31"}.items():
-        ours = software.packages_for("neuron", sdk)
+        ours = software.packages_for(NEURON, sdk)
         exact = [word.partition("==") for word in (*extras["train"], *extras[extra])]
         for name, _, version in exact:
             assert not version or software.matches(version, ours[name]), name
@@ -237,5 +238,5 @@ def test_pins_are_those_of_the_package() -> None:
         assert pins == software.NEURON_SDKS[sdk].pip
     native = [word.partition(";")[0].partition("==") for word in extras["torchneuron"]]
     pins = {name: version.removesuffix(".*") for name, _, version in native if version}
-    ours = software.packages_for("torchneuron", "2.33.0")
+    ours = software.packages_for(TORCHNEURON, "2.33.0")
     assert pins == {name: version for name, version in ours.items() if ">" not in version}

@@ -11,15 +11,16 @@ import pytest
 
 from trnslurm.cluster.checkup import Expected, Line, judge
 from trnslurm.cluster.checkup_files import Found, read_found
+from trnslurm.devices import CPU, CUDA, NEURON, TORCHNEURON
 from trnslurm.runs.run import NodeFitness
 
 WORKERS = 4
 TRN1 = Expected(
-    instance="trn1.32xlarge", device="neuron", nodes=3, workers_per_node=WORKERS, efa=8,
+    instance="trn1.32xlarge", device=NEURON, nodes=3, workers_per_node=WORKERS, efa=8,
     network_gbps=800, compile_cache="/fsx/cache",
 )  # fmt: skip
-P4D = replace(TRN1, instance="p4d.24xlarge", device="cuda", efa=4, network_gbps=400)
-LOCAL = replace(TRN1, instance="local", device="cpu", efa=0, network_gbps=0)
+P4D = replace(TRN1, instance="p4d.24xlarge", device=CUDA, efa=4, network_gbps=400)
+LOCAL = replace(TRN1, instance="local", device=CPU, efa=0, network_gbps=0)
 EFA = ("NET/OFI Selected provider is efa, fabric is efa (found 4 nics)", "Using network Libfabric")
 NO_PLUGIN = ("NET/Plugin: Could not find: libnccl-net.so", "Using network Socket")
 
@@ -188,7 +189,7 @@ def test_a_cache_of_each_node_is_said_and_no_problem() -> None:
 
 
 def test_torchneuron_has_a_graph_too_but_not_where_a_stand_in_computes() -> None:
-    seen, native = healthy(TRN1), replace(TRN1, device="torchneuron", compile_cache=None)
+    seen, native = healthy(TRN1), replace(TRN1, device=TORCHNEURON, compile_cache=None)
     said = {line.check: line.measured for line in lines(native, seen)}
     assert said["compile"] == "1 compiled by node-0 into the run directory"
     assert said["compile cache"] == "found compiled by 2 of 2 other nodes"

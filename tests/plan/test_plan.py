@@ -10,6 +10,7 @@ from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve
 from trnslurm.config.schema import Reference
 from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.devices import XLA_CUDA
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan.batch import BatchPlan, estimate, even_nodes, plan_batch
 from trnslurm.plan.spec import make_spec, where_set
@@ -282,7 +283,7 @@ def test_the_number_of_epochs(recipe: str, preset: str, settings, epochs: int | 
 def test_a_profile_can_say_that_its_gpus_have_torch_xla() -> None:
     """Then the hours are those that were measured with it."""
     spec = spec_of("llama3_clm", "xla_fsdp", "device=xla-cuda", cluster="p4de")
-    assert (spec.device, spec.estimate is not None) == ("xla-cuda", True)
+    assert (spec.device, spec.estimate is not None) == (XLA_CUDA, True)
     assert spec_of("llama3_clm", "fsdp", "device=cpu", cluster="p4de").estimate is None
 
 

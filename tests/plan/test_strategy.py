@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trnslurm.config.catalog import DEVICES, catalog
 from trnslurm.config.load import resolve
-from trnslurm.config.schema import Device
+from trnslurm.config.schema import Strategy
 from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.plan.batch import even_nodes
-from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import snapshot
@@ -23,6 +25,7 @@ from trnslurm.submit.job import make_job
 from trnslurm.submit.resize import resize
 from trnslurm.train.sharded.settings import OFFLOADS as OFFLOADS_OF_JOBS
 
+REPO = Path(__file__).parents[2]
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 LLAMA = ("plan", "llama3_clm", "--nodes", "1")
 TOY = """\
@@ -47,10 +50,18 @@ def files_of(spec: JobSpec, *, code: Mapping[str, bytes] | None = None) -> dict[
     return {name: json.loads(data) for name, data in files.items() if name.endswith(".json")}
 
 
-def test_launcher_and_jobs_name_the_same_devices() -> None:
-    assert set(DEVICES) == set(get_args(Device))
-    assert {d for devices in DEVICES_OF_STRATEGY.values() for d in devices} == set(DEVICES)
-    assert {t.device for t in catalog().values()} <= set(DEVICES)
+@pytest.mark.parametrize("device", DEVICES.values(), ids=str)
+def test_what_a_device_names_is_there(device: DeviceType) -> None:
+    """Its other parts are found by their names, when they are needed."""
+    for name in filter(None, (device.probe, device.runtime)):
+        module, _, part = name.rpartition(".")
+        file = REPO / f"{module.replace('.', '/')}.py"
+        assert re.search(rf"^class {part}\b", file.read_text(), re.MULTILINE), name
+    assert {*device.strategies} <= {field.name for field in fields(Strategy)}
+    assert device.also in {"", *DEVICES}
+    assert device.on_host + device.on_gpus + device.on_trainium <= 1
+    with pytest.raises(AttributeError):
+        device.name = "another"
 
 
 def test_launcher_and_jobs_refuse_the_same_offloads() -> None:
@@ -72,7 +83,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
     site, preset: str, cluster: str, device: str
 ) -> None:
     spec = spec_of(preset, "batch.per_worker=3", cluster=cluster)
-    assert spec.device == device
+    assert spec.device.name == device
     assert spec.phases == (
         ("precompile", "train") if device in ("neuron", "torchneuron", "xla-cpu") else ("train",)
     )
@@ -81,10 +92,10 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--cluster", "trn1"), "runs on cuda, cpu, torchneuron, and trn1.32xlarge has neuron"),
+        (("--cluster", "trn1"), "runs on torchneuron, cpu, cuda, and trn1.32xlarge has neuron"),
         (
             ("--set", "device=neuron"),
-            "runs on cuda, cpu, torchneuron, and --set device=neuron asks for neuron",
+            "runs on torchneuron, cpu, cuda, and --set device=neuron asks for neuron",
         ),
         (
             ("--preset", "xla_fsdp", "--cluster", "trn1", "--set", "device=xla-cuda"),

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from trnslurm.config.catalog import catalog
+from trnslurm.devices import XLA_CPU
 from trnslurm.sandbox.configuration import (
     FIRST_ID,
     PARALLELCLUSTER,
@@ -118,7 +119,7 @@ def test_the_owned_keys_stand_there() -> None:
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("like", [n for n, t in catalog().items() if t.device == "cuda"])
+@pytest.mark.parametrize("like", [n for n, t in catalog().items() if t.gpus])
 def test_gpus(like: str) -> None:
     settings = SandboxSettings(nodes=2, like=like)
     count = catalog()[like].gpus
@@ -187,7 +188,7 @@ def test_profile(like: str) -> None:
     assert tree["slurm"]["bin_dir"] == "/b/sandbox/bin"
     assert tree["slurm"]["max_nodes"] == 3
     types = catalog(tree["instance_types"])
-    assert types[name].device == "xla-cpu"
+    assert types[name].device is XLA_CPU
     assert types[name].price_per_hour is None  # it costs nothing
     assert types[name].vcpus == catalog()[like].vcpus
     assert tree["slurm"].get("gpus_per_node", 0) == catalog()[like].gpus

@@ -8,6 +8,7 @@ import torch
 
 from trnslurm.cluster.checkup import Expected, judge
 from trnslurm.cluster.checkup_files import Found
+from trnslurm.devices import XLA_CPU
 from trnslurm.train import checkup
 from trnslurm.train.environment import read_environment
 
@@ -31,7 +32,7 @@ def test_a_worker_that_rounds_otherwise_is_found_on_xla(tmp_path) -> None:
     assert [w["to_nearest"] for w in workers.values()] == [True, False]
 
     expected = Expected(
-        instance="local", device="xla-cpu", nodes=1, workers_per_node=2, efa=0, network_gbps=0,
+        instance="local", device=XLA_CPU, nodes=1, workers_per_node=2, efa=0, network_gbps=0,
         compile_cache=None,
     )  # fmt: skip
     said = {line.check: line for line in judge(expected, Found(workers=workers))}

@@ -24,6 +24,7 @@ from transformers import (
 
 from trnslurm.config.models import PUBLISHED
 from trnslurm.config.schema import Recipe
+from trnslurm.devices import CPU, NEURON, XLA_CUDA
 from trnslurm.plan import memory
 from trnslurm.train.devices.groups import Group
 from trnslurm.train.encoders import make_config, new_classifier
@@ -124,9 +125,9 @@ def test_activations_are_those_that_autograd_saves(
     casts = 2 * shape.layer_parameters if precision == "mixed" else 0
     layer = (saved[1] - saved[0] - casts) / (SAMPLES * TOKENS)
     dropped = 0 if shape.family == "llama" else 2 * shape.hidden  # masks
-    said = memory.layer_bytes(shape, TOKENS, "cpu", precision) - dropped
+    said = memory.layer_bytes(shape, TOKENS, CPU, precision) - dropped
     assert said == pytest.approx(layer, rel=0.08)
-    fused = memory.layer_bytes(shape, TOKENS, "xla-cuda", precision) - dropped
+    fused = memory.layer_bytes(shape, TOKENS, XLA_CUDA, precision) - dropped
     assert fused < 1.01 * layer
 
 
@@ -151,7 +152,7 @@ def test_weights_of_the_attention_and_masks(
     assert shape is not None
     item = 4 if precision == "fp32" else 2
     masks = 2 * shape.hidden + shape.heads * TOKENS
-    said = memory.layer_bytes(shape, TOKENS, "neuron", precision) + (item - 1) * masks
+    said = memory.layer_bytes(shape, TOKENS, NEURON, precision) + (item - 1) * masks
     assert said == pytest.approx((saved[1] - saved[0]) / (SAMPLES * TOKENS), rel=0.01)
 
 
@@ -231,5 +232,5 @@ def test_activations_of_a_group_are_those_that_autograd_saves(
     (fewer, _), (more, held) = (layer_of({**sizes, "num_hidden_layers": n}) for n in (2, 3))
     shape = memory.shape_of({**sizes, "num_hidden_layers": 3})
     assert shape is not None and shape.held(workers) == held
-    said = memory.layer_bytes(shape, TOKENS, "cpu", precision, workers)
+    said = memory.layer_bytes(shape, TOKENS, CPU, precision, workers)
     assert said == pytest.approx((more - fewer) / (SAMPLES * TOKENS), rel=0.08)

@@ -15,7 +15,7 @@ from trnslurm.cli import cli
 from trnslurm.cli.options import cluster_option, json_option, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.execute import check_environment
-from trnslurm.config.catalog import ON_TRAINIUM, catalog, find
+from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
@@ -149,7 +149,7 @@ def _profile(
     _refuse_shadowing(name or own, given=name is not None)
     known = catalog().get(chosen.instance_type or "")
     warning = ""
-    if shared is None and known and known.device in ON_TRAINIUM:
+    if shared is None and known and known.device.on_trainium:
         warning = (
             "warning: this host shows no file system that the nodes share, so compile_cache is "
             "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "

@@ -16,6 +16,7 @@ from typing import Any
 from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next
 from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config.schema import Cluster
+from trnslurm.devices import DEVICES
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
@@ -122,7 +123,8 @@ class CompileCache(GraphCache):
         if problem := self.unknown:
             return Compiled(problem=problem, known=False)
         key = content_key(ingredients, self.versions)
-        if ingredients.get("device") == "neuron":  # the cache may be local to the job's nodes
+        device = DEVICES.get(str(ingredients.get("device")))
+        if device and device.cache_on_nodes:
             problem = ""
             if self._cluster.compile_cache is None:
                 problem = "compile_cache is not set, so the graphs are on the nodes"

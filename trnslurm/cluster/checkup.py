@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from trnslurm.cluster.checkup_files import Found
-from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA
+from trnslurm.devices import DeviceType
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 
@@ -35,7 +35,7 @@ class Expected(Frozen):
     """The setup that the job needs, and what its instance type has."""
 
     instance: str
-    device: str
+    device: DeviceType
     nodes: int
     workers_per_node: int
     efa: int
@@ -54,14 +54,15 @@ class Expected(Frozen):
 
 def expected_of(spec: JobSpec) -> Expected:
     """Return the setup that a checkup of this job expects."""
-    uses_efa = spec.nodes > 1 and spec.device in WITH_EFA
+    efa = spec.instance.efa_for(spec.device, spec.nodes)
+    between_nodes = spec.nodes > 1 and spec.device.uses_efa
     return Expected(
         instance=spec.instance.name,
         device=spec.device,
         nodes=spec.nodes,
         workers_per_node=spec.batch.workers_per_node,
-        efa=spec.instance.efa if uses_efa else 0,
-        network_gbps=spec.instance.network_gbps if uses_efa else 0,
+        efa=efa,
+        network_gbps=spec.instance.network_gbps if between_nodes else 0,
         compile_cache=spec.config.cluster.compile_cache,
     )
 
@@ -201,21 +202,20 @@ def _links(expected: Expected, found: Found) -> Iterator[Line]:
 
 
 def _graph(expected: Expected, found: Found) -> Iterator[Line]:
-    if expected.device not in ON_TRAINIUM:
+    if not expected.device.on_trainium:
         return
     made = found.nodes.get(0, {}).get("meeting", {}).get("graph") or {}
     if made.get("skipped"):
         return
-    native = expected.device == "torchneuron"
-    cache = expected.compile_cache or ("the run directory" if native else "/var/tmp of each node")
-    whose = "TorchNeuron" if native else "neuron_parallel_compile"
+    on_nodes = expected.device.cache_on_nodes
+    cache = expected.compile_cache or ("/var/tmp of each node" if on_nodes else "the run directory")
     if not made or made.get("problem"):
         yield Line(
             "compile",
             "problem",
             f"{found.host(0)}: {made.get('problem') or 'node 0 did not get so far'}",
             f"one small graph compiled into {cache}",
-            f"look for {whose}'s error in the run's log; trnslurm env check",
+            f"look for {expected.device.compiled_by}'s error in the run's log; trnslurm env check",
         )
         return
     compiled = f"{len(made['graphs'])} compiled by {found.host(0)} into {cache}"
@@ -325,7 +325,7 @@ def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
 
 def _network(expected: Expected, found: Found) -> Iterator[Line]:
     said = {rank: "\n".join(lines) for rank, lines in found.of_workers("network").items()}
-    if expected.device not in ON_GPUS or expected.nodes == 1 or not said:
+    if not expected.device.on_gpus or expected.nodes == 1 or not said:
         return
     if not expected.efa:
         lines = sorted({line for text in said.values() for line in text.splitlines()})

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, probe_answer, probe_script
-from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.contract.states import State
+from trnslurm.devices import DeviceType
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.node.stacks import joined
 from trnslurm.render.container import container_words
@@ -29,11 +29,6 @@ from trnslurm.slurm.commands import Slurm, without_overrides
 
 # Packages to import too: the version may be right while libraries that they load are missing.
 _IMPORTED = {"torch-neuronx": "torch_neuronx"}
-_COMMANDS_OF_DEVICE = {
-    "neuron": ("neuron_parallel_compile", "neuronx-cc"),
-    "torchneuron": ("neuronx-cc",),
-}
-
 
 # A shell with the environment of a process that srun has started on the node: it has what the
 # profile activates and sets. bashrc is left out, because it may change PATH.
@@ -180,13 +175,12 @@ def _attached(run: RunDir, argv: Sequence[str], cwd: str | None = None, path: st
         raise RunError(f"{argv[0]}: {error.strerror}") from None
 
 
-def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[str, Any]:
+def check_environment(cluster: Cluster, device: DeviceType, timeout_s: float) -> dict[str, Any]:
     """Return the package versions of a node's Python, started as the batch script starts it."""
     pins = packages_for(device, cluster.neuron_sdk)
-    commands = _COMMANDS_OF_DEVICE.get(device, ())
-    report = _probe(cluster, list(pins), commands, timeout_s)
+    report = _probe(cluster, list(pins), device.commands, timeout_s)
     packages: Mapping[str, str | None] = report["packages"]
-    report["neuron_sdk"] = cluster.neuron_sdk if device in ON_TRAINIUM else None
+    report["neuron_sdk"] = cluster.neuron_sdk if device.sdks else None
     report["problems"] = [
         *_of_another_sdk(cluster, device, packages),
         *(
@@ -195,12 +189,12 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
             if not matches(packages.get(name), pin)
         ),
         *(f"{command} is not on PATH" for command, path in report["commands"].items() if not path),
-        *_not_imported(report.get("imports", {}), packages, same=device == "neuron"),
+        *_not_imported(report.get("imports", {}), packages, same=device.module_has_version),
     ]
     major, minor = map(int, report["python"].split(".")[:2])
     if (major, minor) < (3, 11):
         report["problems"].append(f"Python is {report['python']}, the jobs need 3.11")
-    elif device in ON_TRAINIUM:
+    elif device.sdks:
         lowest, highest = NEURON_SDKS[cluster.neuron_sdk].pythons
         if not lowest <= minor <= highest:
             report["problems"].append(
@@ -211,11 +205,11 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
 
 
 def _of_another_sdk(
-    cluster: Cluster, device: str, packages: Mapping[str, str | None]
+    cluster: Cluster, device: DeviceType, packages: Mapping[str, str | None]
 ) -> Iterator[str]:
     """Yield what to do if the packages belong to another release of the Neuron SDK."""
     for version, sdk in NEURON_SDKS.items():
-        own = device not in ON_TRAINIUM or version == cluster.neuron_sdk
+        own = not device.sdks or version == cluster.neuron_sdk
         if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
             yield (
                 f"its packages belong to Neuron SDK {version}, but the profile has "

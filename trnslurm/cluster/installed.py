@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.cluster.python import interpreter, versions_here
-from trnslurm.config.catalog import ON_TRAINIUM, catalog, find
+from trnslurm.config.catalog import catalog, find
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import device_of, packages_for
 from trnslurm.errors import TrnslurmError
@@ -92,8 +92,8 @@ def _jobs(cluster: str, profile: Cluster) -> Jobs:
         cluster=cluster,
         python=profile.container.python if image else interpreter(profile),
         image=image,
-        device=device,
-        neuron_sdk=profile.neuron_sdk if device in ON_TRAINIUM else "",
+        device=device.name,
+        neuron_sdk=profile.neuron_sdk if device.sdks else "",
         needs=packages_for(device, profile.neuron_sdk),
         packages=packages,
         problem=problem,

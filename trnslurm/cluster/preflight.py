@@ -14,7 +14,7 @@ from pathlib import Path
 import trnslurm
 from trnslurm.cluster.execute import srun_options
 from trnslurm.cluster.python import interpreter, preamble
-from trnslurm.config.catalog import ON_TRAINIUM, WITH_EFA, InstanceType, catalog, find
+from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import device_of
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
@@ -93,9 +93,9 @@ def _script(job: PreflightByHand) -> str:
         "-m",
         "trnslurm.node.preflight",
         f"--device={device}",
-        f"--devices={instance.accelerators if device in ON_TRAINIUM else 0}",
+        f"--devices={instance.neuron_devices(device)}",
         f"--workers={cluster.workers_per_node or instance.default_workers(nodes)}",
-        f"--efa={instance.efa if nodes > 1 and device in WITH_EFA else 0}",
+        f"--efa={instance.efa_for(device, nodes)}",
     ]
     return "\n".join(
         [

@@ -18,31 +18,18 @@ chips (Gen1) or 36 of 4 (Gen2). The servers' CPUs, memory, EFA interfaces and pr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
-from trnslurm.config.schema import Device
+from trnslurm.config.schema import DeviceName
 from trnslurm.config.tree import build, check, fields_of, lacking
+from trnslurm.devices import CUDA, DEVICES, NEURON, TORCHNEURON, XLA_CPU, DeviceType, device_named
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
-
-DEVICES = get_args(Device)
-ON_GPUS = ("cuda", "xla-cuda")
-# By PyTorch/XLA, and by TorchNeuron: "supported on Trainium 2 (trn2) and Trainium 3 (trn3)"
-# (torch/about-pytorch-neuron of AWS's Neuron documentation, SDK 2.33).
-ON_TRAINIUM = ("neuron", "torchneuron")
-# Devices whose collectives use EFA between nodes.
-WITH_EFA = (*ON_TRAINIUM, *ON_GPUS)
-# The other device of the same hardware.
-_ALSO = {
-    "xla-cpu": "cpu", "cpu": "xla-cpu", "cuda": "xla-cuda", "xla-cuda": "cuda",
-    "torchneuron": "neuron",
-}  # fmt: skip
 
 
 class InstanceType(Frozen):
     name: str
-    device: Device
+    device: DeviceType
     accelerators: int
     """Chips or GPUs in one instance."""
     workers: tuple[int, ...]
@@ -66,27 +53,33 @@ class InstanceType(Frozen):
     @property
     def gpus(self) -> int:
         """GPUs of one instance, which are a GRES in Slurm; Neuron devices are not."""
-        return self.accelerators if self.device in ON_GPUS else 0
+        return self.accelerators if self.device.on_gpus else 0
 
-    def own_devices(self, usable: Sequence[str]) -> list[str]:
+    def own_devices(self, usable: Sequence[str]) -> list[DeviceType]:
         """Return the devices that this type's hardware can be, among the recipe's (empty: all)."""
-        # PyTorch/XLA knows trn1 and trn2: AWS ended it for training before trn3.
-        also = self.device if self.name.startswith("trn3") else _ALSO.get(self.device, self.device)
-        own = dict.fromkeys((self.device, also))
-        return [device for device in own if device in (usable or DEVICES)]
+        also = DEVICES.get(self.device.also, self.device)
+        own = dict.fromkeys((self.device, also if also.runs_on(self.name) else self.device))
+        return [device for device in own if device.name in (usable or DEVICES)]
 
-    def choose_device(self, asked: str, usable: Sequence[str]) -> str | None:
+    def choose_device(self, asked: str, usable: Sequence[str]) -> DeviceType | None:
         """Return the device asked for, or for `auto` this type's first usable one; None: neither.
 
-        A host with accelerators also has its CPU. A GPU is used by torch_xla only if that is asked
-        for: PyTorch/XLA has no GPUs since 2.8 (https://github.com/pytorch/xla/pull/9618), so the
-        nodes need another build of it.
+        A host with accelerators also has its CPU.
         """
         own = self.own_devices(usable)
         if asked == "auto":
-            return next((d for d in own if d == self.device or d != "xla-cuda"), None)
-        elsewhere = {self.device, asked} <= {*WITH_EFA} and asked not in self.own_devices(())
-        return asked if asked in (usable or DEVICES) and not elsewhere else None
+            return next((d for d in own if d is self.device or not d.only_if_asked), None)
+        device = device_named(asked)
+        elsewhere = not (self.device.on_host or device.on_host or device in self.own_devices(()))
+        return device if asked in (usable or DEVICES) and not elsewhere else None
+
+    def efa_for(self, device: DeviceType, nodes: int) -> int:
+        """Return how many EFA interfaces of a node the collectives of a job use."""
+        return self.efa if nodes > 1 and device.uses_efa else 0
+
+    def neuron_devices(self, device: DeviceType) -> int:
+        """Return how many Neuron devices of a node a job uses."""
+        return self.accelerators if device.on_trainium else 0
 
     def default_workers(self, nodes: int) -> int:
         """Return the largest supported number of workers per node."""
@@ -126,7 +119,7 @@ def _gpus(
 ) -> InstanceType:
     return InstanceType(
         name=name,
-        device="cuda",
+        device=CUDA,
         accelerators=number,
         workers=_GPU_WORKERS[:number],
         multi_node_workers=_GPU_WORKERS[:number],
@@ -142,29 +135,29 @@ def _gpus(
 
 _TYPES = (
     InstanceType(
-        name="trn1.2xlarge", device="neuron", accelerators=1, workers=(1, 2),
+        name="trn1.2xlarge", device=NEURON, accelerators=1, workers=(1, 2),
         multi_node_workers=(), vcpus=8, host_gib=32, device_gib=32, network_gbps=12,
         bf16_tflops=190, price_per_hour=1.34375,
     ),
     InstanceType(
-        name="trn1.32xlarge", device="neuron", accelerators=16, workers=(1, 2, 8, 32),
+        name="trn1.32xlarge", device=NEURON, accelerators=16, workers=(1, 2, 8, 32),
         multi_node_workers=(32,), vcpus=128, host_gib=512, device_gib=512, efa=8,
         network_gbps=800, bf16_tflops=3040, price_per_hour=21.50,
     ),
     InstanceType(
-        name="trn1n.32xlarge", device="neuron", accelerators=16, workers=(1, 2, 8, 32),
+        name="trn1n.32xlarge", device=NEURON, accelerators=16, workers=(1, 2, 8, 32),
         multi_node_workers=(32,), vcpus=128, host_gib=512, device_gib=512, efa=16,
         network_gbps=1600, bf16_tflops=3040, price_per_hour=24.78,
     ),
     # No document of AWS's says that Neuron trains on several trn2.3xlarge.
     InstanceType(
-        name="trn2.3xlarge", device="torchneuron", accelerators=1, workers=(1, 4),
+        name="trn2.3xlarge", device=TORCHNEURON, accelerators=1, workers=(1, 4),
         multi_node_workers=(), vcpus=12, host_gib=128, device_gib=96, efa=1,
         network_gbps=200, bf16_tflops=667, lnc=2,
     ),
     *(
         InstanceType(
-            name=name, device="torchneuron", accelerators=16, workers=(1, 4, 16, 64),
+            name=name, device=TORCHNEURON, accelerators=16, workers=(1, 4, 16, 64),
             multi_node_workers=(64,), vcpus=192, host_gib=2048, device_gib=1536, efa=16,
             network_gbps=3200, bf16_tflops=10700, lnc=2,
         )
@@ -206,7 +199,7 @@ _TYPES = (
     ),
     # This machine, as N emulated nodes.
     InstanceType(
-        name="local", device="xla-cpu", accelerators=1, workers=_GPU_WORKERS,
+        name="local", device=XLA_CPU, accelerators=1, workers=_GPU_WORKERS,
         multi_node_workers=_GPU_WORKERS, vcpus=1, host_gib=1,
     ),
 )  # fmt: skip
@@ -231,7 +224,8 @@ def find(types: Mapping[str, InstanceType], name: str) -> InstanceType:
 
 def _overridden(base: InstanceType | None, name: str, values: Any) -> InstanceType:
     where = f"instance_types.{name}"
-    hints = {key: hint for key, hint in fields_of(InstanceType).items() if key != "name"}
+    hints = {**fields_of(InstanceType), "device": DeviceName}
+    del hints["name"]
     given = check(values, hints, where)
     for key, value in given.items():
         numbers = value if isinstance(value, list) else [value]
@@ -241,7 +235,9 @@ def _overridden(base: InstanceType | None, name: str, values: Any) -> InstanceTy
             if 0 in value:
                 raise ConfigError(f"{where}: {key} must be positive whole numbers, found {value!r}")
             value.sort()
-    tree = {"name": name, **(asdict(base) if base else {}), **given}
+    if "device" in given:
+        given["device"] = device_named(given["device"])
+    tree = {"name": name, **(vars(base) if base else {}), **given}
     if missing := lacking(InstanceType, tree):
         raise ConfigError(f"{where}: a new instance type needs {', '.join(sorted(missing))}")
     return build(InstanceType, tree)

@@ -6,7 +6,6 @@ The keys that the admin's site file locks override them all.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -47,10 +46,11 @@ from trnslurm.config.tree import (
 )
 from trnslurm.config.values import check_cluster_values, check_values
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import DEVICES
 from trnslurm.errors import ConfigError
 
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
-NEURON_DEVICES = Path("/dev")
+DEVICE_FILES = Path("/dev")
 
 # How much a wrong key and a known one must have in common, in the same section and in another; what
 # speaks for a key of the same section, and for one without a section.
@@ -260,14 +260,14 @@ def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
         return []
     if tree["scheduler"] != "local":
         raise ConfigError("instance_type: auto is for the local cluster; name the nodes' type")
-    devices = len([d for d in NEURON_DEVICES.glob("neuron*") if re.fullmatch(r"neuron\d+", d.name)])
-    if devices == 0:
-        own: dict[str, Any] = {"instance_type": "local"}
-        return [Layer(name="this machine", source="no Neuron device", tree=own)]
-    name = "trn1.32xlarge" if devices == 16 else "trn1.2xlarge"
-    # Otherwise the profile's one emulated worker would leave the other cores idle.
-    own = {"instance_type": name, "workers_per_node": None}
-    return [Layer(name="this machine", source=f"{devices} /dev/neuron*", tree=own)]
+    files = [file.name for file in DEVICE_FILES.iterdir()]
+    for device in DEVICES.values():
+        if found := device.machine_of(files):
+            # Otherwise the profile's one emulated worker would leave the other cores idle.
+            own = {"instance_type": found[0], "workers_per_node": None}
+            return [Layer(name="this machine", source=found[1], tree=own)]
+    tree = {"instance_type": "local"}
+    return [Layer(name="this machine", source="no Neuron device", tree=tree)]
 
 
 def set_layer(word: str, tree: Mapping[str, Any]) -> Layer:

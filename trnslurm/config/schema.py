@@ -5,15 +5,19 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from trnslurm.config.script import Launcher
 from trnslurm.config.search import RUN_ROOT
+from trnslurm.devices import DEVICES
 from trnslurm.frozen import Frozen
 
-Device = Literal["neuron", "torchneuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
-"""What a worker computes on: neuron is Trainium by PyTorch/XLA, torchneuron by AWS's TorchNeuron;
-xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
+if TYPE_CHECKING:
+    DeviceName: TypeAlias = str
+    DeviceOrAuto: TypeAlias = str
+else:
+    DeviceName = Literal[(*DEVICES,)]
+    DeviceOrAuto = Literal[("auto", *DEVICES)]
 
 
 # Marks of a key, as in trnslurm/train/settings.py.
@@ -125,7 +129,7 @@ class Cluster(Frozen):
     scheduler: Literal["slurm", "local"] = "slurm"
     instance_type: str = "trn1.32xlarge"
     """A name in the catalog; `auto` on the local cluster: what this machine has."""
-    device: Literal["auto", Device] = "auto"
+    device: DeviceOrAuto = "auto"
     """auto: the instance type's, or another of the same hardware that the recipe supports."""
     prefer_preset: str | None = None
     """Default preset for recipes that have one of this name."""
@@ -387,7 +391,7 @@ class Recipe(Frozen):
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
     """mixed: autocast to bf16; bf16: parameters and gradients, too."""
     batch: Batch = field(default_factory=Batch)
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DeviceName, ...] = ()
     """Devices that the job supports; empty: all."""
     strategy: Strategy = field(default_factory=Strategy)
     data: Data = field(default_factory=Data)

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
+from trnslurm.devices import CPU, CUDA
 from trnslurm.errors import ConfigError
 from trnslurm.rundir import PLAN, open_file
 
@@ -100,5 +101,5 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
         # The graphs of a custom script are unknown.
         "default_cluster": "local",
         "precompile": "never",
-        "devices": ["cuda", "cpu"],
+        "devices": [CUDA.name, CPU.name],
     }

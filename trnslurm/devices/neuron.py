@@ -10,7 +10,7 @@ from trnslurm.devices.device_type import NeuronSdk
 from trnslurm.devices.trainium import Trainium
 
 
-class Neuron(ByXla, Trainium):
+class XlaNeuron(ByXla, Trainium):
     """Trainium by PyTorch/XLA."""
 
     __slots__ = ()
@@ -71,4 +71,4 @@ class Neuron(ByXla, Trainium):
         return "trn1.32xlarge" if len(own) == 16 else "trn1.2xlarge", f"{len(own)} /dev/neuron*"
 
 
-NEURON = Neuron()
+NEURON = XlaNeuron()

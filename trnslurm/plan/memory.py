@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Recipe
+from trnslurm.devices import DeviceType
 from trnslurm.errors import PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.sharding import group_size
@@ -26,8 +26,6 @@ from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
 _RUNTIME_GIB = 2.5  # the device's context, buffers of collectives, fragmentation
-_XLA = ("neuron", "xla-cuda", "xla-cpu")
-_ZERO1 = (*_XLA, "torchneuron")
 _MOST_SAMPLES = 4096  # at once that a device could hold, where a smaller micro-batch is looked for
 
 
@@ -240,7 +238,7 @@ def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     if train.get("gradient_checkpointing") is False:
         yield "train.gradient_checkpointing=true", _with(recipe, gradient_checkpointing=True)
     copies = train.get("optimizer_precision", "fp32_copy") == "fp32_copy"
-    divides = spec.device in _ZERO1
+    divides = spec.device.has_zero1
     if train.get("zero1") is False and divides and copies and train.get("optimizer") != "lamb":
         yield "train.zero1=true", _with(recipe, zero1=True)
     asked = train.get("zero1", recipe.zero1)  # it has no fp32_state, also where it divides nothing
@@ -316,16 +314,16 @@ def _bert(model: Mapping[str, Any], *, of_words: bool) -> Shape:
     )
 
 
-def _divided(recipe: Recipe, device: str) -> bool | None:
+def _divided(recipe: Recipe, device: DeviceType) -> bool | None:
     """Check whether workers divide the optimizer's state; None: unknown."""
     asked = recipe.train.get("zero1", recipe.zero1)
     if recipe.strategy.name:
         return True
-    return None if asked is None else bool(asked) and device in _ZERO1
+    return None if asked is None else bool(asked) and device.has_zero1
 
 
 def _bytes_each(
-    recipe: Recipe, device: str, divided: bool, workers: int
+    recipe: Recipe, device: DeviceType, divided: bool, workers: int
 ) -> tuple[float, float, float]:
     """Return the bytes that a worker holds for each of the model's parameters.
 
@@ -339,12 +337,12 @@ def _bytes_each(
         return 4 / workers, 4 / workers, moments / workers
     kept = recipe.train.get("optimizer_precision", "fp32_copy")
     # Autocast casts a matrix once in a forward pass, and keeps it for the backward pass.
-    casts = 2 if recipe.precision == "mixed" and device not in _XLA else 0
+    casts = 2 if recipe.precision == "mixed" and not device.by_xla else 0
     if divided:  # ZeRO-1 has a copy of its shard, whatever the model has
         own = 2 if recipe.precision == "bf16" else 4
         copy = own if kept == "as_model" else 4
         # torch_xla's adds gradients up in the model's type, ours in fp32.
-        sums = 4 if device == "torchneuron" and own < copy else 0
+        sums = 4 if not device.by_xla and own < copy else 0
         return own + casts, own + sums, (4 + moments) * copy / 4 / workers
     if recipe.precision != "bf16":
         return 4 + casts, 4, moments
@@ -366,7 +364,9 @@ def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
     return parameters * _itemsize(recipe) + gradients * 4
 
 
-def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str, group: int = 1) -> float:
+def layer_bytes(
+    shape: Shape, seq_len: int, device: DeviceType, precision: str, group: int = 1
+) -> float:
     """Return the bytes that one layer keeps of each token for its backward pass.
 
     Per token they are multiples of the model's width, of the feed-forward width, and, where the
@@ -374,16 +374,13 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str, group: 
     """
     hidden, wide = shape.hidden, shape.feed_forward
     item = 4 if precision == "fp32" else 2
-    xla = device in _XLA
-    # Flash attention keeps no weights; XLA's own keeps them for every head and pair of tokens.
-    # Of TorchNeuron's nothing is published: the larger number is the safe one.
-    weights = shape.heads * seq_len if device in (*ON_TRAINIUM, "xla-cpu") else 0
+    weights = shape.heads * seq_len if device.keeps_attention_weights else 0
     if shape.family == "llama":
         copies = max(1, group // shape.key_heads)
         attention = 2 * hidden + 2 * shape.keys_and_values * copies
         # A group keeps both inputs of matrices for the whole sequence.
         whole = 2 * hidden if group > 1 else 0
-        if xla:  # both residuals, gate and up; the rest is recomputed
+        if device.by_xla:  # both residuals, gate and up; the rest is recomputed
             return item * ((2 * hidden + attention + weights + 2 * wide) / group + whole)
         norms = 2 * 4 * hidden  # in fp32
         kept = item * (4 * hidden - whole + attention + weights + 4 * wide) + norms
@@ -391,7 +388,7 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str, group: 
     # Inputs of both norms, of the four matrices of the attention, query, key and value: 8. The
     # masks of dropout, 2 + weights, have a byte per element.
     matrices = item * (8 * hidden + 2 * wide + 2 * weights) + 2 * hidden + weights
-    if xla:
+    if device.by_xla:
         return matrices
     if precision == "mixed":  # autocast keeps inputs of norms in fp32, too
         matrices += 2 * 4 * hidden
@@ -402,12 +399,12 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str, group: 
     return matrices
 
 
-def _loss_bytes(recipe: Recipe, shape: Shape, device: str, group: int) -> float:
+def _loss_bytes(recipe: Recipe, shape: Shape, device: DeviceType, group: int) -> float:
     """Return the bytes of one sample's embeddings, last norm, logits and loss."""
     if "num_labels" in recipe.model:
         return 0.0
     # Logits in 16 bits; in 32 bits logits, softmax and gradient, most of which XLA fuses.
-    logits = (6 if device in _XLA else 14) * shape.vocab
+    logits = (6 if device.by_xla else 14) * shape.vocab
     predicted = recipe.train.get("max_pred", recipe.seq_len)
     return float(predicted * logits / group) + 3 * recipe.seq_len * shape.hidden * _itemsize(recipe)
 

@@ -31,17 +31,9 @@ from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Origin, Recipe, Strategy
 from trnslurm.config.tree import flatten, lookup, merge, nest
 from trnslurm.contract.plan import BatchPlan
+from trnslurm.devices import DEVICES
 from trnslurm.errors import ConfigError, did_you_mean
 
-# The devices of each.
-DEVICES = {
-    # "For eager mode, TorchNeuron supports all three: FSDPv1, FSDPv2, and SimpleFSDP" (AWS's
-    # frameworks/torch/pytorch-native-overview).
-    "fsdp": ("cuda", "cpu", "torchneuron"),
-    "deepspeed": ("cuda", "cpu"),
-    "xla_fsdp": ("neuron", "xla-cuda", "xla-cpu"),
-    "tensor": ("neuron", "torchneuron", "cuda", "xla-cuda", "xla-cpu", "cpu"),
-}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 # DeepSpeed has too many settings to list, and reports wrong ones itself.
@@ -126,7 +118,8 @@ _SECTIONS = {key.partition(".")[0] for key in _DECIDED["deepspeed"]}
 
 def usable_devices(recipe: Recipe) -> Sequence[str]:
     """Return the devices that a job supports; empty: all."""
-    return recipe.devices or DEVICES.get(recipe.strategy.name, ())
+    able = [d.name for d in DEVICES.values() if recipe.strategy.name in d.strategies]
+    return recipe.devices or able
 
 
 def group_size(recipe: Recipe, workers_per_node: int) -> int:

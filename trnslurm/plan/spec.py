@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.config.catalog import DEVICES, ON_GPUS, ON_TRAINIUM, InstanceType, catalog, find
+from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Cluster, Config, Recipe, Reference
-from trnslurm.config.software import NEURON_SDKS, device_of
+from trnslurm.config.software import device_of, device_of_sdk
 from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.contract.plan import BatchPlan
+from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate, estimate, plan_batch
@@ -33,9 +34,6 @@ _DECIDE_SPEED = (
     "train.attention", "train.compile",
 )  # fmt: skip
 
-# Devices whose graphs are compiled ahead of the run when `precompile: auto`.
-COMPILING = (*ON_TRAINIUM, "xla-cpu")
-
 
 class JobSpec(Frozen):
     """One complete job: the training, the cluster, the nodes and the time limits."""
@@ -43,7 +41,7 @@ class JobSpec(Frozen):
     config: Config
     name: str
     instance: InstanceType
-    device: str
+    device: DeviceType
     nodes: int
     batch: BatchPlan
     strategy: Mapping[str, Any] | None
@@ -131,11 +129,11 @@ def make_spec(
     batch = _plan_batch(recipe, nodes, workers)
     expected = _estimate(config, instance, batch)
     compiles = recipe.precompile == "always" or (
-        recipe.precompile == "auto" and device in COMPILING
+        recipe.precompile == "auto" and device.compiles_ahead
     )
-    if compiles and recipe.project and device == "torchneuron":
+    if compiles and recipe.project and not device.compiles_scripts_ahead:
         raise ConfigError(
-            "a custom script has no short run that would meet its graphs: on torchneuron they are "
+            f"a custom script has no short run that would meet its graphs: on {device} they are "
             "compiled in training, and kept for the run's next attempts: set precompile to never"
         )
     phases = ("precompile", "train") if compiles else ("train",)
@@ -235,13 +233,14 @@ def check_job_name(name: str) -> str:
     return name
 
 
-def _device(config: Config, instance: InstanceType) -> str:
+def _device(config: Config, instance: InstanceType) -> DeviceType:
     """Return the device that the job runs on, or raise an error that names the supported ones."""
     recipe, asked = config.recipe, config.cluster.device
     usable = usable_devices(recipe)
     device = instance.choose_device(asked, usable)
-    if asked == "auto" and (of_sdk := device_of(config.cluster, instance)) in (usable or DEVICES):
-        device = of_sdk
+    if asked == "auto":
+        of_sdk = device_of(config.cluster, instance)
+        device = of_sdk if of_sdk.name in (usable or DEVICES) else device
     if device is None:
         able = f"{config.title} runs on {', '.join(usable)}"
         has = f"{instance.name} has {instance.device}"
@@ -256,32 +255,27 @@ def _device(config: Config, instance: InstanceType) -> str:
         else:
             reasons = (able if usable and asked not in usable else has, asks)
         raise ConfigError(f"{', and '.join(reasons)}: choose another cluster, preset or device")
-    if device in ON_TRAINIUM:
+    if device.sdks:
         _check_sdk(config, instance, device)
     return device
 
 
-def _check_sdk(config: Config, instance: InstanceType, device: str) -> None:
+def _check_sdk(config: Config, instance: InstanceType, device: DeviceType) -> None:
     """Refuse a release of Neuron's SDK that is for the other device, and a cache that it lacks."""
-    cluster, sdk = config.cluster, NEURON_SDKS[config.cluster.neuron_sdk]
-    if sdk.device != device:
-        fit = " or ".join(name for name, each in NEURON_SDKS.items() if each.device == device)
+    cluster = config.cluster
+    if cluster.neuron_sdk not in device.sdks:
+        other = device_of_sdk(cluster.neuron_sdk)
         usable = instance.own_devices(usable_devices(config.recipe))
-        or_device = f", or device to {sdk.device}" if sdk.device in usable else ""
+        or_device = f", or device to {other}" if other in usable else ""
         raise ConfigError(
-            f"neuron_sdk {cluster.neuron_sdk} is for device {sdk.device}, and {config.title} on "
-            f"{instance.name} has {device}: set neuron_sdk to {fit}{or_device}"
+            f"neuron_sdk {cluster.neuron_sdk} is for device {other}, and {config.title} on "
+            f"{instance.name} has {device}: set neuron_sdk to {' or '.join(device.sdks)}{or_device}"
         )
-    cache = cluster.compile_cache or ""
-    if device == "torchneuron" and ("://" in cache or cluster.compile_layout == "per-host"):
-        raise ConfigError(
-            f"compile_cache {cache}, compile_layout {cluster.compile_layout}: TorchNeuron has one "
-            "cache for all hosts, in a directory: set compile_layout to shared, and compile_cache "
-            "to an absolute path"
-        )
+    if why := device.why_not_cached(cluster.compile_cache or "", cluster.compile_layout):
+        raise ConfigError(why)
 
 
-def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str) -> None:
+def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: DeviceType) -> None:
     limit = config.cluster.slurm.max_nodes
     if nodes > _MOST_NODES:
         raise ConfigError(f"--nodes {nodes}: no cluster has more than {_MOST_NODES:,}")
@@ -304,17 +298,9 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str
         origin = config.origins["slurm.max_nodes"]
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
-    if nodes > 1 and device in ON_GPUS and config.cluster.scheduler == "local":
-        # Each would begin with the first GPU, and NCCL has no two workers on one.
-        raise ConfigError(
-            f"--nodes {nodes}: the nodes of this machine are emulated, and its GPUs are those of "
-            f"one: use --nodes 1 --workers {nodes}, with a GPU for each worker"
-        )
-    if config.cluster.scheduler == "local" and instance.device in ON_TRAINIUM and nodes > 1:
-        raise ConfigError(
-            f"--nodes {nodes}: this machine is one {instance.name}, and emulated nodes cannot "
-            "share its Neuron devices; use --nodes 1"
-        )
+    emulated = nodes > 1 and config.cluster.scheduler == "local"
+    if emulated and (why := device.why_one_node(nodes, instance.name)):
+        raise ConfigError(why)
 
 
 def steps_of(config: Config, batch: BatchPlan) -> int:
@@ -373,7 +359,8 @@ def _changed(config: Config, instance: InstanceType) -> list[str]:
     asked -= {"strategy.fsdp_file", "strategy.deepspeed_file", "strategy.xla_fsdp_file"}
     if "reference" in asked:
         return []
-    if config.cluster.device in instance.own_devices(usable_devices(config.recipe))[:1]:
+    usual = instance.own_devices(usable_devices(config.recipe))[:1]
+    if config.cluster.device in map(str, usual):
         asked.discard("device")
     prefixes = tuple(f"{key}." for key in _DECIDE_SPEED)
     return sorted(key for key in asked if f"{key}.".startswith(prefixes))

@@ -17,6 +17,7 @@ from trnslurm.declared import (
     find_problem,
     read_declaration,
 )
+from trnslurm.devices import DeviceType
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.sharding import usable_devices
 from trnslurm.rundir import read_file
@@ -63,7 +64,7 @@ def check_declared(config: Config) -> None:
         "data.path": recipe.data.path,
     }
     if device := _device(config):
-        around["device"] = device
+        around["device"] = device.name
     for section, declared in declarations(config).items():
         values = dict(config.tree[section])
         if "strategy" in declared.fields and recipe.strategy != Strategy():
@@ -127,7 +128,7 @@ def _check_keys(config: Config, declared: Declaration, values: dict[str, Any]) -
         )
 
 
-def _device(config: Config) -> str | None:
+def _device(config: Config) -> DeviceType | None:
     instance = catalog(config.cluster.instance_types).get(config.cluster.instance_type)
     usable = usable_devices(config.recipe)
     return instance.choose_device(config.cluster.device, usable) if instance else None

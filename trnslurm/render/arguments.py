@@ -41,7 +41,7 @@ def known_places(spec: JobSpec) -> dict[str, str]:
         "steps": str(recipe.steps),
         "seed": str(recipe.seed),
         "seq_len": str(recipe.seq_len),
-        "device": spec.device,
+        "device": spec.device.name,
         "name": spec.name,
     }
 

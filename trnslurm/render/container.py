@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM
 from trnslurm.config.schema import Cluster, Container
 from trnslurm.config.values import MOUNTABLE, MOUNTABLE_WORDS
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
-from trnslurm.plan.spec import COMPILING, JobSpec
+from trnslurm.plan.spec import JobSpec
 
 _ONE_TASK = "srun --nodes=1 --ntasks=1 --cpu-bind=none "
 _HERE, _CACHE = "$PWD", "$TRNSLURM_CACHE"
@@ -52,8 +51,8 @@ def container_parts(
         if path.startswith(("/", "~")) and not re.fullmatch(MOUNTABLE, path):
             raise ConfigError(f"{path!r}: a container mounts {MOUNTABLE_WORDS}")
     own = [_HERE, *map(_text, filter(None, made))]
-    if spec is not None and spec.device in COMPILING and "precompile" in spec.phases:
-        if spec.device == "neuron" and cluster.compile_cache is None:
+    if spec is not None and spec.device.compiles_ahead and "precompile" in spec.phases:
+        if spec.device.cache_on_nodes and cluster.compile_cache is None:
             raise ConfigError(
                 "compile_cache is not set, and its default, /var/tmp, is lost with the container: "
                 "set it to a directory that all nodes share"
@@ -106,8 +105,7 @@ def _apptainer(
     yield f'apptainer exec --pwd "{begin}"'
     for mount in mounts:
         yield f'--bind "{mount}"'
-    if spec and spec.device in ON_GPUS:
-        yield "--nv"  # NVIDIA's libraries and devices; Neuron and EFA devices come with /dev
+    yield from _device_options("apptainer", spec)
     yield f'"{image}"'
 
 
@@ -121,11 +119,12 @@ def _podman(image: str, begin: str, mounts: Sequence[str], spec: JobSpec | None)
     yield "--env='SLURM_*' --env='TRNSLURM_*'"  # the rank, and values known only at the start
     for mount in mounts:
         yield f'--volume="{mount}"'
-    if spec and spec.device in ON_GPUS:
-        yield "--device=nvidia.com/gpu=all"  # CDI, from NVIDIA's container toolkit
-    if spec and spec.device in ON_TRAINIUM:
-        devices = [f"--device=/dev/neuron{number}" for number in range(spec.instance.accelerators)]
-        yield from (" ".join(devices[at : at + 4]) for at in range(0, len(devices), 4))
+    yield from _device_options("podman", spec)
     if spec and spec.nodes > 1 and spec.instance.efa:
         yield "--device=/dev/infiniband"  # EFA
     yield f'--workdir="{begin}" "{image}"'
+
+
+def _device_options(runtime: str, spec: JobSpec | None) -> Sequence[str]:
+    accelerators = spec.instance.accelerators if spec else 0
+    return spec.device.container_options(runtime, accelerators) if spec else ()

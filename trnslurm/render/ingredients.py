@@ -45,7 +45,7 @@ def ingredients(
     entry = f"{spec.config.code_name}/{recipe.entry}"
     sharding = {"strategy": {strategy: getattr(recipe.strategy, strategy)}} if strategy else {}
     return {
-        "device": spec.device,
+        "device": spec.device.name,
         "instance_type": spec.instance.name,
         "nodes": batch.nodes,
         "workers_per_node": batch.workers_per_node,
@@ -66,7 +66,7 @@ def ingredients(
 def _layers_compiled(spec: JobSpec) -> dict[str, Any]:
     """Return train.compile where it decides what the graphs kept for a key are."""
     compiles = spec.config.recipe.train.get("compile", False)
-    return {"compile": compiles} if spec.device == "torchneuron" else {}
+    return {"compile": compiles} if spec.device.compile_shapes_graphs else {}
 
 
 def _script(recipe: Recipe) -> dict[str, Any]:

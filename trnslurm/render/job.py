@@ -141,7 +141,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         cluster=config.cluster_name,
         instance_type=spec.instance.name,
         peak_tflops=spec.instance.bf16_tflops * batch.nodes,
-        device=spec.device,
+        device=spec.device.name,
         batch=batch,
         seq_len=recipe.seq_len,
         steps=recipe.steps,

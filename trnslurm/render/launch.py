@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from trnslurm.config.schema import Recipe
+from trnslurm.devices import CPU
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render.arguments import argument_words
@@ -39,7 +40,7 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
     else:
         entry = f"code/{spec.config.code_name}/{recipe.entry}"
         words = [shlex.quote(entry), f"{place}{PLAN}"]
-    on_cpu = launcher == "accelerate" and spec.device == "cpu"
+    on_cpu = launcher == "accelerate" and spec.device is CPU
     return WorkerLaunch(
         launcher="accelerate-cpu" if on_cpu else launcher,
         script=" ".join(words),

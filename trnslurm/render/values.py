@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm import __version__
-from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, WITH_EFA, InstanceType, catalog
+from trnslurm.config.catalog import InstanceType, catalog
 from trnslurm.config.schema import Config, Recipe
 from trnslurm.contract.options import BY_SHELL, AttemptOptions
+from trnslurm.devices import DeviceType
 from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.batch import formulas
 from trnslurm.plan.data import DataJob, data_path, first_parameters
-from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch, has_own_steps, other_counts
+from trnslurm.plan.spec import JobSpec, has_own_batch, has_own_steps, other_counts
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.container import container_parts
 from trnslurm.render.directives import data_resources, training_resources
@@ -43,9 +44,6 @@ SMALL_GIB = 32
 # Enough for 16,320 workers: a job needs 256 files, and four for each worker.
 _OPEN_FILES = 65536
 _CHOSEN = '--nodelist="$TRNSLURM_HOSTS" '
-# Neuron's cache remembers graphs whose compilation failed or was interrupted, and skips them
-# forever without this option of the compiler's wrapper. The option is not part of the graph key.
-_RETRY = "--retry_failed_compilation"
 
 
 def training_values(
@@ -69,9 +67,9 @@ def training_values(
         **_common_values(config),
         "phase": phase,
         "nodes": spec.nodes,
-        "device": spec.device,
+        "device": spec.device.name,
         "batch": spec.batch,
-        "on_trainium": spec.device in ON_TRAINIUM,
+        "on_trainium": spec.device.on_trainium,
         "job": Header(
             title=f"{title}: {phase}",
             node_title=f"{title}: one node's part",
@@ -84,12 +82,12 @@ def training_values(
         ),
         "environment": _environment(
             config,
-            {**(recipe.neuron.env if spec.device == "neuron" else {}), **cluster.env},
+            {**(recipe.neuron.env if spec.device.sets_neuron_env else {}), **cluster.env},
             one_thread=recipe.launcher not in ("python", "script") or not recipe.project,
         ),
         "network": Network(
             efa=efa,
-            finds_plugin=spec.device in ON_GPUS and not inside.lines,
+            finds_plugin=spec.device.on_gpus and not inside.lines,
             emulated=not spec.on_slurm,
         ),
         "neuron": _neuron(spec, phase),
@@ -142,7 +140,7 @@ def data_values(job: DataJob) -> dict[str, Any]:
 
 def compiles_ahead(spec: JobSpec) -> bool:
     """Check whether a precompile compiles the graphs of a job."""
-    return spec.device in COMPILING and "precompile" in spec.phases
+    return spec.device.compiles_ahead and "precompile" in spec.phases
 
 
 def _common_values(config: Config) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def _environment(
 ) -> NodeEnvironment:
     cluster = config.cluster
     known = catalog(cluster.instance_types).get(cluster.instance_type)
-    neuron = known is None or known.device in ON_TRAINIUM
+    neuron = known is None or known.device.on_trainium
     return NodeEnvironment(
         umask=f"{cluster.umask:03o}",
         path=search_path(cluster.python, cluster.slurm.bin_dir, neuron=neuron),
@@ -208,7 +206,8 @@ def _plan(spec: JobSpec) -> BatchOnNodes:
 def _neuron(spec: JobSpec, phase: str) -> NeuronSettings:
     recipe, instance = spec.config.recipe, spec.instance
     # On the smallest instance.
-    once = phase == "precompile" and spec.device == "neuron" and instance.host_gib <= SMALL_GIB
+    small = instance.host_gib <= SMALL_GIB
+    once = phase == "precompile" and spec.device.parallel_compile and small
     return NeuronSettings(
         cc_flags=_cc_flags(recipe.neuron.cc_flags, instance, spec.device),
         lnc=instance.lnc,
@@ -217,15 +216,14 @@ def _neuron(spec: JobSpec, phase: str) -> NeuronSettings:
     )
 
 
-def _cc_flags(flags: str, instance: InstanceType, device: str) -> str:
+def _cc_flags(flags: str, instance: InstanceType, device: DeviceType) -> str:
     """Return the compiler's flags, with those that every job has on this instance type."""
     if instance.lnc and (found := re.search(r"(?<!\S)(--logical-nc-config|--?lnc)\b", flags)):
         raise RenderError(
             f"neuron.cc_flags has {found[0]}, which changes the number of cores: set lnc, workers "
             f"and multi_node_workers under instance_types.{instance.name} of the profile instead"
         )
-    # An option of libneuronxla, without which TorchNeuron does.
-    own = [_RETRY] if device == "neuron" and _RETRY not in flags.split() else []
+    own = [flag for flag in device.compiler_flags if flag not in flags.split()]
     if instance.lnc:
         own.append(f"--lnc={instance.lnc}")
     return " ".join([*own, flags] if flags else own)
@@ -246,12 +244,12 @@ def _graphs(spec: JobSpec, phase: str) -> CompiledGraphs:
     below_home = root.startswith("~/")
     return CompiledGraphs(
         ahead=ahead,
-        unverified=spec.device in COMPILING and not ahead and phase == "train",
+        unverified=spec.device.compiles_ahead and not ahead and phase == "train",
         root=f'"$HOME/"{shlex.quote(root[2:])}' if below_home else shlex.quote(root),
         url=cluster.compile_cache,
         layout=cluster.compile_layout,
         trust=" ".join(cluster.compile_trust),
-        per_host=cluster.compile_layout == "per-host" and spec.device == "neuron",
+        per_host=cluster.compile_layout == "per-host" and spec.device.cache_on_nodes,
     )
 
 
@@ -297,8 +295,8 @@ def _node(spec: JobSpec, place: str) -> NodePart:
     return NodePart(
         open_files=max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
         preflight=cluster.preflight,
-        num_devices=spec.instance.accelerators if spec.device in ON_TRAINIUM else 0,
-        num_efa=spec.instance.efa if spec.nodes > 1 and spec.device in WITH_EFA else 0,
+        num_devices=spec.instance.neuron_devices(spec.device),
+        num_efa=spec.instance.efa_for(spec.device, spec.nodes),
         data=data_path(spec.config),
         usage_seconds=f"{cluster.usage_seconds:g}" if cluster.usage_seconds else "",
         hang_minutes=f"{recipe.hang_minutes:g}" if recipe.hang_minutes else "",

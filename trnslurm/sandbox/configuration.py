@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from trnslurm.devices import CPU, XLA_CPU
 from trnslurm.errors import did_you_mean
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
@@ -67,7 +68,7 @@ FIRST_ID = 2_000_000_001
 _SCHEDULABLE_MEMORY = 0.95
 _WORKERS = range(1, 9)
 _CPU_NODE = {
-    "device": "cpu",
+    "device": CPU.name,
     "accelerators": 1,
     "workers": [*_WORKERS],
     "multi_node_workers": [*_WORKERS],
@@ -251,8 +252,8 @@ def node_words(settings: SandboxSettings) -> dict[str, dict[str, str]]:
         "RealMemory": str(int(instance.host_gib * 1024 * _SCHEDULABLE_MEMORY)),
         "Feature": ",".join([*features, "efa"] if instance.efa else features),
     }
-    if instance.device == "cuda":
-        facts["Gres"] = f"gpu:{instance.accelerators}"
+    if instance.gpus:
+        facts["Gres"] = f"gpu:{instance.gpus}"
     return {name: {**facts, **own} for name in settings.node_names}
 
 
@@ -271,7 +272,7 @@ def profile(layout: Layout, settings: SandboxSettings) -> str:
         # Only `doctor --run` with device neuron reads the second line.
         "activate": [
             f'export PATH="{layout.neuron_bin}:$PATH"',
-            "export TRNSLURM_STAND_IN_DEVICE=xla-cpu",
+            f"export TRNSLURM_STAND_IN_DEVICE={XLA_CPU}",
         ]
         if settings.neuron_stand_ins
         else [],
@@ -287,8 +288,8 @@ def profile(layout: Layout, settings: SandboxSettings) -> str:
     else:
         tree["slurm"] |= {"partition": PARTITION, "max_nodes": settings.nodes}
         tree["instance_types"] = {name: _instance(settings)}
-        if settings.instance.device == "cuda":
-            tree["slurm"]["gpus_per_node"] = settings.instance.accelerators
+        if settings.instance.gpus:
+            tree["slurm"]["gpus_per_node"] = settings.instance.gpus
     header = "# Written by `trnslurm sandbox up`, gone with `trnslurm sandbox down`.\n"
     return header + yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
 
@@ -300,5 +301,5 @@ def _instance(settings: SandboxSettings) -> dict[str, Any]:
     _, words = split_settings(settings.set)
     if words.get("CPUs", "").isdecimal():
         facts["vcpus"] = int(words["CPUs"])
-    facts |= {"device": "xla-cpu", "workers": [*_WORKERS], "multi_node_workers": [*_WORKERS]}
+    facts |= {"device": XLA_CPU.name, "workers": [*_WORKERS], "multi_node_workers": [*_WORKERS]}
     return facts | {"efa": 0, "bf16_tflops": 0.0, "device_gib": 0, "price_per_hour": None}

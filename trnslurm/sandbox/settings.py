@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from trnslurm.config.catalog import ON_TRAINIUM, InstanceType, catalog, find
+from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.rehearsal import Rehearsal
@@ -99,7 +99,7 @@ class SandboxSettings:
             )
         for setting in self.set:
             _check_setting(setting)
-        is_neuron = not self.seen and self.instance.device in ON_TRAINIUM
+        is_neuron = not self.seen and self.instance.device.on_trainium
         if self.neuron_stand_ins and not is_neuron:
             raise SandboxError(f"--neuron-stand-ins: {self.like} has no Neuron devices")
 
@@ -112,7 +112,7 @@ class SandboxSettings:
     def instance(self) -> InstanceType:
         """The catalog's entry for `like`."""
         types = catalog()
-        of_clusters = {n: t for n, t in types.items() if t.device in (*ON_TRAINIUM, "cuda")}
+        of_clusters = {n: t for n, t in types.items() if not t.device.on_host}
         return find(of_clusters, self.like)
 
     @property

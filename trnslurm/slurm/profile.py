@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trnslurm.config.catalog import InstanceType
-from trnslurm.config.software import NEURON_SDKS
+from trnslurm.config.schema import Cluster
+from trnslurm.devices import CPU, CUDA
 from trnslurm.slurm.detect import DetectedCluster, Nodes
 
 MOUNTS = Path("/proc/self/mounts")
@@ -114,10 +115,10 @@ def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, ob
 
 def _sdk_lines(known: InstanceType | None) -> list[str]:
     """Return the release of Neuron's SDK, where it is not the default."""
-    if known is None or known.device != "torchneuron":
+    sdks = known.device.sdks if known else {}
+    if not sdks or Cluster.neuron_sdk in sdks:
         return []
-    version = next(name for name, sdk in NEURON_SDKS.items() if sdk.device == known.device)
-    return [f'neuron_sdk: "{version}"  # with TorchNeuron']
+    return [f'neuron_sdk: "{next(iter(sdks))}"  # with TorchNeuron']
 
 
 def _cache_lines(cache: str) -> list[str]:
@@ -159,7 +160,7 @@ def _own_name(chosen: Nodes) -> str:
 
 def _own_type(name: str, chosen: Nodes) -> list[str]:
     """Return the lines that define an instance type that the catalog lacks."""
-    device, count = ("cuda", chosen.gpus) if chosen.gpus else ("cpu", chosen.cpus)
+    device, count = (CUDA, chosen.gpus) if chosen.gpus else (CPU, chosen.cpus)
     listed = sorted({n for n in (1, 2, 4, 8, 16, count) if n <= count})
     slices = ["    # Slices of GPUs (MIG): NCCL joins no two of them, so one worker per node."]
     unset = ["    # host_gib: ?  slurm.conf has no RealMemory for these nodes"]

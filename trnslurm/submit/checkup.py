@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trnslurm.config.catalog import ON_TRAINIUM
 from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import ON_NODES, Bundle, package_files
@@ -62,16 +61,16 @@ def make_checkup(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
 
 
 def _node_script(spec: JobSpec) -> str:
-    neuron = spec.device in ON_TRAINIUM
     cache = spec.config.cluster.compile_cache
     words = [
         f"--device={spec.device}",
-        f"--devices={spec.instance.accelerators if neuron else 0}",
+        f"--devices={spec.instance.neuron_devices(spec.device)}",
         f"--workers={spec.batch.workers_per_node}",
         f"--cache-layout={spec.config.cluster.compile_layout}",
         f"--graph-size={1000 + int(time.time()) % _SIZES}",
     ]
-    words += [f"--cache={cache}"] if cache and spec.device == "torchneuron" else []
+    if cache and spec.device.on_trainium and not spec.device.cache_on_nodes:
+        words.append(f"--cache={cache}")
     return "\n".join(
         [
             "#!/bin/bash",

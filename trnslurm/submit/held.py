@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 
-from trnslurm.config.catalog import ON_GPUS, ON_TRAINIUM, catalog, find
+from trnslurm.config.catalog import catalog, find
 from trnslurm.config.software import device_of
 from trnslurm.contract.variables import Variable
+from trnslurm.devices import CPU, CUDA, DeviceType
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError
 from trnslurm.render.job import script_name
 from trnslurm.runs.run import RunDir
@@ -119,11 +120,10 @@ def _refuse_other_device(job: Job, partition: str, slurm: Slurm, what: str) -> N
     types = catalog(job.profile.instance_types)
     device = device_of(job.profile, find(types, job.instance_type))
     nodes = find_partition(slurm, partition, types)
-    there = types[nodes.instance_type].device if nodes.instance_type else ""
-    there = there or ("cuda" if nodes.gpus else "cpu")
-    needs = {"neuron": {*ON_TRAINIUM}, "torchneuron": {"torchneuron"}}
-    needs |= {gpus: {*ON_GPUS} for gpus in ON_GPUS}
-    if there not in needs.get(device, {there}):
+    there: DeviceType = CUDA if nodes.gpus else CPU
+    if nodes.instance_type:
+        there = types[nodes.instance_type].device
+    if not (device.on_host or device is there or device.name == there.also):
         raise SubmitError(
             f"{what} is in partition {partition}, whose nodes have {there}; {job.cluster} is for "
             f"{device}: hold a job there, or choose another --cluster"

@@ -12,9 +12,10 @@ from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.cluster.cache_use import still_compiles
 from trnslurm.cluster.claims import Claim
 from trnslurm.config.schema import Config
+from trnslurm.devices import DEVICES
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
-from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
+from trnslurm.plan.spec import JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, make_job
 
 DECIDED_THERE = "the other host looks when the submission arrives"
@@ -91,7 +92,8 @@ def graphs_of(job: Job) -> str:
 def need_of(job: Job, cache: CompileCache | None) -> Need:
     """Return what a job needs now; without a cache, the host of --on decides."""
     if PRECOMPILE not in job.phases:
-        ahead = job.precompile == "never" and (job.ingredients or {}).get("device") in COMPILING
+        device = DEVICES.get(str((job.ingredients or {}).get("device")))
+        ahead = job.precompile == "never" and device and device.compiles_ahead
         return Need(job=job, decision="never" if ahead else "none")
     if job.ingredients is None:
         problem = "the bundle does not say what shapes its graphs"
