@@ -108,13 +108,12 @@ def main() -> None:
 def unit_loss(model: Any, device: Device, plan: JobPlan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of the mean loss over the global batch."""
     samples = read_unit(device, text, unit)
-    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
-    weight = device.put(torch.tensor([unit.weight / plan.batch.global_batch]))
+    share = device.put(unit.share_of(plan.batch.global_batch))
     device.seed(unit.seed)
     # All samples are padded to seq_len: lengths that vary would compile again and again, and
     # workers with different graphs hang on Trainium (token classification in AWS's tutorial:
     # "Timeout waiting for RX", answered there by --pad_to_max_length).
-    return sum_losses(predict(model, device, plan.precision, samples), samples.labels) * weight
+    return sum_losses(predict(model, device, plan.precision, samples), samples.labels) * share
 
 
 @torch.no_grad()

@@ -112,12 +112,11 @@ def unit_loss(
     more.
     """
     samples = read_unit(device, text, unit)
-    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
-    weights = device.put(torch.full((2,), unit.weight / max(words, 1)))
+    shares = device.put(unit.share_of(words, words))
     device.seed(unit.seed)
     logits = predict(model, device, plan.precision, samples)
     right = (logits.detach().argmax(-1) == samples.labels).sum()
-    return torch.stack([sum_losses(logits, samples.labels), right]) * weights
+    return torch.stack([sum_losses(logits, samples.labels), right]) * shares
 
 
 def evaluate(

@@ -146,8 +146,8 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of each of PARTS: means over these counts of tokens and samples."""
     with device.timer("data"):
-        weights = torch.tensor([unit.weight / count for count in counts * 2])
-        *columns, weights = device.put_all([*text.samples(unit.first, unit.size), weights])
+        shares = unit.share_of(*counts, *counts)
+        *columns, shares = device.put_all([*text.samples(unit.first, unit.size), shares])
     samples = Samples(*columns)
     device.seed(unit.seed)
     with device.autocast(plan.precision):
@@ -161,7 +161,7 @@ def unit_loss(
             (next_sentence.argmax(-1) == samples.next_sentence).sum(),
         ]
     )
-    parts = sums * weights
+    parts = sums * shares
     return torch.cat([parts[:2].sum(0, keepdim=True), parts.detach()])
 
 

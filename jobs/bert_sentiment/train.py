@@ -103,12 +103,11 @@ def main() -> None:
 def unit_loss(model: Any, device: Device, plan: JobPlan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over the global batch."""
     samples = read_unit(device, text, unit)
-    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
-    weights = device.put(torch.full((unit.size,), unit.weight / plan.batch.global_batch))
+    shares = device.put(unit.share_of(plan.batch.global_batch).repeat(unit.size))
     device.seed(unit.seed)
     logits = predict(model, device, plan.precision, samples)
-    loss = (cross_entropy(logits, samples.labels, reduction="none") * weights).sum()
-    right = (logits.detach().argmax(-1) == samples.labels) * weights
+    loss = (cross_entropy(logits, samples.labels, reduction="none") * shares).sum()
+    right = (logits.detach().argmax(-1) == samples.labels) * shares
     return torch.stack([loss, right.sum()])
 
 

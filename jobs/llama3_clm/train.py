@@ -148,14 +148,13 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
-        # A vector, because torch_xla compiles a plain number of exactly 0 or 1 into the graph.
-        weight = torch.tensor([unit.weight / valid_tokens])
-        tokens, weight = device.put_all([text.samples(unit.first, unit.size), weight])
+        share = unit.share_of(valid_tokens)
+        tokens, share = device.put_all([text.samples(unit.first, unit.size), share])
     device.seed(unit.seed)
     logits = sharded.model(tokens, use_cache=False).logits
     # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
     targets = pad(tokens[:, 1:], (0, 1), value=-100)
-    return sharded.cross_entropy(logits, targets) * weight
+    return sharded.cross_entropy(logits, targets) * share
 
 
 def open_split(plan: JobPlan, split: str) -> Text:

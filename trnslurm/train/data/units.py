@@ -1,7 +1,21 @@
-"""Which units (canonical micro-batches) of a step a worker runs, and the seed of each."""
+"""Which units (canonical micro-batches) of a step a worker runs, and what each counts.
+
+The gradient of a step is the mean over the step's tokens, whatever the number of workers. So a unit
+sums the losses of its tokens, and multiplies the sum by its share: 1 / the tokens of the whole
+step. From there on gradients are only added: the backward passes add up units, the optimizers add
+up workers. Nobody averages, because a mean of means weighs tokens differently where units or
+workers have unequal numbers of them. Libraries that divide by the number of workers or units
+(torch_xla's ZeRO-1, FSDP, DeepSpeed) get it multiplied back where they are called.
+
+Each term of a loss has a share of its own: masked tokens count among the step's masked tokens,
+pairs of sentences among its pairs.
+"""
 
 import hashlib
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from trnslurm.train.plan import JobPlan
 
@@ -18,6 +32,15 @@ class Unit:
     """1, or 0 for padding."""
     seed: int
     """The random seed of the unit's dropout and masking."""
+
+    def share_of(self, *counts: float) -> Tensor:
+        """Return the factors that make sums over this unit shares of means over the whole step.
+
+        `counts` are the numbers of tokens (samples, …) of the whole step, one for each term. Give
+        the factors to the device with the samples. They are a vector, because torch_xla compiles a
+        plain number of exactly 0 or 1 into the graph.
+        """
+        return torch.tensor([self.weight / count if count else 0.0 for count in counts])
 
 
 def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
