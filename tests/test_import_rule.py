@@ -144,7 +144,6 @@ TRAIN_GROUND = {
     "lightning",
     "models",
     "plan",
-    "say",
     "settings",
 }
 TRAIN_FLOORS = [

@@ -30,7 +30,7 @@ _LONGER, _OF_STEP, _LOOKS = 1.25, 0.05, 3
 # All wait this many times longer than they usually did, and for this share of a step.
 _WAIT_LONGER, _WAIT_OF_STEP, _USUAL_LOOKS = 2.0, 0.3, 3
 _NEXT = ": the network? trnslurm doctor --run times the link of each node"
-_NOT_COMPUTING = ("collectives", "data", "eval", "checkpoint")
+NOT_COMPUTING = ("collectives", "data", "eval", "checkpoint")
 
 
 class Spent(NamedTuple):
@@ -43,7 +43,7 @@ class Spent(NamedTuple):
 
     def with_step(self, spent: Mapping[str, float], seconds: float) -> Spent:
         """Return these sums with another step."""
-        told = [spent.get(name, 0.0) for name in _NOT_COMPUTING]
+        told = [spent.get(name, 0.0) for name in NOT_COMPUTING]
         compute = max(0.0, seconds - sum(told))
         return Spent(
             self.steps + 1, self.compute + compute, self.data + told[1], self.wait + told[0]

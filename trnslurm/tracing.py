@@ -57,17 +57,16 @@ class Tracer:
         first = not files.profile_file(_RECIPE, rank, "summary.json").exists()
         self._after = self._after if rank == 0 and first else 0
         self._recording: Any = None
+        self.records = False
+        """Whether the coming step is recorded."""
+        self.counts = self._after > 0
+        """Whether step_done must be called after each step, and not only now and then."""
         self._request: dict[str, Any] = {}
         self._left = 0
         self._began = 0.0
 
-    @property
-    def records(self) -> bool:
-        """Whether the coming step is recorded."""
-        return self._recording is not None
-
     def step_done(self) -> None:
-        """Begin or end a recording, if it is time; call it after every step."""
+        """Begin or end a recording, if it is time."""
         self._after -= 1
         if self.records:
             self._left -= 1
@@ -80,6 +79,8 @@ class Tracer:
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             self._look()
+        self.records = self._recording is not None
+        self.counts = self.records or self._after > 0
 
     def _look(self) -> None:
         file = self._files.profile_request

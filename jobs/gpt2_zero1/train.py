@@ -6,13 +6,16 @@ plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only t
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
+from torch.optim import AdamW, Muon, Optimizer
 from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
@@ -25,6 +28,7 @@ from trnslurm.train.loop.progress import Reporting, count_parameters, flops_per_
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Gpt2
 from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.optimizer import decay_matrices
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings, Free, Positive
 
@@ -33,14 +37,22 @@ from trnslurm.train.settings import CommonSettings, Free, Positive
 class Settings(CommonSettings):
     """The recipe's train section."""
 
-    optimizer: Literal["adamw", "adam", "sgd"]
-    """AdamW, Adam; or SGD, to compare runs exactly: ZeRO-1 has no norms of whole parameters."""
+    optimizer: Literal["adamw", "adam", "sgd", "muon"]
+    """AdamW, Adam; SGD, to compare runs exactly; or Muon for the layers' matrices, else AdamW."""
     optimizer_precision: Literal["fp32_copy", "as_model"]
     """In bf16, what ZeRO-1 divides: copies of the parameters in fp32, or parameters as they are."""
     eval_samples: Free[Positive[int]]
     """This many held-out samples."""
     gradient_checkpointing: bool
     """Recompute activations in the backward pass."""
+
+    REFUSED = (
+        (
+            {"optimizer": "muon", "device": ["neuron", "xla-cpu", "xla-cuda"]},
+            "it is PyTorch's own, whose steps are numbers that XLA would compile in: take adamw, "
+            "or device cpu or cuda",
+        ),
+    )
 
 
 class Model(Gpt2):
@@ -55,7 +67,12 @@ def main() -> None:
     held_out = open_split(plan, "eval") if settings.eval_every else text
     model = make_model(plan, settings, device)
     optimizer = make_optimizer(
-        settings, device, model.named_parameters(), precision=settings.optimizer_precision
+        settings,
+        device,
+        model.named_parameters(),
+        partial(muon_and_adamw, settings) if settings.optimizer == "muon" else None,
+        zero1=True,
+        precision=settings.optimizer_precision,
     )
     run = TrainingRun(
         job,
@@ -98,13 +115,12 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
-        # A vector, because torch_xla compiles a plain number of exactly 0 or 1 into the graph.
-        weight = torch.tensor([unit.weight / valid_tokens])
-        tokens, weight = device.put_all([text.samples(unit.first, unit.size), weight])
+        share = unit.share_of(valid_tokens)
+        tokens, share = device.put_all([text.samples(unit.first, unit.size), share])
     device.seed(unit.seed)
     with device.autocast(plan.precision):
         logits = model(tokens, use_cache=False).logits
-    return device.compiled(sum_losses)(logits, tokens) * weight
+    return device.compiled(sum_losses)(logits, tokens) * share
 
 
 def sum_losses(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -112,6 +128,27 @@ def sum_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
     targets = pad(tokens[:, 1:], (0, 1), value=-100)
     return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
+def muon_and_adamw(settings: Settings, named: Mapping[str, nn.Parameter]) -> list[Optimizer]:
+    """Make Muon for the matrices of the layers, and AdamW for embeddings, norms and biases.
+
+    Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) is made for matrices between
+    hidden activations. Its updates get the size of AdamW's, so that both have one rate (Liu et al.,
+    Muon is Scalable for LLM Training, 2025, arXiv:2502.16982, section 2.2).
+    """
+    inside = {name: each for name, each in named.items() if ".h." in name and each.ndim == 2}
+    rest = {name: each for name, each in named.items() if name not in inside}
+    decay = settings.weight_decay
+    return [
+        Muon(inside.values(), lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        AdamW(
+            decay_matrices(rest, decay),
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+        ),
+    ]
 
 
 def open_split(plan: JobPlan, split: str) -> Text:

@@ -15,6 +15,9 @@ FROZEN = (
 )
 
 
+MOMENTS = ("exp_", "momentum_buffer")
+
+
 def import_job(path):
     spec = importlib.util.spec_from_file_location("job", path)
     job = importlib.util.module_from_spec(spec)
@@ -42,8 +45,9 @@ def cache_misses(device):
 
 def state_bytes(optimizer):
     """The bytes of what the optimizer really holds of each parameter, padding included."""
-    states = optimizer._base.state.values()
-    held = [value for state in states for key, value in state.items() if key.startswith("exp_")]
+    inside = getattr(optimizer, "_inside", None) or [optimizer._base]
+    states = [state for each in inside for state in each.state.values()]
+    held = [value for state in states for key, value in state.items() if key.startswith(MOMENTS)]
     # A DTensor counts the bytes of all workers.
     return sum(getattr(value, "to_local", lambda value=value: value)().nbytes for value in held)
 

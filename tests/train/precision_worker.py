@@ -40,7 +40,6 @@ def train(name, precision, device, dtype=torch.bfloat16, *, zero1=False):
         parameter.sum().backward()
         device.sync()
         optimizer.step(LR)
-        optimizer.zero_grad()
         device.sync()
         graphs.append(device.graphs())
     shards = {shard.kind: shard.tensor.cpu() for shard in optimizer.shards()}

@@ -31,7 +31,6 @@ def main():
             of_all = [made(step, rank, parameters, dtype) for rank in range(device.world)]
             for parameter, gradient in zip(parameters, of_all[device.rank], strict=True):
                 shared.gradients[parameter].copy_(gradient)
-            shared.begin_last_unit()
             shared.all_reduce()
             for number, parameter in enumerate(parameters):
                 found = shared.gradients[parameter]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.run import all_equal, conclude
 
@@ -14,6 +15,7 @@ class TwoWorkers:
     """Answers as a device whose other worker holds other_values."""
 
     rank = 0
+    say = Device.say
 
     def __init__(self, other_values=None):
         self.other_values = other_values

@@ -67,7 +67,6 @@ def counted(device):
 
     def end():
         optimizer.step(1e-3)
-        optimizer.zero_grad()
 
     for _ in range(UNITS):  # the first step makes the optimizer's state
         backward()

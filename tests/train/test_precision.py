@@ -87,7 +87,6 @@ def test_adam_decays_with_the_gradient_as_pytorchs(cpu):
         torch.nn.utils.clip_grad_norm_([other], settings.max_norm or 1e9)
         optimizer.step(0.1)
         plain.step()
-        optimizer.zero_grad()
         plain.zero_grad()
     assert torch.allclose(parameter, other, rtol=1e-6)
 
@@ -106,7 +105,6 @@ def test_gradients_of_many_units_add_up_beside_a_copy(cpu, precision, norm):
         for _ in range(512):
             (parameter / 512).sum().backward()
         assert optimizer.step(0.0).item() == norm
-        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(("max_norm", "left"), [(0.0, 1.0), (1.0, 0.5), (4.0, 1.0)])

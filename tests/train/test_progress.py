@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trnslurm.train.devices.device import Timer
+from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter, _format
@@ -17,6 +17,7 @@ class Counting:
     """A device whose counters of graphs a test sets."""
 
     rank = 0
+    say = Device.say
 
     def __init__(self, asked_of_cache: bool) -> None:
         self.timer = Timer()

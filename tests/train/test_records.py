@@ -25,10 +25,9 @@ def state(tmp_path, monkeypatch):
 
 def fail(error):
     def main():
-        job.begin_step(41)
+        job._timer.begin(41)
         raise error
 
-    job._first_step = None
     return main
 
 
@@ -60,13 +59,13 @@ def test_steps_and_what_is_behind_an_error_are_noted(state):
     """Also what `from None` hides: triage must know that a file was at fault."""
 
     def main():
-        job.begin_step(42)
+        job._timer.begin(41)
+        job._timer.end_step()
         try:
             Path("nothing").read_text()
         except OSError:
             raise TrainError("no data") from None
 
-    job._first_step = 41
     with pytest.raises(SystemExit):
         run_job(main)
     said = json.loads((state / "failed-train-2-rank3.json").read_text())

@@ -78,7 +78,7 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
 
     device = SimpleNamespace(
         rank=rank, timer=Timer(), total=total, memory=dict, graphs=lambda: 0,
-        graphs_missed=lambda: None, fetch=list,
+        graphs_missed=lambda: None, fetch=list, say=lambda line: None,
     )  # fmt: skip
     environment = SimpleNamespace(attempt=1, phase="train", files=RunFiles(tmp_path))
     job = TrainingJob(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.train.background import Asker
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop import watchdog
 from trnslurm.train.loop.watchdog import EXIT_CODE, Sign, Standstill, Watchdog, describe, judge
@@ -66,8 +67,8 @@ def test_the_first_worker_to_notice_is_the_one_that_reports(tmp_path, monkeypatc
             rank=rank, world=2, local_rank=rank, local_world=2, phase="train", attempt=1,
             run_dir=tmp_path, device="cpu",
         )  # fmt: skip
-        device = SimpleNamespace(beats=0)
-        dog = Watchdog(device, environment, first=1, factor=0.0, least_s=1.0)
+        device = SimpleNamespace(beats=0, timer=Timer())
+        dog = Watchdog(device, environment, factor=0.0, least_s=1.0)
         dog._give_up(time.monotonic(), [], Standstill(reason="all wait"))
         return capfd.readouterr().err.count("error: no worker has made any progress")
 

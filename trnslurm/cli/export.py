@@ -18,7 +18,7 @@ from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
 from trnslurm.runs.find import find_run
 
-_PASSED_ON = ("format", "dtype", "step", "output", "tokenizer", "force")
+_PASSED_ON = ("format", "weights", "dtype", "step", "output", "tokenizer", "force")
 
 
 def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) -> str | None:
@@ -45,6 +45,7 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
     default="float32",
     help="Data type of the weights.",
 )
+@click.option("--weights", metavar="KIND", help="Averaged weights that train.py keeps: ema.")
 @click.option("--tokenizer", metavar="DIR", help="Copy the tokenizer from this folder.")
 @click.option("--force", is_flag=True, help="Replace an existing export.")
 @click.option("--recipe", metavar="RECIPE", help="RUN is a .pt file of this recipe's model.")
@@ -85,7 +86,7 @@ def export_command(
         if run.endswith(".pt"):
             raise click.UsageError(f"{run} is a file: give its model's recipe with --recipe")
         sys.exit(export(find_run(run, run_roots(workspace)), words))
-    if options["step"] is not None or options["output"] is None:
+    if options["step"] or options["weights"] or options["output"] is None:
         raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")
     chosen = choose_data_cluster(workspace, cluster, console)
     config = resolve(workspace, recipe, cluster=chosen, preset=preset)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from trnslurm.devices import CPU
 from trnslurm.rundir import RunFiles, checkpoints_in, step_of
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
-from trnslurm.train.devices.device import Timer
+from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import JobPlan
 
@@ -76,6 +77,7 @@ class Team:
                 timer=Timer(),
                 torch_device=torch.device("cpu"),
             )
+            device.say = partial(Device.say, device)
             model = Model(width).to(dtype)
             self.models.append(model)
             for name in frozen:

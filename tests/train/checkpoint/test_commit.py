@@ -29,9 +29,9 @@ class Gate:
             self.events.append(("written", int(path.parent.name[5:13])))
             return written
 
-        def note_copy(memory, shards):
+        def note_copy(memory, *shards):
             self.events.append("copied")
-            return copy(memory, shards)
+            return copy(memory, *shards)
 
         monkeypatch.setattr(HostMemory, "write", write_later)
         monkeypatch.setattr(HostMemory, "copy", note_copy)

@@ -100,7 +100,6 @@ def train_step(plan, device, model, optimizer, step):
         (cross_entropy(model(tokens), tokens) * weight).backward()
         device.sync()
     optimizer.step(0.01 * step)
-    optimizer.zero_grad()
     device.sync()
 
 

@@ -1,9 +1,12 @@
 """The checkpoints of a training loop: find the newest, load it, save when due."""
 
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
+
+from torch import Tensor
 
 from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
 from trnslurm.train.background import in_background
@@ -23,14 +26,19 @@ from trnslurm.train.checkpoint.saving import (
     Saving,
     overtaken,
 )
-from trnslurm.train.checkpoint.state import TrainingState
-from trnslurm.train.checkpoint.tensors import HostMemory, open_rows
+from trnslurm.train.checkpoint.state import (
+    TensorShard,
+    TrainingState,
+    cut_rows,
+    load_whole,
+    own_rows,
+)
+from trnslurm.train.checkpoint.tensors import HostMemory, open_own, open_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan
-from trnslurm.train.say import say
 
 # The kinds of tensors in a checkpoint without the optimizer's state.
 MINIMAL = ["parameter"]
@@ -74,8 +82,13 @@ class Checkpoints:
         self._saves = 0
         self._running: Future[SaveOutcome] | None = None
         self._next_look = 0.0
+        self._kept: dict[str, dict[str, Tensor]] = {}
         self.last: SaveOutcome | None = None
         """How the last finished save of this attempt ended."""
+
+    def keep(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Save further tensors under this kind, and load them in place when a run resumes."""
+        self._kept[kind] = {name: tensor.detach() for name, tensor in tensors.items()}
 
     def resume(self, optimizer: TrainingState) -> int:
         """Load the newest whole checkpoint, if there is one; return the steps it has seen."""
@@ -112,6 +125,11 @@ class Checkpoints:
             *differences(manifest.facts, self._facts),
             *differences({"optimizer": kinds if fresh else manifest.kinds}, {"optimizer": kinds}),
             *differences(manifest.shapes, shapes),
+            *(
+                f"{kind} has other tensors"
+                for kind, kept in _shapes_of(self._kept).items()
+                if manifest.kept.get(kind, kept) != kept
+            ),
         ]
         if wrong:
             more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
@@ -127,19 +145,29 @@ class Checkpoints:
                 f"train.init_from={checkpoint}"
             )
         # With moments of 0 updates count from 0 too, or the first updates would be far too large.
-        optimizer.load(open_rows(checkpoint, manifest), updates=0 if fresh else manifest.step)
-        self._say(
+        read = open_rows(checkpoint, manifest)
+        optimizer.load(read, updates=0 if fresh else manifest.step)
+        if manifest.owners and not fresh:
+            optimizer.load_own_state(open_own(checkpoint, manifest))
+        for kind, tensors in self._kept.items():
+            if kind in manifest.kept:
+                load_whole(tensors, kind, read)
+        self._device.say(
             f"resuming from {checkpoint.name}, written by {manifest.workers} workers "
             f"({manifest.device}) in attempt {manifest.attempt}"
         )
         if fresh:
-            self._say("note: it has no optimizer state: the moments start at zero, as at step 0")
+            self._device.say(
+                "note: it has no optimizer state: the moments start at zero, as at step 0"
+            )
         frozen = [name for name in optimizer.frozen if name not in manifest.frozen]
         for change, names in (("frozen", frozen), ("trained again", thawed)):
             if names:
-                self._say(f"note: now {change}: {', '.join(shorten(names))}")
+                self._device.say(f"note: now {change}: {', '.join(shorten(names))}")
+        for kind in self._kept.keys() - manifest.kept.keys():
+            self._device.say(f"note: it has no {kind}: that begins as the job has made it")
         for change in differences(manifest.settings, self._settings):
-            self._say(f"note: {change}")
+            self._device.say(f"note: {change}")
 
     def save(self, step: int, optimizer: TrainingState, *, score: float | None = None) -> None:
         """Save the state after a step; training waits only for the copy to host memory.
@@ -148,14 +176,17 @@ class Checkpoints:
         device has been given the step (Device.sync). It waits for an earlier save that still runs.
         """
         if not self._active:
-            self._memory.copy(optimizer.shards())  # if it takes a graph, the precompile must see it
+            # If it takes a graph, the precompile must see it.
+            self._memory.copy([*optimizer.shards(), *self._kept_shards()])
             return
         self._saves += 1
         start = time.monotonic()
         with self._device.timer("checkpoint"):
             self._settle()
-            kinds = self._kinds(optimizer)
-            self._memory.copy([shard for shard in optimizer.shards() if shard.kind in kinds])
+            shards, own = optimizer.shards(), optimizer.own_state()
+            if not self._policy.save_optimizer:
+                shards, own = [shard for shard in shards if shard.kind in MINIMAL], None
+            self._memory.copy([*shards, *self._kept_shards()], own)
         saving = Saving(
             environment=self._environment,
             exchange=self._exchange,
@@ -201,7 +232,14 @@ class Checkpoints:
         if self._running is not None:
             running, self._running = self._running, None
             self.last = running.result()
-            self._say(str(self.last))
+            self._device.say(str(self.last))
+
+    def _kept_shards(self) -> Iterator[TensorShard]:
+        """Yield this worker's rows of the tensors that the job keeps, which all workers have."""
+        for kind, tensors in self._kept.items():
+            for name, tensor in tensors.items():
+                if rows := own_rows(tensor.shape, self._device.rank, self._device.world):
+                    yield TensorShard(name, kind, rows, *cut_rows(tensor, rows))
 
     def _kinds(self, optimizer: TrainingState) -> list[str]:
         return list(optimizer.kinds) if self._policy.save_optimizer else MINIMAL
@@ -222,6 +260,8 @@ class Checkpoints:
             kinds=self._kinds(optimizer),
             shapes={name: list(shape) for name, shape in optimizer.whole_shapes().items()},
             frozen=optimizer.frozen,
+            owners=optimizer.owners(),
+            kept=_shapes_of(self._kept),
             files={},
             score={} if score is None or not best else {best: score},
         )
@@ -246,7 +286,7 @@ class Checkpoints:
         # Set aside, or they would count among the newest that are kept.
         for path, reason in damaged:
             aside = directory.set_aside(path, self._environment.attempt)
-            self._say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")
+            self._device.say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")
         return manifest
 
     def _give_way(self) -> None:
@@ -254,6 +294,9 @@ class Checkpoints:
         if newer := directory.newer_attempt(self._environment):
             raise overtaken(newer, self._environment.attempt)
 
-    def _say(self, line: str) -> None:
-        if self._device.rank == 0:
-            say(line)
+
+def _shapes_of(kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, list[int]]]:
+    return {
+        kind: {name: list(tensor.shape) for name, tensor in tensors.items()}
+        for kind, tensors in kept.items()
+    }

@@ -15,6 +15,8 @@ from trnslurm.train.plan import JobPlan, read_section
 NAME = "manifest.json"
 # How many names of each kind an error has.
 NAMED = 4
+_NEWER = ("frozen", "owners", "kept")
+_NONE: dict[str, Any] = {"score": {}, "frozen": [], "owners": {}, "kept": {}}
 # hashlib lets other threads run; no disk feeds more threads than these.
 HASH_THREADS = 8
 
@@ -45,6 +47,10 @@ class CheckpointManifest:
     """Of every parameter, by name."""
     frozen: list[str] = field(default_factory=list)
     """The parameters that were not trained, and have no optimizer state."""
+    owners: dict[str, Any] = field(default_factory=dict)
+    """Parameters that are whole in one worker's file, with their state, and which worker's."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Further tensors that the job keeps: by kind, the shape of each by name."""
     files: dict[str, Any]
     """Each file's bytes and sha256."""
     score: dict[str, Any] = field(default_factory=dict)
@@ -58,8 +64,9 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """Return it as JSON, with a checksum of itself."""
         values = asdict(self)
-        if not self.frozen:  # versions that know no frozen parameters read it, too
-            del values["frozen"]
+        for key in _NEWER:
+            if not values[key]:  # versions that do not know it read the manifest, too
+                del values[key]
         return json.dumps(values | {"sha256": _checksum(values)}, indent=1).encode()
 
     @classmethod
@@ -69,8 +76,7 @@ class CheckpointManifest:
             values = json.loads(content)
             checksum = values.pop("sha256")
             intact = checksum == _checksum(values)
-            for key, none in (("score", {}), ("frozen", [])):  # earlier versions wrote neither
-                values.setdefault(key, none)
+            values = _NONE | values  # earlier versions wrote none of these
         except (ValueError, KeyError, AttributeError, TypeError):
             values, intact = {}, False
         if not intact:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from trnslurm.rundir import CHECKPOINTS, checkpoint_name
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint, shorten
 from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
+from trnslurm.train.devices.device import say
 from trnslurm.train.errors import TrainError
-from trnslurm.train.say import say
 
 PRETRAINING_HEADS = ("cls.", "lm_head.", "vocab_", "predictions.", "sop_classifier.")
 """Prefixes of the parameters that only pretraining needs: BERT's, RoBERTa's, and so on."""

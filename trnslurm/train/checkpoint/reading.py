@@ -38,12 +38,25 @@ def prove(checkpoint: Path) -> CheckpointManifest:
         raise TrainError(f"{checkpoint} is damaged ({error}): take another one") from None
 
 
-def read_parameters(checkpoint: Path, manifest: CheckpointManifest) -> dict[str, Tensor]:
-    """Read the whole parameters to the host, by name and in the type they were saved in."""
-    read = open_rows(checkpoint, manifest)
+def read_parameters(
+    checkpoint: Path, manifest: CheckpointManifest, kind: str = "parameter"
+) -> dict[str, Tensor]:
+    """Read the whole parameters to the host, by name and in the type they were saved in.
+
+    Another kind is what the job keeps of them, such as averages. A parameter that it keeps none of
+    is read itself.
+    """
+    if kind not in ("parameter", *manifest.kept):
+        has = f": it has {', '.join(manifest.kept)}" if manifest.kept else ""
+        raise TrainError(f"{checkpoint} has no weights {kind!r}, which run.keep would save{has}")
+    read, kept = open_rows(checkpoint, manifest), manifest.kept.get(kind, {})
+    if kept.keys() - manifest.shapes.keys():
+        raise TrainError(f"{checkpoint}: {kind} has other names than the parameters")
     try:
         return {
-            name: read(name, "parameter", range(num_rows(shape))).view(shape)
+            name: read(name, kind if name in kept else "parameter", range(num_rows(shape))).view(
+                shape
+            )
             for name, shape in manifest.shapes.items()
         }
     except (OSError, SafetensorError) as error:

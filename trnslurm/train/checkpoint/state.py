@@ -2,10 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from trnslurm.train.devices.device import Device
@@ -29,6 +29,20 @@ class TensorShard:
     """Where in the tensor the rows begin."""
 
 
+@dataclass(frozen=True)
+class OwnState:
+    """What a job's own optimizers keep; while it is saved, their tensors are among the shards."""
+
+    of: dict[str, dict[str, Any]]
+    """Of each parameter, by name: tensors of any shape, numbers, texts and None."""
+    groups: list[list[dict[str, Any]]]
+    """Of each optimizer's groups, the values that training has changed."""
+
+
+ReadOwn = Callable[[Iterable[str]], OwnState]
+"""Gives the state of these parameters, on the host."""
+
+
 class TrainingState(ABC):
     """Parameters, the optimizer's state of each, and the gradients of a step.
 
@@ -43,8 +57,8 @@ class TrainingState(ABC):
     """The parameters that are saved but not trained."""
     _kinds: tuple[str, ...]
     """The state that the optimizer keeps for each parameter that is trained."""
-    _base: torch.optim.Optimizer
-    """PyTorch's optimizer inside."""
+    overlaps = False
+    """Whether gradients are sent during the backward pass of a step's last unit."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -54,6 +68,18 @@ class TrainingState(ABC):
     def kinds_of(self, name: str) -> tuple[str, ...]:
         """Return the kinds of tensors that a parameter has in the state."""
         return ("parameter",) if name in self._frozen else self.kinds
+
+    def owners(self) -> dict[str, int]:
+        """Return which worker saves a parameter and its state whole; others are saved by rows."""
+        return {}
+
+    def own_state(self) -> OwnState | None:
+        """Return what this worker saves beside the shards; None: nothing."""
+        return None
+
+    def load_own_state(self, read: ReadOwn) -> None:
+        """Load the state that own_state and the shards of any number of workers have saved."""
+        raise NotImplementedError
 
     @property
     def frozen(self) -> list[str]:
@@ -72,16 +98,16 @@ class TrainingState(ABC):
     def begin(self) -> None:  # noqa: B027 - not all of them need it
         """Check what must not have changed since the state was made."""
 
-    def begin_last_unit(self) -> None:  # noqa: B027 - not all of them use it
-        """Note that a step's last gradients come next: their sums may be sent early."""
+    def begin_last_unit(self) -> None:
+        """Send sums of gradients from now on, as they become complete."""
+        raise NotImplementedError
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:
-        """Clip by the global norm and update; return the norm of the gradients before clipping."""
+        """Sum the gradients over the workers, clip by the global norm, update, and zero them.
 
-    @abstractmethod
-    def zero_grad(self) -> None:
-        """Set the gradients to zero."""
+        Return their norm before clipping.
+        """
 
     @abstractmethod
     def shards(self) -> list[TensorShard]:
@@ -90,17 +116,6 @@ class TrainingState(ABC):
     @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
         """Load a state that any number of workers saved after this many updates."""
-
-    def _update(self, lr: float) -> None:
-        """Update with the optimizer inside."""
-        rate = self._rate(lr)
-        for group in self._base.param_groups:
-            group["lr"] = rate
-        self._base.step()
-
-    def _rate(self, lr: float) -> Tensor | float:
-        """Return a learning rate as the optimizer inside takes it."""
-        return lr
 
 
 def num_rows(shape: Sequence[int]) -> int:
@@ -113,3 +128,18 @@ def own_rows(shape: Sequence[int], worker: int, workers: int) -> range:
     rows = num_rows(shape)
     each = -(-rows // workers)
     return range(min(worker * each, rows), min((worker + 1) * each, rows))
+
+
+def cut_rows(tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+    """Return the tensor with a whole tensor's rows, and where in it these begin."""
+    if tensor.device.type == "xla":
+        return tensor, rows.start  # cut on the host: on the device it would take a graph
+    return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0
+
+
+def load_whole(tensors: Mapping[str, Tensor], kind: str, read: Read) -> None:
+    """Fill whole tensors in place."""
+    for name, tensor in tensors.items():
+        whole = read(name, kind, range(num_rows(tensor.shape))).view(tensor.shape)
+        # From the host, copy_ is a transfer if the types are the same, and no graph.
+        tensor.data.copy_(whole.to(tensor.dtype))

@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name
-from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
+from trnslurm.train.checkpoint.state import OwnState, Read, ReadOwn, TensorShard, own_rows
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -36,6 +37,9 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 
+
+# Where a file's header has the OwnState.
+_OWN = "own_state"
 
 # What direct I/O requires of memory, offsets and sizes, also on disks with the largest sectors.
 PAGE = 4096
@@ -61,7 +65,7 @@ class HostMemory:
         self._num_bytes = 0
         """The size of the file."""
 
-    def copy(self, shards: list[TensorShard]) -> None:
+    def copy(self, shards: list[TensorShard], own: OwnState | None = None) -> None:
         """Copy the shards and wait for it; it overwrites the copy before."""
         # Wide types first, so that each tensor is aligned.
         shards = sorted(shards, key=lambda shard: -shard.tensor.element_size())
@@ -71,11 +75,13 @@ class HostMemory:
             shape = _saved_shape(shard)
             start, end = end, end + math.prod(shape) * shard.tensor.element_size()
             header[_key(shard.name, shard.kind)] = {
-                "dtype": _DTYPES[shard.tensor.dtype],
+                "dtype": DTYPES[shard.tensor.dtype],
                 "shape": shape,
                 "data_offsets": [start, end],
             }
-        encoded = json.dumps(header).encode()
+        # The format's place for texts.
+        about = {"__metadata__": {_OWN: json.dumps(vars(own))}} if own else {}
+        encoded = json.dumps(about | header).encode()
         encoded += b" " * (-len(encoded) % 8)
         encoded = len(encoded).to_bytes(8, "little") + encoded
         self._num_bytes = len(encoded) + end
@@ -159,15 +165,14 @@ def open_rows(checkpoint: Path, manifest: CheckpointManifest) -> Read:
 
     The optimizer's state is 0 where a minimal checkpoint lacks it, as at the start.
     """
-    workers = manifest.workers
-
-    @functools.cache
-    def file(worker: int) -> Any:
-        return safe_open(checkpoint / file_name(worker, workers), framework="pt")
+    workers, file = manifest.workers, _open_files(checkpoint, manifest)
 
     def read(name: str, kind: str, rows: range) -> Tensor:
-        shape = manifest.shapes[name]
-        if kind != "parameter" and kind not in manifest.kinds:
+        shape = manifest.kept.get(kind, manifest.shapes)[name]
+        if name in manifest.owners and kind == "parameter":
+            whole: Tensor = file(manifest.owners[name]).get_tensor(_key(name, kind))
+            return whole.reshape(shape or (1,))[rows.start : rows.stop].clone()
+        if kind not in ("parameter", *manifest.kinds, *manifest.kept):
             return torch.zeros(len(rows), *shape[1:])
         each = len(own_rows(shape, 0, workers))
         pieces = []
@@ -179,6 +184,47 @@ def open_rows(checkpoint: Path, manifest: CheckpointManifest) -> Read:
         return torch.cat(pieces) if pieces else torch.empty(0, *shape[1:])
 
     return read
+
+
+def open_own(checkpoint: Path, manifest: CheckpointManifest) -> ReadOwn:
+    """Return what reads the state of a job's own optimizers."""
+    file = _open_files(checkpoint, manifest)
+
+    @functools.cache
+    def beside(worker: int) -> OwnState:
+        return OwnState(**json.loads(file(worker).metadata()[_OWN]))
+
+    @functools.cache
+    def kinds(worker: int) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for key in file(worker).keys():  # noqa: SIM118 - it is no dict
+            kind, _, name = key.partition("/")
+            if kind not in ("parameter", *manifest.kept):
+                found.setdefault(name, []).append(kind)
+        return found
+
+    def read(names: Iterable[str]) -> OwnState:
+        of = {}
+        for name in names:
+            owner = manifest.owners[name]
+            tensors = {
+                kind: file(owner).get_tensor(_key(name, kind))
+                for kind in kinds(owner).get(name, ())
+            }
+            of[name] = beside(owner).of.get(name, {}) | tensors
+        return OwnState(of, beside(0).groups)
+
+    return read
+
+
+def _open_files(checkpoint: Path, manifest: CheckpointManifest) -> Callable[[int], Any]:
+    """Return what opens a worker's file, once."""
+
+    @functools.cache
+    def file(worker: int) -> Any:
+        return safe_open(checkpoint / file_name(worker, manifest.workers), framework="pt")
+
+    return file
 
 
 def _key(name: str, kind: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import resource
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +18,20 @@ from trnslurm.devices import DeviceType
 from trnslurm.tracing import SPAN
 from trnslurm.train.errors import TrainError
 
+# In the first steps graphs are compiled: they do not count for how long a step takes.
+STEPS_THAT_COMPILE = 2
+
+
+def say(line: str) -> None:
+    """Print a line; a full disk or a closed pipe is ignored."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        pass
+
 
 class Timer:
-    """Seconds spent by name since they were last taken."""
+    """Where a worker is, and where its time goes: others read it, the watchdog from its thread."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}
@@ -27,6 +39,29 @@ class Timer:
         """The innermost block that this worker is in."""
         self.traces = False
         """Whether blocks are spans of a trace."""
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Begin with a step; 0: none has begun."""
+        self.step = step
+        """The step that this worker is in."""
+        self.steps = 0
+        """The number of steps since then."""
+        self.durations: deque[float] = deque(maxlen=100)
+        """Seconds of the last steps."""
+        self.sums: Counter[str] = Counter()
+        """Seconds of all steps, by name."""
+        self._since = time.monotonic()
+
+    def end_step(self) -> dict[str, float]:
+        """Count a step; return its seconds by name."""
+        spent, now = self.take(), time.monotonic()
+        self.steps += 1
+        if self.steps > STEPS_THAT_COMPILE:
+            self.durations.append(now - self._since)
+            self.sums.update({**spent, "steps": 1, "step": now - self._since})
+        self._since = now
+        return spent
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -92,6 +127,11 @@ class Device(ABC):
     @abstractmethod
     def _recompute(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function, and run it again in the backward pass."""
+
+    def say(self, line: str) -> None:
+        """Print a line, by one worker for all."""
+        if self.rank == 0:
+            say(line)
 
     def put(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device."""

@@ -63,6 +63,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
     files = RunFiles(options.plan.resolve().parent)
     manifest = None if options.source else _choose(files.checkpoints, options.step)
     name = export_name(manifest.step) if manifest else Path(options.source).stem
+    name += f"-{options.weights}" if options.weights else ""
     output = (options.output or files.export(name)).resolve()
     _check_place(output, force=options.force)
 
@@ -76,7 +77,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
         with torch.device("meta"):  # neither memory nor time for parameters that are replaced
             model = make_model(plan, end_of_text)
         checkpoint = files.checkpoints / checkpoint_name(manifest.step)
-        _load(model, checkpoint, manifest, DTYPES[options.dtype])
+        _load(model, checkpoint, manifest, DTYPES[options.dtype], options.weights or "parameter")
     else:
         model = make_model(plan, None)
         load_parameters(model, options.source, asked_by="export")
@@ -121,6 +122,7 @@ def _parse() -> argparse.Namespace:
     add("--output", type=Path, metavar="DIR", help="default: exported/step-N in the run directory")
     add("--tokenizer", type=Path, metavar="DIR", help="put the tokenizer of this folder beside it")
     add("--format", choices=["hf"], default="hf", help="hf: a folder for from_pretrained")
+    add("--weights", metavar="KIND", help="not the parameters, but what run.keep saves as KIND")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights")
     add("--force", action="store_true", help="replace an existing export")
     add("--json", action="store_true", help="print JSON")
@@ -188,7 +190,9 @@ def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointM
         raise TrainError(f"{data} has changed since this run was trained on it")
 
 
-def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: torch.dtype) -> None:
+def _load(
+    model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: torch.dtype, kind: str
+) -> None:
     every = dict(model.named_parameters(remove_duplicate=False))
     buffers = {name: each for name, each in model.state_dict().items() if name not in every}
     wanted = dict(model.named_parameters()) | buffers
@@ -201,7 +205,7 @@ def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: tor
                 "make_optimizer all parameters, the frozen ones too, and persistent buffers"
             )
         raise TrainError(f"{checkpoint} is not of the model in plan.json")
-    tensors = read_parameters(checkpoint, manifest)
+    tensors = read_parameters(checkpoint, manifest, kind)
     converted = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in tensors.items()

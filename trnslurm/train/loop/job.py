@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from trnslurm.contract.variables import Variable
 from trnslurm.rundir import RunFiles, write_json
-from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError
@@ -54,6 +54,8 @@ def open_job(
         check_section(model, "model", plan)
     environment = read_environment()
     device = open_device(plan.device, environment)
+    global _timer
+    _timer = device.timer
     device.compiles = section.compile
     check_world(plan, device)
     return TrainingJob(plan, section, environment, device)
@@ -126,15 +128,8 @@ def _gloo_runs() -> bool:
     return False
 
 
-_first_step: int | None = None
-_step_begun: int | None = None
-
-
-def begin_step(step: int) -> None:
-    """Note which step this worker begins."""
-    global _first_step, _step_begun
-    _first_step = step if _first_step is None else _first_step
-    _step_begun = step
+_timer = Timer()
+"""Of this worker's device, when it has been opened: it knows the step."""
 
 
 def note_failure(error: Exception, line: str) -> None:
@@ -153,8 +148,8 @@ def note_failure(error: Exception, line: str) -> None:
                 "node": int(values.get("GROUP_RANK", "0")),
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "step": _step_begun,
-                "steps_done": (_step_begun or 0) - (_first_step or 0),
+                "step": _timer.step or None,
+                "steps_done": _timer.steps,
                 "raised": _raised(error),
                 "error": line,
                 "traceback": "".join(traceback.format_exception(error)),

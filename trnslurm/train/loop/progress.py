@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.reports import JsonLines, TensorBoardEvents
-from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
 
 # The share of the expected rate below which a warning is printed.
@@ -25,7 +25,6 @@ STEADY_AFTER = 2
 TOKENS = {"tokens/s": "tokens_per_s"}
 """Printed rates, and which numbers of a step they are."""
 _DIVERGED = 1e9
-_NO_CURVES = ("attempt", "step", "steps", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +52,8 @@ class StepDone:
     spent: Mapping[str, float] = field(default_factory=dict)
     """Seconds by name."""
     scores: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, float | Tensor] = field(default_factory=dict)
+    """What the job itself measures, as this worker has it."""
 
 
 class StepReporter:
@@ -114,45 +115,40 @@ class StepReporter:
         steps, self._pending = self._pending, []
         if not steps:
             return False
-        tensors = (tensor for done in steps for tensor in (done.loss, done.grad_norm))
-        fetched = self._device.fetch(tensors)
-        norms = [norm.item() for norm in fetched[1::2]]
+        fetched = self._device.fetch(t for done in steps for t in (done.loss, done.grad_norm))
         # Always the same count of numbers, because it is part of the graph that sums them.
         mine = [number for loss in fetched[::2] for number in loss.tolist()]
         width = len(self._reporting.parts)
-        rest = [0.0] * (self._log_every * width - len(mine))
-        mine += [*rest, float(self._device.rank == 0 and flag)]
-        *totals, flag_of_0 = self._device.total(mine)
-        losses = [totals[first : first + width] for first in range(0, len(steps) * width, width)]
+        mine += [0.0] * (self._log_every * width - len(mine))
+        *totals, flag_of_0 = self._device.total([*mine, float(self._device.rank == 0 and flag)])
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
         # The rest includes a device's work while its host continues: on neuron, all of it.
         spent = sum(sum(done.spent.values()) for done in steps) / len(steps)
-        times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
-        memory = {key: round(value) for key, value in self._device.memory().items()}
-        lines = [
-            self._line(done, loss, norm, seconds) | times | memory
-            for done, loss, norm in zip(steps, losses, norms, strict=True)
-        ]
-        for line in lines:
-            self._write(line)
-        if self._device.rank == 0:
-            say(_format(lines[-1], self._reporting))
-        for line in lines:
-            self._refuse_nonsense(line)
+        same = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
+        same |= {key: round(value) for key, value in self._device.memory().items()}
+        lines = []
+        for place, done in enumerate(steps):
+            loss, norm = totals[place * width :][:width], fetched[2 * place + 1].item()
+            lines.append(self._line(done, loss, norm, seconds) | same)
+            self._write(lines[-1], done.logged)
+        self._device.say(_format(lines[-1], self._reporting))
+        if self._training and (lost := [line for line in lines if not _is_sane(line)]):
+            raise TrainError(_refusal(lost[0]))
         if steps[-1].step - self._first + 1 == STEADY_AFTER:
-            self._steady_graphs = self._device.graphs()
-            self._steady_since = now
+            self._steady_graphs, self._steady_since = self._device.graphs(), now
         if lines[-1]["late_graphs"] and not self._warned:
-            self._warned = True
-            if self._device.rank == 0 and self._training:
-                late, step = lines[-1]["late_graphs"], lines[-1]["step"]
-                say(
-                    f"warning: {late} graphs by step {step} are in no cache and had to be "
-                    "compiled: the trial run of the precompile did not meet them"
-                )
+            self._warn_of_late_graphs(lines[-1])
         return flag_of_0 > 0
+
+    def _warn_of_late_graphs(self, line: Mapping[str, float]) -> None:
+        self._warned = True
+        if self._training:
+            self._device.say(
+                f"warning: {line['late_graphs']} graphs by step {line['step']} are in no cache and "
+                "had to be compiled: the trial run of the precompile did not meet them"
+            )
 
     def close(self) -> None:
         """Close the files and print how many graphs were compiled late: there should be none."""
@@ -161,7 +157,8 @@ class StepReporter:
         if self._events:
             self._events.close()
         if self._device.rank == 0 and self._steady_graphs is not None:
-            say(f"graphs compiled after step {STEADY_AFTER}: {self._graphs_since_steady()}")
+            late = self._device.graphs() - self._steady_graphs
+            self._device.say(f"graphs compiled after step {STEADY_AFTER}: {late}")
             self._compare_rate()
 
     def _compare_rate(self) -> None:
@@ -171,23 +168,22 @@ class StepReporter:
             return
         rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
         if rate < EXPECTED_SHARE * expected:
-            say(
+            self._device.say(
                 f"warning: {rate:,.1f} samples/s on average, less than {EXPECTED_SHARE:.0%} of the "
                 f"expected {expected:,.1f} (train.expected_samples_per_s)"
             )
-
-    def _graphs_since_steady(self) -> int:
-        return 0 if self._steady_graphs is None else self._device.graphs() - self._steady_graphs
 
     def _line(
         self, done: StepDone, loss: list[float], norm: float, seconds: float
     ) -> dict[str, int | float]:
         """Return a step's line; `seconds` is the mean since the last report."""
-        batch = self._plan.batch
+        batch, graphs = self._plan.batch, self._device.graphs()
         samples_per_s = batch.global_batch / seconds
         tokens_per_s = samples_per_s * self._plan.seq_len
         # Graphs that the precompile missed; where no cache can tell, graphs after the first steps.
-        missed = self._device.graphs_missed()
+        late = self._device.graphs_missed()
+        if late is None:
+            late = 0 if self._steady_graphs is None else graphs - self._steady_graphs
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
@@ -202,8 +198,8 @@ class StepReporter:
             "tokens_per_s_per_device": round(tokens_per_s / self._plan.workers, 1),
             **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
             "padding": batch.padding_units / (batch.units + batch.padding_units),
-            "graphs": self._device.graphs(),
-            "late_graphs": self._graphs_since_steady() if missed is None else missed,
+            "graphs": graphs,
+            "late_graphs": late,
             "time": round(time.time(), 3),
         }
         if self._plan.peak_tflops and self._reporting.flops_per_sample:
@@ -211,20 +207,36 @@ class StepReporter:
             line["mfu"] = round(achieved / (self._plan.peak_tflops * 1e12), 6)
         return line
 
-    def _write(self, line: dict[str, int | float]) -> None:
-        if self._lines:
-            self._lines.write(line)
-        if self._events:
-            numbers = {k: v for k, v in line.items() if k not in _NO_CURVES}
-            self._events.write(numbers, step=int(line["step"]), time=line["time"])
+    def _write(self, line: dict[str, int | float], logged: Mapping[str, float | Tensor]) -> None:
+        if self._lines is None or self._events is None:
+            return
+        if logged:
+            line |= self._measured(line, logged)
+        self._lines.write(line)
+        self._events.write(line)
 
-    def _refuse_nonsense(self, line: dict[str, int | float]) -> None:
-        loss, norm = line["loss"], line["grad_norm"]
-        if self._training and not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainError(
-                f"loss {loss} and gradient norm {norm} at step {line['step']}: this training is "
-                "lost; a lower train.lr or a longer warm-up may help"
-            )
+    def _measured(
+        self, line: Mapping[str, float], logged: Mapping[str, float | Tensor]
+    ) -> dict[str, float]:
+        """Return the job's own numbers of a step; many in one tensor become a histogram, too."""
+        found: dict[str, float] = {}
+        for name, value in logged.items():
+            if not isinstance(value, Tensor):
+                found[name] = float(value)
+                continue
+            [values] = self._device.fetch([value])
+            if values.numel() == 1:
+                found[name] = values.item()
+                continue
+            values = values.float()
+            deviation, mean = torch.std_mean(values, correction=0)
+            numbers = {"mean": mean, "std": deviation, "min": values.min(), "max": values.max()}
+            found |= {f"{name}_{key}": number.item() for key, number in numbers.items()}
+            if self._events:
+                self._events.write_histogram(name, values, line)
+        if taken := found.keys() & line.keys():
+            raise TrainError(f"run.log: each step has {', '.join(sorted(taken))} already")
+        return found
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -246,6 +258,17 @@ def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
     return seq_len * (6.0 * parameters + attention)
 
 
+def _is_sane(line: Mapping[str, float]) -> bool:
+    return math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])
+
+
+def _refusal(line: Mapping[str, float]) -> str:
+    return (
+        f"loss {line['loss']} and gradient norm {line['grad_norm']} at step {line['step']}: this "
+        "training is lost; a lower train.lr or a longer warm-up may help"
+    )
+
+
 def _format(line: dict[str, int | float], reporting: Reporting) -> str:
     parts = [
         f"step {line['step']}/{line['steps']}",
@@ -259,10 +282,13 @@ def _format(line: dict[str, int | float], reporting: Reporting) -> str:
     ]
     if "mfu" in line:
         parts.append(f"mfu {100 * line['mfu']:.1f}%")
-    if "perplexity" in line:
-        form = ".2f" if line["perplexity"] < _DIVERGED else ".3g"  # exp(700) has 305 digits
-        parts.append(f"eval_loss {line['eval_loss']:.4f}  perplexity {line['perplexity']:{form}}")
-    else:  # eval_s is a time
-        scores = [name for name in line if name.startswith("eval_") and name != "eval_s"]
-        parts += [f"{name} {line[name]:.4f}" for name in scores]
+    if scores := [name for name in line if name.startswith("eval_") and name != "eval_s"]:
+        parts += _format_scores(line, scores)  # eval_s is a time
     return "  ".join(parts)
+
+
+def _format_scores(line: Mapping[str, float], scores: Sequence[str]) -> list[str]:
+    if "perplexity" not in line:
+        return [f"{name} {line[name]:.4f}" for name in scores]
+    form = ".2f" if line["perplexity"] < _DIVERGED else ".3g"  # exp(700) has 305 digits
+    return [f"eval_loss {line['eval_loss']:.4f}  perplexity {line['perplexity']:{form}}"]

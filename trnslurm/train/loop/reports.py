@@ -4,13 +4,17 @@ import errno
 import json
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trnslurm.train.say import say
+from torch import Tensor
+
+from trnslurm.train.devices.device import say
 
 _BLOCK_BYTES = 1 << 16
+_NO_CURVES = {"attempt", "step", "steps", "time"}
 
 
 class JsonLines:
@@ -77,14 +81,22 @@ class TensorBoardEvents:
         writer: Any = SummaryWriter  # not annotated
         self._writer = writer(str(directory), flush_secs=10)
 
-    def write(self, values: dict[str, Any], *, step: int, time: float) -> None:
+    def write(self, line: Mapping[str, float]) -> None:
         """Add the numbers of a step."""
-        for name, value in values.items():
-            self._try(
-                lambda name=name, value=value: self._writer.add_scalar(
-                    name, value, step, walltime=time
-                )
+
+        def add() -> None:
+            for name in line.keys() - _NO_CURVES:
+                self._writer.add_scalar(name, line[name], int(line["step"]), walltime=line["time"])
+
+        self._try(add)
+
+    def write_histogram(self, name: str, values: Tensor, line: Mapping[str, float]) -> None:
+        """Add many numbers of the step of a line."""
+        self._try(
+            lambda: self._writer.add_histogram(
+                name, values, int(line["step"]), walltime=line["time"]
             )
+        )
 
     def close(self) -> None:
         """Write what is left, and close."""

@@ -13,6 +13,7 @@ Steps count from 1 everywhere in this room: step N is the one after which checkp
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -26,7 +27,7 @@ from trnslurm.train.data.units import Unit, eval_units, worker_units
 from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.job import TrainingJob, begin_step
+from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
 from trnslurm.train.loop.schedule import (
     PRECOMPILE_STEPS,
@@ -38,8 +39,10 @@ from trnslurm.train.loop.schedule import (
 from trnslurm.train.loop.stopping import Stopping, follow_term
 from trnslurm.train.loop.watchdog import Watchdog
 from trnslurm.train.plan import describe_plan
-from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings, ScoredSettings
+
+# How often a worker sees to what does not depend on its steps.
+_LOOK_S = 2.0
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Returns the scores of held-out samples by name: eval_loss, eval_accuracy, …."""
@@ -77,6 +80,8 @@ class TrainingRun:
         """Steps of the whole training, however many runs it takes: the schedule ends there."""
         self.over = False
         """Whether the workers have agreed to stop after the step that ended last."""
+        self._logged: dict[str, float | Tensor] = {}
+        self._next_look = 0.0
         self._reporting = reporting
         self._parts = len(reporting.parts)
         keep_best = settings.keep_best if isinstance(settings, ScoredSettings) else ""
@@ -96,10 +101,18 @@ class TrainingRun:
             self.device, plan, self.environment, policy, facts={"data": data}
         )
 
+    def keep(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Save these tensors with every checkpoint, and load them in place in a resumed run.
+
+        All workers must have the same ones, such as averages of the weights. Call it before
+        steps(); `trnslurm export --weights KIND` writes tensors that have parameters' names.
+        """
+        if not kind.isidentifier() or kind in self.optimizer.kinds:
+            raise TrainError(f"run.keep: {kind!r} must be a new word, such as ema")
+        self._checkpoints.keep(kind, tensors)
+
     def describe(self, num_parameters: int, *, each: str, **lines: str) -> None:
         """Print what will run: the plan, the model, the job's own lines, the steps."""
-        if self.device.rank:
-            return
         plan, settings = self.plan, self.settings
         origin = settings.init_from or "new"
         number = self.optimizer.num_frozen
@@ -109,7 +122,7 @@ class TrainingRun:
         epochs = "1 epoch" if self._epochs == 1 else f"{self._epochs:,} epochs"
         lines = {"model": model, **lines, "steps": f"{self.total:,} of {each} each, {epochs}"}
         told = [f"  {label:<7} {line}" for label, line in lines.items()]
-        say("\n".join([describe_plan(plan, self.environment), *told]))
+        self.device.say("\n".join([describe_plan(plan, self.environment), *told]))
 
     def begin(self) -> range:
         """Load the newest checkpoint, and begin to watch; return the steps of this start."""
@@ -136,7 +149,6 @@ class TrainingRun:
         self._watchdog = Watchdog(
             self.device,
             self.environment,
-            first=self._first,
             factor=self.settings.watchdog if watches else 0.0,
             least_s=self.settings.watchdog_min_s,
         )
@@ -148,7 +160,7 @@ class TrainingRun:
                 last=self._last,
                 reported=self._reporter.due,
             )
-            begin_step(self._first)
+            self.device.timer.begin(self._first)
             follow_term(self._stopping.asked)
             self._watchdog.start()
 
@@ -175,18 +187,28 @@ class TrainingRun:
         self._expect_unit()
 
     def _expect_unit(self) -> None:
-        if self._units == self.plan.batch.accumulation - 1:
+        if self.optimizer.overlaps and self._units == self.plan.batch.accumulation - 1:
             self.optimizer.begin_last_unit()
+
+    def log(self, **values: float | Tensor) -> None:
+        """Add numbers of the job's own to the metrics of this step, as worker 0 has them.
+
+        A tensor stays on its device until the step is reported. One of several elements becomes its
+        mean, deviation, least and largest element, and a histogram in TensorBoard. On XLA devices
+        call it in every step, or in none: what it is given is part of the step's graph.
+        """
+        self._logged |= {
+            name: value.detach().clone() if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
 
     def end(self, step: int, grad_norm: Tensor, *, evaluate: Evaluate | None = None) -> None:
         """End the step's graph; evaluate, report, save and stop if they are due."""
         sums = self._sums.clone()
         self._sums.zero_()
-        self.optimizer.zero_grad()
         self.device.sync()
         self._units = 0
         self._expect_unit()
-
         scores: Mapping[str, float] = {}
         # Evaluate after the first step too, so that its graph is compiled early.
         ends = (self._first, self._last)
@@ -197,25 +219,32 @@ class TrainingRun:
             loss=sums,
             grad_norm=grad_norm,
             lr=self.lr(step),
-            spent=self.device.timer.take(),
+            spent=self.device.timer.end_step(),
             scores=scores,
+            logged=self._logged,
         )
+        self._logged = {}
         overdue = self._reporter.note(done, flag=self._saves.overdue())
-        self._watchdog.step_done(step, done.spent)
-        self._tracer.step_done()
-        self.device.timer.traces = self._tracer.records
         if self._stopping is not None:
             self.over = self._stopping.step_done(step)
             if not self.over:
-                begin_step(min(step + 1, self._last))
+                self.device.timer.step = min(step + 1, self._last)
         if self._saves.due(step, overdue=overdue or self.over):
             self._reporter.report()
             self._checkpoints.save(
                 step, self.optimizer, score=scores.get(f"eval_{self._keep_best}")
             )
-        self._checkpoints.poll()
+        if self._tracer.counts or time.monotonic() >= self._next_look:
+            self._look()
         if self.over or step == self._last:
             self._watchdog.close()
+
+    def _look(self) -> None:
+        """See to what does not depend on the step: finished saves, newer attempts, recordings."""
+        self._next_look = time.monotonic() + _LOOK_S
+        self._checkpoints.poll()
+        self._tracer.step_done()
+        self.device.timer.traces = self._tracer.records
 
     @torch.no_grad()
     def evaluate(
@@ -265,9 +294,8 @@ def conclude(
     agree, rounds = all_equal(device, tensors), os.environ.get(_ROUNDING) == "1"
     if not (agree or rounds or precompile):
         raise TrainError(f"the workers' {what} differ at the end: this training is not valid")
-    if device.rank == 0:
-        said = "ranks agree" if agree else f"ranks differ in {what}: they round stochastically"
-        say("precompile done: losses above are invalid" if precompile else said)
+    said = "ranks agree" if agree else f"ranks differ in {what}: they round stochastically"
+    device.say("precompile done: losses above are invalid" if precompile else said)
 
 
 def all_equal(device: Device, tensors: Iterable[Tensor]) -> bool:

@@ -18,13 +18,11 @@ import statistics
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trnslurm.pace import LOOK_S, Pace, Spent, WorkerTime
+from trnslurm.pace import LOOK_S, NOT_COMPUTING, Pace, Spent, WorkerTime
 from trnslurm.rundir import write_json_once
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
@@ -32,8 +30,7 @@ from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.stopping import leave
 
-# Graphs are compiled in the first steps; a few more tell how long one takes.
-STEPS_THAT_COMPILE = 2
+# So many steps after those that compile tell how long one takes.
 STEPS_TO_LEARN = 3
 # Turns from the first suspicion to the verdict: a worker that takes no turn in this time is frozen,
 # and by then all have logged their stacks.
@@ -91,26 +88,20 @@ class Watchdog:
         device: Device,
         environment: Environment,
         *,
-        first: int,
         factor: float,
         least_s: float,
         store: Store | None = None,
     ) -> None:
-        """Watch, from the first step, for pauses of factor times a step's time and of least_s."""
+        """Watch for pauses of factor times a step's time and of least_s."""
         self._device = device
         self._environment = environment
-        self._step = first
         self._factor = factor
         self._least_s = least_s
         self._period_s = min(5.0, max(0.1, least_s / 20))
         self._host = socket.gethostname()
         self._store = open_store("watchdog", store) if factor else None
         self._ask = Asker("watchdog's question")
-        self._durations: deque[float] = deque(maxlen=100)
-        self._steps = 0
-        self._step_since = time.monotonic()
         self._closed = threading.Event()
-        self._spent = Spent()
         # Only the thread uses the rest.
         self._turn = 0
         self._beats = -1
@@ -126,16 +117,6 @@ class Watchdog:
         """Begin to watch."""
         if self._store:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    def step_done(self, step: int, spent: Mapping[str, float]) -> None:
-        """Learn how long a step takes, and where its time goes."""
-        now = time.monotonic()
-        self._steps += 1
-        if self._steps > STEPS_THAT_COMPILE:
-            self._durations.append(now - self._step_since)
-            self._spent = self._spent.with_step(spent, now - self._step_since)
-        self._step_since = now
-        self._step = step + 1
 
     def close(self) -> None:
         """End watching."""
@@ -172,7 +153,7 @@ class Watchdog:
         return max(LEAST_PATIENCE_S, TURNS_TO_JUDGE * self._period_s)
 
     def _limit_s(self) -> float | None:
-        durations = list(self._durations)
+        durations = list(self._device.timer.durations)
         if len(durations) < STEPS_TO_LEARN:
             return None
         # The mean too: if a host runs ahead of its device, most steps may seem to take no time.
@@ -183,12 +164,12 @@ class Watchdog:
         """Publish a sign of life; return how often workers have requested stacks."""
         sign = Sign(
             turn=self._turn,
-            step=self._step,
+            step=self._device.timer.step,
             beats=self._device.beats,
             doing=self._device.timer.doing,
             node=self._environment.node,
             host=self._host,
-            spent=self._spent,
+            spent=self._spent(),
         )
         assert self._store is not None
         self._store.set(str(self._environment.rank), json.dumps(asdict(sign)))
@@ -204,7 +185,13 @@ class Watchdog:
             workers = [
                 WorkerTime(s.node, s.host, Spent(int(s.spent[0]), *s.spent[1:])) for s in signs
             ]
-            self._pace.look(self._step, workers)
+            self._pace.look(self._device.timer.step, workers)
+
+    def _spent(self) -> Spent:
+        """Return where the time of the steps so far went."""
+        sums = self._device.timer.sums.copy()
+        compute = sums["step"] - sum(sums[name] for name in NOT_COMPUTING)
+        return Spent(int(sums["steps"]), max(0.0, compute), sums["data"], sums["collectives"])
 
     def _signs(self) -> list[Sign]:
         assert self._store is not None
@@ -234,10 +221,11 @@ class Watchdog:
         if now - self._dumped < 10 * self._patience_s:
             return
         self._dumped = now
+        step = self._device.timer.step
         with os.fdopen(os.memfd_create("stacks"), "w+b") as file:
             file.write(
                 f"no progress: stacks of worker {self._environment.rank} (node "
-                f"{self._environment.node}, {self._host}) in step {self._step}\n".encode()
+                f"{self._environment.node}, {self._host}) in step {step}\n".encode()
             )
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
@@ -247,7 +235,8 @@ class Watchdog:
 
     def _give_up(self, now: float, signs: list[Sign], stall: Standstill) -> None:
         """Record the stuck workers, unless another worker has, and end this worker."""
-        values = describe(stall, signs, seconds=round(now - self._since), step=self._step)
+        step = self._device.timer.step
+        values = describe(stall, signs, seconds=round(now - self._since), step=step)
         here = self._environment
         record = {"time": time.time(), **values, "reported_by": here.rank}
         first = True

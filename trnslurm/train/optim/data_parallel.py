@@ -1,14 +1,15 @@
 """Plain data parallelism on cpu and cuda; XLA devices share most of it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint.state import Read, num_rows
+from trnslurm.train.checkpoint.state import Read, cut_rows, num_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.optim.gradients import Buckets, SharedGradients
-from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec, cut_rows
+from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
 
 
 class DataParallel(GlobalOptimizer):
@@ -30,13 +31,22 @@ class DataParallel(GlobalOptimizer):
             else nn.Parameter(
                 parameter.detach().float() if self._keeps_copies else _nothing(parameter)
             )
-            for parameter in self._parameters
+            for name, parameter in zip(self._names, self._parameters, strict=True)
+            if self._updates(name)
         }
         self._masters = list(masters.values())
         self._copies = [
             (parameter, master) for parameter, master in masters.items() if parameter is not master
         ]
-        self._base = self._make_base(spec.with_masters(masters))
+        self._make_inside(masters)
+
+    def _updates(self, name: str) -> bool:
+        """Check whether this worker updates a parameter."""
+        return True
+
+    def _make_inside(self, masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Make PyTorch's optimizer of the masters."""
+        self._base = self._make_base(self._spec.with_masters(masters))
 
     def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
         # The fused AdamW reads memory once; the plain one reads it for each of its operations.
@@ -57,6 +67,7 @@ class DataParallel(GlobalOptimizer):
         else:
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
+        self._whole = [gradients[parameter] for parameter in self._parameters]
         return zeroed
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
@@ -67,6 +78,7 @@ class DataParallel(GlobalOptimizer):
             self._summed = SharedGradients(in_order, dtype, self._device)
         else:
             self._summed = Buckets(in_order, dtype)
+            self.overlaps = True
         return [self._summed.whole], self._summed.gradients
 
     @torch.no_grad()
@@ -78,24 +90,37 @@ class DataParallel(GlobalOptimizer):
 
     def begin_last_unit(self) -> None:
         """Send sums of gradients while the next backward pass makes the rest."""
+        assert isinstance(self._summed, Buckets)
         self._summed.begin_last_unit()
 
     def step(self, lr: float) -> Tensor:
-        """Take one step."""
+        """Sum the gradients over the workers, clip them by their global norm, and update."""
         self._reduce()
         for parameter, master in self._copies:
             if not self._keeps_copies:
                 master.data = parameter.detach().float()
             master.grad = self._sums[parameter]
-        norm = nn.utils.clip_grad_norm_(self._masters, self._spec.max_norm)
+        norm = nn.utils.get_total_norm(self._whole)
+        nn.utils.clip_grads_with_norm_(self._masters, self._spec.max_norm, norm)
         self._update(lr)
-        with torch.no_grad():
-            for parameter, master in self._copies:
-                parameter.copy_(master)
-                master.grad = None
-                if not self._keeps_copies:
-                    master.data = _nothing(parameter)
+        self._finish()
+        torch._foreach_zero_(self._gradients)
         return norm
+
+    def _update(self, lr: float) -> None:
+        """Update the masters."""
+        for group in self._base.param_groups:
+            group["lr"] = lr
+        self._base.step()
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Let the parameters have what the masters have."""
+        for parameter, master in self._copies:
+            parameter.copy_(master)
+            master.grad = None
+            if not self._keeps_copies:
+                master.data = _nothing(parameter)
 
     def _reduce(self) -> None:
         """Wait until the gradients are summed over all workers."""

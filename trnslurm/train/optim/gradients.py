@@ -108,7 +108,8 @@ class SharedGradients:
     """The gradients of a model in one piece of memory, next to the other workers' gradients.
 
     Each worker sums one part of all gradients, always in the same order, and copies the sums of the
-    other parts. gloo would send them through TCP: on few cores more work than the sum itself.
+    other parts. gloo would send them through TCP: on few cores more work than the sum itself. Sums
+    during a backward pass would take its cores.
     """
 
     def __init__(
@@ -131,9 +132,6 @@ class SharedGradients:
         """Check whether the workers compute on one machine's CPUs, and several of them."""
         together = device.world > 1 and device.world == device.local_world
         return together and device.kind.on_host and hasattr(os, "memfd_create")  # not on macOS
-
-    def begin_last_unit(self) -> None:
-        """Do nothing: sums during a backward pass would take its cores."""
 
     @torch.no_grad()
     def all_reduce(self) -> None:

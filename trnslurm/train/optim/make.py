@@ -1,33 +1,42 @@
 """Makes the optimizer of a recipe."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
-from trnslurm.train.optim.optimizer import GlobalOptimizer, make_spec
+from trnslurm.train.optim.optimizer import GlobalOptimizer, make_spec, own_spec
+from trnslurm.train.optim.own import MakeOptimizers, OwnOptimizers
 from trnslurm.train.optim.zero1 import Zero1
-from trnslurm.train.settings import OptimizerSettings
+from trnslurm.train.settings import CommonSettings, OptimizerSettings
 
 
 def make_optimizer(
     settings: OptimizerSettings,
     device: Device,
     tensors: Iterable[tuple[str, Tensor]],
+    make: MakeOptimizers | None = None,
     *,
-    zero1: bool = True,
+    zero1: bool | None = None,
     precision: str = "fp32_copy",
 ) -> GlobalOptimizer:
-    """Make the optimizer of the settings.
+    """Make the optimizer of the settings, or the job's own: what `make` returns.
 
     It trains those of the named tensors that require a gradient. Checkpoints have all of them, so
     give it a model's frozen parameters too: model.named_parameters(), or, for a model with buffers
     that change or are loaded, model.state_dict(keep_vars=True).items().
 
-    ZeRO-1 exists on Trainium and other XLA devices; cpu and cuda ignore zero1.
+    The recipes' ZeRO-1 exists on Trainium and other XLA devices; cpu and cuda ignore zero1.
+
+    `make` is given the tensors to train by name, and returns one or several torch.optim.Optimizer:
+    lambda named: Lion(named.values(), lr=1e-4). With zero1=True the workers divide the parameters
+    among them: not for an optimizer that looks at several parameters at once (Prodigy).
     """
+    if make is not None:
+        return _make_own(settings, device, dict(tensors), make, zero1=bool(zero1), kind=precision)
+    zero1 = zero1 is not False
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
         raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
@@ -39,3 +48,26 @@ def make_optimizer(
     from trnslurm.train.optim import xla
 
     return xla.Zero1(device, spec) if zero1 else xla.XlaDataParallel(device, spec)
+
+
+def _make_own(
+    settings: OptimizerSettings,
+    device: Device,
+    tensors: Mapping[str, Tensor],
+    make: MakeOptimizers,
+    *,
+    zero1: bool,
+    kind: str,
+) -> GlobalOptimizer:
+    if device.torch_device.type == "xla":
+        # A class of PyTorch that is not made for this counts steps, and reads rates, as Python
+        # numbers (torch/optim/adam.py: _get_value); torch_xla compiles 0 and 1 into the graph, and
+        # .item() ends it.
+        raise TrainError(
+            f"a job's own optimizer does not run on {device.name}: its steps and rates are numbers "
+            "of Python, which XLA compiles into the graph, so that graphs would change in mid-run: "
+            "take device cpu or cuda, or train.optimizer without make"
+        )
+    assert isinstance(settings, CommonSettings)
+    spec = own_spec(tensors, max_norm=settings.max_norm, precision=kind)
+    return OwnOptimizers(device, spec, make, peak=settings.lr, zero1=zero1)

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.manifest import shorten
-from trnslurm.train.checkpoint.state import Read, TensorShard, TrainingState, num_rows, own_rows
+from trnslurm.train.checkpoint.state import (
+    Read,
+    TensorShard,
+    TrainingState,
+    cut_rows,
+    load_whole,
+    own_rows,
+)
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.lamb import Lamb
@@ -78,9 +85,59 @@ def make_spec(
 ) -> OptimizerSpec:
     """Return the spec of the settings' optimizer; `shapes` are the whole shapes of divided ones.
 
-    Tensors that require no gradient are frozen. Matrices decay; biases and layer norms, which are
-    vectors, do not.
+    Tensors that require no gradient are frozen.
     """
+    named, frozen = _trained_and_frozen(tensors)
+    moments = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    return OptimizerSpec(
+        named=named,
+        groups=decay_matrices(named, settings.weight_decay, shapes=shapes),
+        kinds=() if settings.optimizer == "sgd" else MOMENTS,
+        cls=_CLASSES[settings.optimizer],
+        frozen=frozen,
+        options={} if settings.optimizer == "sgd" else moments,
+        max_norm=settings.max_norm or UNCLIPPED,
+        precision=precision,
+    )
+
+
+def decay_matrices(
+    named: Mapping[str, nn.Parameter],
+    weight_decay: float,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return parameters in two groups: matrices decay; biases and norms, which are vectors, do not.
+
+    `shapes` are the whole shapes of parameters that are divided.
+    """
+    shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
+    matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
+    vectors = [parameter for name, parameter in named.items() if len(shapes[name]) <= 1]
+    decays = ((matrices, weight_decay), (vectors, 0.0))
+    return [{"params": each, "weight_decay": decay} for each, decay in decays if each]
+
+
+def own_spec(
+    tensors: Mapping[str, Tensor], *, max_norm: float, precision: str = "fp32_copy"
+) -> OptimizerSpec:
+    """Return the spec of optimizers that the job makes."""
+    named, frozen = _trained_and_frozen(tensors)
+    return OptimizerSpec(
+        named=named,
+        groups=[{"params": list(named.values())}],
+        kinds=(),
+        cls=torch.optim.Optimizer,
+        frozen=frozen,
+        max_norm=max_norm or UNCLIPPED,
+        precision=precision,
+    )
+
+
+def _trained_and_frozen(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """Divide tensors by whether they require a gradient."""
     once: dict[Tensor, str] = {}
     for name, tensor in tensors.items():
         once.setdefault(tensor, name)  # tied ones are saved under the first name
@@ -90,25 +147,14 @@ def make_spec(
             "every parameter of the model is frozen (requires_grad=False): leave at least one to "
             "train"
         )
-    shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
-    matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
-    vectors = [parameter for name, parameter in named.items() if len(shapes[name]) <= 1]
-    decays = ((matrices, settings.weight_decay), (vectors, 0.0))
-    moments = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-    return OptimizerSpec(
-        named=named,
-        groups=[{"params": each, "weight_decay": decay} for each, decay in decays if each],
-        kinds=() if settings.optimizer == "sgd" else MOMENTS,
-        cls=_CLASSES[settings.optimizer],
-        frozen={name: each for each, name in once.items() if not each.requires_grad},
-        options={} if settings.optimizer == "sgd" else moments,
-        max_norm=settings.max_norm or UNCLIPPED,
-        precision=precision,
-    )
+    return named, {name: each for each, name in once.items() if not each.requires_grad}
 
 
 class GlobalOptimizer(TrainingState):
     """A step that all workers take together."""
+
+    _base: torch.optim.Optimizer
+    """PyTorch's optimizer inside."""
 
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         self._device = device
@@ -120,8 +166,8 @@ class GlobalOptimizer(TrainingState):
         saved = {**spec.named, **spec.frozen}
         self._shapes = {name: tuple(tensor.shape) for name, tensor in saved.items()}
         self._frozen = frozenset(spec.frozen)
-        # Made once and zeroed in place: a gradient that appears in the first backward pass would
-        # make its graph, and the optimizer's, differ from the next.
+        # Made once, and zeroed in place by step(): a gradient that appears in the first backward
+        # pass would make its graph, and the optimizer's, differ from the next.
         self._gradients = self._make_gradients()
 
     def _make_gradients(self) -> list[Tensor]:
@@ -140,11 +186,6 @@ class GlobalOptimizer(TrainingState):
                 "change it before, or it has no effect"
             )
 
-    def zero_grad(self) -> None:
-        """Set the gradients to zero in place."""
-        for gradient in self._gradients:
-            gradient.zero_()
-
     def shards(self) -> list[TensorShard]:
         """Return this worker's part of the state; copy the tensors before the next step."""
         shards = []
@@ -156,17 +197,19 @@ class GlobalOptimizer(TrainingState):
             for kind, tensor in tensors.items() if rows else ():
                 own, start = self._own_part(tensor, rows)
                 shards.append(TensorShard(name, kind, rows, own, start))
-        for name, frozen in self._spec.frozen.items():
-            if rows := own_rows(frozen.shape, self._device.rank, self._device.world):
-                shards.append(TensorShard(name, "parameter", rows, *cut_rows(frozen, rows)))
-        return shards
+        return shards + self._frozen_shards()
+
+    def _frozen_shards(self) -> list[TensorShard]:
+        """Return this worker's rows of the frozen tensors."""
+        return [
+            TensorShard(name, "parameter", rows, *cut_rows(frozen, rows))
+            for name, frozen in self._spec.frozen.items()
+            if (rows := own_rows(frozen.shape, self._device.rank, self._device.world))
+        ]
 
     def _load_frozen(self, read: Read) -> None:
         """Fill the frozen tensors in place."""
-        for name, tensor in self._spec.frozen.items():
-            whole = read(name, "parameter", range(num_rows(tensor.shape))).view(tensor.shape)
-            # From the host, copy_ is a transfer if the types are the same, and no graph.
-            tensor.data.copy_(whole.to(tensor.dtype))
+        load_whole(self._spec.frozen, "parameter", read)
 
     @abstractmethod
     def _holders(self) -> list[Tensor]:
@@ -184,8 +227,8 @@ class GlobalOptimizer(TrainingState):
         return zip(self._names, self._parameters, self._holders(), strict=True)
 
 
-def cut_rows(tensor: Tensor, rows: range) -> tuple[Tensor, int]:
-    """Return the tensor with a whole tensor's rows, and where in it these begin."""
-    if tensor.device.type == "xla":
-        return tensor, rows.start  # cut on the host: on the device it would take a graph
-    return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0
+def update(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
+    """Take a step of PyTorch's optimizer at one rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()

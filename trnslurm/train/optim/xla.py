@@ -12,7 +12,7 @@ from trnslurm.train.checkpoint.state import Read, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.xla import REDUCE_SCATTER_BUCKET_MB, rate_for, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
-from trnslurm.train.optim.optimizer import ADAMS, GlobalOptimizer, OptimizerSpec
+from trnslurm.train.optim.optimizer import ADAMS, GlobalOptimizer, OptimizerSpec, update
 
 # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at beta2 = 0.999) are
 # compiled in: a new graph in the middle of a run.
@@ -43,15 +43,15 @@ class Zero1(GlobalOptimizer):
             bucket_cap_mb_all_gather=max(1, REDUCE_SCATTER_BUCKET_MB // device.world),
             save_master_weights=True,
             higher_cc_precision=True,
-            lr=self._rate(0.0),
+            lr=rate_for(device, 0.0, self._kinds),
             foreach=False,
             **options,
         )
         self._base = self._zero.base_optimizer
 
     def step(self, lr: float) -> Tensor:
-        """Take one step; gradients are summed, so undo ZeRO's division by the world size."""
-        rate = self._rate(lr)
+        """Take one step; undo ZeRO's division by the world size (data/units.py says why)."""
+        rate = rate_for(self._device, lr, self._kinds)
         for group in self._zero.param_groups:
             group["lr"] = rate
         scheme = {
@@ -60,6 +60,7 @@ class Zero1(GlobalOptimizer):
             "group_size": self._device.world,
         }
         self._zero.step(sharding_scheme=[scheme])
+        torch._foreach_zero_(self._gradients)
         norm: Tensor = self._zero.grad_norm
         return norm
 
@@ -90,9 +91,6 @@ class Zero1(GlobalOptimizer):
         # Padding is cut off on the host: here it would take a graph.
         return tensor, 0
 
-    def _rate(self, lr: float) -> Tensor | float:
-        return rate_for(self._device, lr, self._kinds)
-
 
 def _padded(rows: Tensor, holder: Tensor) -> Tensor:
     padding = rows.new_zeros(len(holder) - len(rows), *rows.shape[1:])
@@ -108,15 +106,13 @@ class XlaDataParallel(DataParallel):
     """DataParallel on torch_xla, with the same graph in every step."""
 
     def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
-        return spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
+        rate = rate_for(self._device, 0.0, self._kinds)
+        return spec.make(rate, adam=CAPTURABLE, foreach=False)
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
         # Separate tensors: XLA has no views, and joins the tensors of a collective by itself.
         zeros = {each: torch.zeros_like(each, dtype=dtype) for each in self._parameters}
         return list(zeros.values()), zeros
-
-    def begin_last_unit(self) -> None:
-        """Do nothing: the compiler orders the work on the device."""
 
     def _reduce(self) -> None:
         # torch_xla reads the variable in xm.reduce_gradients only, which averages.
@@ -125,8 +121,8 @@ class XlaDataParallel(DataParallel):
             self._gradients, scale=1.0, groups=None, pin_layout=False, bucket_cap_mb=bucket_mb
         )
 
-    def _rate(self, lr: float) -> Tensor | float:
-        return rate_for(self._device, lr, self._kinds)
+    def _update(self, lr: float) -> None:
+        update(self._base, rate_for(self._device, lr, self._kinds))
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
         return scalar_tensor(self._device, updates)

@@ -86,9 +86,6 @@ class Zero1(DataParallel):
         zeros = {each: torch.zeros_like(each, dtype=dtype) for each in self._parameters}
         return list(zeros.values()), zeros
 
-    def begin_last_unit(self) -> None:
-        """Do nothing: gradients are summed after the backward pass."""
-
     @torch.no_grad()
     def step(self, lr: float) -> Tensor:
         """Take one step: sum and divide the gradients, update the own rows, gather parameters."""
@@ -105,6 +102,7 @@ class Zero1(DataParallel):
             master.grad = None
         with self._device.timer("collectives"):
             self._gather_parameters()
+        torch._foreach_zero_(self._gradients)
         return norm
 
     def _scatter_gradients(self) -> None:

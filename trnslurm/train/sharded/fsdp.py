@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
+from trnslurm.train.optim.optimizer import update
 from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, layers_to_wrap, spec_of
 
 
@@ -54,13 +55,10 @@ class Fsdp(Sharded):
     def step(self, lr: float) -> Tensor:
         """Take one step."""
         norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._max_norm)
-        self._update(lr)
+        update(self._base, lr)
+        self._base.zero_grad(set_to_none=True)
         assert isinstance(norm, DTensor)
         return norm.full_tensor()
-
-    def zero_grad(self) -> None:
-        """Free the gradients."""
-        self._base.zero_grad(set_to_none=True)
 
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows, which are in its memory in the saved layout."""

@@ -38,6 +38,8 @@ class Sharded(TrainingState):
     All workers run equally many units. Each strategy decides when it reduces gradients.
     """
 
+    _base: torch.optim.Optimizer
+    """PyTorch's optimizer inside."""
     model: nn.Module
     """What computes. Its parameters are whole only while a layer of it works."""
 
@@ -60,7 +62,7 @@ class Sharded(TrainingState):
 
     def backward(self, loss: Tensor) -> None:
         """Add a unit's gradient, given its share of the loss."""
-        # FSDP and DeepSpeed average over the workers; ours is a sum.
+        # FSDP and DeepSpeed average over the workers: data/units.py says why it is undone.
         scaled: Any = loss * self._device.world
         scaled.backward()
 

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows, own_rows
 from trnslurm.train.devices.groups import Group, open_group
 from trnslurm.train.errors import TrainError
+from trnslurm.train.optim.optimizer import update
 from trnslurm.train.sharded.llama import Cut, TensorLlama, cut_of
 from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, spec_of
 
@@ -109,7 +110,7 @@ class TensorParallel(Sharded):
         scale = (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
         for name, part in gradients.items():
             self._masters[name].grad = part * scale
-        self._update(lr)
+        update(self._base, self._rate(lr))
         with self._device.timer("collectives"):
             for names, owners in self._by_owners():
                 dtype = self._parameters[names[0]].dtype
@@ -118,12 +119,9 @@ class TensorParallel(Sharded):
                     parameter = self._parameters[name]
                     parameter.copy_(piece[: parameter.numel()].view(parameter.shape))
                     self._masters[name].grad = None
-        return norm
-
-    def zero_grad(self) -> None:
-        """Set the sums of gradients to zero in place."""
         for each in self._sums.values():
             each.zero_()
+        return norm
 
     @torch.no_grad()
     def shards(self) -> list[TensorShard]:

@@ -18,8 +18,8 @@ from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.devices.xla import rate_for, scalar_tensor
 from trnslurm.train.errors import TrainError
+from trnslurm.train.optim.optimizer import update
 from trnslurm.train.optim.xla import CAPTURABLE
-from trnslurm.train.say import say
 from trnslurm.train.sharded.strategy import (
     Sharded,
     ShardingRequest,
@@ -69,7 +69,8 @@ class XlaFsdp(Sharded):
         assert sorted(name for names, _ in self._parts for name in names) == sorted(self._shapes)
         spec = spec_of(request, [(names[0], holder) for names, holder in self._parts])
         self._max_norm = spec.max_norm
-        self._base = spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
+        rate = rate_for(self._device, 0.0, self._kinds)
+        self._base = spec.make(rate, adam=CAPTURABLE, foreach=False)
         # Made once and zeroed in place: without gradients, the first backward pass would have
         # another graph than the next.
         self._trained = [holder for _, holder in self._parts if holder.requires_grad]
@@ -79,14 +80,12 @@ class XlaFsdp(Sharded):
     def step(self, lr: float) -> Tensor:
         """Take one step."""
         norm: Tensor = self._wrapped.clip_grad_norm_(self._max_norm)
-        self._update(lr)  # xm.optimizer_step would reduce the gradients once more
-        return norm
-
-    def zero_grad(self) -> None:
-        """Set the gradients to zero in place."""
+        rate = rate_for(self._device, lr, self._kinds)
+        update(self._base, rate)  # xm.optimizer_step would reduce the gradients once more
         for holder in self._trained:
             assert holder.grad is not None
             holder.grad.zero_()
+        return norm
 
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows; to get them, gather one part of the model after another."""
@@ -121,9 +120,6 @@ class XlaFsdp(Sharded):
                     self._base.state[holder][kind] = self._device.put(own)
         self.shards()  # gathering takes graphs: compiled here, they delay no later save
 
-    def _rate(self, lr: float) -> Tensor | float:
-        return rate_for(self._device, lr, self._kinds)
-
 
 def _read_settings(request: ShardingRequest) -> dict[str, Any]:
     """Return the settings that torch_xla's class accepts."""
@@ -133,8 +129,7 @@ def _read_settings(request: ShardingRequest) -> dict[str, Any]:
         if key not in TORCHACC_SETTINGS:
             raise TrainError(f"{STRATEGY}: xla_fsdp_settings: torch_xla's FSDP has no {key}")
         del settings[key]
-        if request.device.rank == 0:
-            say(f"note: {key} has no effect: only TorchAcc's torch_xla has it")
+        request.device.say(f"note: {key} has no effect: only TorchAcc's torch_xla has it")
     for key in DTYPES:
         dtype = getattr(torch, str(settings.get(key, "float32")), None)
         if not isinstance(dtype, torch.dtype):
@@ -150,8 +145,7 @@ def _patch_llama(request: ShardingRequest) -> None:
     import torchacc
 
     torchacc.utils.patch.patch_llama(True)
-    if request.device.rank == 0:
-        say("TorchAcc has patched Llama")
+    request.device.say("TorchAcc has patched Llama")
 
 
 def _recomputed(module: nn.Module, *args: Any, **options: Any) -> nn.Module:

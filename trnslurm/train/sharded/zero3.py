@@ -50,11 +50,8 @@ class Zero3(Sharded):
         self._done = 0
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        self._engine.step()
+        self._engine.step()  # it frees the gradients
         return torch.as_tensor(self._engine.get_global_grad_norm())
-
-    def zero_grad(self) -> None:
-        """Do nothing: DeepSpeed's step has freed the gradients."""
 
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows; each tensor is gathered for a moment."""
