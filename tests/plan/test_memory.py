@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from trnslurm.plan.memory import (
     estimate_memory,
     larger_micro_batch,
     shape_of,
+    why_no_memory,
 )
 from trnslurm.plan.spec import make_spec
 
@@ -240,3 +242,20 @@ def test_half_empty_devices_could_take_a_larger_micro_batch(
 ) -> None:
     config = resolve(WORKSPACE, "gpt2_zero1", cluster=cluster, preset="xl", settings=settings)
     assert larger_micro_batch(make_spec(config, 1, need_time=False)) == larger
+
+
+def test_an_optimizer_of_the_jobs_own_counts_as_the_recipe_says_or_not_at_all() -> None:
+    where = ("gpt2_zero1", "xl", "p4d", "precision=fp32")
+    adamw, muon = memory_of(*where), memory_of(*where, "train.optimizer=muon")
+    assert muon.optimizer == pytest.approx(adamw.optimizer * 4.3 / 8)
+
+    config = resolve(
+        WORKSPACE, "gpt2_zero1", cluster="p4d", preset="xl", settings=["train.optimizer=muon"]
+    )
+    unsaid = replace(config, recipe=replace(config.recipe, optimizer_bytes={}))
+    spec = make_spec(unsaid, 1, need_time=False)
+    assert estimate_memory(spec) is None
+    assert why_no_memory(spec).startswith(
+        "Memory: unknown, because the optimizer muon is the job's"
+    )
+    assert not why_no_memory(make_spec(config, 1, need_time=False))

@@ -22,7 +22,13 @@ from trnslurm.console import Console
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
-from trnslurm.plan.memory import Memory, check_memory, estimate_memory, larger_micro_batch
+from trnslurm.plan.memory import (
+    Memory,
+    check_memory,
+    estimate_memory,
+    larger_micro_batch,
+    why_no_memory,
+)
 from trnslurm.plan.script import check_script
 from trnslurm.plan.spec import (
     JobSpec,
@@ -167,6 +173,8 @@ class Plan(Frozen):
         if not bases:
             first = self.specs[0]
             yield f"Hours: {why_no_hours(first.config, first.instance, 'this preset')}"
+        if why := why_no_memory(self.specs[0]):
+            yield why
 
     def _memory(self) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
         """Return the memory on a worker's device; node counts with the same memory share a row."""

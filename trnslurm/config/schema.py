@@ -400,6 +400,9 @@ class Recipe(Frozen):
     zero1: bool | None = None
     """For `plan`, where the job has no `train.zero1`: whether workers on Trainium divide the
     optimizer's state. None: unknown, and so the job's memory is unknown."""
+    optimizer_bytes: Mapping[str, float] = field(default_factory=dict)
+    """For `plan`: the bytes of state per fp32 parameter that an optimizer of the job's own keeps,
+    by the name that train.optimizer gives it."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys; the recipe declares each with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)

@@ -26,6 +26,8 @@ from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
 _RUNTIME_GIB = 2.5  # the device's context, buffers of collectives, fragmentation
+_STATE_BYTES = {"adamw": 8.0, "adam": 8.0, "lamb": 8.0, "sgd": 0.0}
+"""Of each parameter in fp32, by train.optimizer; a recipe adds its own: optimizer_bytes."""
 _MOST_SAMPLES = 4096  # at once that a device could hold, where a smaller micro-batch is looked for
 
 
@@ -163,6 +165,8 @@ def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
     shape, instance = shape_of(recipe.model, of_words=of_words), spec.instance
     divided = _divided(recipe, spec.device)
     if shape is None or not instance.device_gib or divided is None:
+        return None
+    if _state_bytes(recipe) is None:
         return None
     parameters, gradients, optimizer = _bytes_each(recipe, spec.device, divided, workers)
     group = group_size(recipe, spec.batch.workers_per_node)
@@ -322,6 +326,24 @@ def _divided(recipe: Recipe, device: DeviceType) -> bool | None:
     return None if asked is None else bool(asked) and device.has_zero1
 
 
+def _state_bytes(recipe: Recipe) -> float | None:
+    """Return the bytes of the optimizer's state per parameter; None: only the job knows."""
+    name = recipe.train.get("optimizer", "adamw")
+    return recipe.optimizer_bytes.get(name, _STATE_BYTES.get(name))
+
+
+def why_no_memory(spec: JobSpec) -> str:
+    """Return why there is no estimate, if a line in the recipe would give one; else nothing."""
+    recipe = spec.config.recipe
+    if estimate_memory(spec) or not spec.instance.device_gib or _state_bytes(recipe) is not None:
+        return ""
+    name = recipe.train["optimizer"]
+    return (
+        f"Memory: unknown, because the optimizer {name} is the job's own: say in "
+        f"recipe.yaml what it keeps, as optimizer_bytes: {{{name}: 4}} (bytes per parameter)"
+    )
+
+
 def _bytes_each(
     recipe: Recipe, device: DeviceType, divided: bool, workers: int
 ) -> tuple[float, float, float]:
@@ -330,7 +352,7 @@ def _bytes_each(
     They are the parameter's, its gradient's and the optimizer's, averaged over shards; with tensor
     parallelism the first two are for each that the worker has.
     """
-    moments = 0 if recipe.train.get("optimizer") == "sgd" else 8
+    moments = _state_bytes(recipe) or 0.0
     if recipe.strategy.name == "tensor":  # in the type computed in, with a copy in fp32
         return _itemsize(recipe), 4, (4 + moments) / workers
     if recipe.strategy.name:  # in fp32, or in 16 bits with a copy in fp32
@@ -347,7 +369,7 @@ def _bytes_each(
     if recipe.precision != "bf16":
         return 4 + casts, 4, moments
     if kept == "as_model":
-        return 2, 2, moments // 2
+        return 2, 2, moments / 2
     # With copies in fp32, gradients are summed in fp32 too, next to one unit's in 16 bits.
     # fp32_state has its copies during a step only, when there are no activations.
     return 2, 6, moments + (4 if kept == "fp32_copy" else 0)
