@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
@@ -28,6 +28,7 @@ from trnslurm.train.loop.progress import Reporting, count_parameters, flops_per_
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Gpt2
 from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.muon import Muon
 from trnslurm.train.optim.optimizer import decay_matrices
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings, Free, Positive
@@ -49,8 +50,8 @@ class Settings(CommonSettings):
     REFUSED = (
         (
             {"optimizer": "muon", "device": ["neuron", "xla-cpu", "xla-cuda"]},
-            "it is PyTorch's own, whose steps are numbers that XLA would compile in: take adamw, "
-            "or device cpu or cuda",
+            "its AdamW counts steps in numbers that XLA would compile in: take adamw, or device "
+            "cpu or cuda",
         ),
     )
 
@@ -70,7 +71,7 @@ def main() -> None:
         settings,
         device,
         model.named_parameters(),
-        partial(muon_and_adamw, settings) if settings.optimizer == "muon" else None,
+        partial(muon_and_adamw, plan, settings) if settings.optimizer == "muon" else None,
         zero1=True,
         precision=settings.optimizer_precision,
     )
@@ -130,18 +131,20 @@ def sum_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
-def muon_and_adamw(settings: Settings, named: Mapping[str, nn.Parameter]) -> list[Optimizer]:
-    """Make Muon for the matrices of the layers, and AdamW for embeddings, norms and biases.
-
-    Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) is made for matrices between
-    hidden activations. Its updates get the size of AdamW's, so that both have one rate (Liu et al.,
-    Muon is Scalable for LLM Training, 2025, arXiv:2502.16982, section 2.2).
-    """
+def muon_and_adamw(
+    plan: JobPlan, settings: Settings, named: Mapping[str, nn.Parameter]
+) -> list[Optimizer]:
+    """Make Muon for the matrices of the layers, and AdamW for embeddings, norms and biases."""
     inside = {name: each for name, each in named.items() if ".h." in name and each.ndim == 2}
     rest = {name: each for name, each in named.items() if name not in inside}
     decay = settings.weight_decay
     return [
-        Muon(inside.values(), lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        Muon(
+            inside.values(),
+            lr=settings.lr,
+            weight_decay=decay,
+            dtype=torch.float32 if plan.precision == "fp32" else torch.bfloat16,
+        ),
         AdamW(
             decay_matrices(rest, decay),
             lr=settings.lr,

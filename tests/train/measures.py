@@ -15,7 +15,7 @@ FROZEN = (
 )
 
 
-MOMENTS = ("exp_", "momentum_buffer")
+MOMENTS = ("exp_", "momentum")
 
 
 def import_job(path):

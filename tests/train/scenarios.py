@@ -176,16 +176,16 @@ def stock_adamw(job):
     """Rates and bias corrections as Python numbers: exactly 0 or 1 they are part of the graph."""
     from trnslurm.train.optim import xla
 
-    rate, step = xla.rate_for, xla.Zero1.step
+    rate, step = xla.rate_for, xla.XlaZero1.step
 
     def changed(self, lr):
         for group in [*self._zero.param_groups, *self._base.param_groups]:
             group["capturable"] = False
         return step(self, lr)
 
-    xla.rate_for, xla.Zero1.step = lambda device, lr, kinds: lr, changed
+    xla.rate_for, xla.XlaZero1.step = lambda device, lr, kinds: lr, changed
     yield
-    xla.rate_for, xla.Zero1.step = rate, step
+    xla.rate_for, xla.XlaZero1.step = rate, step
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import nn
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.muon import Muon, orthogonalize
 from trnslurm.train.optim.own import share_out
 
 from .optimizers import MADE, RATE, Team, assert_equal, assert_goes_on, settings_of, two
@@ -96,3 +97,29 @@ def test_owners_have_about_as_much_each():
     owners = share_out(sizes, 3)
     assert owners == {"b": 0, "c": 1, "d": 2, "a": 1, "e": 2}
     assert set(share_out({"a": 1}, 4).values()) == {0}
+
+
+def test_muon_makes_matrices_orthogonal():
+    torch.manual_seed(3)
+    for shape in ((6, 20), (20, 6), (8, 8)):
+        matrix = torch.randn(shape)
+        values = torch.linalg.svdvals(orthogonalize(matrix))
+        assert values.min() > 0.6 and values.max() < 1.3
+        whole = torch.linalg.svd(matrix, full_matrices=False)
+        assert (orthogonalize(matrix) * (whole.U @ whole.Vh)).sum() > 0.85 * min(shape)
+
+
+def test_muon_takes_the_steps_of_pytorchs():
+    """That one computes in 16 bits."""
+    ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 60).view(6, 10)) for _ in range(2))
+    decay = {"lr": 0.1, "weight_decay": 0.1}
+    mine = Muon([ours], **decay)
+    other = torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **decay)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        ours.grad = torch.randn(6, 10, generator=generator)
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        other.step()
+    assert torch.allclose(ours, theirs, atol=0.01)
+    assert not torch.allclose(ours, torch.linspace(-1, 1, 60).view(6, 10), atol=0.1)

@@ -18,7 +18,7 @@ from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.state import TensorShard
-from trnslurm.train.checkpoint.tensors import HostMemory
+from trnslurm.train.checkpoint.tensors import HostCopy
 from trnslurm.train.errors import TrainError
 
 SMALL = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -36,7 +36,7 @@ def save_checkpoint(root, step, model):
         TensorShard(name, "parameter", range(len(p)), p.data)
         for name, p in model.named_parameters()
     ]
-    memory = HostMemory()
+    memory = HostCopy()
     memory.copy(shards)
     size, sha256 = memory.write(directory / file_name(0, 1))
     manifest = CheckpointManifest(

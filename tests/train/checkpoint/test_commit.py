@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.tensors import HostMemory
+from trnslurm.train.checkpoint.tensors import HostCopy
 from trnslurm.train.errors import TrainError
 
 
@@ -20,7 +20,7 @@ class Gate:
         self.reached = threading.Event()
         self.opened = threading.Event()
         self.events = []
-        write, copy = HostMemory.write, HostMemory.copy
+        write, copy = HostCopy.write, HostCopy.copy
 
         def write_later(memory, path):
             self.reached.set()
@@ -33,8 +33,8 @@ class Gate:
             self.events.append("copied")
             return copy(memory, *shards)
 
-        monkeypatch.setattr(HostMemory, "write", write_later)
-        monkeypatch.setattr(HostMemory, "copy", note_copy)
+        monkeypatch.setattr(HostCopy, "write", write_later)
+        monkeypatch.setattr(HostCopy, "copy", note_copy)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from trnslurm.train.checkpoint import tensors
 from trnslurm.train.checkpoint.state import TensorShard
-from trnslurm.train.checkpoint.tensors import PAGE, HostMemory
+from trnslurm.train.checkpoint.tensors import PAGE, HostCopy
 
 # Types and sizes after which, in this order, the next tensor would begin at an odd place.
 STATE = {
@@ -43,12 +43,12 @@ def write_and_check(memory, path, state):
 
 
 def test_the_file_is_what_safetensors_reads(tmp_path):
-    write_and_check(HostMemory(), tmp_path / "a", STATE)
+    write_and_check(HostCopy(), tmp_path / "a", STATE)
     assert (tmp_path / "a").stat().st_size % PAGE
 
 
 def test_the_memory_is_kept_from_save_to_save(tmp_path):
-    memory = HostMemory()
+    memory = HostCopy()
     large = {"more": torch.ones(5000), **STATE}
     write_and_check(memory, tmp_path / "a", large)
     place = memory._memory.data_ptr()
@@ -75,7 +75,7 @@ def test_whole_pages_pass_the_page_cache_by(tmp_path, monkeypatch):
         return write(file, block)
 
     monkeypatch.setattr(tensors, "_write", note)
-    write_and_check(HostMemory(), tmp_path / "a", STATE)
+    write_and_check(HostCopy(), tmp_path / "a", STATE)
     assert seen == [(PAGE, True)] * -(-(tmp_path / "a").stat().st_size // PAGE)
 
 
@@ -89,7 +89,7 @@ def test_where_direct_writes_cannot_begin_files_are_written_plainly(tmp_path, mo
         return plain(path, flags, *args)
 
     monkeypatch.setattr(os, "open", refuse)
-    write_and_check(HostMemory(), tmp_path / "a", STATE)
+    write_and_check(HostCopy(), tmp_path / "a", STATE)
     assert refused == [tmp_path / "a"]
 
 
@@ -97,4 +97,4 @@ def test_after_a_direct_write_that_is_refused_the_rest_is_written_plainly(tmp_pa
     needs_direct_writes(tmp_path)
     # No file system takes that directly; so is what is left of a write that was cut short.
     monkeypatch.setattr(tensors, "BLOCK", 1001)
-    write_and_check(HostMemory(), tmp_path / "a", STATE)
+    write_and_check(HostCopy(), tmp_path / "a", STATE)

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy
-from trnslurm.train.checkpoint.tensors import HostMemory
+from trnslurm.train.checkpoint.tensors import HostCopy
 from trnslurm.train.data.units import worker_units
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
@@ -120,7 +120,7 @@ def write_half_and_hang():
         Path("hangs").write_text("yes")
         time.sleep(3600)
 
-    HostMemory.write = write_half
+    HostCopy.write = write_half
 
 
 def fill_the_disk():

@@ -33,7 +33,7 @@ from trnslurm.train.checkpoint.state import (
     load_whole,
     own_rows,
 )
-from trnslurm.train.checkpoint.tensors import HostMemory, open_own, open_rows
+from trnslurm.train.checkpoint.tensors import HostCopy, open_own, open_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store
 from trnslurm.train.environment import Environment
@@ -77,7 +77,7 @@ class Checkpoints:
         self._settings = settings_of(plan)
         self._policy = policy
         self._exchange = Exchange(device, store)
-        self._memory = HostMemory()
+        self._memory = HostCopy()
         self._active = environment.phase == "train"
         self._saves = 0
         self._running: Future[SaveOutcome] | None = None

@@ -21,7 +21,7 @@ from trnslurm.train.checkpoint.manifest import (
     write_manifest,
 )
 from trnslurm.train.checkpoint.reading import find_best
-from trnslurm.train.checkpoint.tensors import HostMemory
+from trnslurm.train.checkpoint.tensors import HostCopy
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
@@ -119,7 +119,7 @@ class Saving:
     """Prefix of the workers' messages; unique to this save."""
     manifest: CheckpointManifest
     """Its files are not known yet."""
-    memory: HostMemory
+    memory: HostCopy
     """This worker's rows."""
     policy: CheckpointPolicy
     stall_s: float

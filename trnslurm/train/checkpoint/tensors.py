@@ -49,7 +49,7 @@ BLOCK = 64 << 20
 NOT_DIRECT = (errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP)
 
 
-class HostMemory:
+class HostCopy:
     """A copy of a worker's part of the state, so that training continues while it is written.
 
     The memory is kept from save to save: new pages from the kernel cost about as much as copying

@@ -47,7 +47,7 @@ def make_optimizer(
     # Imported here: not every node has torch_xla.
     from trnslurm.train.optim import xla
 
-    return xla.Zero1(device, spec) if zero1 else xla.XlaDataParallel(device, spec)
+    return xla.XlaZero1(device, spec) if zero1 else xla.XlaDataParallel(device, spec)
 
 
 def _make_own(

@@ -19,7 +19,7 @@ from trnslurm.train.optim.optimizer import ADAMS, GlobalOptimizer, OptimizerSpec
 CAPTURABLE = {"capturable": True}
 
 
-class Zero1(GlobalOptimizer):
+class XlaZero1(GlobalOptimizer):
     """torch_xla's ZeroRedundancyOptimizer: every worker keeps the optimizer state of its shard."""
 
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.train.checkpoint import directory, saving
-from trnslurm.train.checkpoint.tensors import HostMemory
+from trnslurm.train.checkpoint.tensors import HostCopy
 from trnslurm.train.data.units import Unit
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.reports import JsonLines
@@ -34,7 +34,7 @@ class Drill:
         self._rank = environment.rank
         self._pause_s = pause_s
         self._samples = JsonLines(self._root / f"samples-{self._rank}.jsonl")
-        self._hold_at("write", HostMemory, "write")
+        self._hold_at("write", HostCopy, "write")
         self._hold_at("manifest", saving, "write_manifest")
         self._hold_at("rename", directory, "put_in_place")
         directory.shutil = _HalfRemoval(lambda: self._hold("removal"))
