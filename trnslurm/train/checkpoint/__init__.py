@@ -8,4 +8,7 @@
 A tensor is stored by its parameter's name and its kind, as "exp_avg/transformer.wte.weight". Of
 its n rows worker r of W has ceil(n / W), from row r * ceil(n / W) on: the files' rows one after
 another, in the order of workers, are the tensor.
+
+Where a job brings its own optimizers, the manifest names an owner for each parameter: its file has
+the parameter and its state whole, tensors as "momentum/transformer…", and numbers in its header.
 """

@@ -34,11 +34,15 @@ class JsonLines:
         try:
             self._append(json.dumps(kept).encode() + b"\n")
         except OSError as error:
-            self.close()  # the next line opens the file again
-            if self._complains:
-                name, why = self._path.name, error.strerror
-                say(f"warning: {name} cannot be written ({why}): some of its lines will be missing")
-                self._complains = False
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Leave a line out, and say so once; the next line opens the file again."""
+        self.close()
+        if self._complains:
+            name, why = self._path.name, error.strerror
+            say(f"warning: {name} cannot be written ({why}): some of its lines will be missing")
+            self._complains = False
 
     def close(self) -> None:
         """Close the file."""

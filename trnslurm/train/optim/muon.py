@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalize(matrix: Tensor) -> Tensor:
     """Return nearly U V^T of a matrix's singular value decomposition U S V^T."""
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix  # the product below is then the smaller one
+    x: Tensor = matrix.T if tall else matrix  # the product below is then the smaller one
     x = x / (x.norm() + 1e-7)
     for _ in range(_STEPS):
         product = x @ x.T
