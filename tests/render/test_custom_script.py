@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -285,6 +286,8 @@ def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
     files = rendered(site, cli, "./train.py")
     assert json.loads(files["plan.json"])["batch"] is None
     assert "# train on 1 x p4d.24xlarge" in files["train.sbatch"]
+    assert "#   batch            the script's own\n" in files["train.sbatch"]
+    assert re.search(r"\n#   on +1 +2 +3 .*\n#   W is +8 16 24 .*\n", files["train.sbatch"])
 
 
 def test_a_script_that_is_no_python_is_refused(site, cli, project) -> None:
