@@ -191,7 +191,11 @@ def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointM
 
 
 def _load(
-    model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: torch.dtype, kind: str
+    model: Any,
+    checkpoint: Path,
+    manifest: CheckpointManifest,
+    dtype: torch.dtype,
+    kind: str = "parameter",
 ) -> None:
     every = dict(model.named_parameters(remove_duplicate=False))
     buffers = {name: each for name, each in model.state_dict().items() if name not in every}

@@ -167,11 +167,7 @@ class OwnOptimizers(DataParallel):
                 if name is None:
                     raise TrainError(_unsavable(optimizer, "state of no parameter", each))
                 for key, value in state.items():
-                    savable = isinstance(value, _PLAIN) or (
-                        isinstance(value, Tensor) and value.layout == torch.strided
-                        and value.dtype in DTYPES
-                    )  # fmt: skip
-                    if not savable or not isinstance(key, str) or "/" in key or key == "parameter":
+                    if not _is_savable(key, value):
                         raise TrainError(_unsavable(optimizer, f"{key!r} of {name}", value))
                     yield name, key, value
 
@@ -224,6 +220,15 @@ def _number(rate: Any) -> float | None:
 
 def _saved_part(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_SAVED}
+
+
+def _is_savable(key: Any, value: Any) -> bool:
+    """Check whether a checkpoint can have a value of the state, under kind/name if a tensor."""
+    if not isinstance(key, str) or "/" in key or key == "parameter":
+        return False
+    if isinstance(value, Tensor):
+        return value.layout == torch.strided and value.dtype in DTYPES
+    return isinstance(value, _PLAIN)
 
 
 def _unsavable(optimizer: torch.optim.Optimizer, what: str, value: Any) -> str:
