@@ -121,7 +121,8 @@ def test_what_killed_exports_left_is_removed(export, run_dir):
 def test_by_hand(run_dir):
     """As the script's docstring says."""
     package = run_dir / "code" / "trnslurm"
-    shutil.copytree(REPO / "trnslurm" / "train", package / "train")
+    for room in ("train", "contract", "devices"):
+        shutil.copytree(REPO / "trnslurm" / room, package / room)
     for name in ("__init__.py", "declared.py", "errors.py", "frozen.py", "rundir.py", "tracing.py"):
         shutil.copy(REPO / "trnslurm" / name, package)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
