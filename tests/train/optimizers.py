@@ -35,7 +35,7 @@ class Everything(torch.optim.Optimizer):
                     state |= {"steps": 0, "nothing": None, "word": "a/b", "flag": False}
                     state |= {"rows": each.new_zeros(each.shape[0]), "total": each.new_zeros(())}
                     state |= {"seen": torch.zeros(2, 3, dtype=torch.int64)}
-                    state["wide"] = torch.zeros(each.shape, dtype=torch.float64).t()
+                    state["wide"] = each.new_zeros(each.shape, dtype=torch.float64).t()
                 state["steps"] += 1
                 state["flag"] = not state["flag"]
                 state["rows"] += each.grad.reshape(each.shape[0], -1).mean(1)
