@@ -28,8 +28,8 @@ import pytest
 
 import trnslurm.cli
 from trnslurm.cli import main
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import checkpoint_name, write_json
-from trnslurm.runs.run import RunDir
 
 ROUND = 12
 """Cases of the short round."""

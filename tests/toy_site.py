@@ -18,8 +18,8 @@ import yaml
 from trnslurm.config import load
 from trnslurm.contract.attempt import Attempt
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import Record, RunDir
 
 PROFILE: dict[str, Any] = {
     "description": "A cluster of stand-ins",

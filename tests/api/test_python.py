@@ -18,8 +18,8 @@ import yaml
 import trnslurm
 from trnslurm import RunFailedError, TrnslurmError, TrnslurmWarning
 from trnslurm.errors import NotYetError
+from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import diff, read_bundle
-from trnslurm.runs.run import RunDir
 
 ROOT = Path(__file__).parents[2]
 # On each of two nodes, one process without PyTorch. It holds until it is told to go on or to end.
@@ -88,13 +88,13 @@ def imported_in_pages() -> set[str]:
 def test_functions_hide_the_rooms_of_their_names() -> None:
     """In whichever order both are imported."""
     from trnslurm.plan import spec
-    from trnslurm.runs import run
+    from trnslurm.runs import status
     from trnslurm.submit import job
 
     assert all(
         callable(f) for f in (trnslurm.plan, trnslurm.render, trnslurm.submit, trnslurm.runs)
     )
-    assert spec.make_spec and run.RunDir and job.make_job
+    assert spec.make_spec and status.run_status and job.make_job
     with pytest.raises(TrnslurmError, match="unknown recipe 'no_such'"):
         trnslurm.plan("no_such")
 

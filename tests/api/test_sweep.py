@@ -10,8 +10,8 @@ import pytest
 
 import trnslurm
 from trnslurm.errors import TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import read_bundle
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
 RECIPE = """\

@@ -16,9 +16,9 @@ import pytest
 import trnslurm
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
 from trnslurm.runs import removal
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
 ENDED = [{"state": "COMPLETED", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T01:00:00Z"}]

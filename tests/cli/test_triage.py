@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.triage.finding import find_cause
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir
 
 from ..processes import Done, run_process
 

@@ -13,6 +13,7 @@ from trnslurm.cluster.checkup import Expected, Line, judge
 from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.devices import CPU, CUDA, NEURON, TORCHNEURON
 from trnslurm.runs.run import NodeFitness
+from trnslurm.records.run import NodeFitness
 
 WORKERS = 4
 TRN1 = Expected(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 from ..toy_site import TOY
 

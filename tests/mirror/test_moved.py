@@ -13,8 +13,8 @@ import pytest
 
 from trnslurm.mirror.copies import unpacked
 from trnslurm.mirror.store import MirrorError
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir
 
 from ..processes import run_process
 from .server import BUCKET, Server

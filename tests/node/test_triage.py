@@ -25,8 +25,8 @@ from trnslurm.node.triage.evidence import WARNING
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.node.triage.mend import SUBMIT, short
 from trnslurm.node.triage.words import time_in
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir
 
 from .measure_triage import CORPUS, cases_in, diagnose, judge
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir
 
 STARTED = {"state": "RUNNING", "checkpoint": 40, "hosts": "node-1,node-2"}
 TRAIN_ERROR = "trnslurm.train.errors.TrainError"

@@ -14,8 +14,8 @@ from trnslurm.node.packages import packages
 from trnslurm.node.triage.again import runs_same_python
 from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.usage.machine import machine
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir
 
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1"}
 IMPORT = """\

@@ -18,9 +18,9 @@ from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.plan.batch import even_nodes
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
+from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import snapshot
 from trnslurm.render.job import render_job
-from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import make_job
 from trnslurm.submit.resize import resize
 from trnslurm.train.sharded.settings import OFFLOADS as OFFLOADS_OF_JOBS

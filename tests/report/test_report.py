@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from matplotlib import image
 
+from trnslurm.records.run import RunDir
 from trnslurm.report.figures import SERIES, drawings
 from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDONE, History
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import used_by
 from trnslurm.rundir import seconds_of, write_json
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import NO_NUMBERS, run_status
 
 from ..browser import browser

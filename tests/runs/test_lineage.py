@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 
 def steps(tmp_path: Path, *lines: tuple[int, int], torn: str = "") -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from trnslurm.records.run import RunDir
 from trnslurm.runs.nodes import nodes_told, sizes_of, spares_of
-from trnslurm.runs.run import RunDir
 
 TRAINS = "exec python -m trnslurm.node.attempt --nodes=2 --spares=2 --standby -- srun node.sh\n"
 

@@ -11,8 +11,8 @@ import pytest
 
 from trnslurm.config.schema import Event, Notify
 from trnslurm.node.notify import EVENT_OF
+from trnslurm.records.run import RunDir
 from trnslurm.runs import watch
-from trnslurm.runs.run import RunDir
 
 from ..toy_site import write_attempt
 from ..webhook import SECRET, Webhook, serving

@@ -14,8 +14,8 @@ import pytest
 
 from trnslurm import rundir
 from trnslurm.node.triage.mend import longer
+from trnslurm.records.run import RunDir, process_start
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir, process_start
 from trnslurm.runs.status import NO_NUMBERS, run_status
 from trnslurm.top.look import view_of
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import run_status
 
 from ..processes import run_process

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 from ..waiting import eventually
 

@@ -12,7 +12,7 @@ from subprocess import PIPE
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.submit.cancel import cancel
 
 from ..json_lines import read_lines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 from ..waiting import eventually
 from .cluster import CHECKOUT

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 from ..processes import processes_with
 from ..waiting import eventually

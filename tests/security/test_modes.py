@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import trnslurm.cli.profile
+from trnslurm.records.run import RunDir
 from trnslurm.remote.request import Request, keep
 from trnslurm.remote.ssh import Place
 from trnslurm.render import cached
-from trnslurm.runs.run import RunDir
 
 from ..cli.test_surface import VERBS
 from ..slurm import test_detect

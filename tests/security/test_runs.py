@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from trnslurm.config.values import _SECRET_TEXT
+from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_run
-from trnslurm.runs.run import RunDir
 
 NOBODY = 65534
 CANARY = "c4n4ry-of-a-secret-value"

@@ -12,8 +12,8 @@ import pytest
 
 from trnslurm.api.options import SubmitHost
 from trnslurm.config.search import packaged_root
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.submit import on_slurm
 

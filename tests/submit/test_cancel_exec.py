@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trnslurm.node.stacks import in_parts
+from trnslurm.records.run import process_start
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import process_start
 from trnslurm.runs.status import run_status
 
 from ..toy_site import write_attempt

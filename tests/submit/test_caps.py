@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.submit.job import read_job
 
 from ..toy_site import write_attempt

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 RECIPE = """\
 steps: 36000

@@ -18,8 +18,8 @@ from subprocess import PIPE
 import pytest
 
 from trnslurm.errors import NotYetError, RunError
+from trnslurm.records.run import RunDir, own_process
 from trnslurm.rundir import write_json
-from trnslurm.runs.run import RunDir, own_process
 from trnslurm.submit.lock import lock_run
 
 from ..toy_site import write_attempt

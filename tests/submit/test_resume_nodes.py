@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.submit import resize
 from trnslurm.submit.job import read_job
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 from ..toy_site import write_attempt
 

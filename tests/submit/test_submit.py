@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 
 TRIED = ("test-only", "test-only", "scontrol")
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import trnslurm
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.submit import cancel, submit
 

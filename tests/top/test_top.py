@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.top.look import row_of, view_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.trackers import send as trackers
 
 from ..toy_site import write_attempt

@@ -19,8 +19,8 @@ import pytest
 from trnslurm import rundir
 from trnslurm.node.graphs.manifest import GraphCache
 from trnslurm.prepare import prepared
-from trnslurm.runs.foreign import this_user
-from trnslurm.runs.run import RunDir
+from trnslurm.records.foreign import this_user
+from trnslurm.records.run import RunDir
 
 VERSIONS = sorted(path.name for path in Path(__file__).parent.glob("[0-9]*"))
 

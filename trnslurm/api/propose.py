@@ -20,8 +20,8 @@ from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import fewer_nodes, make_spec
+from trnslurm.records.run import RunDir
 from trnslurm.runs.result import other_sizes
-from trnslurm.runs.run import RunDir
 from trnslurm.submit.here import check_here, check_notify, refuse_crowded
 from trnslurm.submit.job import Job, make_job, read_job
 from trnslurm.submit.precompile import precompile_jobs

@@ -29,9 +29,9 @@ from trnslurm.api.tables import HEADER, RIGHT, cells, html_table, parse_time, ru
 from trnslurm.cluster.programs import export_quietly, option_words
 from trnslurm.contract.states import OF_A_RUN, State
 from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of, statuses_of
 from trnslurm.runs.watch import follow
 from trnslurm.submit.cancel import cancel_unless_ended

@@ -10,8 +10,8 @@ from pathlib import Path
 from trnslurm.config.search import RUN_ROOT, Workspace, read_yaml
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
+from trnslurm.records.run import RunDir, latest_values
 from trnslurm.runs.find import find_runs, known_roots, list_runs
-from trnslurm.runs.run import RunDir, latest_values
 from trnslurm.runs.status import RunStatus, statuses_of
 from trnslurm.sandbox.layout import search_roots
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trnslurm.errors import ConfigError
+from trnslurm.records.foreign import printable
 from trnslurm.rundir import utc_time
-from trnslurm.runs.foreign import printable
 from trnslurm.runs.status import RunStatus
 
 T = TypeVar("T")

@@ -268,7 +268,7 @@ def end_with(command: Callable[[], object]) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    from trnslurm.runs.foreign import printable
+    from trnslurm.records.foreign import printable
 
     line = " ".join(message.split())
     if len(line) > _LONGEST:  # it quotes a long value; the end says what to do

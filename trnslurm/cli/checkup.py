@@ -24,8 +24,8 @@ from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.contract.states import State
 from trnslurm.errors import SlurmError, TrnslurmError
-from trnslurm.runs.foreign import this_user
-from trnslurm.runs.run import RunDir
+from trnslurm.records.foreign import this_user
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.watch import follow, once
 from trnslurm.submit.cancel import cancel

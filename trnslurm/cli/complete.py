@@ -17,8 +17,8 @@ from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.keys import keys_of
+from trnslurm.records.foreign import this_user
 from trnslurm.runs.find import group_of, list_runs
-from trnslurm.runs.foreign import this_user
 from trnslurm.slurm.commands import Slurm
 
 # The shell inserts a completed word unquoted, and others may write to a run root.

@@ -16,8 +16,8 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
+from trnslurm.records.run import NodeFitness
 from trnslurm.runs.find import find_run
-from trnslurm.runs.run import NodeFitness
 from trnslurm.runs.waiting import Diagnosis, diagnose
 
 _FACTS = ("devices", "EFA", "run directory", "memory", "open files")

@@ -13,9 +13,9 @@ from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_sweep
 from trnslurm.console import Console
 from trnslurm.contract.states import State
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, follow_log, print_log
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of
 from trnslurm.runs.watch import follow, once, once_each
 from trnslurm.submit.cancel import cancel

@@ -26,6 +26,8 @@ from trnslurm.cli.site import write_profile
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import RemoteError
+from trnslurm.records.foreign import read_fields
+from trnslurm.records.run import RunDir
 from trnslurm.remote import launcher
 from trnslurm.remote.ask import Answer, ask
 from trnslurm.remote.parcel import pack_submission
@@ -34,9 +36,7 @@ from trnslurm.remote.receive import extract
 from trnslurm.remote.request import Request, forget, unfinished
 from trnslurm.remote.ssh import NO_LAUNCHER
 from trnslurm.report.history import History
-from trnslurm.runs.foreign import read_fields
 from trnslurm.runs.result import Checkpoint
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.submit.submission import Submission
 

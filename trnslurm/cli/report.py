@@ -15,12 +15,12 @@ from trnslurm.cli.options import json_option, runs_argument, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table, say
 from trnslurm.config.search import Workspace
 from trnslurm.errors import RunError
+from trnslurm.records.foreign import printable
+from trnslurm.records.run import RunDir
 from trnslurm.report.history import History, histories_of
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import BY, HEADER, cells, remark, used_by
 from trnslurm.report.tables import differing, tables_of_many
-from trnslurm.runs.foreign import printable
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import no_numbers
 
 

@@ -24,9 +24,9 @@ from trnslurm.cli.output import Terminal, command_line, echo_json, say
 from trnslurm.config.search import Workspace
 from trnslurm.contract.states import State
 from trnslurm.errors import ConfigError
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import utc_time
 from trnslurm.runs.find import find_runs
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.watch import watch
 from trnslurm.submit.resume import Continuation, Resumed, resume, resume_sweep
 from trnslurm.submit.submit import submit

@@ -21,11 +21,11 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
+from trnslurm.records.foreign import printable, refuse_foreign
+from trnslurm.records.run import RunDir
 from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.find import find_runs, list_runs
-from trnslurm.runs.foreign import printable, refuse_foreign
 from trnslurm.runs.removal import choose_oldest, left_over, refuse_needed, removable, remove
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import statuses_of
 from trnslurm.submit.cancel import cancel_unless_ended
 

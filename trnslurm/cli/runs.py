@@ -40,12 +40,12 @@ from trnslurm.console import Console
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.states import OF_A_RUN, EndCause, State
 from trnslurm.node.hosts import brief
+from trnslurm.records.run import ByHand, RunDir
 from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
 from trnslurm.runs.phase import PhaseStatus
-from trnslurm.runs.run import ByHand, RunDir
 from trnslurm.runs.status import (
     UNTOLD_S,
     RunStatus,

@@ -14,8 +14,8 @@ from trnslurm.cli.options import run_name_argument, workspace_option
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_run
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
 
 

@@ -7,7 +7,7 @@ import click
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.errors import RunError
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.runs.usage import rows_of, usage_of
 

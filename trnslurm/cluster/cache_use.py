@@ -23,10 +23,10 @@ from trnslurm.node.graphs.manifest import (
     CacheError,
     GraphManifest,
 )
+from trnslurm.records.foreign import refuse_foreign
+from trnslurm.records.run import RunDir, process_alive
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
-from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.run import RunDir, process_alive
 from trnslurm.runs.status import run_status, statuses_of
 from trnslurm.slurm.commands import Slurm, find_job
 

@@ -7,9 +7,9 @@ from dataclasses import field
 from typing import Any
 
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import cleaned
+from trnslurm.records.run import NodeFitness, RunDir
 from trnslurm.rundir import read_json
-from trnslurm.runs.foreign import cleaned
-from trnslurm.runs.run import NodeFitness, RunDir
 
 _MOST_NAMED = 6
 

@@ -17,13 +17,13 @@ from trnslurm.contract.states import State
 from trnslurm.devices import DeviceType
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.node.stacks import joined
+from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
+from trnslurm.records.run import Record, RunDir
 from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
 from trnslurm.rundir import umask_of
-from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.phase import PhaseStatus
-from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm, without_overrides
 

@@ -20,11 +20,11 @@ from trnslurm.config.software import device_of
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
+from trnslurm.records.run import NodeFitness, RunDir
 from trnslurm.render.bundle import Bundle, package_files
 from trnslurm.render.directives import gpu_option, memory_option
 from trnslurm.rundir import make_private
 from trnslurm.runs.root import check_run_root
-from trnslurm.runs.run import NodeFitness, RunDir
 from trnslurm.slurm.commands import Slurm, without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1

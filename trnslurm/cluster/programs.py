@@ -15,11 +15,11 @@ from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.plan.spec import make_spec
+from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
+from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import plan_data
 from trnslurm.rundir import PLAN, RunFiles, read_json
-from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
-from trnslurm.runs.run import RunDir
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _EXPORTS_WITH = ("torch", "transformers", "safetensors")

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trnslurm.errors import RemoteError
+from trnslurm.records.run import own_process, process_alive
 from trnslurm.remote.ssh import Place
 from trnslurm.rundir import make_private, read_json, write_file, write_json
 from trnslurm.runs.find import state_home
-from trnslurm.runs.run import own_process, process_alive
 
 
 @dataclass(frozen=True, kw_only=True)

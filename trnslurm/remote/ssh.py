@@ -19,10 +19,10 @@ from pathlib import Path
 
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConnectionLostError, RemoteError
+from trnslurm.records.foreign import printable
 from trnslurm.remote import receive
 from trnslurm.rundir import is_private, make_private
 from trnslurm.runs.find import state_home
-from trnslurm.runs.foreign import printable
 
 _CONNECT_S, _ALIVE_S, _MISSED = 15, 10, 3
 _KEPT = "10m"

@@ -20,10 +20,10 @@ from trnslurm.config.tree import flatten
 from trnslurm.contract.attempt import Attempt
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import cleaned, printable
+from trnslurm.records.run import Record, RunDir, counting, latest_values
 from trnslurm.rundir import PREPARE, read_file, read_json, read_json_lines, seconds_of
 from trnslurm.runs.find import find_runs
-from trnslurm.runs.foreign import cleaned, printable
-from trnslurm.runs.run import Record, RunDir, counting, latest_values
 from trnslurm.runs.status import RunStatus, explained, statuses_of
 
 TRAIN = "train"

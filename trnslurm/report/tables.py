@@ -9,10 +9,10 @@ from typing import Any
 from trnslurm.api.tables import dollars, figure, format_values
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
+from trnslurm.records.foreign import printable
 from trnslurm.report.figures import own_numbers
 from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
 from trnslurm.rundir import read_json
-from trnslurm.runs.foreign import printable
 from trnslurm.runs.nodes import spares_of
 from trnslurm.runs.status import no_numbers
 

@@ -6,7 +6,7 @@ import shlex
 
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
-from trnslurm.runs.run import ByHand, Record, RunDir
+from trnslurm.records.run import ByHand, Record, RunDir
 
 UNKNOWN = "started without trnslurm submit: what is in no file, such as jobs that wait, is unknown"
 

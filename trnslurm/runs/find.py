@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trnslurm.errors import RunError
+from trnslurm.records.foreign import is_ours
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import RECORD, make_private, read_file
-from trnslurm.runs.foreign import is_ours
-from trnslurm.runs.run import RunDir
 
 
 def find_run(word: str, roots: list[Path]) -> RunDir:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import RunError
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import open_file
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
 _POLL_S = 0.5

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import read_fields
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import read_json
-from trnslurm.runs.foreign import read_fields
-from trnslurm.runs.run import RunDir
 
 
 class Mirrored(Frozen):

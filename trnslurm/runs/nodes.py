@@ -10,8 +10,8 @@ from contextlib import suppress
 from trnslurm.contract.attempt import Attempt
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import OF_COUNT, read_file
-from trnslurm.runs.run import RunDir
 
 _SPARES = re.compile(rb" --spares=(\d+) ")
 _MOST_TOLD = 5

@@ -10,9 +10,9 @@ from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.states import State
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
+from trnslurm.records.foreign import printable
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import read_json
-from trnslurm.runs.foreign import printable
-from trnslurm.runs.run import Record, RunDir
 from trnslurm.slurm import states
 from trnslurm.slurm.commands import QueueEntry, find_job
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import is_ours, refuse_foreign
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import ARRAY, changed_at, read_json
 from trnslurm.runs.by_hand import refuse_by_hand
-from trnslurm.runs.foreign import is_ours, refuse_foreign
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
 
 _HIDDEN = ".removed-"

@@ -12,6 +12,7 @@ from trnslurm.config.recipes import preset_before
 from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import (
     CHECKPOINT_FORMAT,
     checkpoints_in,
@@ -21,7 +22,6 @@ from trnslurm.rundir import (
     step_of,
 )
 from trnslurm.runs.find import find_run
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.runs.unreported import unreported
 

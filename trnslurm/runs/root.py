@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.errors import RunError
-from trnslurm.runs.foreign import is_ours
-from trnslurm.runs.run import RunDir
+from trnslurm.records.foreign import is_ours
+from trnslurm.records.run import RunDir
 
 _POLL_S = 0.1
 # A colon would split PYTHONPATH. A percent sign is a placeholder in file patterns of submitit and

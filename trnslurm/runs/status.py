@@ -15,6 +15,13 @@ from trnslurm.contract.states import EndCause, State
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import SUBMIT, in_words, longer, new_submission, short, way_back
+from trnslurm.records.run import (
+    ByHand,
+    ReadOnce,
+    Record,
+    RunDir,
+    latest_values,
+)
 from trnslurm.rundir import (
     PREPARE,
     changed_at,
@@ -32,13 +39,6 @@ from trnslurm.runs.phase import (
     died,
     held_by_slurm,
     phase_status,
-)
-from trnslurm.runs.run import (
-    ByHand,
-    ReadOnce,
-    Record,
-    RunDir,
-    latest_values,
 )
 from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import Slurm, find_job

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import printable
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import NODE_SCRIPT, changed_at, open_file, read_file
-from trnslurm.runs.foreign import printable
-from trnslurm.runs.run import RunDir
 
 # What each library writes last into the directory of a checkpoint:
 # - transformers 4.57's Trainer: trainer_state.json, also of the whole run next to checkpoint-N.

@@ -11,8 +11,8 @@ from typing import Any
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.node.usage.read import Notice, newest_lines, notices
-from trnslurm.runs.foreign import cleaned, printable
-from trnslurm.runs.run import RunDir, is_number
+from trnslurm.records.foreign import cleaned, printable
+from trnslurm.records.run import RunDir, is_number
 from trnslurm.runs.status import RunStatus
 
 # A node whose devices compute this much less than the others' has them wait.

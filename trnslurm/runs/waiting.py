@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from trnslurm.contract.states import State
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import read_file
-from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import UNUSABLE, node_reason, node_state

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from trnslurm.contract.states import State
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
-from trnslurm.runs.foreign import is_ours, refuse_writable
+from trnslurm.records.foreign import is_ours, refuse_writable
+from trnslurm.records.run import RunDir
 from trnslurm.runs.nodes import nodes_told
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status
 
 _LOCAL_POLL_S = 0.3

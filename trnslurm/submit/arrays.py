@@ -11,11 +11,11 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from trnslurm.errors import SlurmError
+from trnslurm.records.foreign import refuse_foreign
+from trnslurm.records.run import RunDir
 from trnslurm.render.array import can_be_task, render_array, shared_options
 from trnslurm.render.job import script_name
 from trnslurm.rundir import ARRAY, read_file
-from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.precompile import graphs_of
 from trnslurm.submit.submission import Chain, PlannedRun, Submission

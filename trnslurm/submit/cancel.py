@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import refuse_foreign, refuse_writable, this_user
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import read_file, utc_time, write_json
 from trnslurm.runs.by_hand import refuse_by_hand
-from trnslurm.runs.foreign import refuse_foreign, refuse_writable, this_user
-from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import RunStatus, is_complete, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.slurm.states import RUNNING

@@ -13,7 +13,7 @@ from trnslurm.cluster.claims import Claim, drop_claim, update_claim
 from trnslurm.console import Console
 from trnslurm.errors import RunError
 from trnslurm.node.graphs.manifest import CacheError
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.submit.job import Job
 from trnslurm.submit.lock import this_holder
 from trnslurm.submit.precompile import Need, need_of

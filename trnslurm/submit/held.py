@@ -18,8 +18,8 @@ from trnslurm.config.software import device_of
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import CPU, CUDA, DeviceType
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError
+from trnslurm.records.run import RunDir
 from trnslurm.render.job import script_name
-from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm, own_words, without_overrides
 from trnslurm.slurm.detect import find_partition
 from trnslurm.submit.job import Job

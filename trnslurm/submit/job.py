@@ -20,6 +20,7 @@ from trnslurm.plan.batch import Estimate
 from trnslurm.plan.data import DataJob, data_path
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.plan.values import SECTIONS, check_plan
+from trnslurm.records.foreign import refuse_foreign
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
@@ -32,7 +33,6 @@ from trnslurm.rundir import (
     PREPARE,
     newer_format,
 )
-from trnslurm.runs.foreign import refuse_foreign
 
 
 class Job(Frozen):

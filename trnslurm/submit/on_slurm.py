@@ -16,8 +16,8 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.rundir import read_file, read_json, write_json
-from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm, overriding, own_words
 from trnslurm.submit.asked import Asked
 from trnslurm.submit.interrupts import interrupts_deferred

@@ -18,8 +18,8 @@ from submitit.local import local
 from submitit.local.local import LocalExecutor
 
 from trnslurm.contract.variables import Variable
+from trnslurm.records.run import RunDir, process_start
 from trnslurm.rundir import RunFiles
-from trnslurm.runs.run import RunDir, process_start
 from trnslurm.submit.submission import WaitsFor
 
 # Variables that a local run gets from this shell; its script sets all others.

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from trnslurm import __version__
+from trnslurm.records.foreign import this_user
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import utc_time
-from trnslurm.runs.foreign import this_user
-from trnslurm.runs.run import Record, RunDir
 from trnslurm.submit.precompile import Need
 from trnslurm.submit.resize import adopt_files, lay_aside
 from trnslurm.submit.submission import PlannedRun

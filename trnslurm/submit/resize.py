@@ -24,10 +24,10 @@ from trnslurm.config.tree import merge, plain
 from trnslurm.config.values import parse_notify
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, make_spec
+from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
 from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN, make_directory
-from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
 _READER = "trnslurm/node/caps.py"

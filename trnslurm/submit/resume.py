@@ -19,11 +19,11 @@ from trnslurm.contract.states import State
 from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.caps import Caps
+from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import PREPARE, changed_at
 from trnslurm.runs.by_hand import refuse_by_hand, start_by_hand
-from trnslurm.runs.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.runs.phase import LAUNCH_HELD, held_by_slurm
-from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job

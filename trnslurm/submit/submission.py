@@ -7,7 +7,7 @@ from dataclasses import field, replace
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.frozen import Frozen
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.submit.job import Job
 from trnslurm.submit.precompile import Need, graphs_of, need_of

@@ -15,11 +15,11 @@ from typing import Any
 from trnslurm.cluster.cache import PRECOMPILE, Compiled
 from trnslurm.console import Console
 from trnslurm.errors import NoAnswerError, RunError, SubmitError, TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_source
 from trnslurm.runs.removal import remove_arrays
 from trnslurm.runs.root import check_run_root, create_run
-from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.arrays import most_tasks, started_together, write_array
 from trnslurm.submit.cancel import cancel

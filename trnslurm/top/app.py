@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Footer, Label, ProgressBar, Sparkline, St
 
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
-from trnslurm.runs.run import RunDir
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.top.look import HEADER, View, log_lines, row_of, view_of
 

@@ -12,11 +12,11 @@ from trnslurm.api.tables import figure, text_table
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
+from trnslurm.records.foreign import cleaned, printable
+from trnslurm.records.run import RunDir
 from trnslurm.report.history import is_number
-from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.nodes import nodes_told
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, explained, run_status
 from trnslurm.runs.usage import Usage, rows_of, usage_of
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnslurm.runs.foreign import printable
-from trnslurm.runs.run import RunDir, is_number
+from trnslurm.records.foreign import printable
+from trnslurm.records.run import RunDir, is_number
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.usage import NodeUsage, usage_of
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
+from trnslurm.records.run import RunDir
 from trnslurm.report.history import History, is_number
-from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.runs.watch import follow
 

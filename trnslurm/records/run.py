@@ -16,6 +16,14 @@ from trnslurm import __version__
 from trnslurm.contract.attempt import PHASES, Attempt, attempt_of
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import (
+    cleaned,
+    commands_of,
+    printable,
+    read_fields,
+    refuse_writable,
+    user_name,
+)
 from trnslurm.rundir import (
     PLAN,
     RECORD,
@@ -31,14 +39,6 @@ from trnslurm.rundir import (
     read_json_lines,
     utc_time,
     write_json,
-)
-from trnslurm.runs.foreign import (
-    cleaned,
-    commands_of,
-    printable,
-    read_fields,
-    refuse_writable,
-    user_name,
 )
 
 # Names from a record become parts of paths and arguments of Slurm's commands.
