@@ -106,6 +106,7 @@ FLOORS = [
     "config",
     "records",
     "slurm",
+    "schedulers",
     "plan",
     "render",
     "runs",
@@ -275,14 +276,14 @@ def test_the_launcher_needs_no_torch(part: str) -> None:
         assert not foreign(file) & HEAVY, file
 
 
-@pytest.mark.parametrize("part", [p for p in PARTS if p != "submit"])
-def test_only_submit_imports_submitit(part: str) -> None:
+@pytest.mark.parametrize("part", [p for p in PARTS if p != "schedulers"])
+def test_only_schedulers_imports_submitit(part: str) -> None:
     for file in files(part):
         assert "submitit" not in foreign(file), file
 
 
-def test_submit_does_import_it() -> None:
-    assert any("submitit" in foreign(file) for file in files("submit"))
+def test_schedulers_does_import_it() -> None:
+    assert any("submitit" in foreign(file) for file in files("schedulers"))
 
 
 def test_only_slurm_starts_slurms_commands() -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from trnslurm.submit.interrupts import interrupts_deferred
+from trnslurm.schedulers.interrupts import interrupts_deferred
 
 from .processes import run_process
 

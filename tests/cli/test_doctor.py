@@ -15,8 +15,7 @@ from trnslurm.cli import checkup
 from trnslurm.cluster.checkup import Expected, Line
 from trnslurm.cluster.checkup_files import Found
 from trnslurm.devices import NEURON
-from trnslurm.runs.waiting import node_state
-from trnslurm.slurm.reasons import job_reason, node_reason
+from trnslurm.slurm.reasons import job_reason, node_reason, node_state
 
 JOB = "JobId=1001 JobName=gpt-precompile JobState=PENDING Reason=Resources Dependency=(null) {more}"
 WAITS = "StartTime=2026-01-01T05:00:00 EndTime=Unknown Partition=compute NumNodes=2-2"

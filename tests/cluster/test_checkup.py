@@ -12,7 +12,6 @@ import pytest
 from trnslurm.cluster.checkup import Expected, Line, judge
 from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.devices import CPU, CUDA, NEURON, TORCHNEURON
-from trnslurm.runs.run import NodeFitness
 from trnslurm.records.run import NodeFitness
 
 WORKERS = 4

@@ -15,7 +15,7 @@ from trnslurm.config.search import packaged_root
 from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status
-from trnslurm.submit import on_slurm
+from trnslurm.schedulers.slurm import start as on_slurm
 
 from ..toy_site import Site
 

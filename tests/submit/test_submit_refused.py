@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.runs.status import run_status
-from trnslurm.submit import on_slurm
+from trnslurm.schedulers.slurm import start as on_slurm
 
 TRIED = ("test-only", "test-only", "scontrol")
 """Precompile and training differ in their time; then the partition's limits."""

@@ -13,8 +13,8 @@ import pytest
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from trnslurm.submit.on_slurm import RenderedSlurm
-from trnslurm.submit.on_this_machine import GuardedLocal
+from trnslurm.schedulers.local.start import GuardedLocal
+from trnslurm.schedulers.slurm.start import RenderedSlurm
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,11 @@ from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import fewer_nodes, make_spec
 from trnslurm.records.run import RunDir
 from trnslurm.runs.result import other_sizes
+from trnslurm.schedulers.interface import WaitsFor
 from trnslurm.submit.here import check_here, check_notify, refuse_crowded
 from trnslurm.submit.job import Job, make_job, read_job
 from trnslurm.submit.precompile import precompile_jobs
-from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor, with_needs
+from trnslurm.submit.submission import PlannedRun, Submission, with_needs
 
 _MOST_HERE = 50  # each waiting run has processes
 _SHARED = ("run_root", "compile_cache", "scheduler")
@@ -96,9 +96,7 @@ def inside(
     submission: Submission, holder: str, options: JobOptions, console: Console
 ) -> Submission:
     """Return a submission whose run starts in a job that the user holds."""
-    from trnslurm.submit.held import find_held  # few submissions need it; it starts processes
-
-    held = find_held(holder, submission.job)
+    held = submission.job.scheduler.find_held(holder, submission.job)
     if options.time:
         console.warn(
             f"--time {options.time} does not end the run in job {held.job_id}, which ends with "
@@ -136,8 +134,8 @@ def checked(submission: Submission, host: SubmitHost, console: Console) -> Submi
             for warning in (*check_here(planned.job), *check_notify(planned.job)):
                 console.warn(warning)
     _warn_of_caps(submission, console)
-    if submission.cache.is_asking and not submission.job.local:
-        importlib.import_module("trnslurm.submit.on_slurm")  # as slow as the check of the graphs
+    if submission.cache.is_asking:
+        submission.job.scheduler.import_ahead()  # as slow as the check of the graphs
     return with_needs(submission, remote=host.remote)
 
 
@@ -168,7 +166,7 @@ def propose_sweep(
         code = {file: data for file, data in code.items() if file.startswith("code/")}
         jobs.append(make_job(spec, options.workspace.template_dirs(), code=code))
     _refuse_unlike(jobs, points)
-    if jobs[0].local:
+    if not jobs[0].has_queue:
         if (at_most or 1) > 1:
             raise ConfigError(
                 f"--at-most {at_most}: on this machine the runs of a sweep follow one another"

@@ -73,7 +73,7 @@ class Run:
     @property
     def jobs(self) -> dict[str, str]:
         """Phase -> Slurm job id; empty on the local cluster."""
-        return self._files.record().slurm_jobs
+        return self._files.record().phase_jobs
 
     @property
     def state(self) -> str:

@@ -19,7 +19,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.plan.keys import keys_of
 from trnslurm.records.foreign import this_user
 from trnslurm.runs.find import group_of, list_runs
-from trnslurm.slurm.commands import Slurm
+from trnslurm.schedulers.choice import scheduler_of
 
 # The shell inserts a completed word unquoted, and others may write to a run root.
 _HARMLESS = re.compile(r"\w[\w.-]*")
@@ -91,8 +91,8 @@ def _known_hosts(workspace: Workspace) -> Iterator[str]:
 def _jobs(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
     """Return the jobs of this user that Slurm knows."""
     cluster = ctx.params.get("cluster") or workspace.cluster
-    bin_dir = resolve_cluster(workspace, cluster).slurm.bin_dir if cluster else None
-    return Slurm(bin_dir).queue([this_user()])
+    profile = resolve_cluster(workspace, cluster) if cluster else None
+    return scheduler_of(profile).job_ids(this_user())
 
 
 def _variables(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:

@@ -18,9 +18,10 @@ from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS
 
 if TYPE_CHECKING:
+    from trnslurm.schedulers.interface import HeldJob
     from trnslurm.submit.job import Job  # plan imports no submit
     from trnslurm.submit.precompile import Need
-    from trnslurm.submit.submission import HeldJob, Submission
+    from trnslurm.submit.submission import Submission
 
 _SHORT_HOURS = 1 / 6
 _IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}
@@ -59,10 +60,10 @@ def _name_and_place(job: Job) -> str:
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
     each = job.workers_per_node
     workers = f", {count(each, 'worker')} per node" if each else ""
-    if job.local:
+    if not job.has_queue:
         nodes = count(job.nodes, "node")
         return f"{name} on this machine, as {nodes} ({job.instance_type}){workers}"
-    slurm, spares = job.profile.slurm, job.profile.spare_nodes
+    slurm, spares = job.profile.slurm, job.spare_nodes
     least = f"{slurm.min_nodes}-" if slurm.min_nodes else ""
     more = f" and {count(spares, 'spare')}" if spares else ""
     return f"{name} on {least}{job.nodes} x {job.instance_type}{more}{workers}"
@@ -78,7 +79,7 @@ def _held_line(job: Job, held: HeldJob) -> str:
 
 def _size_line(need: Need) -> str:
     line, about = _name_and_place(need.job), ""
-    if need.job.local:
+    if not need.job.has_queue:
         return line
     if (e := need.job.estimate) is not None:
         about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}; "
@@ -117,7 +118,7 @@ def _python_line(job: Job) -> str:
     """Return that a custom script's job on Slurm does not take this shell's environment."""
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     profile = job.profile
-    ours = job.project is not None and not (job.local or profile.activate)
+    ours = job.project is not None and not (job.is_here or profile.activate)
     if not ours or not active or profile.container.image:
         return ""
     if os.environ.get("CONDA_DEFAULT_ENV") == "base" or _is_below(profile.python, active):
@@ -170,7 +171,7 @@ def _sweep_lines(submission: Submission) -> Iterator[str]:
     yield ""
     needs = [need for need in submission.needs if need.decision != "before"]
     yield from dict.fromkeys(filter(None, (_graphs_line(n, submission.cache) for n in needs)))
-    if not job.local:
+    if job.has_queue:
         yield _in_all(submission)
 
 
@@ -268,7 +269,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
         if found.warm:
             yield f"{where}: {found.words}"
             continue
-        limit = precompile_min(spec.config) / 60 * spec.nodes if spec.on_slurm else 0.0
+        limit = precompile_min(spec.config) / 60 * spec.nodes if spec.has_queue else 0.0
         cost = _expected_cost(cache, ingredients, spec.nodes, limit)
         yield f"{where}: {found.words}{cost and f'; precompile {cost}'}"
 
@@ -297,7 +298,7 @@ def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
 
 
 def _limit_of_a_node(spec: JobSpec) -> str:
-    if not spec.on_slurm:
+    if not spec.has_queue:
         return ""
     limit = hours(precompile_min(spec.config) / 60)
     return f"at most {limit} hours on each node (its time limit)"

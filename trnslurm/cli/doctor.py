@@ -18,7 +18,8 @@ from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.records.run import NodeFitness
 from trnslurm.runs.find import find_run
-from trnslurm.runs.waiting import Diagnosis, diagnose
+from trnslurm.runs.waiting import diagnose
+from trnslurm.schedulers.waiting import Diagnosis
 
 _FACTS = ("devices", "EFA", "run directory", "memory", "open files")
 _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")

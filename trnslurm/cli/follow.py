@@ -13,11 +13,12 @@ from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_sweep
 from trnslurm.console import Console
 from trnslurm.contract.states import State
-from trnslurm.records.run import RunDir
+from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of
 from trnslurm.runs.watch import follow, once, once_each
+from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.submit.cancel import cancel
 
 INTERRUPTED = 130
@@ -35,15 +36,20 @@ def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[Ru
         for run in (*runs, *extras):
             jobs = _facts(run)["jobs"].items()
             click.echo(f"Submitted {run.name}{''.join(f'  {phase} {job}' for phase, job in jobs)}")
-    if console.follow or ((record.local or record.inside) and not console.detach):
+    if console.follow or (_ends_with_us(record) and not console.detach):
         sys.exit(_follow_all(runs, console))
     if not console.as_json:
         click.echo(f"See: trnslurm status {record.group or runs[0].name}")
 
 
+def _ends_with_us(record: Record) -> bool:
+    """Check whether a run ends if the command ends that follows it."""
+    return bool(record.inside) or scheduler_of(record).is_here
+
+
 def _facts(run: RunDir) -> dict[str, Any]:
     record = run.record()
-    facts = {"run": run.name, "directory": str(run.path), "jobs": record.slurm_jobs}
+    facts = {"run": run.name, "directory": str(run.path), "jobs": record.phase_jobs}
     return facts | ({"sweep": record.group, "values": record.values} if record.group else {})
 
 
@@ -57,7 +63,7 @@ def _follow_all(runs: Sequence[RunDir], console: Console) -> int:
         code = _follow(run, console)
         worst = max(worst, code)
         if code == INTERRUPTED:
-            for other in runs[:number:-1] if record.local and record.group else ():
+            for other in runs[:number:-1] if record.group and scheduler_of(record).is_here else ():
                 cancel(other)
             break
     if len(runs) > 1 and runs[0].record().group and not console.as_json:
@@ -80,7 +86,7 @@ def _follow(run: RunDir, console: Console) -> int:
             bar = steps and sys.stderr.isatty()
             status = _with_bar(run, steps) if bar else _with_lines(run)
     except KeyboardInterrupt:
-        if not (record.local or record.inside):
+        if not _ends_with_us(record):
             say(f"\n{run.name} continues: trnslurm status {run.name}")
             return INTERRUPTED
         say("\nStopping …")

@@ -180,7 +180,7 @@ def submit_remotely(
 ) -> int:
     """Send a submission, start it on the host, and return the exit code."""
     first = submission.job
-    if first.local:
+    if not first.has_queue:
         raise RemoteError(
             f"--on {site.place.host}: the profile {first.cluster} is for one machine without "
             "Slurm: pass --cluster NAME"

@@ -45,7 +45,6 @@ from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
-from trnslurm.runs.phase import PhaseStatus
 from trnslurm.runs.status import (
     UNTOLD_S,
     RunStatus,
@@ -57,6 +56,7 @@ from trnslurm.runs.status import (
     standing_of,
 )
 from trnslurm.runs.usage import usage_of
+from trnslurm.schedulers.interface import PhaseStatus
 from trnslurm.slurm.reasons import LACKS_NODES
 
 _SHOWN_ATTEMPTS = 5

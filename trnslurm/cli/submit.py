@@ -185,7 +185,7 @@ def submit_command(
     submission = after(submission, job, console)
     if holder is not None:
         submission = inside(submission, holder, job, console)
-    elif (around := os.environ.get("SLURM_JOB_ID")) and not (site or submission.job.local):
+    elif (around := os.environ.get("SLURM_JOB_ID")) and submission.job.has_queue and not site:
         console.say(f"This shell is in job {around}: --in {around} would run it there")
     for line in submission_lines(submission, remote=host.remote):
         click.echo(line, err=not console.dry_run)
@@ -208,7 +208,8 @@ def confirm_and_submit(submission: Submission, console: Console, site: Site | No
 def _confirm(submission: Submission) -> None:
     first, expected = submission.job, submission.expected_node_hours
     limit = first.profile.ask_above_node_hours
-    if first.local or submission.held or limit is None or expected <= limit:
+    asks = first.has_queue and not submission.held
+    if not asks or limit is None or expected <= limit:
         return
     if not sys.stdin.isatty():
         raise SubmitError(

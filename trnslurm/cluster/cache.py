@@ -30,6 +30,7 @@ from trnslurm.node.graphs.manifest import (
     user_ids,
 )
 from trnslurm.runs.root import check_run_root
+from trnslurm.schedulers.choice import scheduler_of
 
 PRECOMPILE = "precompile"
 _KEY = r"[0-9a-f]{16}"
@@ -69,10 +70,10 @@ class CompileCache(GraphCache):
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        runs = check_run_root(Path(cluster.expand(cluster.run_root)))
-        root = Path(cluster.expand(cache_root(cluster.compile_cache, str(runs))))
+        self.scheduler = scheduler_of(cluster)
+        runs = check_run_root(Path(self.scheduler.expand(cluster.run_root)))
+        root = Path(self.scheduler.expand(cache_root(cluster.compile_cache, str(runs))))
         super().__init__(root, user_ids(cluster.compile_trust))
-        self.bin_dir = cluster.slurm.bin_dir
         self._one_asks = threading.Lock()
 
     def ask_ahead(self) -> None:

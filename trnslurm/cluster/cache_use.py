@@ -28,7 +28,7 @@ from trnslurm.records.run import RunDir, process_alive
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.status import run_status, statuses_of
-from trnslurm.slurm.commands import Slurm, find_job
+from trnslurm.schedulers.interface import Scheduler
 
 _SUBMITTING_S = 180  # longer than any sbatch call with its retries
 
@@ -57,7 +57,7 @@ class CachedKey(Frozen):
         return sum(self.sizes.values())
 
 
-def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
+def still_compiles(claim: Claim, scheduler: Scheduler) -> bool:
     """Check whether the run that took a claim may still compile.
 
     It does not if its job ended without a manifest, or its submission was killed.
@@ -67,9 +67,7 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
         here = holder.host == socket.gethostname()
         return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
     if "@" not in holder.job:
-        queue = Slurm(bin_dir).queue([holder.user])
-        job = find_job(queue, holder.job, Path(holder.run))
-        return job is not None and job.live
+        return scheduler.may_start(holder.job, holder.user, Path(holder.run))
     try:
         status = run_status(RunDir(Path(holder.run)))
     except RunError:  # the run is deleted, or we may not read it
@@ -83,7 +81,7 @@ def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
     for key in cache.all_keys():
         claim = cache.newest_claim(key)
         try:
-            compiling = claim is not None and still_compiles(claim, cache.bin_dir)
+            compiling = claim is not None and still_compiles(claim, cache.scheduler)
         except SlurmError:  # no controller answers here
             compiling = True
         if claim and compiling:

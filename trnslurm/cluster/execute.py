@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +22,10 @@ from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
 from trnslurm.rundir import umask_of
-from trnslurm.runs.phase import PhaseStatus
 from trnslurm.runs.status import run_status
-from trnslurm.slurm.commands import Slurm, without_overrides
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.schedulers.interface import PhaseStatus
+from trnslurm.slurm.commands import without_overrides
 
 # Packages to import too: the version may be right while libraries that they load are missing.
 _IMPORTED = {"torch-neuronx": "torch_neuronx"}
@@ -89,14 +89,12 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     record, phase = _running(run, "exec")
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
-    if record.scheduler == "local":
-        return _attached(run, command, cwd=str(run.path))
-    hosts = phase.hosts.split(",")
-    if node >= len(hosts) or not hosts[node]:
-        raise RunError(f"{run.name} has not recorded its nodes yet: try again")
-    argv = _step_words(run, record, phase, [hosts[node]])
-    argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    return _attached(run, [*argv, *command], path=search_path("", record.bin_dir))
+    scheduler = scheduler_of(record)
+    argv = scheduler.step(run, phase, node)
+    argv += ["--pty"] if argv and sys.stdin.isatty() and sys.stdout.isatty() else []
+    # The node's commands, such as neuron-top, before this shell's.
+    path = "" if scheduler.is_here else search_path("", record.bin_dir)
+    return _attached(run, [*argv, *command], path)
 
 
 def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
@@ -105,14 +103,9 @@ def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
     refuse_writable_code(run.path)
     record, phase = _running(run, "stacks")
     argv = ["/bin/bash", "-c", _ASK_STACKS, "bash", str(run.path), phase.phase, str(phase.attempt)]
-    if record.scheduler == "slurm":
-        hosts = list(filter(None, phase.hosts.split(",")))
-        if not hosts:
-            raise RunError(f"{run.name} has not recorded its nodes yet: try again")
-        argv = [*_step_words(run, record, phase, hosts), "--ntasks-per-node=1", *argv]
     try:
         done = subprocess.run(
-            argv,
+            [*scheduler_of(record).step(run, phase), *argv],
             capture_output=True,
             text=True,
             errors="replace",
@@ -135,26 +128,9 @@ def _running(run: RunDir, command: str) -> tuple[Record, PhaseStatus]:
     record, status = run.record(), run_status(run)
     if not status.state.alive:
         raise RunError(f"{run.name} is {status.state}: {command} needs a running job")
-    if record.scheduler == "local" and record.host != socket.gethostname():
-        raise RunError(f"{run.name} runs on {record.host}: use {command} there")
+    if host := scheduler_of(record).elsewhere(record):
+        raise RunError(f"{run.name} runs on {host}: use {command} there")
     return record, next(p for p in status.phases if p.state is State.RUNNING)
-
-
-def _step_words(run: RunDir, record: Record, phase: PhaseStatus, hosts: Sequence[str]) -> list[str]:
-    """Return the words of an srun that runs beside the job's own step."""
-    slurm, job = Slurm(record.bin_dir), phase.job_id.partition(".")[0]
-    if "_" in job:  # srun takes the number of an array's task only (22.05)
-        job = slurm.show("job", job)[0]["JobId"]
-    return [
-        slurm.path("srun"),
-        f"--jobid={job}",
-        "--overlap",
-        f"--nodes={len(hosts)}",
-        f"--ntasks={len(hosts)}",
-        f"--nodelist={','.join(hosts)}",
-        f"--chdir={run.path}",
-        "--export=ALL",
-    ]
 
 
 def _environment() -> dict[str, str]:
@@ -162,13 +138,13 @@ def _environment() -> dict[str, str]:
     return without_overrides(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _attached(run: RunDir, argv: Sequence[str], cwd: str | None = None, path: str = "") -> int:
+def _attached(run: RunDir, argv: Sequence[str], path: str) -> int:
     environment = _environment()
-    if path:  # the node's commands, such as neuron-top, before this shell's
+    if path:
         environment["PATH"] = f"{path}:{environment.get('PATH', '')}"
     try:
         done = subprocess.run(
-            list(argv), cwd=cwd, env=environment, umask=umask_of(run.path), check=False
+            list(argv), cwd=run.path, env=environment, umask=umask_of(run.path), check=False
         )
         return done.returncode
     except OSError as error:
@@ -239,20 +215,8 @@ def _probe(
     argv = ["/bin/bash", "-s"]
     container = cluster.container
     python = container.python if container.image else interpreter(cluster)
-    if cluster.scheduler == "slurm":
-        slurm = cluster.slurm
-        argv = [
-            Slurm(slurm.bin_dir).path("srun"),
-            "--nodes=1",
-            "--ntasks=1",
-            "--time=5",
-            "--quiet",
-            "--job-name=trnslurm-env-check",
-            "--export=NONE",
-            *srun_options(cluster),
-            *map(passed_through, slurm.sbatch),
-            *argv,
-        ]
+    options = [*srun_options(cluster), *map(passed_through, cluster.slurm.sbatch)]
+    argv = [*scheduler_of(cluster).allocate("trnslurm-env-check", options), *argv]
     if container.image and container.runtime == "pyxis":  # options of srun, as words of bash
         words = " ".join(container_words(container, ["/tmp"]))
         argv = ["/bin/bash", "-c", f'exec "${{@:1:$#-2}}" {words} "${{@: -2}}"', "bash", *argv]

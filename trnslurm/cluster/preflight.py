@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -25,17 +23,12 @@ from trnslurm.render.bundle import Bundle, package_files
 from trnslurm.render.directives import gpu_option, memory_option
 from trnslurm.rundir import make_private
 from trnslurm.runs.root import check_run_root
-from trnslurm.slurm.commands import Slurm, without_overrides
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.schedulers.interface import Scheduler
+from trnslurm.slurm.commands import without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1
 _END_S = 10
-# As in a job's batch script: the hosts, and the master's address and port. The port is not probed;
-# if it is in use, the preflight reports that.
-_MEET = """\
-TRNSLURM_HOSTS=$({python} -m trnslurm.node.address hosts "$SLURM_JOB_NODELIST")
-MASTER_ADDR=$({python} -m trnslurm.node.address of "${{TRNSLURM_HOSTS%%,*}}")
-export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-"""
 
 
 class PreflightByHand(Frozen):
@@ -48,8 +41,8 @@ class PreflightByHand(Frozen):
     """A temporary directory in the run root, instead of a run directory."""
 
     @property
-    def on_slurm(self) -> bool:
-        return self.cluster.scheduler == "slurm"
+    def scheduler(self) -> Scheduler:
+        return scheduler_of(self.cluster)
 
 
 def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitness]:
@@ -81,12 +74,6 @@ def _script(job: PreflightByHand) -> str:
     cluster, instance, nodes = job.cluster, job.instance, job.nodes
     directory = shlex.quote(str(job.directory))
     cache = cache_root(cluster.compile_cache, cluster.run_root)
-    meet = _MEET.format(python=shlex.quote(interpreter(cluster)))
-    if not job.on_slurm:
-        with socket.create_server(("", 0)) as server:
-            port = server.getsockname()[1]
-        hosts = ",".join(f"local-{node}" for node in range(nodes))
-        meet = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
     device = device_of(cluster, instance)
     command = [
         interpreter(cluster),
@@ -104,7 +91,7 @@ def _script(job: PreflightByHand) -> str:
             "export PYTHONPATH=$PWD/code PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1",
             f"export TRNSLURM_RUN_DIR={directory} TRNSLURM_PHASE={_PHASE}",
             f"export TRNSLURM_ATTEMPT={_ATTEMPT} TRNSLURM_CACHE={shlex.quote(cache)}",
-            meet,
+            job.scheduler.rendezvous(nodes, interpreter(cluster)),
             'ulimit -n 65536 2> /dev/null || ulimit -n "$(ulimit -Hn)"',
             f"exec {shlex.join(command)}",
             "",
@@ -113,35 +100,20 @@ def _script(job: PreflightByHand) -> str:
 
 
 def _command(job: PreflightByHand) -> list[str]:
-    script = ["/bin/bash", str(job.directory / "doctor.sh")]
-    if not job.on_slurm:
-        stand_in = [sys.executable, "-P", "-m", "trnslurm.node.local_srun"]
-        return [*stand_in, "--nodes", str(job.nodes), "--", *script]
     slurm = job.cluster.slurm
     # As in a job: its memory and GPUs are checked, not the node's.
     resources = [memory_option(slurm), gpu_option(slurm, job.instance)]
     resources += ["--exclusive"] if slurm.exclusive else []
     options = [*srun_options(job.cluster), *filter(None, resources)]
-    return [
-        Slurm(slurm.bin_dir).path("srun"),
-        f"--nodes={job.nodes}",
-        "--ntasks-per-node=1",
-        "--cpu-bind=none",
-        "--time=5",
-        "--quiet",
-        "--job-name=trnslurm-doctor",
-        "--export=NONE",
-        f"--chdir={job.directory}",
-        *options,
-        *slurm.sbatch,
-        *script,
-    ]
+    options = [f"--chdir={job.directory}", *options, *slurm.sbatch]
+    words = job.scheduler.allocate("trnslurm-doctor", options, job.nodes)
+    return [*words, "/bin/bash", str(job.directory / "doctor.sh")]
 
 
 def _run(job: PreflightByHand, timeout_s: float) -> str:
     """Run the preflight to its end; return the end of its stderr."""
     path = str(Path(trnslurm.__file__).parent.parent)
-    environ = without_overrides(os.environ) | ({} if job.on_slurm else {"PYTHONPATH": path})
+    environ = without_overrides(os.environ) | {"PYTHONPATH": path}  # for srun's stand-in
     process = subprocess.Popen(
         _command(job),
         cwd=job.directory,
@@ -155,7 +127,8 @@ def _run(job: PreflightByHand, timeout_s: float) -> str:
     try:
         _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        why = f"no {job.nodes} nodes in {timeout_s:g} s{_why_pending(job)}"
+        waits = job.scheduler.why_waiting(job.directory, str(os.getuid()))
+        why = f"no {job.nodes} nodes in {timeout_s:g} s{f': {waits}' if waits else ''}"
         raise SlurmError(f"{why}; try again, or pass --timeout") from None
     finally:
         if process.poll() is None:  # let srun release the allocation, also on Ctrl-C
@@ -166,15 +139,3 @@ def _run(job: PreflightByHand, timeout_s: float) -> str:
                 process.kill()
                 process.communicate()
     return " ".join(errors.split()[-40:]) or f"exit code {process.returncode}"
-
-
-def _why_pending(job: PreflightByHand) -> str:
-    slurm = Slurm(job.cluster.slurm.bin_dir)
-    try:
-        user = str(os.getuid())
-        ours = slurm.jobs_in([str(job.directory)], user)
-        queue = slurm.queue([user])
-    except SlurmError:
-        return ""
-    reasons = [entry.why for job_id in ours if (entry := queue.get(job_id))]
-    return f": {reasons[0]}" if reasons and reasons[0] else ""

@@ -20,6 +20,7 @@ from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import plan_data
 from trnslurm.rundir import PLAN, RunFiles, read_json
+from trnslurm.schedulers.choice import scheduler_of
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _EXPORTS_WITH = ("torch", "transformers", "safetensors")
@@ -154,10 +155,8 @@ def prepare_here(
     python = interpreter(cluster)
     if python.startswith("/") and not Path(python).exists():
         raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
-    if cluster.scheduler == "slurm":  # the local cluster's ~ is ours, which the program expands
-        arguments = [
-            _HOME.sub(lambda found: f"{found[1]}{cluster.expand('~/')}", word) for word in arguments
-        ]
+    home = scheduler_of(cluster).home()  # the local cluster's ~ is ours: the program expands it
+    arguments = [_HOME.sub(lambda found: f"{found[1]}{home}/", word) for word in arguments]
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         here = Path(directory)
         (here / _PACKAGE.name).symlink_to(_PACKAGE)

@@ -17,6 +17,7 @@ from trnslurm.config.schema import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.render.container import container_words
 from trnslurm.render.search_path import search_path
+from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.slurm.commands import without_overrides
 
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +61,7 @@ if missing:
 
 def interpreter(cluster: Cluster) -> str:
     """Return the cluster's Python; the default on the local cluster is our own interpreter."""
-    own = cluster.scheduler == "local" and cluster.python == "python3"
+    own = scheduler_of(cluster).is_here and cluster.python == "python3"
     return sys.executable if own else cluster.python
 
 

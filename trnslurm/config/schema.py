@@ -1,7 +1,6 @@
 """The typed configuration: a cluster profile, a recipe, and both resolved together."""
 
 import os
-import pwd
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -182,24 +181,6 @@ class Cluster(Frozen):
     def umask(self) -> int:
         """The umask of all that writes into runs and prepared data."""
         return 0o027 if self.group_readable else 0o077
-
-    def expand(self, path: str) -> str:
-        """Return a path with ~ expanded as jobs of the cluster expand it.
-
-        On Slurm that is the home in the user database, as in the batch script, even if $HOME
-        differs here: jobs must find what this host writes.
-        """
-        known = self.scheduler == "slurm" and path.startswith("~/")
-        try:
-            home = pwd.getpwuid(os.getuid()).pw_dir if known else "~"
-        except KeyError:  # in a container, a user without a name
-            home = "~"
-        return os.path.expanduser(path.replace("~", home, 1) if known else path)  # noqa: PTH111
-
-    @property
-    def spare_nodes(self) -> int:
-        """Return how many nodes of a training wait to take the place of one that fails."""
-        return self.slurm.spares if self.scheduler == "slurm" and self.slurm.requeue else 0
 
 
 class Batch(Frozen):

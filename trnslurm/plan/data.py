@@ -17,6 +17,7 @@ from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import check_job_name
 from trnslurm.prepare.options import FORMATS, HOLDOUT, MAX_PRED, OUTPUT, TASK, TOKENIZER
+from trnslurm.schedulers.choice import scheduler_of
 
 INDEX = "index.json"  # marks a directory of prepared data
 NOTES = "dataset.json"  # marks a directory of a fetched dataset
@@ -59,7 +60,7 @@ class DataJob(Frozen):
 def make_data_job(config: Config, own: Own) -> DataJob:
     """Make the job that prepares a recipe's data."""
     cluster = config.cluster
-    if cluster.scheduler != "slurm":
+    if not scheduler_of(cluster).has_queue:
         raise ConfigError(
             f"--submit: {config.cluster_name} has no Slurm: leave it out to run on this host"
         )
@@ -170,11 +171,11 @@ def none_there(cluster: Cluster, files: Sequence[str]) -> bool:
 
     The name of a file may contain a star.
     """
+    scheduler = scheduler_of(cluster)
     try:
-        on_slurm = cluster.scheduler == "slurm"
-        if on_slurm and not Path(cluster.expand(cluster.data_root)).is_dir():
+        if not scheduler.sees(Path(scheduler.expand(cluster.data_root))):
             return False
-        return not any(_is_there(Path(cluster.expand(file))) for file in files)
+        return not any(_is_there(Path(scheduler.expand(file))) for file in files)
     except (OSError, RuntimeError):  # unreadable, or a ~user unknown on this host
         return False
 

@@ -27,10 +27,10 @@ _ENDS = re.compile(r"(sys\.|os\._?)?exit|quit|os\.exec\w+")
 
 def check_script(spec: JobSpec) -> str:
     """Return a warning if the script certainly fails without the GPU that its nodes lack."""
-    recipe, local = spec.config.recipe, spec.config.cluster.scheduler == "local"
+    recipe, here = spec.config.recipe, spec.scheduler.is_here
     if not recipe.project or not recipe.entry.endswith(".py") or spec.instance.gpus:
         return ""
-    if local and any(Path(sign).exists() for sign in _GPUS_HERE):
+    if here and any(Path(sign).exists() for sign in _GPUS_HERE):
         return ""
     try:
         source = read_file(Path(recipe.project) / recipe.entry, _LONGEST)
@@ -43,7 +43,7 @@ def check_script(spec: JobSpec) -> str:
         return ""
     if needs is None:
         return ""
-    has = "this machine has" if local else f"the nodes ({spec.instance.name}) have"
+    has = "this machine has" if here else f"the nodes ({spec.instance.name}) have"
     what = ast.unparse(needs.func)
     return f"{recipe.entry}, line {needs.lineno}: {what} needs a GPU, and {has} none"
 

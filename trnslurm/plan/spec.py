@@ -20,6 +20,8 @@ from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate, estimate, plan_batch
 from trnslurm.plan.sharding import group_size, is_decided, strategy_file, usable_devices
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.schedulers.interface import Scheduler
 
 _JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
@@ -53,13 +55,23 @@ class JobSpec(Frozen):
     """Time limit of each phase; empty on the local cluster."""
 
     @property
-    def on_slurm(self) -> bool:
-        return self.config.cluster.scheduler == "slurm"
+    def scheduler(self) -> Scheduler:
+        return scheduler_of(self.config.cluster)
+
+    @property
+    def has_queue(self) -> bool:
+        """Check whether the job waits for nodes of a cluster, up to time limits."""
+        return self.scheduler.has_queue
+
+    @property
+    def requeues(self) -> bool:
+        """Check whether the job is started again after a failure of its nodes."""
+        return self.scheduler.requeues and self.config.cluster.slurm.requeue
 
     @property
     def spares(self) -> int:
         """Return how many nodes wait to take the place of one that fails."""
-        return self.config.cluster.spare_nodes
+        return self.scheduler.spare_nodes(self.config.cluster)
 
     @property
     def no_kill(self) -> bool:
@@ -191,7 +203,7 @@ def fewer_nodes(spec: JobSpec) -> list[JobSpec]:
     if least > most:
         raise ConfigError(f"{asked}: the first number must be the smaller one")
     slurm = spec.config.cluster.slurm
-    if not (spec.on_slurm and slurm.requeue and slurm.exclusive):
+    if not (spec.requeues and slurm.exclusive):
         why = "a range needs Slurm, slurm.requeue and slurm.exclusive"
         raise ConfigError(f"{asked}: {why}; use --nodes {most}")
     found, why = [], ""
@@ -279,16 +291,13 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
     limit = config.cluster.slurm.max_nodes
     if nodes > _MOST_NODES:
         raise ConfigError(f"--nodes {nodes}: no cluster has more than {_MOST_NODES:,}")
-    if config.cluster.slurm.spares and not config.cluster.spare_nodes:
-        why = (
-            "slurm.requeue is false"
-            if config.cluster.scheduler == "slurm"
-            else "this machine has none"
-        )
+    scheduler = scheduler_of(config.cluster)
+    spares = scheduler.spare_nodes(config.cluster)
+    if config.cluster.slurm.spares and not spares:
+        why = "slurm.requeue is false" if scheduler.requeues else "this machine has none"
         raise ConfigError(
             f"--spares {config.cluster.slurm.spares}: {why}, so no node can wait; leave it out"
         )
-    spares = config.cluster.spare_nodes
     if spares and nodes == 1 and config.cluster.slurm.min_nodes is None:
         raise ConfigError(
             f"--spares {spares}: a job ends with its first node, and a training on one node has no "
@@ -298,7 +307,7 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
         origin = config.origins["slurm.max_nodes"]
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
-    emulated = nodes > 1 and config.cluster.scheduler == "local"
+    emulated = nodes > 1 and scheduler.is_here
     if emulated and (why := device.why_one_node(nodes, instance.name)):
         raise ConfigError(why)
 
@@ -406,14 +415,14 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         steps=steps,
         known=known,
         price_per_hour=instance.price_per_hour,
-        spares=config.cluster.spare_nodes,
+        spares=scheduler_of(config.cluster).spare_nodes(config.cluster),
     )
 
 
 def _time_limits(
     config: Config, instance: InstanceType, phases: tuple[str, ...], expected: Estimate | None
 ) -> dict[str, int]:
-    if config.cluster.scheduler != "slurm":
+    if not scheduler_of(config.cluster).has_queue:
         return {}
     slurm = config.cluster.slurm
     train = slurm.time_min

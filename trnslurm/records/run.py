@@ -104,19 +104,14 @@ class Record(Frozen):
     format: int = RUN_FORMAT
 
     @property
-    def local(self) -> bool:
-        """Check whether the run is on the local cluster, not on Slurm."""
-        return self.scheduler == "local"
-
-    @property
-    def slurm_jobs(self) -> dict[str, str]:
-        """Phase -> Slurm job id; empty on the local cluster."""
-        return {} if self.local else dict(self.jobs)
+    def phase_jobs(self) -> dict[str, str]:
+        """Phase -> job id; empty on the local cluster, where all phases are in one process."""
+        return {phase: job for phase, job in self.jobs.items() if phase in PHASES}
 
     @property
     def inside(self) -> str:
         """The job of the user in which the run is a step (`submit --in`); empty: it has its own."""
-        steps = (job.partition(".") for job in self.slurm_jobs.values())
+        steps = (job.partition(".") for job in self.phase_jobs.values())
         return next((job for job, dot, _ in steps if dot), "")
 
     @property
@@ -363,9 +358,8 @@ def _told_by_bundle(run: RunDir, head: Mapping[str, Any], begun: set[str]) -> By
     phases = phases[min(phases.index(phase) for phase in begun) :]
     newest = {phase: last for phase in phases for last in run.attempts(phase)[-1:]}
     started = [last.started for last in newest.values() if last.started]
-    scheduler = head["config"]["scheduler"]
-    local = scheduler == "local"
-    jobs = {phase: last.job_id for phase, last in newest.items() if last.job_id}
+    ids = {phase: last.job_id for phase, last in newest.items()}
+    jobs = {phase: job for phase, job in ids.items() if re.fullmatch(_JOB, job)}
     return read_fields(
         ByHand,
         {
@@ -374,14 +368,14 @@ def _told_by_bundle(run: RunDir, head: Mapping[str, Any], begun: set[str]) -> By
             "recipe": head["recipe_name"],
             "preset": head["preset"],
             "cluster": head["cluster_name"],
-            "scheduler": scheduler,
+            "scheduler": head["config"]["scheduler"],
             "nodes": head["nodes"],
             "phases": phases,
             "created": min(started, default=utc_time((run.path / PLAN).stat().st_mtime)),
             "user": user_name(run.path.stat().st_uid),
             "host": next((last.host for last in newest.values() if last.host), ""),
             "bin_dir": head["config"]["slurm"]["bin_dir"],
-            "jobs": _local_job(run, newest.values()) if local else jobs,
+            "jobs": jobs or _local_job(run, newest.values()),
         },
     )
 

@@ -7,7 +7,6 @@ import re
 from trnslurm import __version__
 from trnslurm.config.search import packaged_root
 from trnslurm.contract.variables import Variable
-from trnslurm.render.job import script_name
 from trnslurm.render.template import fill, open_templates
 
 _OF_ONE_RUN = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n", re.MULTILINE)
@@ -27,13 +26,15 @@ def can_be_task(script: bytes, phase: str) -> bool:
     )
 
 
-def render_array(script: bytes, name: str, phase: str, *, tasks: int, at_most: int | None) -> bytes:
-    """Return the script of an array, with the options of one of its runs' scripts."""
+def render_array(
+    script: bytes, file: str, name: str, phase: str, *, tasks: int, at_most: int | None
+) -> bytes:
+    """Return the script of an array, with the options of one of its scripts, all called `file`."""
     values = {
         "name": f"{name}-{phase}",
         "version": __version__,
         "phase": phase,
-        "script": script_name(phase, "slurm"),
+        "script": file,
         "tasks": tasks,
         "array": f"1-{tasks}" + (f"%{at_most}" if at_most else ""),
         "options": shared_options(script).decode().splitlines(),

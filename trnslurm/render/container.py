@@ -10,6 +10,7 @@ from trnslurm.config.values import MOUNTABLE, MOUNTABLE_WORDS
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
+from trnslurm.schedulers.choice import scheduler_of
 
 _ONE_TASK = "srun --nodes=1 --ntasks=1 --cpu-bind=none "
 _HERE, _CACHE = "$PWD", "$TRNSLURM_CACHE"
@@ -63,7 +64,7 @@ def container_parts(
         lines=tuple(container_words(container, there_too, spec)),
         made=tuple(f'"{path}"' for path in own[1:]),
         prefix='\\\n  "${TRNSLURM_INSIDE[@]}" ',
-        one_task=_ONE_TASK if cluster.scheduler == "slurm" else "",
+        one_task="" if scheduler_of(cluster).is_here else _ONE_TASK,
         runtime=container.runtime,
         workdir=container.workdir,
         python=container.python,

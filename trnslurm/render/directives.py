@@ -102,11 +102,12 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
     size.append((f"--cpus-per-task={cpus}", "every CPU of the node, for its workers"))
     if phase in spec.time_min:
         size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
+    has_lines = spec.scheduler.has_sbatch_lines
     return Resources(
         job_name=f"{spec.name}-{phase}",
         nodes=nodes,
         size=tuple(size),
-        site=tuple(_training_options(spec, phase)) if spec.on_slurm else (),
+        site=tuple(_training_options(spec, phase)) if has_lines else (),
         tasks=tasks,
         cpus_per_task=cpus,
         srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,

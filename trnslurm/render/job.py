@@ -36,6 +36,7 @@ from trnslurm.rundir import (
     PREPARE,
     STRATEGY,
 )
+from trnslurm.schedulers.choice import scheduler_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,7 +61,7 @@ def render_job(
     known = sha256_of(code)
     for each in [spec, *fewer]:
         place = "" if each is spec else f"{OF_COUNT.format(each.nodes)}/"
-        script = files[place + script_name(spec.phases[-1], cluster.scheduler)].decode()
+        script = files[place + spec.scheduler.script_name(spec.phases[-1])].decode()
         shapes = ingredients(each, files, script, known)
         files[place + INGREDIENTS] = to_json(shapes)
     files |= notify_file(cluster.notify) | caps_file(spec.caps) | mirror_file(cluster)
@@ -72,12 +73,12 @@ def _files_of_count(
     spec: JobSpec, environment: Environment, code: Mapping[str, bytes], place: str = ""
 ) -> dict[str, bytes]:
     """Return what a node count has of its own; in `place`, a smaller one of a range trains only."""
-    scheduler = spec.config.cluster.scheduler
+    scheduler = spec.scheduler
     files: dict[str, bytes] = {}
     for phase in ["train"] if place else spec.phases:
         values = training_values(spec, phase, code, place)
-        template = "batch.sbatch.j2" if spec.on_slurm else "batch.sh.j2"
-        files[script_name(phase, scheduler)] = fill(environment, template, values).encode()
+        text = fill(environment, scheduler.template, values)
+        files[scheduler.script_name(phase)] = text.encode()
     values = training_values(spec, "train", code, place)
     files[NODE_SCRIPT] = fill(environment, "node.sh.j2", values).encode()
     files[PLAN] = to_json(plan_data(spec))
@@ -90,8 +91,9 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
     """Return the bundle of a job that prepares data."""
     environment = open_templates(template_dirs)
     config, values = job.config, data_values(job)
+    script = scheduler_of(config.cluster).script_name(PREPARE)
     files = {
-        script_name(PREPARE, "slurm"): fill(environment, "prepare.sbatch.j2", values).encode(),
+        script: fill(environment, "prepare.sbatch.j2", values).encode(),
         NODE_SCRIPT: fill(environment, "prepare.sh.j2", values).encode(),
         CONFIG: _config_yaml(
             config, name=job.name, nodes=1, phases=[PREPARE], time_min={PREPARE: job.time_min}
@@ -121,11 +123,6 @@ def mirror_file(cluster: Cluster) -> dict[str, bytes]:
         return {}
     bounds = {"mib_per_s": cluster.mirror_mib_per_s, "wait_min": cluster.mirror_wait_min}
     return {MIRROR: to_json({"place": cluster.mirror.rstrip("/"), **bounds})}
-
-
-def script_name(phase: str, scheduler: str) -> str:
-    """Return the name of the batch script: .sbatch for Slurm, .sh for the local cluster."""
-    return f"{phase}.sbatch" if scheduler == "slurm" else f"{phase}.sh"
 
 
 def plan_data(spec: JobSpec) -> dict[str, Any]:

@@ -60,13 +60,7 @@ def has_standby(spec: JobSpec) -> bool:
     recipe = spec.config.recipe
     by_rank = not recipe.project or recipe.launcher not in ("python", "script")
     python = not recipe.project or recipe.entry.endswith(".py")
-    return (
-        recipe.standby
-        and spec.on_slurm
-        and spec.config.cluster.slurm.requeue
-        and by_rank
-        and python
-    )
+    return recipe.standby and spec.requeues and by_rank and python
 
 
 def _launched(recipe: Recipe, module: str) -> list[str]:

@@ -73,7 +73,7 @@ def training_values(
         "job": Header(
             title=f"{title}: {phase}",
             node_title=f"{title}: one node's part",
-            by_hand=_by_hand(spec),
+            by_hand=tuple(spec.scheduler.by_hand(spec.phases)),
             place=place,
         ),
         "plan": _plan(spec),
@@ -88,14 +88,14 @@ def training_values(
         "network": Network(
             efa=efa,
             finds_plugin=spec.device.on_gpus and not inside.lines,
-            emulated=not spec.on_slurm,
+            emulated=spec.scheduler.is_here,
         ),
         "neuron": _neuron(spec, phase),
         "graphs": _graphs(spec, phase),
         "attempt": AttemptCall(
             options=_attempt_options(spec, phase, place),
             standby=standby,
-            expedite=spec.on_slurm and cluster.slurm.requeue and cluster.slurm.expedite,
+            expedite=spec.requeues and cluster.slurm.expedite,
         ),
         "hosts": Hosts(
             nodelist=_CHOSEN if has_range or spares else Hosts.nodelist,
@@ -160,17 +160,6 @@ def _environment(
         activate=cluster.activate,
         one_thread=one_thread,
         variables=tuple(sorted(variables.items())),
-    )
-
-
-def _by_hand(spec: JobSpec) -> tuple[str, ...]:
-    if not spec.on_slurm:
-        return (" && ".join(f"bash {phase}.sh" for phase in spec.phases),)
-    if len(spec.phases) == 1:
-        return (f"sbatch {spec.phases[0]}.sbatch",)
-    return (
-        "id=$(sbatch --parsable precompile.sbatch)",
-        'sbatch --dependency=afterok:"${id%%;*}" --kill-on-invalid-dep=yes train.sbatch',
     )
 
 
@@ -259,9 +248,10 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
     Only a training may requeue its job: only a training can tell whether it got any further.
     """
     slurm, trains = spec.config.cluster.slurm, phase == "train"
-    returns = trains and slurm.requeue and spec.on_slurm
+    returns = trains and spec.requeues
+    counts = spec.scheduler.has_sbatch_lines  # and Slurm's variables, which tell the allocation
     return AttemptOptions(
-        nodes=spec.nodes if spec.on_slurm else 0,
+        nodes=spec.nodes if counts else 0,
         graphs=compiles_ahead(spec),
         max_crashes=slurm.max_crashes if trains else 1,
         requeue=returns,
@@ -271,7 +261,7 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
         spares=spec.spares if returns else 0,
         fewer=returns and (bool(place) or spec.least_nodes < spec.nodes),
         standby=returns and has_standby(spec),
-        expedite=slurm.requeue and slurm.expedite and spec.on_slurm,
+        expedite=spec.requeues and slurm.expedite,
         hang_minutes=spec.config.recipe.hang_minutes or 0.0,
     ).words()
 

@@ -7,6 +7,7 @@ import shlex
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.records.run import ByHand, Record, RunDir
+from trnslurm.schedulers.choice import scheduler_of
 
 UNKNOWN = "started without trnslurm submit: what is in no file, such as jobs that wait, is unknown"
 
@@ -16,8 +17,8 @@ def start_by_hand(run: RunDir, record: Record) -> str:
     newest = {phase: run.newest_attempt(record, phase) for phase in record.phases}
     done = [phase for phase, last in newest.items() if last and last.state is State.COMPLETED]
     phase = next((p for p in record.phases if p not in done), record.phases[-1])
-    script = run.script(phase).name
-    return f"cd {shlex.quote(str(run.path))} && {'bash' if record.local else 'sbatch'} {script}"
+    script, start = run.script(phase).name, scheduler_of(record).starts_with
+    return f"cd {shlex.quote(str(run.path))} && {start} {script}"
 
 
 def refuse_by_hand(run: RunDir, record: Record, instead: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.states import EndCause, State
-from trnslurm.errors import RunError, SlurmError
+from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import SUBMIT, in_words, longer, new_submission, short, way_back
 from trnslurm.records.run import (
@@ -30,23 +30,15 @@ from trnslurm.rundir import (
     utc_time,
 )
 from trnslurm.runs.by_hand import start_by_hand
-from trnslurm.runs.phase import (
-    BY_SCANCEL,
-    PhaseStatus,
-    Seen,
-    Wait,
-    by_scancel,
-    died,
-    held_by_slurm,
-    phase_status,
-)
+from trnslurm.runs.phase import phase_status
 from trnslurm.runs.unreported import unreported
-from trnslurm.slurm.commands import Slurm, find_job
+from trnslurm.schedulers.choice import by_scheduler, scheduler_of
+from trnslurm.schedulers.interface import PhaseStatus, Seen, Wait
+from trnslurm.schedulers.signs import died
 
 if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
 
-_LEFT_TIMEOUT_S = 5  # short: the run has completed anyway
 STOP_AT = "train.stop_at"
 _AS_RECORDED = (
     *("recipe", "preset", "cluster", "nodes", "created", "after", "then", "group", "values"),
@@ -156,16 +148,17 @@ def statuses_of(
         ahead = _run_ahead(run, record)
         if ahead and ahead not in needed:
             needed.append(ahead)
-    on_slurm = [(run, r) for run, r in needed if r.scheduler == "slurm" and r.jobs]
     seen = {
-        bin_dir: _ask_controller(Slurm(bin_dir), [p for p in on_slurm if p[1].bin_dir == bin_dir])
-        for bin_dir in {record.bin_dir for _, record in on_slurm}
+        scheduler: scheduler.look([each for each in those if not is_complete(*each)])
+        for scheduler, those in by_scheduler(needed).items()
     }
     now = [r if is_complete(*r) else (ReadOnce(r[0].path), r[1]) for r in records]
-    found = [_status(run, record, seen.get(record.bin_dir)) for run, record in now]
+    found = [_status(run, record, seen[scheduler_of(record)]) for run, record in now]
     if leftovers:
         every = [*zip(now, found, strict=True)]
-        left = _left_in_queue([r for r, status in every if status.state is State.COMPLETED])
+        completed = [r for r, status in every if status.state is State.COMPLETED]
+        asked = by_scheduler(completed).items()
+        left = {run for scheduler, those in asked for run in scheduler.left_over(those)}
         found = [
             replace(status, mend=f"trnslurm cancel {status.run}") if run in left else status
             for (run, _), status in every
@@ -236,15 +229,14 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
 
 
 def _with_canceller(run: RunDir, status: RunStatus) -> RunStatus:
-    """Return a status that names the user who called scancel, if accounting knows that."""
-    unnamed = by_scancel("")
+    """Return a status that names the user who ended the run without us, if that is known."""
+    scheduler = scheduler_of(run.record())
+    unnamed = scheduler.by_others()
     if status.state is not State.CANCELLED or not status.reason.startswith(unnamed):
         return status
-    record = run.record()
-    known = Slurm(record.bin_dir).accounting([phase.job_id for phase in status.phases])
-    who = next((entry.ended_by for entry in known.values() if entry.ended_by), "")
-    phases = (replace(p, reason=p.reason.replace(unnamed, by_scancel(who))) for p in status.phases)
-    reason = status.reason.replace(unnamed, by_scancel(who))
+    named = scheduler.by_others(scheduler.canceller([phase.job_id for phase in status.phases]))
+    phases = (replace(p, reason=p.reason.replace(unnamed, named)) for p in status.phases)
+    reason = status.reason.replace(unnamed, named)
     return replace(status, reason=reason, phases=tuple(phases))
 
 
@@ -347,47 +339,9 @@ def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
         return None
 
 
-def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> Seen:
-    if slurm.vanished:
-        return Seen({}, {}, vanished=f"its cluster is gone: there is no {slurm.bin_dir}")
-    unsettled = [(run, record) for run, record in records if not is_complete(run, record)]
-    if not unsettled:
-        return Seen({}, {})
-    try:
-        known = [job for _, record in unsettled for job in record.jobs.values()]
-        queue = slurm.queue(sorted({record.user for _, record in unsettled}), known=known)
-    except SlurmError as error:
-        return Seen({}, {}, silent=str(error))
-    forgotten = []
-    for run, record in unsettled:
-        for phase, job in record.jobs.items():
-            last = run.newest_attempt(record, phase)
-            # The end that an attempt wrote says more than accounting.
-            if not find_job(queue, job, run.path) and (last is None or not last.state.written):
-                forgotten.append(job)
-    return Seen(queue, slurm.accounting(forgotten))
-
-
-def _left_in_queue(completed: Sequence[tuple[RunDir, Record]]) -> list[RunDir]:
-    """Return the runs that have a job in the queue, such as after a restart by Slurm."""
-    left: list[RunDir] = []
-    on_slurm = [(run, record) for run, record in completed if record.scheduler == "slurm"]
-    for bin_dir in {record.bin_dir for _, record in on_slurm}:
-        here = [(run, record) for run, record in on_slurm if record.bin_dir == bin_dir]
-        try:
-            users = sorted({record.user for _, record in here})
-            queue = Slurm(bin_dir).queue(users, timeout_s=_LEFT_TIMEOUT_S)
-        except SlurmError:
-            continue
-        for run, record in here:
-            found = (find_job(queue, job, run.path) for job in record.jobs.values())
-            if any(entry.startable for entry in found if entry):
-                left.append(run)
-    return left
-
-
-def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
-    seen = None if is_complete(run, record) else seen
+def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
+    scheduler = scheduler_of(record)
+    seen = scheduler.look(()) if is_complete(run, record) else seen
     found = _run_ahead(run, record)
     ahead = _status(*found, seen) if found else None
     in_vain = ahead is not None and ahead.final and ahead.state is not State.COMPLETED
@@ -403,15 +357,14 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         elif any(p.final and p.state is not State.COMPLETED for p in phases):
             never = "never started: the phase before it did not complete"
         if phases:
-            what = f"the precompile {'phase' if record.local else 'job'}"
-            wait = Wait(what, never)
+            wait = Wait(f"the precompile {scheduler.phase_word}", never)
         else:
             dropped = f"never started: {compiling}, did not succeed" if compiling else ""
             room = f"the end of {record.behind}" if record.behind else ""
             kind, _, other = record.depends.partition(":")
             room = room or (_WAITS[kind][0].format(other) if kind in _WAITS else "")
             dropped = dropped or (_WAITS[kind][1].format(other) if kind in _WAITS else "")
-            still = room if room and seen and not seen.may_run(job) else compiling
+            still = room if room and not seen.may_run(job) else compiling
             wait = Wait(record.after or still or room, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
@@ -421,7 +374,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     if state is State.RUNNING and run.cancelled_file.exists():
         reason = reason or "cancelled: it is asked to save and to end; cancel --now does not wait"
     if state is State.CANCELLED and phases[-1].attempt and PREPARE not in record.phases:
-        bare = not reason or reason.startswith(BY_SCANCEL)
+        bare = not reason or scheduler.ended_by_others(reason)
         saved = _saved(run) or ("no step is saved" if bare else "")
         reason = reason if "step " in reason else "; ".join(filter(None, [reason, saved]))
     if state is State.CANCELLED and run.cancelled_file.exists() and "never " not in reason:
@@ -517,10 +470,11 @@ def _next_command(
         return ""  # a retry would fail again
     if state is State.CANCELLED and last and _saved(run):
         return f"trnslurm resume {run.name}"
-    held = state is State.HELD and any(map(held_by_slurm, phases))
+    scheduler = scheduler_of(record)
+    held = state is State.HELD and any(map(scheduler.holds, phases))
     # Slurm cancelled the job because another run's job failed; no user did.
     dropped = state is State.CANCELLED and not any(p.attempt or p.started for p in phases)
-    dropped = dropped and any(p.reason and not p.reason.startswith(BY_SCANCEL) for p in phases)
+    dropped = dropped and any(p.reason and not scheduler.ended_by_others(p.reason) for p in phases)
     if state.stopped_short or held or dropped:
         return f"trnslurm resume {run.name}"
     return ""

@@ -14,11 +14,10 @@ from trnslurm.records.foreign import is_ours, refuse_writable
 from trnslurm.records.run import RunDir
 from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.status import RunStatus, explained, run_status
+from trnslurm.schedulers.choice import scheduler_of
 
-_LOCAL_POLL_S = 0.3
-_LOCAL_END_POLL_S = 0.02
-_LOCAL_END_POLLS = 1500  # half a minute
-_SLURM_POLL_S = 5.0  # each look is one squeue call on the cluster's controller
+_END_POLL_S = 0.02
+_END_POLLS = 1500  # half a minute
 _NODES_TURN_S = 15.0  # the first node takes ten seconds at most
 _NODES_POLL_S = 0.2
 _SENDING_S = 30.0
@@ -34,7 +33,7 @@ def follow(
     Raise a NotYetError if the run has not ended after `within_s` seconds.
     """
     deadline = time.monotonic() + (math.inf if within_s is None else within_s)
-    poll_s = every_s or (_LOCAL_POLL_S if run.record().local else _SLURM_POLL_S)
+    poll_s = every_s or scheduler_of(run.record()).poll_s
     while True:
         status = run_status(run)
         yield status
@@ -48,10 +47,10 @@ def follow(
     if status.then and status.state is State.COMPLETED:
         return
     record = run.record()
-    for _ in range(_LOCAL_END_POLLS):  # processes end a moment after the script wrote its state
-        if not record.local_job_alive:
+    for _ in range(_END_POLLS):  # processes end a moment after the script wrote its state
+        if not scheduler_of(record).lingers(record):
             return
-        time.sleep(_LOCAL_END_POLL_S)
+        time.sleep(_END_POLL_S)
 
 
 def watch(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from trnslurm.console import Console
 from trnslurm.contract.states import State
-from trnslurm.errors import SlurmError, SubmitError
+from trnslurm.errors import SubmitError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.status import run_status
-from trnslurm.slurm.commands import Slurm
+from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.slurm.states import ENDED
 from trnslurm.submit.job import Job
 
@@ -21,8 +21,8 @@ _DEPENDENCY = {"ok": "afterok", "any": "afterany", "failed": "afternotok"}
 
 def find_dependency(word: str, job: Job, roots: Sequence[Path], console: Console) -> str:
     """Return sbatch's dependency for a value of --after; empty if it is fulfilled already."""
-    if job.local:
-        raise SubmitError(f"--after {word}: {job.cluster} is this machine, without Slurm")
+    if not job.has_queue:
+        raise SubmitError(f"--after {word}: {job.cluster} is {job.scheduler.words}")
     named, colon, condition = word.rpartition(":")
     if not colon:
         named, condition = word, "ok"
@@ -30,17 +30,13 @@ def find_dependency(word: str, job: Job, roots: Sequence[Path], console: Console
         known = ", ".join(f":{name}" for name in _DEPENDENCY)
         raise SubmitError(f"--after {word}: expected {named} with one of {known}")
     if re.fullmatch(r"\d+(_\d+)?", named):
-        what, job_id, states = (
-            f"job {named}",
-            named,
-            _states(named, Slurm(job.profile.slurm.bin_dir)),
-        )
+        what, job_id, states = f"job {named}", named, job.scheduler.job_states(named)
         if not states:
             raise SubmitError(f"--after {word}: Slurm knows no job {named}")
     else:
         run = find_run(named, [*roots])
         record, status = run.record(), run_status(run)
-        if record.local or record.inside:
+        if record.inside or not scheduler_of(record).has_queue:
             where = f"in job {record.inside}" if record.inside else "on this machine"
             raise SubmitError(f"--after {word}: {run.name} runs {where}, and has no job of its own")
         what, job_id = run.name, record.jobs.get(record.phases[-1], "")
@@ -56,13 +52,3 @@ def find_dependency(word: str, job: Job, roots: Sequence[Path], console: Console
         )
     console.say(f"{what} has ended: the run does not wait for it")
     return ""
-
-
-def _states(job_id: str, slurm: Slurm) -> list[str]:
-    """Return the state of a job, or of each task of an array; none: Slurm has no record of it."""
-    try:
-        return [fields.get("JobState", "") for fields in slurm.show("job", job_id)]
-    except SlurmError as error:
-        if "Invalid job id" not in str(error):
-            raise
-    return [entry.state for entry in slurm.accounting([job_id]).values()]

@@ -6,33 +6,17 @@ RUNS/SWEEP/array-1/7               a link to the run of its task 7
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
-from trnslurm.errors import SlurmError
 from trnslurm.records.foreign import refuse_foreign
 from trnslurm.records.run import RunDir
 from trnslurm.render.array import can_be_task, render_array, shared_options
-from trnslurm.render.job import script_name
 from trnslurm.rundir import ARRAY, read_file
-from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.precompile import graphs_of
 from trnslurm.submit.submission import Chain, PlannedRun, Submission
 
 _COMPILED = ("none", "never", "warm")
-
-
-def most_tasks(slurm: Slurm) -> int:
-    """Return how many tasks an array may have; 0: the cluster takes no arrays, or is silent."""
-    try:
-        config = slurm.configuration()
-    except SlurmError:  # the submission says it
-        return 0
-    # https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize: one more than the largest index
-    limits = [int(config.get("MaxArraySize", "0")) - 1]
-    fewer = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
-    return max(0, min([*limits, *([int(fewer[1])] if fewer else [])]))
 
 
 def started_together(submission: Submission, most: int) -> list[list[Chain]]:
@@ -43,7 +27,7 @@ def started_together(submission: Submission, most: int) -> list[list[Chain]]:
     """
     chains = [*submission.chains]
     alone = [[chain] for chain in chains]
-    if not submission.sweep or submission.job.local or most < 2:
+    if not submission.sweep or most < 2:
         return alone
     alike: dict[Hashable, list[Chain]] = {}
     for number, chain in enumerate(chains):
@@ -58,7 +42,7 @@ def started_together(submission: Submission, most: int) -> list[list[Chain]]:
 def _kind(planned: PlannedRun) -> Hashable:
     """Return what the runs of an array have in common; None if the run cannot be a task."""
     job, phase = planned.job, planned.job.phases[-1]
-    script = job.bundle.files[script_name(phase, "slurm")]
+    script = job.script(phase)
     if not can_be_task(script, phase):
         return None
     compiled = planned.need is not None and planned.need.decision in _COMPILED
@@ -76,7 +60,12 @@ def write_array(sweep: Path, runs: Sequence[RunDir], submission: Submission) -> 
     phase = runs[0].record().phases[-1]
     script = runs[0].script(phase)
     text = render_array(
-        read_file(script), submission.sweep, phase, tasks=len(runs), at_most=submission.at_most
+        read_file(script),
+        script.name,
+        submission.sweep,
+        phase,
+        tasks=len(runs),
+        at_most=submission.at_most,
     )
     (place / script.name).write_bytes(text)
     return place

@@ -97,4 +97,4 @@ def _nothing_to_wait_for(need: Need) -> bool:
     """Check whether the compiling run has no job for which Slurm could wait."""
     if need.decision != "compiling" or need.other is None:
         return False
-    return need.job.local or not need.other.holder.job
+    return not (need.job.has_queue and need.other.holder.job)

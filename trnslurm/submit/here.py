@@ -21,7 +21,6 @@ from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
 from trnslurm.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN, load_json, newer_format
-from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.job import Job
 
 # Values of train that need a package, and how it is installed.
@@ -53,7 +52,7 @@ def check_here(job: Job) -> list[str]:
 
 def refuse_crowded(job: Job, *, anyway: str = "") -> None:
     """Refuse more workers than this machine can start; `anyway` is the option that starts them."""
-    if not job.local:
+    if not job.is_here:
         return
     workers, cores = job.nodes * job.workers_per_node, len(os.sched_getaffinity(0))
     left = available_gib()
@@ -70,15 +69,15 @@ def check_notify(job: Job) -> list[str]:
     """Refuse a webhook file or a command that cannot work; return warnings."""
     found, notify = [], job.profile.notify
     if notify.webhook is not None:
-        file = Path(job.profile.expand(notify.webhook))
+        file = Path(job.scheduler.expand(notify.webhook))
         try:
             read_webhook(file)
         except NotifyError as error:
-            if job.local or os.access(file.parent, os.X_OK):
+            if job.scheduler.sees(file.parent):
                 raise SubmitError(f"notify.webhook: {error}") from None
             found.append(f"notify.webhook: {file} is not on this host; the first node needs it")
-    program = Path(job.profile.expand((notify.command or "").split(" ")[0]))
-    if program.is_absolute() and (job.local or os.access(program.parent, os.X_OK)):
+    program = Path(job.scheduler.expand((notify.command or "").split(" ")[0]))
+    if program.is_absolute() and job.scheduler.sees(program.parent):
         if not os.access(program, os.F_OK):
             raise SubmitError(f"notify.command: there is no {program}")
         if not os.access(program, os.X_OK):
@@ -89,14 +88,14 @@ def check_notify(job: Job) -> list[str]:
     return found
 
 
-def find_python(job: Job) -> str:
-    """Return the interpreter of a local job: the profile's, or this one if it has torch.
+def python_of(job: Job) -> str:
+    """Return the job's interpreter: the profile's, or on this machine this one if it has torch.
 
     The active environment's Python starts a custom script. With a container, the Python outside
     it needs the standard library only.
     """
     configured = job.profile.python
-    if configured != "python3":
+    if configured != "python3" or not job.is_here:
         return configured
     if job.profile.container.image:
         return sys.executable
@@ -123,10 +122,10 @@ def _plan_of(job: Job) -> Mapping[str, Any]:
 
 def _python(job: Job) -> Iterator[str]:
     """Refuse a Python that is missing or cannot be run; for Slurm jobs, warn."""
-    python = find_python(job) if job.local else job.profile.python
+    python = python_of(job)
     path = Path(python)
     if not path.is_absolute():
-        if job.local and not job.profile.activate and not shutil.which(python):
+        if job.is_here and not job.profile.activate and not shutil.which(python):
             raise SubmitError(f"there is no {python}: set python: in the profile {job.cluster}")
         return
     try:
@@ -136,7 +135,7 @@ def _python(job: Job) -> Iterator[str]:
     except (OSError, ValueError):  # not a valid name in this locale
         return
     problem = "cannot be run" if there else "does not exist"
-    if job.local:
+    if job.is_here:
         raise SubmitError(f"{python} {problem}: set python: in the profile {job.cluster}")
     if there or near:
         yield f"python: {python} {problem} on this host; the nodes need it"
@@ -144,7 +143,7 @@ def _python(job: Job) -> Iterator[str]:
 
 def _check_staging(job: Job) -> None:
     """Refuse stage_python for a Python that is in no environment."""
-    python = Path(find_python(job) if job.local else job.profile.python)
+    python = Path(python_of(job))
     above = python.parent.parent
     signs = any((above / sign).exists() for sign in ("pyvenv.cfg", "conda-meta"))
     if job.profile.stage_python and python.exists() and not signs:
@@ -156,7 +155,7 @@ def _check_staging(job: Job) -> None:
 
 def _check_mirror(job: Job) -> None:
     """Refuse a mirror in S3 for a Python without boto3."""
-    python = find_python(job) if job.local else job.profile.python
+    python = python_of(job)
     if not _has(python, "boto3") and not _imports(python, "boto3"):
         raise SubmitError(
             f"mirror is set, but {python} has no boto3: pip install 'trnslurm[s3]' there, or "
@@ -176,29 +175,13 @@ def _imports(python: str, module: str) -> bool:
 def _container(job: Job) -> Iterator[str]:
     """Refuse an image or a runtime that is missing; warn of what the nodes may have."""
     container = job.profile.container
-    image = job.profile.expand(container.image or "")
+    image = job.scheduler.expand(container.image or "")
     missing = image.startswith("/") and not Path(image).exists()
-    if missing and (job.local or Path(image).parent.is_dir()):
+    if missing and job.scheduler.sees(Path(image).parent):
         raise SubmitError(f"container.image is {image}: there is no such file or directory")
     if missing:
         yield f"container.image: {image} is not on this host; the nodes need it"
-    if job.local and not shutil.which(container.runtime):
-        raise SubmitError(
-            f"container.runtime is {container.runtime}, which this machine lacks: install it"
-        )
-    slurm = Slurm(job.profile.slurm.bin_dir)
-    if job.local or not slurm.find("srun"):
-        return
-    if container.runtime == "pyxis" and not slurm.knows_option("--container-image"):
-        yield "srun on this host has no --container-image: the nodes need pyxis"
-    if container.runtime != "podman":
-        return
-    tracking = slurm.configuration().get("ProctrackType", "")
-    if "cgroup" not in tracking:  # Podman's containers are not children of the job
-        yield (
-            f"Slurm has {tracking or 'an unknown ProctrackType'}, which does not find Podman's "
-            "containers: a killed job leaves its containers running"
-        )
+    yield from job.scheduler.check_container(container.runtime)
 
 
 def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
@@ -223,7 +206,7 @@ def _command(job: Job, plan: Mapping[str, Any], verb: str) -> str:
 def _index(job: Job) -> Mapping[str, Any]:
     """Return the index of prepared data; empty if this host cannot read it."""
     try:
-        index = load_json(Path(job.profile.expand(job.data)) / INDEX)
+        index = load_json(Path(job.scheduler.expand(job.data)) / INDEX)
     except (OSError, RuntimeError, ValueError):
         return {}  # the job will say what is wrong
     return index if isinstance(index, dict) else {}
@@ -288,7 +271,7 @@ def _refuse_unevaluated(job: Job, plan: Mapping[str, Any], index: Mapping[str, A
 
 def _some(job: Job, pattern: str) -> bool:
     try:
-        return any(Path(job.profile.expand(job.data)).glob(pattern))
+        return any(Path(job.scheduler.expand(job.data)).glob(pattern))
     except (OSError, RuntimeError, ValueError):
         return False
 
@@ -304,7 +287,7 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
         return
     is_path = model.startswith(("/", "~", ".")) or model.endswith(".pt") or model.count("/") > 1
     try:
-        path = Path(job.profile.expand(model))
+        path = Path(job.scheduler.expand(model))
         there = (path if is_path else _cached(job, model)).exists()
     except (OSError, RuntimeError, ValueError):  # ~user is unknown on this host
         return
@@ -319,7 +302,7 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     missing = f"train.init_from is {model!r}: there is no such " + (
         "file or directory" if is_path else "model in the cache of Hugging Face on this host"
     )
-    if job.local or (is_path and path.parent.is_dir()):
+    if job.is_here or (is_path and path.parent.is_dir()):
         raise SubmitError(missing)
     yield missing + (" on this host" if is_path else "")
 
@@ -333,7 +316,7 @@ def _cached(job: Job, model: str) -> Path:
 def _packages(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     """Refuse values that need a package which this Python lacks; warn for another Python."""
     train = plan["train"] if plan else {}
-    python = find_python(job) if job.local else job.profile.python
+    python = python_of(job)
     for (key, value), (module, install) in _PACKAGES.items():
         if train.get(key) != value or _has(python, module):
             continue

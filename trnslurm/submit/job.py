@@ -22,7 +22,7 @@ from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.plan.values import SECTIONS, check_plan
 from trnslurm.records.foreign import refuse_foreign
 from trnslurm.render.bundle import Bundle, read_bundle
-from trnslurm.render.job import render_data_job, render_job, script_name
+from trnslurm.render.job import render_data_job, render_job
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.rundir import (
     CAPS,
@@ -33,6 +33,8 @@ from trnslurm.rundir import (
     PREPARE,
     newer_format,
 )
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.schedulers.interface import Scheduler
 
 
 class Job(Frozen):
@@ -65,9 +67,27 @@ class Job(Frozen):
     """The uncommitted changes there."""
 
     @property
-    def local(self) -> bool:
-        """Check whether it runs on this machine, without Slurm."""
-        return self.profile.scheduler == "local"
+    def scheduler(self) -> Scheduler:
+        """What will start it."""
+        return scheduler_of(self.profile)
+
+    @property
+    def has_queue(self) -> bool:
+        """Check whether it waits for nodes of a cluster, up to time limits."""
+        return self.scheduler.has_queue
+
+    @property
+    def is_here(self) -> bool:
+        """Check whether it runs on this host, so that it lacks what is missing here."""
+        return self.scheduler.is_here
+
+    @property
+    def spare_nodes(self) -> int:
+        return self.scheduler.spare_nodes(self.profile)
+
+    def script(self, phase: str) -> bytes:
+        """Return the batch script of a phase."""
+        return self.bundle.files[self.scheduler.script_name(phase)]
 
     @property
     def project(self) -> Mapping[str, Any] | None:
@@ -188,7 +208,7 @@ def read_job(directory: Path) -> Job:
             "damaged; make one with `trnslurm render -o DIR`"
         ) from None
     refuse_locked(tree, str(directory))
-    scripts = [script_name(p, cluster.scheduler) for p in job.phases]
+    scripts = [*map(job.scheduler.script_name, job.phases)]
     if missing := [n for n in (*scripts, NODE_SCRIPT, f"code/{entry}") if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
     if entry.endswith(".py"):

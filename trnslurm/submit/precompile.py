@@ -48,7 +48,7 @@ class Need(Frozen):
     def limit_node_hours(self) -> float:
         """Return the node-hours if every phase reaches its time limit."""
         job = self.job
-        spares = {"train": job.profile.spare_nodes}
+        spares = {"train": job.spare_nodes}
         minutes = ((job.nodes + spares.get(p, 0)) * job.time_min.get(p, 0) for p in self.phases)
         return sum(minutes) / 60
 
@@ -112,7 +112,7 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
         return replace(known, decision="warm")
     claim = cache.newest_claim(compiled.key)
     # Graphs compiled by an untrusted user would be refused.
-    if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
+    if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.scheduler):
         return replace(known, decision="compiling", other=claim)
     return known
 

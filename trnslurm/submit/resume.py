@@ -7,8 +7,6 @@ checkpoint; a run without a checkpoint starts at step 0.
 from __future__ import annotations
 
 import contextlib
-import socket
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,20 +21,17 @@ from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import PREPARE, changed_at
 from trnslurm.runs.by_hand import refuse_by_hand, start_by_hand
-from trnslurm.runs.phase import LAUNCH_HELD, held_by_slurm
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
-from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
-from trnslurm.slurm.states import COMPLETING
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.schedulers.interface import WaitsFor
 from trnslurm.submit.here import check_here, check_notify, refuse_crowded
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.resize import adopt_files, resize, set_caps, set_notify, set_stop_at
-from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
+from trnslurm.submit.submission import PlannedRun, Submission
 from trnslurm.submit.submit import submit
 
-_ENDING_S = 60  # covers the site's KillWait and epilogue
-_POLL_S = 0.5
 _SILENT_S = 65  # two missed heartbeats
 
 
@@ -114,9 +109,10 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
         if statuses[0].state is State.COMPLETED and statuses[0].reason.startswith(STOP_AT):
             how = replace(how, stop_at=how.stop_at or 0)
         held = not how.changes(record.nodes) and statuses[0].state is State.HELD
-        if held and (released := _held_after_launch(run, record, statuses[0])):
+        scheduler = scheduler_of(record)
+        if held and (released := scheduler.releasable(run, record, statuses[0].phases)):
             for released_job in released:
-                Slurm(record.bin_dir).release(released_job)
+                scheduler.release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [how.job_of(each) for each in chain]
         if not how.force:
@@ -134,7 +130,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
         waits_for += [WaitsFor(success=previous.name) for previous in chain[:-1]]
         # Last run first: Slurm drops a job that waits for a cancelled job.
         for each in reversed(chain):
-            _end_leftovers(each, each.record())
+            scheduler.end_leftovers(each, each.record())
         planned = [
             PlannedRun(job=job, waits_for=awaited, resumes=each, ended=status)
             for job, awaited, each, status in zip(jobs, waits_for, chain, statuses, strict=True)
@@ -192,11 +188,12 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     # A run that waits for an ended run never starts, though Slurm may not have noticed yet.
     if waiting and status.state is State.PENDING:
         return status
-    if record.scheduler == "local" and record.host != socket.gethostname():
-        raise RunError(f"{name} runs on {record.host}: resume it there")
+    scheduler = scheduler_of(record)
+    if host := scheduler.elsewhere(record):
+        raise RunError(f"{name} runs on {host}: resume it there")
     if not status.final and run.cancelled_file.exists():
         raise NotYetError(f"{name} is being cancelled: resume it once it has ended")
-    held = status.state is State.HELD and any(map(held_by_slurm, status.phases))
+    held = status.state is State.HELD and any(map(scheduler.holds, status.phases))
     if not status.final and not held:
         reason = f" ({status.reason})" if status.reason else ""
         raise NotYetError(
@@ -205,7 +202,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     # Slurm has no record of the job, but its script shows life: its node may be cut off.
     last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
     age_s = run.heartbeat_age_s()
-    lost = record.scheduler == "slurm" and status.state is State.LOST
+    lost = status.state is State.LOST and not scheduler.is_here
     running = bool(last) and last[0].state is State.RUNNING
     if lost and running and age_s is not None and age_s < _SILENT_S:
         raise NotYetError(
@@ -249,15 +246,6 @@ def _where_it_continues(run: RunDir) -> str:
     return f"{run.name} starts from the beginning: it has no checkpoint"
 
 
-def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
-    """Return the held jobs, if releasing them is enough to continue the run."""
-    queue = Slurm(record.bin_dir).queue([record.user])
-    held = [p.job_id for p in status.phases if (p.state, p.reason) == (State.HELD, LAUNCH_HELD)]
-    unfinished = [p.job_id for p in status.phases if p.state is not State.COMPLETED]
-    jobs = [find_job(queue, job, run.path) for job in unfinished]
-    return held if all(job and job.live for job in jobs) else []
-
-
 def _waits_for(run: RunDir, record: Record) -> WaitsFor:
     """Return the runs for which a run still waits."""
     success = ""
@@ -265,7 +253,7 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
         previous = run.sibling(record.after)
         status = run_status(previous)
         if status.state is not State.COMPLETED:
-            if status.final or record.scheduler == "local":
+            if status.final or not scheduler_of(record).has_queue:
                 raise RunError(
                     f"{run.name} continues {previous.name}, which is {status.state}: "
                     f"trnslurm resume {previous.name} continues both"
@@ -276,49 +264,3 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
     except RunError:  # removed meanwhile
         ended = True
     return WaitsFor(success=success, end="" if ended else record.behind)
-
-
-def _end_leftovers(run: RunDir, record: Record) -> None:
-    """Empty the queue of an ended run's jobs: cancel waiting jobs, refuse if one runs."""
-    deadline = time.monotonic() + _ENDING_S
-    if record.scheduler == "local":  # its processes end shortly after its script
-        while record.local_job_alive or _script_alive(run, record):
-            if time.monotonic() > deadline:
-                raise NotYetError(
-                    f"{run.name} still has processes here: trnslurm cancel {run.name}"
-                )
-            time.sleep(_POLL_S)
-        return
-    slurm = Slurm(record.bin_dir)
-    cancelled: set[str] = set()
-    while left := _jobs_left(run, record, slurm):
-        running = [j for j, e in left.items() if not (e.startable or e.state == COMPLETING)]
-        if running or time.monotonic() > deadline:
-            ids = ", ".join(running or left)
-            raise NotYetError(
-                f"{run.name} still has job {ids}: `trnslurm cancel {run.name}`, and wait for its "
-                "end"
-            )
-        waiting = {job for job, entry in left.items() if entry.startable} - cancelled
-        if waiting:
-            slurm.cancel(sorted(waiting, reverse=True))
-            cancelled |= waiting
-        time.sleep(_POLL_S)
-
-
-def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry]:
-    """Return the jobs of a run that have not ended; raise if the controller is silent."""
-    ours = {*record.jobs.values(), *slurm.jobs_in([str(run.path)], record.user)}
-    queue = slurm.queue([record.user], known=ours)
-    found = {job: find_job(queue, job, run.path) for job in sorted(ours)}
-    return {job: entry for job, entry in found.items() if entry and not entry.ended}
-
-
-def _script_alive(run: RunDir, record: Record) -> bool:
-    """Check whether a batch script runs in the run directory on this host."""
-    pids = [attempt.pid for phase in record.phases for attempt in run.attempts(phase)]
-    for pid in filter(None, pids):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cwd").readlink() == run.path.resolve():
-                return True
-    return False

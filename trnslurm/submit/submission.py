@@ -9,34 +9,9 @@ from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.frozen import Frozen
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
+from trnslurm.schedulers.interface import HeldJob, WaitsFor
 from trnslurm.submit.job import Job
 from trnslurm.submit.precompile import Need, graphs_of, need_of
-
-
-class WaitsFor(Frozen):
-    """The runs in the same run root for which a run waits; empty: none."""
-
-    success: str = ""
-    """The previous run of its chain, from whose result it starts."""
-    end: str = ""
-    """The run of its sweep whose end, in any state, makes room for it."""
-    graphs: str = ""
-    """The run of the same submission that compiles its graphs."""
-    jobs: str = ""
-    """sbatch's dependency on a job of any kind (`submit --after`)."""
-
-
-class HeldJob(Frozen):
-    """A running job of the user, and the nodes on which the run starts in it."""
-
-    job_id: str
-    nodes: int
-    """Of the job."""
-    hosts: tuple[str, ...]
-    """Of the run: the first of the job's nodes."""
-    restarts: str
-    ends: str
-    """When its time limit ends it, as Slurm prints it."""
 
 
 class PlannedRun(Frozen):

@@ -16,22 +16,21 @@ from trnslurm.cluster.cache import PRECOMPILE, Compiled
 from trnslurm.console import Console
 from trnslurm.errors import NoAnswerError, RunError, SubmitError, TrnslurmError
 from trnslurm.records.run import RunDir
+from trnslurm.render.array import shared_options
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_source
 from trnslurm.runs.removal import remove_arrays
 from trnslurm.runs.root import check_run_root, create_run
-from trnslurm.slurm.commands import Slurm
-from trnslurm.submit.arrays import most_tasks, started_together, write_array
-from trnslurm.submit.cancel import cancel
+from trnslurm.schedulers.interface import BatchScript, WaitsFor
+from trnslurm.schedulers.interrupts import interrupts_deferred
+from trnslurm.submit.arrays import started_together, write_array
 from trnslurm.submit.claims import Claims
-from trnslurm.submit.here import find_python
-from trnslurm.submit.interrupts import interrupts_deferred
+from trnslurm.submit.here import python_of
 from trnslurm.submit.job import Job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
 from trnslurm.submit.record import new_record, renew_record
-from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
-from trnslurm.submit.trial import try_out
+from trnslurm.submit.submission import PlannedRun, Submission
 
 _ONE_THREAD = threading.Lock()
 """umask and working directory belong to the whole process."""
@@ -69,7 +68,7 @@ class _Start:
         self._together = [[chain] for chain in submission.chains]
 
     def all_or_none(self) -> list[RunDir]:
-        start = self._scheduler()
+        start = self._starter()
         runs: list[RunDir] = []
         with privacy_of(self._job), Claims(self._submission.cache, self._console) as claims:
             try:
@@ -90,38 +89,46 @@ class _Start:
                 raise
         return runs
 
-    def _scheduler(self) -> Callable[[Sequence[RunDir], WaitsFor], None]:
+    def _starter(self) -> Callable[[Sequence[RunDir], WaitsFor], None]:
         """Return the function that starts runs together; raise now if this host cannot."""
-        # submitit takes 80 ms to import; only a submission needs it.
-        if self._job.local:
-            from trnslurm.submit import on_this_machine
-
-            python = find_python(self._job)
-            detach = self._console.detach
-            return lambda runs, waits_for: on_this_machine.start(
-                runs, python, waits_for, detach=detach
-            )
-        from trnslurm.submit import on_slurm
-
-        submission, slurm = self._submission, Slurm(self._job.profile.slurm.bin_dir)
+        submission, scheduler = self._submission, self._job.scheduler
+        python, detach = python_of(self._job), self._console.detach
         if held := submission.held:
-            from trnslurm.submit.held import start_inside
-
-            return lambda runs, waits_for: start_inside(runs[0], held, slurm)
-        slurm.path("sbatch")
-        most = most_tasks(slurm) if submission.sweep else 0
-        try_out(submission, slurm, self._console, most)
+            return lambda runs, waits_for: scheduler.start_inside(runs[0], held)
+        most = scheduler.most_tasks() if submission.sweep else 0
+        self._try_out(most)
         self._together = started_together(submission, most)
 
         def start(runs: Sequence[RunDir], waits_for: WaitsFor) -> None:
             if not submission.sweep or len(runs) == 1:
-                on_slurm.start(runs, slurm, waits_for)
+                scheduler.start(runs, waits_for, python=python, detach=detach)
                 return
             with _whole(self._sweep_directory):
                 place = write_array(self._sweep_directory, runs, submission)
-            on_slurm.start_array(place, runs, slurm, waits_for.jobs)
+            scheduler.start_array(place, runs, waits_for.jobs)
 
         return start
+
+    def _try_out(self, most: int) -> None:
+        """Have the scheduler try each kind of script, before any is queued.
+
+        Scripts with the same #SBATCH lines are tried once: those of a sweep as an array of all its
+        jobs, as far as an array may have so many.
+        """
+        asked: dict[bytes, BatchScript] = {}
+        jobs = 0
+        for planned in self._submission.runs:
+            job = planned.job
+            origins = planned.resumes.record().origins if planned.resumes else job.origins
+            for phase in planned.need.phases if planned.need else job.phases:
+                jobs += 1
+                script = job.script(phase)
+                asked.setdefault(
+                    shared_options(script),
+                    BatchScript(script=script, origins=origins, instance_type=job.instance_type),
+                )
+        tasks = min(jobs, most) if self._submission.sweep else 1
+        self._job.scheduler.try_out([*asked.values()], tasks, self._console)
 
     @property
     def _sweep_directory(self) -> Path:
@@ -171,14 +178,8 @@ class _Start:
         """Cancel the started runs of a refused submission, and record why, or remove them."""
         why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
         started = [run for run in runs if not run.record().refused]
-        if self._job.local:
-            for run in started:
-                run.write_record(replace(run.record(), refused=str(why)))
-                cancel(run)
-        elif started:
-            from trnslurm.submit import on_slurm
-
-            on_slurm.take_back(started, Slurm(self._job.profile.slurm.bin_dir), why)
+        if started:
+            self._job.scheduler.take_back(started, why)
         # A controller that did not answer may have queued a job.
         queued = isinstance(error, NoAnswerError) or any(run.record().jobs for run in runs)
         if not queued and isinstance(error, TrnslurmError | KeyboardInterrupt):

@@ -20,7 +20,7 @@ from submitit.local.local import LocalExecutor
 from trnslurm.contract.variables import Variable
 from trnslurm.records.run import RunDir, process_start
 from trnslurm.rundir import RunFiles
-from trnslurm.submit.submission import WaitsFor
+from trnslurm.schedulers.interface import WaitsFor
 
 # Variables that a local run gets from this shell; its script sets all others.
 _ENVIRONMENT = (

@@ -18,10 +18,10 @@ from submitit.slurm.slurm import SlurmExecutor
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.rundir import read_file, read_json, write_json
+from trnslurm.schedulers.interface import WaitsFor
+from trnslurm.schedulers.interrupts import interrupts_deferred
+from trnslurm.schedulers.slurm.asked import Asked
 from trnslurm.slurm.commands import Slurm, overriding, own_words
-from trnslurm.submit.asked import Asked
-from trnslurm.submit.interrupts import interrupts_deferred
-from trnslurm.submit.submission import WaitsFor
 
 _TIMEOUT_S = 60
 # A busy controller may answer again before it has read all earlier requests.

@@ -19,11 +19,9 @@ from trnslurm.contract.variables import Variable
 from trnslurm.devices import CPU, CUDA, DeviceType
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError
 from trnslurm.records.run import RunDir
-from trnslurm.render.job import script_name
+from trnslurm.schedulers.interface import HeldJob, Wanted
 from trnslurm.slurm.commands import Slurm, own_words, without_overrides
 from trnslurm.slurm.detect import find_partition
-from trnslurm.submit.job import Job
-from trnslurm.submit.submission import HeldJob
 
 _START_S = 60
 _POLL_S = 0.1
@@ -42,15 +40,10 @@ bash -- "$1.sbatch"
 """
 
 
-def find_held(word: str, job: Job) -> HeldJob:
+def find_held(word: str, job: Wanted, slurm: Slurm) -> HeldJob:
     """Return the job that --in names, or refuse it."""
-    if job.local:
-        raise SubmitError(
-            f"--in {word}: {job.cluster} is this machine, without Slurm: choose another --cluster"
-        )
     if not re.fullmatch(r"\d+([_+]\d+)?", word):
         raise SubmitError(f"--in {word!r}: expected the id of a Slurm job: squeue --me lists yours")
-    slurm = Slurm(job.profile.slurm.bin_dir)
     try:
         found = slurm.show("job", word)[0]
     except SlurmError as error:
@@ -71,10 +64,9 @@ def find_held(word: str, job: Job) -> HeldJob:
     wanted = _refuse_small(job, found, len(hosts))
     _refuse_other_device(job, found["Partition"], slurm, f"--in {word}: job {job_id}")
     for phase in job.phases:
-        script = script_name(phase, "slurm")
-        if Variable.STEP.encode() not in job.bundle.files[script]:
+        if Variable.STEP.encode() not in job.script(phase):
             raise SubmitError(
-                f"--in {word}: {script} was rendered from another template, which knows no "
+                f"--in {word}: {phase}.sbatch was rendered from another template, which knows no "
                 f"{Variable.STEP}: render it again"
             )
     return HeldJob(
@@ -86,9 +78,9 @@ def find_held(word: str, job: Job) -> HeldJob:
     )
 
 
-def _refuse_small(job: Job, found: Mapping[str, str], nodes: int) -> int:
+def _refuse_small(job: Wanted, found: Mapping[str, str], nodes: int) -> int:
     """Return how many nodes the run uses; refuse a job with fewer nodes or CPUs."""
-    spares, least = job.profile.spare_nodes, job.profile.slurm.min_nodes or job.nodes
+    spares, least = job.spare_nodes, job.profile.slurm.min_nodes or job.nodes
     most = job.nodes + spares
     job_id, partition = found["JobId"], found["Partition"]
     if nodes < (most if spares else least):
@@ -100,7 +92,7 @@ def _refuse_small(job: Job, found: Mapping[str, str], nodes: int) -> int:
             f"salloc --partition={partition} --nodes={most} --exclusive"
         )
     for phase in job.phases:
-        text = job.bundle.files[script_name(phase, "slurm")].decode()
+        text = job.script(phase).decode()
         numbers = dict(re.findall(r"(?m)^#SBATCH --(ntasks-per-node|cpus-per-task)=(\d+)", text))
         needed = int(numbers.get("ntasks-per-node", 1)) * int(numbers.get("cpus-per-task", 1))
         there = int(found.get("NumCPUs", needed * nodes)) // nodes
@@ -113,7 +105,7 @@ def _refuse_small(job: Job, found: Mapping[str, str], nodes: int) -> int:
     return min(nodes, most)
 
 
-def _refuse_other_device(job: Job, partition: str, slurm: Slurm, what: str) -> None:
+def _refuse_other_device(job: Wanted, partition: str, slurm: Slurm, what: str) -> None:
     """Refuse a job in a partition whose nodes lack the device that the run needs."""
     if partition == job.profile.slurm.partition:
         return

@@ -6,56 +6,39 @@ from collections.abc import Mapping, Sequence
 
 from trnslurm.console import Console
 from trnslurm.errors import SlurmError, SubmitError
-from trnslurm.render.array import shared_options
-from trnslurm.render.job import script_name
+from trnslurm.schedulers.interface import BatchScript
+from trnslurm.schedulers.slurm.asked import NO_SUCH_NODE, QUEUE_FULL, SUBMIT_LIMIT, Asked, nodes_of
 from trnslurm.slurm.access import minutes
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import effective_cpus, features_of, gpus_of, memory_of, whole_number
 from trnslurm.slurm.reasons import node_state
-from trnslurm.submit.asked import NO_SUCH_NODE, QUEUE_FULL, SUBMIT_LIMIT, Asked, nodes_of
-from trnslurm.submit.submission import PlannedRun, Submission
 
 # Slurm tries a job on these nodes; not, for example, on those that have not registered again since
 # the controller restarted (UNKNOWN).
 _AVAILABLE = ("idle", "in use", "off until a job needs it")
 
 
-def try_out(submission: Submission, slurm: Slurm, console: Console, most: int) -> None:
-    """Refuse a submission with a script that Slurm would refuse, or leave pending for good.
+def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, tasks: int) -> None:
+    """Refuse scripts that Slurm would refuse, or leave pending for good.
 
     `sbatch --test-only` sees neither a partition's State, nor its MaxTime, nor its MaxMemPerNode
     (seen on Slurm 22.05; job_start_data in src/slurmctld/job_scheduler.c). It refuses a job whose
     nodes are merely down: those are counted here. An error that it gives for other reasons is left
-    to the submission itself. Scripts with the same #SBATCH lines are tried once: those of a sweep
-    as an array of all its jobs, as far as an array may have so many (`most`), because it does see
-    how many jobs the user may have.
+    to the submission itself. The scripts of a sweep are tried as an array of so many `tasks`,
+    because it does see how many jobs the user may have.
     """
-    jobs = sum(len(_phases(planned)) for planned in submission.runs)
-    tasks = min(jobs, most) if submission.sweep else 1
-    tried: dict[bytes, Asked] = {}
-    for planned in submission.runs:
-        job = planned.job
-        origins = planned.resumes.record().origins if planned.resumes else job.origins
-        for phase in _phases(planned):
-            script = job.bundle.files[script_name(phase, "slurm")]
-            options = shared_options(script)
-            if options not in tried:
-                asked = Asked(script=script, origins=origins, instance_type=job.instance_type)
-                tried[options] = asked
-                _try(asked, slurm, console, tasks)
+    tried = [Asked(**vars(script)) for script in scripts]
+    for asked in tried:
+        _try(asked, slurm, console, tasks)
     try:
         partitions = slurm.show("partition")
-        for asked in tried.values():
+        for asked in tried:
             if partition := asked.partition(partitions):
                 all_memory = asked.value("mem") == "0"
                 nodes = nodes_of(partition, slurm) if all_memory else []
                 _compare(asked, partition, nodes, console)
     except SlurmError:  # the submission says it
         return
-
-
-def _phases(planned: PlannedRun) -> Sequence[str]:
-    return planned.need.phases if planned.need else planned.job.phases
 
 
 def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from trnslurm.errors import SlurmError
-from trnslurm.frozen import Frozen
+from trnslurm.schedulers.interface import BatchScript
 from trnslurm.slurm.commands import Slurm
 
 _NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
@@ -58,13 +58,8 @@ _OPTION = re.compile(rb"^#SBATCH --([\w-]+)(?:=([\"']?)(\S+?)\2)?(?=\s|$)", re.M
 _MOST_KINDS = 3
 
 
-class Asked(Frozen):
-    """A batch script, and where its values were set."""
-
-    script: bytes
-    origins: Mapping[str, str]
-    """Dotted key -> where its value was set, unless by default."""
-    instance_type: str
+class Asked(BatchScript):
+    """A batch script, read for what it asks of Slurm."""
 
     def value(self, option: str) -> str:
         """Return the value of an option without quotes; empty: the script has none."""

@@ -1,0 +1,1 @@
+"""Schedulers: what starts the jobs of runs, and knows what became of them."""

@@ -1,0 +1,23 @@
+"""Signs of life of a run whose scheduler has none of its jobs."""
+
+from __future__ import annotations
+
+import time
+
+from trnslurm.contract.attempt import Attempt
+
+STALE_S = 120  # four missed heartbeats
+
+
+def silent_since(age_s: float | None) -> str:
+    """Return since when there is no heartbeat, by the age of the last one; None: there was none."""
+    if age_s is None:
+        return "it ended before its first heartbeat, without recording its state"
+    then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age_s))
+    return f"no sign of life since {then}"
+
+
+def died(attempt: Attempt) -> str:
+    """Return why an attempt that is over has no end state, in words."""
+    first = attempt.hosts.partition(",")[0]
+    return f"it ended without recording its state, as when {first or 'its first node'} fails"

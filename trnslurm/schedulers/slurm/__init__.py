@@ -1,0 +1,1 @@
+"""Slurm as the scheduler of runs; its commands are in trnslurm/slurm."""

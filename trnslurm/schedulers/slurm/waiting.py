@@ -1,0 +1,65 @@
+"""Diagnoses why a job of Slurm's waits: what its partition has, and which nodes can be used."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from trnslurm.errors import SlurmError
+from trnslurm.rundir import read_file
+from trnslurm.schedulers.waiting import Diagnosis, SickNode
+from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.reasons import UNUSABLE, node_reason, node_state
+
+_PARTITION = {
+    "UP": "",
+    "INACTIVE": "inactive: on ParallelCluster its fleet is stopped, or protected after nodes that "
+    "failed to boot; fix the cause, then pcluster update-compute-fleet --status START_REQUESTED",
+    "DOWN": "down: jobs queue, none starts; an administrator sets it UP",
+    "DRAIN": "draining: it takes no new jobs",
+}
+_NO_NODE = ": it waits until an admin puts one back, or you submit it to another partition"
+
+
+def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
+    """Add what Slurm says about a job that waits."""
+    try:
+        job = slurm.show("job", found.job_id)[0]
+        found.partition = job["Partition"]
+        if re.match(r"\d{4}-", job["StartTime"]):
+            found.start = job["StartTime"]
+        _look_at_nodes(found, slurm)
+        accepted, answer = slurm.try_out(read_file(script))
+    except SlurmError as error:
+        found.unknown.append(str(error))
+        return
+    if accepted:
+        found.if_submitted_now = answer
+    elif not found.lacks_nodes:
+        found.problems.append(f"Slurm would refuse the job's script now: {answer}")
+
+
+def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
+    """Count the nodes of the job's partition by state, and list the unusable nodes."""
+    state = slurm.show("partition", found.partition)[0]["State"]
+    if trouble := _PARTITION.get(state, state):
+        found.problems.append(f"partition {found.partition} is {trouble}")
+    nodes = [n for n in slurm.show("node") if found.partition in n.get("Partitions", "").split(",")]
+    states = {node["NodeName"]: node_state(node["State"]) for node in nodes}
+    found.nodes = dict(Counter(states.values()))
+    for node in nodes:
+        if (word := states[node["NodeName"]]) in UNUSABLE:
+            # Without the user and time that Slurm appends.
+            reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "").strip())
+            reason = node_reason(reason) or "no reason given"
+            found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
+    usable = [n for n, s in states.items() if s not in UNUSABLE and n not in found.left_out]
+    if len(usable) < found.nodes_needed:
+        found.lacks_nodes = True
+        fewer = f"trnslurm resume {found.run} --nodes {len(usable)}"
+        found.problems.append(
+            f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
+            f"{len(nodes)} nodes in partition {found.partition} can run it"
+            + (f": trnslurm cancel {found.run} && {fewer}" if usable else _NO_NODE)
+        )
