@@ -26,7 +26,7 @@ from trnslurm.contract.variables import Variable
 from trnslurm.node import left_out, processes, relaunch
 from trnslurm.node.beats import PERIOD_S
 from trnslurm.node.caps import Caps
-from trnslurm.node.controller import NO_KILL, Controller
+from trnslurm.node.controller import NO_KILL, controller_of
 from trnslurm.node.ending import (
     Ending,
     aborted_steps,
@@ -132,8 +132,8 @@ class AttemptProgram:
         self.trains = phase == "train"
         self.doing = "starting"
         """The current activity, for the reason of a failure."""
-        self.controller = Controller(self.state.job_id, self.state.restarts, job.options.retry_s)
-        self.on_slurm = self.controller.on_slurm
+        state, retry_s = self.state, job.options.retry_s
+        self.controller = controller_of(state.job_id, state.restarts, retry_s)
         self._job, self._options, self._signals = job, job.options, job.signals
         self._stop_file = RUN.stop_file(phase, number)
         self._launched = False
@@ -185,7 +185,7 @@ class AttemptProgram:
         if self._ended_by_term and not self.trains:
             return TERMINATED
         self._launched = True
-        if self.trains and self.on_slurm and not self._ended_by_term:
+        if self.trains and not self._ended_by_term:
             code = self._end_by_slurm(code)
         if self._aborted and not self._ended_by_term:
             code = code or 1
@@ -237,13 +237,12 @@ class AttemptProgram:
             wanted = f"{planned} nodes and {spares} spare" if spares else f"{planned} nodes"
             message = f"this script is for {wanted}, the allocation has {nodes}"
             raise RefusedError(2, f"{message}: render it again with --nodes {nodes - spares}")
-        if not self.on_slurm:
-            return
         self.controller.learn_config()
         if self._job.beats and self.controller.holds:
             os.environ[NO_KILL] = "set"
         # A crash counts even if the attempt could not record it, as when its node died.
-        if self.trains and (given_up := reason_to_give_up(state, self._options.max_crashes)):
+        counts = self.trains and self.controller.requeues
+        if counts and (given_up := reason_to_give_up(state, self._options.max_crashes)):
             state.become(State.FAILED, given_up)
             raise RefusedError(1, given_up)
 
@@ -330,20 +329,18 @@ class AttemptProgram:
 
     def _run_step(self) -> int:
         """Run the command, again if srun has given up on a busy controller; return its code."""
-        pauses_s = [*self._options.retry_s, None] if self.on_slurm else [None]
         code = 0
-        for pause_s in pauses_s:
-            aborted = aborted_steps(self.state) if self.on_slurm else 0
-            # Slurm finds the processes of a job by their session.
+        for pause_s in (*self.controller.retry_s, None):
+            aborted = aborted_steps(self.state)
             self._step = self._step or processes.spawn(
-                self._options.command, own_session=not self.on_slurm
+                self._options.command, own_session=self.controller.own_session
             )
             code = self._wait_for_step()
             self._step = 0
             if self._job.relay:
                 self._job.relay.join(_RELAY_S)
                 self._job.relay = None
-            self._aborted = self.on_slurm and aborted_steps(self.state) > aborted
+            self._aborted = aborted_steps(self.state) > aborted
             # Once anything was started a node's log is there, and the exit code is the job's own.
             logs = RUN.node_logs(self.state.phase, self.state.attempt)
             if pause_s is None or code == 0 or self._asked_to_end() or logs:
@@ -465,17 +462,17 @@ class AttemptProgram:
         self._expect_kill()
         if self.trains:
             self._ask_to_stop(EndCause.TERMINATED)
-        local = not self.on_slurm and not RUN.cancelled_file.exists()
-        why = str(read_json(RUN.guard_file).get("why", "")) if local else ""
+        # The guard of a job on this machine says why it ends it.
+        why = str(read_json(RUN.guard_file).get("why", ""))
+        why = "" if RUN.cancelled_file.exists() else why
         self._record(State.CANCELLED, why)  # at once: KILL may come before the controller answers
-        if self.on_slurm:
-            deadline = time.monotonic() + self.controller.patience_s
-            self._record(*_BY_SLURM[self.controller.what_ends_job()])
-            if self.trains:
-                self._deadline = deadline
-        # Slurm has sent TERM to srun and the workers of a training as well; a second TERM makes
-        # torchrun leave its workers.
-        if self._step and not (self.on_slurm and self.trains):
+        deadline = time.monotonic() + self.controller.patience_s
+        state, reason = _BY_SLURM[self.controller.what_ends_job()]
+        self._record(state, reason or why)
+        # A second TERM makes torchrun leave its workers.
+        if self.trains and self.controller.signals_workers:
+            self._deadline = deadline
+        elif self._step:
             processes.send(self._step, signal.SIGTERM)
         return TERMINATED
 
@@ -521,7 +518,7 @@ class AttemptProgram:
                 hosts,
                 hours=self._options.exclude_hours,
                 now=time.time(),
-                most=self._can_do_without() if bad and self.on_slurm else sys.maxsize,
+                most=self._can_do_without() if bad else sys.maxsize,
             )
         except Exception:  # then the exit code and Slurm's state decide
             processes.say(traceback.format_exc())

@@ -27,17 +27,33 @@ _SLURMD_PORT = 6818  # scontrol shows the port only if it is another
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
+def is_here(job_id: str) -> bool:
+    """Check whether a job is one of this machine's, without Slurm."""
+    return job_id.startswith("local-")
+
+
+def controller_of(job_id: str, restarts: int, retry_s: Sequence[float]) -> "Controller":
+    """Return Slurm's controller for a job, or what stands for it on this machine."""
+    return NoController() if is_here(job_id) else Controller(job_id, restarts, retry_s)
+
+
 class Controller:
-    """Slurm's controller, for this job; a local job has none, and calls no method."""
+    """Slurm's controller, for this job."""
+
+    requeues = True
+    """Whether it may start the job again."""
+    signals_workers = True
+    """Whether the workers get the TERM that ends the job, and KILL after a while."""
+    own_session = False
+    """Whether a step is in a session of its own: Slurm finds a job's processes by their session."""
 
     def __init__(self, job_id: str, restarts: int, retry_s: Sequence[float]) -> None:
         """Take the job, how often Slurm had restarted it, and the pauses between retries."""
         self._job_id, _, step = job_id.partition(".")
         self.in_step = bool(step)
         """Whether the run is a step of a job that the user holds (`submit --in`)."""
-        self._restarts, self._retry_s = restarts, retry_s
-        self.on_slurm = not job_id.startswith("local-")
-        self.kill_wait_s = _KILL_WAIT_S if self.on_slurm else _LOCAL_KILL_WAIT_S
+        self._restarts, self.retry_s = restarts, retry_s
+        self.kill_wait_s = _KILL_WAIT_S
         self.holds = False
         """Whether Slurm holds a job for good if one of its nodes goes down during a requeue.
 
@@ -162,12 +178,31 @@ class Controller:
     def _persist(self, *words: str) -> tuple[int, str]:
         """Run scontrol, again if the controller is too busy, as when many jobs start."""
         code, said = _scontrol(*words)
-        for pause_s in self._retry_s:
+        for pause_s in self.retry_s:
             if code == 0:
                 break
             time.sleep(pause_s)
             code, said = _scontrol(*words)
         return code, said
+
+
+class NoController(Controller):
+    """Stands for the controller where there is none: nothing is asked, and nothing starts again."""
+
+    requeues, signals_workers, own_session = False, False, True
+
+    def __init__(self) -> None:
+        super().__init__("", 0, ())
+        self.kill_wait_s = _LOCAL_KILL_WAIT_S
+
+    def what_ends_job(self) -> State:
+        return State.RUNNING
+
+    def learn_config(self) -> None:
+        pass
+
+    def can_do_without(self, needed: int) -> int:
+        return sys.maxsize
 
 
 def _answers(node: str) -> bool:

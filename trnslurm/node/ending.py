@@ -15,6 +15,7 @@ from typing import Any
 from trnslurm.contract.attempt import Attempt, read_attempt
 from trnslurm.contract.states import EndCause, State
 from trnslurm.node import alone
+from trnslurm.node.controller import is_here
 from trnslurm.node.hosts import brief
 from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
 from trnslurm.node.ports import who_holds
@@ -124,7 +125,7 @@ def _ending(facts: Facts) -> Ending:
         return _again(State.REQUEUED, EndCause.REQUEUED, _and(why, _saved(facts)))
     if by_slurm is State.CANCELLED:
         # On this machine TERM may also come from a shutdown or a closed terminal.
-        local = facts.last.job_id.startswith("local-")
+        local = is_here(facts.last.job_id)
         holder, step, _ = facts.last.job_id.partition(".")
         stopped = local and facts.saved is not None
         by = f"by {facts.by}, " if facts.by else ""
