@@ -11,12 +11,13 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trnslurm.api.plan import Plan, plan
+    from trnslurm.api.plan import plan
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
     from trnslurm.api.submit import submit, sweep
     from trnslurm.calls import report, saved, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
+    from trnslurm.submission.plan import Plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 
 # Imported at first use: nodes have only a few of these modules.
 _WHERE = {
-    "Plan": "trnslurm.api.plan",
+    "Plan": "trnslurm.submission.plan",
     "Run": "trnslurm.api.run",
     "RunFailedError": "trnslurm.errors",
     "Runs": "trnslurm.api.run",
@@ -70,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Makes plan, render, submit and runs the functions, not the subpackages of the same name."""
+    """Makes plan, render and runs the functions, not the subpackages of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         # An import of a subpackage sets it as an attribute.

@@ -124,7 +124,7 @@ def test_all_or_nothing(site, fake_slurm, cli) -> None:
 
 
 def test_nothing_is_left_if_the_second_cannot_be_made(site, fake_slurm, cli, monkeypatch) -> None:
-    from trnslurm.submit import submit
+    from trnslurm.submission import submit
 
     site.recipe(RECIPE)
     make, made = submit.create_run, []

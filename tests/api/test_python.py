@@ -89,7 +89,7 @@ def test_functions_hide_the_rooms_of_their_names() -> None:
     """In whichever order both are imported."""
     from trnslurm.plan import spec
     from trnslurm.runs import status
-    from trnslurm.submit import job
+    from trnslurm.submission import job
 
     assert all(
         callable(f) for f in (trnslurm.plan, trnslurm.render, trnslurm.submit, trnslurm.runs)
@@ -185,9 +185,11 @@ def test_what_was_chosen_is_remembered_and_what_is_wrong_is_a_warning(
     site, fake_slurm, make_run, monkeypatch
 ) -> None:
     site.recipe()
-    monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: (None, False))
+    monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: (None, False))
     site.profile("local", scheduler="slurm", run_root=str(site.run_root), python="/no/python")
-    monkeypatch.setattr("trnslurm.api.propose.check_here", lambda job: ["half of it is missing"])
+    monkeypatch.setattr(
+        "trnslurm.submission.propose.check_here", lambda job: ["half of it is missing"]
+    )
     with pytest.warns(TrnslurmWarning, match="^half of it is missing$") as caught:
         run = trnslurm.submit("toy", precompile="never")
     assert [warning.filename for warning in caught] == [__file__]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import trnslurm
-from trnslurm.api import choice
 from trnslurm.errors import RunError
 from trnslurm.runs.root import check_run_root
+from trnslurm.submission import choice
 
 SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
 

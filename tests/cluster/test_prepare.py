@@ -249,10 +249,10 @@ def test_dry_run_starts_nothing(site, cli) -> None:
 
 
 def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
-    monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: (None, False))
+    monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: (None, False))
     done = cli("data", "prepare", "gpt2_zero1", "-p", "small", "--dry-run")
     assert done.err == "Using --cluster local, as no other was chosen\n"
-    monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: ("/bin/srun", True))
+    monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: ("/bin/srun", True))
     assert "no cluster profile is chosen" in cli("data", "prepare", "gpt2_zero1").error
 
 

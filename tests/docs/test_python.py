@@ -48,7 +48,7 @@ def project(site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "project").mkdir()
     (tmp_path / "project/train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path / "project")
-    monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: (None, False))
+    monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: (None, False))
     return tmp_path / "project"
 
 

@@ -21,8 +21,8 @@ from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import snapshot
 from trnslurm.render.job import render_job
-from trnslurm.submit.job import make_job
-from trnslurm.submit.resize import resize
+from trnslurm.submission.job import make_job
+from trnslurm.submission.resize import resize
 from trnslurm.train.sharded.settings import OFFLOADS as OFFLOADS_OF_JOBS
 
 REPO = Path(__file__).parents[2]

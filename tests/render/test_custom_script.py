@@ -244,7 +244,7 @@ def test_what_names_no_script_is_refused_with_what_works(site, cli, project) -> 
 
 
 def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) -> None:
-    monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: (None, False))
+    monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: (None, False))
     batch = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2", "--nodes", "2")
     planned = cli("plan", "./train.py", *batch)
     assert planned.err == ""

@@ -13,7 +13,7 @@ from subprocess import PIPE
 import pytest
 
 from trnslurm.records.run import RunDir
-from trnslurm.submit.cancel import cancel
+from trnslurm.submission.cancel import cancel
 
 from ..json_lines import read_lines
 from ..processes import run_process

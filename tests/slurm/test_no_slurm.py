@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.api import choice
 from trnslurm.slurm.commands import slurm_hint
+from trnslurm.submission import choice
 
 
 @pytest.fixture

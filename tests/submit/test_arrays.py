@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.api.options import SubmitHost
 from trnslurm.config.search import packaged_root
 from trnslurm.records.run import RunDir
 from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.slurm import start as on_slurm
+from trnslurm.submission.options import SubmitHost
 
 from ..toy_site import Site
 

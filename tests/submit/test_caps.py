@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trnslurm.records.run import RunDir
-from trnslurm.submit.job import read_job
+from trnslurm.submission.job import read_job
 
 from ..toy_site import write_attempt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.submit import here
+from trnslurm.submission import here
 
 LOCAL = ("submit", "gpt2_zero1", "--cluster", "local", "--preset", "tiny", "--dry-run")
 SLURM = ("submit", "gpt2_zero1", "--cluster", "pc", "--time", "60", "--allow-idle", "--preset",

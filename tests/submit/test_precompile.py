@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.cluster.claims import Holder, newest_in, take_next, update_claim
-from trnslurm.submit import claims
-from trnslurm.submit.lock import this_holder
+from trnslurm.submission import claims
+from trnslurm.submission.lock import this_holder
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 

@@ -20,7 +20,7 @@ import pytest
 from trnslurm.errors import NotYetError, RunError
 from trnslurm.records.run import RunDir, own_process
 from trnslurm.rundir import write_json
-from trnslurm.submit.lock import lock_run
+from trnslurm.submission.lock import lock_run
 
 from ..toy_site import write_attempt
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from trnslurm.records.run import RunDir
-from trnslurm.submit import resize
-from trnslurm.submit.job import read_job
+from trnslurm.submission import resize
+from trnslurm.submission.job import read_job
 
 from ..toy_site import write_attempt
 

@@ -14,7 +14,7 @@ import yaml
 import trnslurm
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import run_status
-from trnslurm.submit import cancel, submit
+from trnslurm.submission import cancel, submit
 
 from ..waiting import eventually
 

@@ -14,12 +14,12 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 import yaml
 
-from trnslurm.api.options import JobOptions, parse_range
-from trnslurm.api.search import workspace_of
 from trnslurm.config.script import Launcher
 from trnslurm.config.search import yaml_line
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
+from trnslurm.runs.search import workspace_of
+from trnslurm.submission.options import JobOptions, parse_range
 
 _OURS = str(Path(__file__).resolve().parents[1])
 

@@ -24,19 +24,27 @@ from trnslurm.api.arguments import (
     texts,
     whole,
 )
-from trnslurm.api.search import RunFilter, list_statuses, run_roots, workspace_of
-from trnslurm.api.tables import HEADER, RIGHT, cells, html_table, parse_time, runs_table, text_table
 from trnslurm.cluster.programs import export_quietly, option_words
 from trnslurm.contract.states import OF_A_RUN, State
 from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
+from trnslurm.runs.search import RunFilter, list_statuses, run_roots, workspace_of
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of, statuses_of
+from trnslurm.runs.tables import (
+    HEADER,
+    RIGHT,
+    cells,
+    html_table,
+    parse_time,
+    runs_table,
+    text_table,
+)
 from trnslurm.runs.watch import follow
-from trnslurm.submit.cancel import cancel_unless_ended
-from trnslurm.submit.resume import Continuation
-from trnslurm.submit.resume import resume as resume_run
+from trnslurm.submission.cancel import cancel_unless_ended
+from trnslurm.submission.resume import Continuation
+from trnslurm.submission.resume import resume as resume_run
 
 _NUMBER = (int, float)
 _DTYPES = ("float32", "bfloat16")
@@ -344,8 +352,8 @@ def resume(
     "s3://BUCKET/PREFIX/RUN" starts a new run, on a `cluster`, with any settings.
     """
     if isinstance(run, str) and run.startswith("s3://"):
-        from trnslurm.api.moved import propose_moved  # few need these
-        from trnslurm.submit.submit import submit
+        from trnslurm.submission.moved import propose_moved  # few need these
+        from trnslurm.submission.submit import submit
 
         console = PythonConsole(detach=True)
         how = _continuation(nodes, stop_at, settings, notify, path)

@@ -19,7 +19,11 @@ from trnslurm.api.arguments import (
     whole,
     wholes,
 )
-from trnslurm.api.propose import (
+from trnslurm.api.run import Run, Runs
+from trnslurm.config.sweep import MOST_RUNS, Point, points_of
+from trnslurm.errors import ConfigError
+from trnslurm.runs.status import statuses_of
+from trnslurm.submission.propose import (
     after,
     inside,
     propose,
@@ -27,11 +31,7 @@ from trnslurm.api.propose import (
     propose_chain,
     propose_sweep,
 )
-from trnslurm.api.run import Run, Runs
-from trnslurm.config.sweep import MOST_RUNS, Point, points_of
-from trnslurm.errors import ConfigError
-from trnslurm.runs.status import statuses_of
-from trnslurm.submit.submit import submit as start
+from trnslurm.submission.submit import submit as start
 
 
 @takes_job(SubmitArguments)

@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 
 from trnslurm import __version__
-from trnslurm.api.tables import count
 from trnslurm.cli.follow import INTERRUPTED, last_line
 from trnslurm.cli.output import command_line, echo_json, say
 from trnslurm.cluster.cache import CompileCache
@@ -27,11 +26,12 @@ from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
+from trnslurm.runs.tables import count
 from trnslurm.runs.watch import follow, once
-from trnslurm.submit.cancel import cancel
-from trnslurm.submit.checkup import make_checkup, make_spec_of_checkup
-from trnslurm.submit.submission import PlannedRun, Submission
-from trnslurm.submit.submit import submit
+from trnslurm.submission.cancel import cancel
+from trnslurm.submission.checkup import make_checkup, make_spec_of_checkup
+from trnslurm.submission.submission import PlannedRun, Submission
+from trnslurm.submission.submit import submit
 
 _WORDS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?:[0-9a-f]{1,4}::?){3,}[0-9a-f]*\b", re.I)

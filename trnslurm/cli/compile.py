@@ -10,10 +10,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import choose, cluster_of, config_of
-from trnslurm.api.options import JobOptions
-from trnslurm.api.search import run_roots
-from trnslurm.api.tables import count, parse_age, parse_size, size_of
 from trnslurm.cli.costs import age_since, ingredients_of
 from trnslurm.cli.options import (
     cluster_option,
@@ -38,6 +34,10 @@ from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.node.graphs.key import differences, leaves
 from trnslurm.plan.spec import make_spec
+from trnslurm.runs.search import run_roots
+from trnslurm.runs.tables import count, parse_age, parse_size, size_of
+from trnslurm.submission.choice import choose, cluster_of, config_of
+from trnslurm.submission.options import JobOptions
 
 
 @click.group("compile")

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of
 from trnslurm.config.search import Workspace, read_yaml
@@ -19,6 +18,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.plan.keys import keys_of
 from trnslurm.records.foreign import this_user
 from trnslurm.runs.find import group_of, list_runs
+from trnslurm.runs.search import run_roots, workspace_of
 from trnslurm.schedulers.choice import scheduler_of
 
 # The shell inserts a completed word unquoted, and others may write to a run root.

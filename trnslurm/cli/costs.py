@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnslurm.api.tables import count, dollars, hours, text_table
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config.search import Workspace
 from trnslurm.node.hosts import brief
 from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS
+from trnslurm.runs.tables import count, dollars, hours, text_table
 
 if TYPE_CHECKING:
     from trnslurm.schedulers.interface import HeldJob
-    from trnslurm.submit.job import Job  # plan imports no submit
-    from trnslurm.submit.precompile import Need
-    from trnslurm.submit.submission import Submission
+    from trnslurm.submission.job import Job  # plan imports no submit
+    from trnslurm.submission.precompile import Need
+    from trnslurm.submission.submission import Submission
 
 _SHORT_HOURS = 1 / 6
 _IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}

@@ -15,7 +15,6 @@ from typing import IO, Any
 import click
 from click.core import ParameterSource
 
-from trnslurm.api.choice import choose_data_cluster, cluster_of
 from trnslurm.cli import completer
 from trnslurm.cli.options import Command, config_options, recipe_argument, takes_console
 from trnslurm.cli.output import Terminal
@@ -48,9 +47,10 @@ from trnslurm.prepare.options import (
     REVISION,
     Option,
 )
-from trnslurm.submit.here import check_notify
-from trnslurm.submit.job import make_prepare_job
-from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submission.choice import choose_data_cluster, cluster_of
+from trnslurm.submission.here import check_notify
+from trnslurm.submission.job import make_prepare_job
+from trnslurm.submission.submission import PlannedRun, Submission
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
 _EXCLUSIVE = (

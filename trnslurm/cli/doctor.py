@@ -9,8 +9,6 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.api.search import run_roots
-from trnslurm.api.tables import count
 from trnslurm.cli.options import cluster_option, json_option, run_name_argument, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
@@ -18,6 +16,8 @@ from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.records.run import NodeFitness
 from trnslurm.runs.find import find_run
+from trnslurm.runs.search import run_roots
+from trnslurm.runs.tables import count
 from trnslurm.runs.waiting import diagnose
 from trnslurm.schedulers.waiting import Diagnosis
 

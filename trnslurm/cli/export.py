@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import choose_data_cluster
-from trnslurm.api.search import run_roots
 from trnslurm.cli.options import cluster_option, json_option, run_name_argument, workspace_option
 from trnslurm.cli.output import Terminal
 from trnslurm.cluster.programs import export, export_file, option_words
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
 from trnslurm.runs.find import find_run
+from trnslurm.runs.search import run_roots
+from trnslurm.submission.choice import choose_data_cluster
 
 _PASSED_ON = ("format", "weights", "dtype", "step", "output", "tokenizer", "force")
 

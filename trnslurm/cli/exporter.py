@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from trnslurm.api.search import RunFilter, list_statuses
 from trnslurm.cli.options import workspace_option
 from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
+from trnslurm.runs.search import RunFilter, list_statuses
 from trnslurm.trackers.openmetrics import CONTENT_TYPE, exposition
 
 _HOST = "127.0.0.1"

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.tables import figure, format_values
 from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_sweep
 from trnslurm.console import Console
@@ -17,9 +16,10 @@ from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.status import RunStatus, explained, run_status, standing_of
+from trnslurm.runs.tables import figure, format_values
 from trnslurm.runs.watch import follow, once, once_each
 from trnslurm.schedulers.choice import scheduler_of
-from trnslurm.submit.cancel import cancel
+from trnslurm.submission.cancel import cancel
 
 INTERRUPTED = 130
 _STEP_POLL_S = 0.3

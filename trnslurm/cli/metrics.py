@@ -11,13 +11,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from trnslurm.api.tables import figure
 from trnslurm.cli.options import json_option, path_option, refuse_pairs, run_or_sweep_argument
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.errors import RunError, did_you_mean
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir, is_number
 from trnslurm.runs.status import NO_NUMBERS
+from trnslurm.runs.tables import figure
 
 _COLUMNS = {
     "step": "d",

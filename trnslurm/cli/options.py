@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 import click
 
-from trnslurm.api.options import parse_range
-from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli import completer
 from trnslurm.cli.output import Terminal
 from trnslurm.config.script import SCRIPT_HINT, Launcher, is_script
 from trnslurm.runs.find import find_run, find_runs
+from trnslurm.runs.search import run_roots, workspace_of
+from trnslurm.submission.options import parse_range
 
 Command = Callable[..., Any]
 _OUTPUT = ("as_json", "follow", "detach", "yes", "dry_run")

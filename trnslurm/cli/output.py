@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from trnslurm.api.tables import text_table
 from trnslurm.console import Console
 from trnslurm.errors import TrnslurmError
+from trnslurm.runs.tables import text_table
 
 
 class Terminal(Console):

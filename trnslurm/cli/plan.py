@@ -9,10 +9,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import choose, config_of, parse_nodes
-from trnslurm.api.options import JobOptions
-from trnslurm.api.plan import make_plan
-from trnslurm.api.tables import count
 from trnslurm.cli.options import (
     ScriptCommand,
     json_option,
@@ -28,6 +24,10 @@ from trnslurm.config.search import Workspace
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.plan.keys import keys_of
+from trnslurm.runs.tables import count
+from trnslurm.submission.choice import choose, config_of, parse_nodes
+from trnslurm.submission.options import JobOptions
+from trnslurm.submission.plan import make_plan
 
 _SHOWN_CHARS = 60  # longest value in a table; --json has all
 _NARROW = 20  # the same in a table with many columns

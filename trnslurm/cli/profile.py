@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.api.tables import count
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.errors import RunError
 from trnslurm.records.run import RunDir
 from trnslurm.runs.profile import Recorded, all_recorded, ask, recorded
 from trnslurm.runs.status import run_status
+from trnslurm.runs.tables import count
 from trnslurm.tracing import MOST_STEPS
 
 _LEAST_SHARE = 0.005

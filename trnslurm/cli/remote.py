@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 import click
 from click.core import ParameterSource
 
-from trnslurm.api.options import SubmitHost
 from trnslurm.cli.output import say
 from trnslurm.cli.report import write_page
 from trnslurm.cli.site import write_profile
@@ -38,7 +37,8 @@ from trnslurm.remote.ssh import NO_LAUNCHER
 from trnslurm.report.history import History
 from trnslurm.runs.result import Checkpoint
 from trnslurm.runs.status import RunStatus
-from trnslurm.submit.submission import Submission
+from trnslurm.submission.options import SubmitHost
+from trnslurm.submission.submission import Submission
 
 # Commands that --on cannot run, and what to do instead.
 _REFUSED = {

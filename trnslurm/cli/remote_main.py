@@ -14,9 +14,6 @@ from typing import NoReturn
 
 import click
 
-from trnslurm.api.options import SubmitHost
-from trnslurm.api.propose import checked
-from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli import end_with
 from trnslurm.cli import main as run_command_line
 from trnslurm.cli.costs import graphs_lines
@@ -29,6 +26,9 @@ from trnslurm.remote.parcel import unpack
 from trnslurm.report.history import histories_of
 from trnslurm.rundir import RunFiles
 from trnslurm.runs.result import find_checkpoint
+from trnslurm.runs.search import run_roots, workspace_of
+from trnslurm.submission.options import SubmitHost
+from trnslurm.submission.propose import checked
 
 _LARGEST = 64 << 20
 

@@ -8,10 +8,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.options import JobOptions
-from trnslurm.api.render import make_bundle, make_bundles, write_bundle, write_bundles
-from trnslurm.api.search import run_roots
-from trnslurm.api.tables import format_values
 from trnslurm.cli.options import (
     ScriptCommand,
     nodes_option,
@@ -24,6 +20,10 @@ from trnslurm.config.sweep import points_of, read_points
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.runs.find import find_run
+from trnslurm.runs.search import run_roots
+from trnslurm.runs.tables import format_values
+from trnslurm.submission.bundles import make_bundle, make_bundles, write_bundle, write_bundles
+from trnslurm.submission.options import JobOptions
 
 _READING_ORDER = (
     "precompile.sbatch",

@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.search import RunFilter, list_statuses, run_roots
-from trnslurm.api.tables import parse_time
 from trnslurm.cli.options import json_option, runs_argument, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table, say
 from trnslurm.config.search import Workspace
@@ -21,7 +19,9 @@ from trnslurm.report.history import History, histories_of
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import BY, HEADER, cells, remark, used_by
 from trnslurm.report.tables import differing, tables_of_many
+from trnslurm.runs.search import RunFilter, list_statuses, run_roots
 from trnslurm.runs.status import no_numbers
+from trnslurm.runs.tables import parse_time
 
 
 def _keys(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.search import run_roots
 from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import (
     cluster_option,
@@ -27,9 +26,10 @@ from trnslurm.errors import ConfigError
 from trnslurm.records.run import RunDir
 from trnslurm.rundir import utc_time
 from trnslurm.runs.find import find_runs
+from trnslurm.runs.search import run_roots
 from trnslurm.runs.watch import watch
-from trnslurm.submit.resume import Continuation, Resumed, resume, resume_sweep
-from trnslurm.submit.submit import submit
+from trnslurm.submission.resume import Continuation, Resumed, resume, resume_sweep
+from trnslurm.submission.submit import submit
 
 _IN_S3 = "s3://"
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
@@ -107,7 +107,7 @@ def resume_command(
     """
     how = Continuation(template_dirs=workspace.template_dirs(), **options)
     if run.startswith(_IN_S3):
-        from trnslurm.api.moved import propose_moved  # few need it
+        from trnslurm.submission.moved import propose_moved  # few need it
 
         submission = propose_moved(run, how, cluster, workspace, console)
         started, extras = submit(submission, command_line(), console)

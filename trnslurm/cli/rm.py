@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-from trnslurm.api.search import run_roots
-from trnslurm.api.tables import count, parse_age, parse_size, size_of, stamp_before
 from trnslurm.cli.options import (
     json_option,
     path_option,
@@ -26,8 +24,10 @@ from trnslurm.records.run import RunDir
 from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.find import find_runs, list_runs
 from trnslurm.runs.removal import choose_oldest, left_over, refuse_needed, removable, remove
+from trnslurm.runs.search import run_roots
 from trnslurm.runs.status import statuses_of
-from trnslurm.submit.cancel import cancel_unless_ended
+from trnslurm.runs.tables import count, parse_age, parse_size, size_of, stamp_before
+from trnslurm.submission.cancel import cancel_unless_ended
 
 _LONGEST_NOTE = 1000
 

@@ -14,18 +14,6 @@ from typing import Any
 
 import click
 
-from trnslurm.api.search import RunFilter, latest_metrics, list_statuses
-from trnslurm.api.tables import (
-    RIGHT,
-    cells_of,
-    count,
-    figure,
-    format_values,
-    parse_time,
-    progress,
-    runs_table,
-    swept_keys,
-)
 from trnslurm.cli.options import (
     json_option,
     path_option,
@@ -45,6 +33,7 @@ from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
+from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
 from trnslurm.runs.status import (
     UNTOLD_S,
     RunStatus,
@@ -54,6 +43,17 @@ from trnslurm.runs.status import (
     no_numbers,
     run_status,
     standing_of,
+)
+from trnslurm.runs.tables import (
+    RIGHT,
+    cells_of,
+    count,
+    figure,
+    format_values,
+    parse_time,
+    progress,
+    runs_table,
+    swept_keys,
 )
 from trnslurm.runs.usage import usage_of
 from trnslurm.schedulers.interface import PhaseStatus

@@ -13,12 +13,12 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trnslurm.api.tables import count
 from trnslurm.cli.options import Command, json_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.catalog import catalog
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import SandboxError
+from trnslurm.runs.tables import count
 from trnslurm.sandbox.control import look
 from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
 from trnslurm.sandbox.layout import DEFAULT_NAME, Layout, all_layouts

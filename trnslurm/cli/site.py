@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from trnslurm.api.tables import cells_of, count
 from trnslurm.cli import cli
 from trnslurm.cli.options import cluster_option, json_option, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
@@ -22,6 +21,7 @@ from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user
 from trnslurm.config.software import device_of
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.rundir import make_private, write_file
+from trnslurm.runs.tables import cells_of, count
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
 from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from trnslurm.api.tables import count
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.cluster.execute import stacks_in_run
 from trnslurm.node.hosts import spans
 from trnslurm.records.run import RunDir
+from trnslurm.runs.tables import count
 
 _SHOWN = 12
 """The innermost frames, of which most people need the first few."""

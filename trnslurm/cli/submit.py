@@ -10,17 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from trnslurm.api.choice import parse_nodes
-from trnslurm.api.options import JobOptions, SubmitHost
-from trnslurm.api.propose import (
-    after,
-    inside,
-    propose,
-    propose_bundle,
-    propose_chain,
-    propose_sweep,
-)
-from trnslurm.api.tables import hours
 from trnslurm.cli import chosen_site, completer
 from trnslurm.cli.costs import submission_lines
 from trnslurm.cli.follow import report_started
@@ -38,8 +27,19 @@ from trnslurm.config.sweep import points_of, read_points
 from trnslurm.console import Console
 from trnslurm.errors import SubmitError
 from trnslurm.remote.place import Site
-from trnslurm.submit.submission import Submission
-from trnslurm.submit.submit import submit
+from trnslurm.runs.tables import hours
+from trnslurm.submission.choice import parse_nodes
+from trnslurm.submission.options import JobOptions, SubmitHost
+from trnslurm.submission.propose import (
+    after,
+    inside,
+    propose,
+    propose_bundle,
+    propose_chain,
+    propose_sweep,
+)
+from trnslurm.submission.submission import Submission
+from trnslurm.submission.submit import submit
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from trnslurm.api.search import RunFilter, list_statuses, run_roots
 from trnslurm.cli.options import run_name_argument, workspace_option
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_run
+from trnslurm.runs.search import RunFilter, list_statuses, run_roots
 from trnslurm.runs.status import RunStatus, run_status
 
 
@@ -57,7 +57,7 @@ def top_command(run: str | None, every: float, everything: bool, workspace: Work
 
 
 def _cancel(run: RunDir) -> str:
-    from trnslurm.submit.cancel import cancel_unless_ended  # as the others: for a key only
+    from trnslurm.submission.cancel import cancel_unless_ended  # as the others: for a key only
 
     ended, cancelled = cancel_unless_ended([run])
     if not cancelled:
@@ -66,7 +66,7 @@ def _cancel(run: RunDir) -> str:
 
 
 def _resume(workspace: Workspace, run: RunDir) -> str:
-    from trnslurm.submit.resume import Continuation, resume
+    from trnslurm.submission.resume import Continuation, resume
 
     console = Console(detach=True)
     resume(run, Continuation(template_dirs=workspace.template_dirs()), console)

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.api.search import workspace_of
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.installed import PACKAGES, Installed, Jobs, installed
 from trnslurm.config.load import resolve_cluster
+from trnslurm.runs.search import workspace_of
 
 
 def print_installed(cluster: str | None, *, as_json: bool) -> None:

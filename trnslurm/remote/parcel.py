@@ -19,8 +19,8 @@ from trnslurm.remote.launcher import pack
 from trnslurm.render.bundle import Bundle
 from trnslurm.runs.git import git_source
 from trnslurm.schedulers.interface import WaitsFor
-from trnslurm.submit.job import Job, read_job
-from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submission.job import Job, read_job
+from trnslurm.submission.submission import PlannedRun, Submission
 
 _FACTS = "parcel.json"
 _CONSOLE = ("dry_run", "follow", "as_json")

@@ -8,12 +8,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnslurm.api.search import workspace_of
 from trnslurm.config.search import Workspace, packaged_root, read_yaml
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import RemoteError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
+from trnslurm.runs.search import workspace_of
 
 if TYPE_CHECKING:
     from trnslurm.remote.ssh import Place

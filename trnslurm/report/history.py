@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from trnslurm.api.tables import format_values
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import read_cluster
 from trnslurm.config.search import parse_yaml
@@ -25,6 +24,7 @@ from trnslurm.records.run import Record, RunDir, counting, latest_values
 from trnslurm.rundir import PREPARE, read_file, read_json, read_json_lines, seconds_of
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.status import RunStatus, explained, statuses_of
+from trnslurm.runs.tables import format_values
 
 TRAIN = "train"
 COMPILING, PREPARING = "compiling", "preparing data"

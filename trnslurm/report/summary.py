@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from trnslurm.api.tables import count, dollars
 from trnslurm.frozen import Frozen
 from trnslurm.report.history import COMPILING, PREPARING, TRAINING, History
 from trnslurm.report.tables import hours_of
+from trnslurm.runs.tables import count, dollars
 
 BY: dict[str, Callable[[History], str]] = {
     "user": lambda run: run.record.user,

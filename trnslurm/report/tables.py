@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trnslurm.api.tables import dollars, figure, format_values
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.records.foreign import printable
@@ -15,6 +14,7 @@ from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History,
 from trnslurm.rundir import read_json
 from trnslurm.runs.nodes import spares_of
 from trnslurm.runs.status import no_numbers
+from trnslurm.runs.tables import dollars, figure, format_values
 
 _MOST_STEPS = 200
 _FORMS = {

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.api.tables import figure, text_table
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
@@ -18,6 +17,7 @@ from trnslurm.report.history import is_number
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.status import RunStatus, explained, run_status
+from trnslurm.runs.tables import figure, text_table
 from trnslurm.runs.usage import Usage, rows_of, usage_of
 
 HEADER = ("run", "state", "step", "loss", "left", "nodes", "speed", "reason")

@@ -13,8 +13,8 @@ from trnslurm.records.foreign import refuse_foreign
 from trnslurm.records.run import RunDir
 from trnslurm.render.array import can_be_task, render_array, shared_options
 from trnslurm.rundir import ARRAY, read_file
-from trnslurm.submit.precompile import graphs_of
-from trnslurm.submit.submission import Chain, PlannedRun, Submission
+from trnslurm.submission.precompile import graphs_of
+from trnslurm.submission.submission import Chain, PlannedRun, Submission
 
 _COMPILED = ("none", "never", "warm")
 

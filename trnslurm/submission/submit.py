@@ -23,14 +23,14 @@ from trnslurm.runs.removal import remove_arrays
 from trnslurm.runs.root import check_run_root, create_run
 from trnslurm.schedulers.interface import BatchScript, WaitsFor
 from trnslurm.schedulers.interrupts import interrupts_deferred
-from trnslurm.submit.arrays import started_together, write_array
-from trnslurm.submit.claims import Claims
-from trnslurm.submit.here import python_of
-from trnslurm.submit.job import Job
-from trnslurm.submit.lock import lock_run
-from trnslurm.submit.precompile import Need
-from trnslurm.submit.record import new_record, renew_record
-from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submission.arrays import started_together, write_array
+from trnslurm.submission.claims import Claims
+from trnslurm.submission.here import python_of
+from trnslurm.submission.job import Job
+from trnslurm.submission.lock import lock_run
+from trnslurm.submission.precompile import Need
+from trnslurm.submission.record import new_record, renew_record
+from trnslurm.submission.submission import PlannedRun, Submission
 
 _ONE_THREAD = threading.Lock()
 """umask and working directory belong to the whole process."""

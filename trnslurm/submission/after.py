@@ -13,7 +13,7 @@ from trnslurm.runs.find import find_run
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.slurm.states import ENDED
-from trnslurm.submit.job import Job
+from trnslurm.submission.job import Job
 
 # https://slurm.schedmd.com/sbatch.html#OPT_dependency
 _DEPENDENCY = {"ok": "afterok", "any": "afterany", "failed": "afternotok"}

@@ -28,7 +28,7 @@ from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
 from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN, make_directory
-from trnslurm.submit.job import Job, make_job
+from trnslurm.submission.job import Job, make_job
 
 _READER = "trnslurm/node/caps.py"
 _SENDER = "trnslurm/node/notify.py"

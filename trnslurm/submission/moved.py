@@ -14,9 +14,6 @@ from typing import Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.api.choice import choose_to_submit
-from trnslurm.api.options import JobOptions
-from trnslurm.api.propose import checked
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.config.load import resolve_again
 from trnslurm.config.search import Workspace, parse_yaml
@@ -29,9 +26,12 @@ from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.plan.values import check_plan
 from trnslurm.render.bundle import MIRRORING, ON_NODES, package_files
 from trnslurm.rundir import CHECKPOINT_FORMAT, CONFIG, PLAN, RECORD, RUN_FORMAT, newer_format
-from trnslurm.submit.job import Job, make_job
-from trnslurm.submit.resume import Continuation
-from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submission.choice import choose_to_submit
+from trnslurm.submission.job import Job, make_job
+from trnslurm.submission.options import JobOptions
+from trnslurm.submission.propose import checked
+from trnslurm.submission.resume import Continuation
+from trnslurm.submission.submission import PlannedRun, Submission
 
 _MANIFEST = "manifest.json"
 

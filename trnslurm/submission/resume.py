@@ -25,12 +25,12 @@ from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import WaitsFor
-from trnslurm.submit.here import check_here, check_notify, refuse_crowded
-from trnslurm.submit.job import Job, read_job
-from trnslurm.submit.lock import lock_run
-from trnslurm.submit.resize import adopt_files, resize, set_caps, set_notify, set_stop_at
-from trnslurm.submit.submission import PlannedRun, Submission
-from trnslurm.submit.submit import submit
+from trnslurm.submission.here import check_here, check_notify, refuse_crowded
+from trnslurm.submission.job import Job, read_job
+from trnslurm.submission.lock import lock_run
+from trnslurm.submission.resize import adopt_files, resize, set_caps, set_notify, set_stop_at
+from trnslurm.submission.submission import PlannedRun, Submission
+from trnslurm.submission.submit import submit
 
 _SILENT_S = 65  # two missed heartbeats
 

@@ -16,7 +16,7 @@ from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import ON_NODES, Bundle, package_files
 from trnslurm.rundir import NODE_SCRIPT
-from trnslurm.submit.job import Job, make_job
+from trnslurm.submission.job import Job, make_job
 
 NAME = "checkup"
 RANKS_SCRIPT = "ranks.sh"

@@ -13,9 +13,9 @@ from trnslurm import __version__
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import utc_time
-from trnslurm.submit.precompile import Need
-from trnslurm.submit.resize import adopt_files, lay_aside
-from trnslurm.submit.submission import PlannedRun
+from trnslurm.submission.precompile import Need
+from trnslurm.submission.resize import adopt_files, lay_aside
+from trnslurm.submission.submission import PlannedRun
 
 
 def new_record(

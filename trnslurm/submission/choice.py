@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.api.options import JobOptions, parse_range
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
@@ -23,6 +22,7 @@ from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.plan.values import check_declared
 from trnslurm.runs.result import no_result, refuse_other_model
 from trnslurm.slurm.commands import slurm_hint
+from trnslurm.submission.options import JobOptions, parse_range
 
 _MOST_COUNTS = 1000
 

@@ -21,7 +21,7 @@ from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
 from trnslurm.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN, load_json, newer_format
-from trnslurm.submit.job import Job
+from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.
 _PACKAGES = {

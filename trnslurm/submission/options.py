@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.api.search import run_roots
 from trnslurm.config.search import Workspace
 from trnslurm.frozen import Frozen
 from trnslurm.runs.result import Checkpoint, find_checkpoint
 from trnslurm.runs.root import check_run_root, free_stamp
+from trnslurm.runs.search import run_roots
 
 
 class SubmitHost:

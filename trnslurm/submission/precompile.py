@@ -16,7 +16,7 @@ from trnslurm.devices import DEVICES
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec, check_job_name, make_spec
-from trnslurm.submit.job import Job, make_job
+from trnslurm.submission.job import Job, make_job
 
 DECIDED_THERE = "the other host looks when the submission arrives"
 Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "compiling", "before"]

@@ -10,8 +10,8 @@ from trnslurm.frozen import Frozen
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.schedulers.interface import HeldJob, WaitsFor
-from trnslurm.submit.job import Job
-from trnslurm.submit.precompile import Need, graphs_of, need_of
+from trnslurm.submission.job import Job
+from trnslurm.submission.precompile import Need, graphs_of, need_of
 
 
 class PlannedRun(Frozen):

@@ -14,9 +14,9 @@ from trnslurm.console import Console
 from trnslurm.errors import RunError
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.records.run import RunDir
-from trnslurm.submit.job import Job
-from trnslurm.submit.lock import this_holder
-from trnslurm.submit.precompile import Need, need_of
+from trnslurm.submission.job import Job
+from trnslurm.submission.lock import this_holder
+from trnslurm.submission.precompile import Need, need_of
 
 _POLL_S = 0.2
 

@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trnslurm.api.choice import at_points, choose_to_submit, config_of, spec_of
-from trnslurm.api.options import JobOptions, SubmitHost
-from trnslurm.api.search import run_roots
-from trnslurm.api.tables import format_values
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.config.recipes import chain_of
 from trnslurm.config.schema import Config
@@ -21,11 +17,15 @@ from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import fewer_nodes, make_spec
 from trnslurm.records.run import RunDir
 from trnslurm.runs.result import other_sizes
+from trnslurm.runs.search import run_roots
+from trnslurm.runs.tables import format_values
 from trnslurm.schedulers.interface import WaitsFor
-from trnslurm.submit.here import check_here, check_notify, refuse_crowded
-from trnslurm.submit.job import Job, make_job, read_job
-from trnslurm.submit.precompile import precompile_jobs
-from trnslurm.submit.submission import PlannedRun, Submission, with_needs
+from trnslurm.submission.choice import at_points, choose_to_submit, config_of, spec_of
+from trnslurm.submission.here import check_here, check_notify, refuse_crowded
+from trnslurm.submission.job import Job, make_job, read_job
+from trnslurm.submission.options import JobOptions, SubmitHost
+from trnslurm.submission.precompile import precompile_jobs
+from trnslurm.submission.submission import PlannedRun, Submission, with_needs
 
 _MOST_HERE = 50  # each waiting run has processes
 _SHARED = ("run_root", "compile_cache", "scheduler")
@@ -109,7 +109,7 @@ def after(submission: Submission, options: JobOptions, console: Console) -> Subm
     """Return a submission whose runs wait for the run or the job of --after."""
     if options.after is None:
         return submission
-    from trnslurm.submit.after import find_dependency  # few submissions need it
+    from trnslurm.submission.after import find_dependency  # few submissions need it
 
     roots = run_roots(options.workspace)
     jobs = find_dependency(options.after, submission.job, roots, console)

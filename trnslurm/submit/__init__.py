@@ -1,6 +1,0 @@
-"""Put bundles into run directories and start them; resume and cancel runs.
-
-Only this package uses submitit. Its two executors are used through private seams that tests freeze:
-the text of the submission file, the sbatch command, and `_submit_command`. No function is pickled,
-and none of submitit's results or states is read.
-"""
