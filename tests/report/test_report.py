@@ -22,7 +22,8 @@ from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDON
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import used_by
 from trnslurm.rundir import seconds_of, write_json
-from trnslurm.runs.status import NO_NUMBERS, run_status
+from trnslurm.runs.silence import NO_NUMBERS
+from trnslurm.runs.status import run_status
 
 from ..browser import browser
 from ..processes import run_process

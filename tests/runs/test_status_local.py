@@ -16,7 +16,8 @@ from trnslurm import rundir
 from trnslurm.node.triage.mend import longer
 from trnslurm.records.run import RunDir, process_start
 from trnslurm.rundir import write_json
-from trnslurm.runs.status import NO_NUMBERS, run_status
+from trnslurm.runs.silence import NO_NUMBERS
+from trnslurm.runs.status import run_status
 from trnslurm.top.look import view_of
 
 DONE = {"state": "COMPLETED", "exit_code": 0}

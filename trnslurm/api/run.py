@@ -28,10 +28,12 @@ from trnslurm.cluster.programs import export_quietly, option_words
 from trnslurm.contract.states import OF_A_RUN, State
 from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
 from trnslurm.records.run import RunDir
+from trnslurm.runs.explain import explained
 from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
 from trnslurm.runs.search import RunFilter, list_statuses, run_roots, workspace_of
-from trnslurm.runs.status import RunStatus, explained, run_status, standing_of, statuses_of
+from trnslurm.runs.standing import standing_of
+from trnslurm.runs.status import RunStatus, run_status, statuses_of
 from trnslurm.runs.tables import (
     HEADER,
     RIGHT,

@@ -14,8 +14,10 @@ from trnslurm.console import Console
 from trnslurm.contract.states import State
 from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import PREPARE, load_json
+from trnslurm.runs.explain import explained
 from trnslurm.runs.logs import choose_log, follow_log, print_log
-from trnslurm.runs.status import RunStatus, explained, run_status, standing_of
+from trnslurm.runs.standing import standing_of
+from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.runs.tables import figure, format_values
 from trnslurm.runs.watch import follow, once, once_each
 from trnslurm.schedulers.choice import scheduler_of

@@ -16,7 +16,7 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.errors import RunError, did_you_mean
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir, is_number
-from trnslurm.runs.status import NO_NUMBERS
+from trnslurm.runs.silence import NO_NUMBERS
 from trnslurm.runs.tables import figure
 
 _COLUMNS = {

@@ -20,7 +20,7 @@ from trnslurm.report.page import write_report
 from trnslurm.report.summary import BY, HEADER, cells, remark, used_by
 from trnslurm.report.tables import differing, tables_of_many
 from trnslurm.runs.search import RunFilter, list_statuses, run_roots
-from trnslurm.runs.status import no_numbers
+from trnslurm.runs.silence import no_numbers
 from trnslurm.runs.tables import parse_time
 
 

@@ -30,20 +30,14 @@ from trnslurm.contract.states import OF_A_RUN, EndCause, State
 from trnslurm.node.hosts import brief
 from trnslurm.records.run import ByHand, RunDir
 from trnslurm.runs.by_hand import UNKNOWN
+from trnslurm.runs.explain import explained
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told, spares_of
 from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
-from trnslurm.runs.status import (
-    UNTOLD_S,
-    RunStatus,
-    Standing,
-    choose_attempt,
-    explained,
-    no_numbers,
-    run_status,
-    standing_of,
-)
+from trnslurm.runs.silence import UNTOLD_S, no_numbers
+from trnslurm.runs.standing import Standing, standing_of
+from trnslurm.runs.status import RunStatus, choose_attempt, run_status
 from trnslurm.runs.tables import (
     RIGHT,
     cells_of,

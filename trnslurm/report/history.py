@@ -22,8 +22,9 @@ from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import cleaned, printable
 from trnslurm.records.run import Record, RunDir, counting, latest_values
 from trnslurm.rundir import PREPARE, read_file, read_json, read_json_lines, seconds_of
+from trnslurm.runs.explain import explained
 from trnslurm.runs.find import find_runs
-from trnslurm.runs.status import RunStatus, explained, statuses_of
+from trnslurm.runs.status import RunStatus, statuses_of
 from trnslurm.runs.tables import format_values
 
 TRAIN = "train"

@@ -12,7 +12,7 @@ from trnslurm.report.figures import DARK, colour_of, drawings, png, svg
 from trnslurm.report.history import TRAIN, History, Stay, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
 from trnslurm.rundir import naming
-from trnslurm.runs.status import no_numbers
+from trnslurm.runs.silence import no_numbers
 from trnslurm.runs.tables import dollars
 
 _MOST_TOLD = 4

@@ -13,7 +13,7 @@ from trnslurm.report.figures import own_numbers
 from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
 from trnslurm.rundir import read_json
 from trnslurm.runs.nodes import spares_of
-from trnslurm.runs.status import no_numbers
+from trnslurm.runs.silence import no_numbers
 from trnslurm.runs.tables import dollars, figure, format_values
 
 _MOST_STEPS = 200

@@ -12,8 +12,9 @@ from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.records.foreign import is_ours, refuse_writable
 from trnslurm.records.run import RunDir
+from trnslurm.runs.explain import explained
 from trnslurm.runs.nodes import nodes_told
-from trnslurm.runs.status import RunStatus, explained, run_status
+from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.schedulers.choice import scheduler_of
 
 _END_POLL_S = 0.02

@@ -14,9 +14,10 @@ from trnslurm.node.hosts import brief
 from trnslurm.records.foreign import cleaned, printable
 from trnslurm.records.run import RunDir
 from trnslurm.report.history import is_number
+from trnslurm.runs.explain import explained
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.nodes import nodes_told
-from trnslurm.runs.status import RunStatus, explained, run_status
+from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.runs.tables import figure, text_table
 from trnslurm.runs.usage import Usage, rows_of, usage_of
 

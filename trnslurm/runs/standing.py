@@ -1,0 +1,93 @@
+"""Compares the runs of a sweep."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from trnslurm.contract.states import State
+from trnslurm.errors import RunError
+from trnslurm.frozen import Frozen
+from trnslurm.records.run import RunDir, latest_values
+from trnslurm.runs.explain import explained
+from trnslurm.runs.status import RunStatus, statuses_of
+
+_COMPARED_BY = ("eval_loss", "loss")
+
+
+class Standing(Frozen):
+    """The runs of a sweep, compared."""
+
+    statuses: Sequence[RunStatus]
+    metric: str
+    """The metric by which the runs are compared."""
+    scores: Sequence[float | None]
+    """Each run's latest value of the metric; None if it has no finite value."""
+    best: RunStatus | None
+    """The run with the lowest score, or the highest if that was chosen."""
+
+    @property
+    def group(self) -> str:
+        """The name of the sweep."""
+        return self.statuses[0].group
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Return the number of runs in each state."""
+        return dict(collections.Counter(status.state for status in self.statuses))
+
+    @property
+    def final(self) -> bool:
+        """Check whether all runs have ended."""
+        return all(status.final for status in self.statuses)
+
+    @property
+    def mend(self) -> str:
+        """The command that resumes the runs that stopped early; empty if none did."""
+        stopped = [s for s in self.statuses if s.mend == f"trnslurm resume {s.run}"]
+        if len(stopped) == 1:
+            return stopped[0].mend
+        return f"trnslurm resume {self.group}" if stopped else ""
+
+    @property
+    def to_correct(self) -> dict[str, list[str]]:
+        """Return what to correct before a new submission, and the runs that failed for it."""
+        found: dict[str, list[str]] = {}
+        for status in self.statuses:
+            if status.fix and status.mend != f"trnslurm resume {status.run}":
+                found.setdefault(status.next, []).append(status.run)
+        return found
+
+
+def standing_of(
+    runs: Sequence[RunDir], *, lowest: str | None = None, highest: str | None = None
+) -> Standing:
+    """Compare runs by the latest value of a metric: the lowest is the best, or the highest.
+
+    The default metric is the held-out loss, or the training loss if nothing is held out.
+    """
+    if lowest and highest:
+        raise RunError("the best is the lowest or the highest of one metric: name one")
+    statuses, broken = statuses_of(runs)
+    if broken:
+        raise broken[0]
+    statuses = [
+        explained(run, status)[0] if status.state is State.FAILED else status
+        for run, status in zip(runs, statuses, strict=True)
+    ]
+    found = [latest_values(run.steps()) for run in runs]
+    chosen = highest or lowest
+    names = [chosen] if chosen else _COMPARED_BY
+    metric = next((name for name in names if any(name in s for s in found)), names[-1])
+    if chosen and not any(metric in s for s in found) and any(found):
+        known = ", ".join(sorted({name for s in found for name in s}))
+        raise RunError(f"no run reports {metric}; the runs report {known}")
+    scores = [s.get(metric) for s in found]
+    sign = -1 if highest else 1
+    scored = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
+    return Standing(
+        statuses=statuses,
+        metric=metric,
+        scores=scores,
+        best=statuses[min(scored)[1]] if scored else None,
+    )
