@@ -26,15 +26,13 @@ def can_be_task(script: bytes, phase: str) -> bool:
     )
 
 
-def render_array(
-    script: bytes, file: str, name: str, phase: str, *, tasks: int, at_most: int | None
-) -> bytes:
-    """Return the script of an array, with the options of one of its scripts, all called `file`."""
+def render_array(script: bytes, name: str, phase: str, *, tasks: int, at_most: int | None) -> bytes:
+    """Return the script of an array, with the options of one of its runs' scripts."""
     values = {
         "name": f"{name}-{phase}",
         "version": __version__,
         "phase": phase,
-        "script": file,
+        "script": f"{phase}.sbatch",  # only Slurm has arrays
         "tasks": tasks,
         "array": f"1-{tasks}" + (f"%{at_most}" if at_most else ""),
         "options": shared_options(script).decode().splitlines(),

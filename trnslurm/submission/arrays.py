@@ -60,12 +60,7 @@ def write_array(sweep: Path, runs: Sequence[RunDir], submission: Submission) -> 
     phase = runs[0].record().phases[-1]
     script = runs[0].script(phase)
     text = render_array(
-        read_file(script),
-        script.name,
-        submission.sweep,
-        phase,
-        tasks=len(runs),
-        at_most=submission.at_most,
+        read_file(script), submission.sweep, phase, tasks=len(runs), at_most=submission.at_most
     )
     (place / script.name).write_bytes(text)
     return place
