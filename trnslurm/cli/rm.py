@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import click
 
@@ -18,14 +16,12 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
-from trnslurm.errors import TrnslurmError
-from trnslurm.records.foreign import printable, refuse_foreign
+from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir
-from trnslurm.runs.by_hand import refuse_by_hand
-from trnslurm.runs.find import find_runs, list_runs
-from trnslurm.runs.removal import choose_oldest, left_over, refuse_needed, removable, remove
+from trnslurm.runs.find import find_runs
+from trnslurm.runs.marks import keep, write_note
+from trnslurm.runs.removal import left_over, named, oldest, remove
 from trnslurm.runs.search import run_roots
-from trnslurm.runs.status import statuses_of
 from trnslurm.runs.tables import count, parse_age, parse_size, size_of, stamp_before
 from trnslurm.submission.cancel import cancel_unless_ended
 
@@ -100,21 +96,10 @@ def rm_command(
     before = None if older_than is None else stamp_before(parse_age(older_than))
     most_bytes = None if max_size is None else parse_size(max_size)
     roots = run_roots(workspace)
-    named = {run.path for word in runs for run in find_runs(word, roots)}
-    statuses, _ = statuses_of([RunDir(p) for p in named | {run.path for run in list_runs(roots)}])
-    chosen = []
-    for status in statuses:
-        if named and Path(status.path) not in named:
-            continue
-        try:
-            refuse_needed(status, statuses)
-        except TrnslurmError:
-            if named:
-                raise
-            continue
-        chosen.append(removable(status, checkpoints=checkpoints))
     if by_age:
-        chosen = choose_oldest(chosen, before=before, most_bytes=most_bytes)
+        chosen = oldest(roots, checkpoints=checkpoints, before=before, most_bytes=most_bytes)
+    else:
+        chosen = named(runs, roots, checkpoints=checkpoints)
     left = [words for c in chosen if checkpoints and (words := left_over(c.run))]
     chosen = sorted((c for c in chosen if c.bytes), key=lambda each: each.run.name)
     what = f"{'the checkpoints of ' if checkpoints else ''}{count(len(chosen), 'run')}"
@@ -161,11 +146,8 @@ def keep_command(runs: tuple[str, ...], undo: bool, workspace: Workspace) -> Non
     """
     roots = run_roots(workspace)
     found = [run for word in runs for run in find_runs(word, roots)]
+    keep(found, kept=not undo)
     for run in found:
-        refuse_foreign(run.path, "keep")
-        refuse_by_hand(run, run.record(), "there is no record to mark")
-    for run in found:
-        run.write_record(replace(run.record(), kept=not undo))
         click.echo(f"{run.name} may be removed" if undo else f"{run.name} is protected")
 
 
@@ -194,6 +176,4 @@ def note_command(run: RunDir, text: tuple[str, ...], clear: bool) -> None:
         raise click.UsageError(
             f"a note is one printable line of at most {_LONGEST_NOTE} characters"
         )
-    refuse_foreign(run.path, "note")
-    refuse_by_hand(run, run.record(), "there is no record for a note")
-    run.write_record(replace(run.record(), note=words))
+    write_note(run, words)

@@ -31,9 +31,10 @@ from trnslurm.node.hosts import brief
 from trnslurm.records.run import ByHand, RunDir
 from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.explain import explained
+from trnslurm.runs.facts import facts_of
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
-from trnslurm.runs.nodes import nodes_told, spares_of
+from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
 from trnslurm.runs.silence import UNTOLD_S, no_numbers
 from trnslurm.runs.standing import Standing, standing_of
@@ -177,16 +178,7 @@ def status_command(
         raise click.UsageError("--lowest and --highest compare the runs of a sweep")
     status, found = explained(run, run_status(run, leftovers=True))
     if console.as_json:
-        spares, copies = spares_of(run, status.attempts), mirrored(run)
-        echo_json(
-            {
-                **asdict(status),
-                "failure": asdict(found) if found else None,
-                "spares": {**asdict(spares), "left": spares.left} if spares else None,
-                "usage": usage_of(run, status).facts(),
-                "mirror": asdict(copies) if copies else None,
-            }
-        )
+        echo_json(facts_of(run, status, found))
         return
     click.echo(f"{status.run}: {status.words}")
     if status.next:

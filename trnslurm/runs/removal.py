@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.errors import RunError
+from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import is_ours, refuse_foreign
 from trnslurm.records.run import RunDir
 from trnslurm.rundir import ARRAY, changed_at, read_json
 from trnslurm.runs.by_hand import refuse_by_hand
-from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.find import find_runs, list_runs
+from trnslurm.runs.status import RunStatus, run_status, statuses_of
 
 _HIDDEN = ".removed-"
 
@@ -30,7 +31,7 @@ class Removable(Frozen):
     """When the run ended, or else when it was submitted, in the format of records."""
 
 
-def refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
+def _refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
     """Refuse to remove a run that is protected, may still run, or is needed by another run."""
     run = RunDir(Path(status.path))
     refuse_foreign(run.path, "remove")
@@ -55,7 +56,7 @@ def _starts_from(run: RunStatus, other: RunStatus) -> bool:
     return isinstance(source, str) and f"{source}/".startswith(f"{other.path}/")
 
 
-def removable(status: RunStatus, *, checkpoints: bool) -> Removable:
+def _removable(status: RunStatus, *, checkpoints: bool) -> Removable:
     """Return a run with the space that removing it, or only its checkpoints, would free."""
     run = RunDir(Path(status.path))
     ends = [phase.ended for phase in status.phases if phase.ended]
@@ -99,14 +100,36 @@ def left_over(run: RunDir) -> str:
     return ""
 
 
-def choose_oldest(
-    found: Sequence[Removable], *, before: str | None, most_bytes: int | None
+def named(words: Sequence[str], roots: list[Path], *, checkpoints: bool) -> list[Removable]:
+    """Return the named runs, or refuse one that must stay."""
+    wanted = {run.path for word in words for run in find_runs(word, roots)}
+    every = wanted | {run.path for run in list_runs(roots)}
+    statuses, _ = statuses_of([RunDir(path) for path in every])
+    chosen = [status for status in statuses if Path(status.path) in wanted]
+    for status in chosen:
+        _refuse_needed(status, statuses)
+    return [_removable(status, checkpoints=checkpoints) for status in chosen]
+
+
+def oldest(
+    roots: list[Path], *, checkpoints: bool, before: str | None, most_bytes: int | None
 ) -> list[Removable]:
-    """Return the runs that ended before a time, and the oldest until the rest fits `most_bytes`."""
-    oldest = sorted(found, key=lambda each: (each.ended, each.run.name))
-    left = sum(each.bytes for each in oldest)
+    """Return the runs that ended before a time, and the oldest until the rest fits `most_bytes`.
+
+    Runs that must stay are not among them.
+    """
+    statuses, _ = statuses_of(list_runs(roots))
+    found = []
+    for status in statuses:
+        try:
+            _refuse_needed(status, statuses)
+        except TrnslurmError:
+            continue
+        found.append(_removable(status, checkpoints=checkpoints))
+    found.sort(key=lambda each: (each.ended, each.run.name))
+    left = sum(each.bytes for each in found)
     chosen = []
-    for each in oldest:
+    for each in found:
         too_old = before is not None and each.ended < before
         if each.bytes and (too_old or (most_bytes is not None and left > most_bytes)):
             chosen.append(each)

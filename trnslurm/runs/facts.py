@@ -1,0 +1,27 @@
+"""What `status --json` says about a run: its status, and what is beside it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from trnslurm.records.run import RunDir
+from trnslurm.runs.mirrored import mirrored
+from trnslurm.runs.nodes import spares_of
+from trnslurm.runs.status import RunStatus
+from trnslurm.runs.usage import usage_of
+
+if TYPE_CHECKING:
+    from trnslurm.node.triage.finding import Finding
+
+
+def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[str, Any]:
+    """Return all that is known about a run."""
+    spares, copies = spares_of(run, status.attempts), mirrored(run)
+    return {
+        **asdict(status),
+        "failure": asdict(failure) if failure else None,
+        "spares": {**asdict(spares), "left": spares.left} if spares else None,
+        "usage": usage_of(run, status).facts(),
+        "mirror": asdict(copies) if copies else None,
+    }
