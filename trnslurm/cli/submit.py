@@ -12,7 +12,6 @@ from click.core import ParameterSource
 
 from trnslurm.cli import chosen_site, completer
 from trnslurm.cli.costs import submission_lines
-from trnslurm.cli.follow import report_started
 from trnslurm.cli.options import (
     ScriptCommand,
     nodes_option,
@@ -39,7 +38,6 @@ from trnslurm.submission.propose import (
     propose_sweep,
 )
 from trnslurm.submission.submission import Submission
-from trnslurm.submission.submit import submit
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {
@@ -201,6 +199,9 @@ def confirm_and_submit(submission: Submission, console: Console, site: Site | No
 
         sys.exit(submit_remotely(site, submission, command_line(), console))
     if not console.dry_run:
+        from trnslurm.cli.follow import report_started  # a dry run needs neither
+        from trnslurm.submission.submit import submit
+
         runs, extras = submit(submission, command_line(), console)
         report_started(runs, console, extras)
 

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from trnslurm.config.schema import Cluster
 from trnslurm.records.run import Record, RunDir
 from trnslurm.schedulers.interface import Scheduler
-from trnslurm.schedulers.local.scheduler import ThisMachine
-from trnslurm.schedulers.slurm.scheduler import SlurmScheduler
 
 
 def scheduler_of(place: Record | Cluster | None) -> Scheduler:
     """Return the scheduler of a run or of a cluster profile; of None, the one on PATH."""
+    if place is not None and place.scheduler == "local":
+        from trnslurm.schedulers.local.scheduler import ThisMachine  # only the one that is needed
+
+        return ThisMachine()
+    from trnslurm.schedulers.slurm.scheduler import SlurmScheduler
+
     if place is None:
         return SlurmScheduler()
-    if place.scheduler == ThisMachine.name:
-        return ThisMachine()
     return SlurmScheduler(place.bin_dir if isinstance(place, Record) else place.slurm.bin_dir)
 
 

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trnslurm.config.schema import Cluster
 from trnslurm.console import Console
@@ -18,7 +18,9 @@ from trnslurm.contract.states import State
 from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.run import Record, RunDir
-from trnslurm.schedulers.waiting import Diagnosis
+
+if TYPE_CHECKING:
+    from trnslurm.schedulers.waiting import Diagnosis
 
 
 class PhaseStatus(Frozen):

@@ -17,7 +17,6 @@ from typing import Any
 
 from trnslurm.errors import SubmitError
 from trnslurm.node.memory import available_gib
-from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
 from trnslurm.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN, load_json, newer_format
@@ -69,6 +68,8 @@ def check_notify(job: Job) -> list[str]:
     """Refuse a webhook file or a command that cannot work; return warnings."""
     found, notify = [], job.profile.notify
     if notify.webhook is not None:
+        from trnslurm.node.notify import NotifyError, read_webhook  # few jobs have one
+
         file = Path(job.scheduler.expand(notify.webhook))
         try:
             read_webhook(file)

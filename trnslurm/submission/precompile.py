@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
-from trnslurm.cluster.cache_use import still_compiles
 from trnslurm.cluster.claims import Claim
 from trnslurm.config.schema import Config
 from trnslurm.devices import DEVICES
@@ -112,8 +111,11 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
         return replace(known, decision="warm")
     claim = cache.newest_claim(compiled.key)
     # Graphs compiled by an untrusted user would be refused.
-    if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.scheduler):
-        return replace(known, decision="compiling", other=claim)
+    if claim and cache.trusts(claim.uid):
+        from trnslurm.cluster.cache_use import still_compiles  # few keys have a claim
+
+        if still_compiles(claim, cache.scheduler):
+            return replace(known, decision="compiling", other=claim)
     return known
 
 
