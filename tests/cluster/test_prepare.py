@@ -97,7 +97,7 @@ def test_home_is_that_of_jobs(site, data, here: Path, cli, tmp_path: Path, monke
     python = str(tmp_path / "a python")
     site.profile("pc", python=python, data_root="~/data", run_root="~/runs", slurm={})
     home = SimpleNamespace(pw_dir=str(tmp_path / "passwd"))
-    monkeypatch.setattr("trnslurm.config.schema.pwd.getpwuid", lambda _: home)
+    monkeypatch.setattr("trnslurm.schedulers.slurm.scheduler.pwd.getpwuid", lambda _: home)
     done = cli("data", "prepare", "gpt2_zero1", "--preset", "small", "--cluster", "pc")
     assert f"--output={home.pw_dir}/data/gpt2-small" in done.out.split("\0")
     (tmp_path / "passwd/data").mkdir(parents=True)

@@ -22,6 +22,7 @@ from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDON
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import used_by
 from trnslurm.rundir import seconds_of, write_json
+from trnslurm.runs import search
 from trnslurm.runs.silence import NO_NUMBERS
 from trnslurm.runs.status import run_status
 
@@ -357,7 +358,7 @@ def test_what_all_runs_used(interrupted: History, cli) -> None:
 def test_a_period_is_printed(
     interrupted: History, cli, monkeypatch: pytest.MonkeyPatch, stable
 ) -> None:
-    monkeypatch.setattr("trnslurm.runs.search.known_roots", lambda: [interrupted.run.path.parent])
+    monkeypatch.setattr(search, "known_roots", lambda: [interrupted.run.path.parent])
     said = cli("report", "--since", "2025-12-31", "--by", "user,recipe").out.splitlines()
     assert said[0].split()[:4] == ["user", "recipe", "runs", "node-hours"]
     assert said[-1].startswith("all") or said[-1].startswith("cost: without")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +44,8 @@ class ThisMachine(Scheduler):
         return [" && ".join(f"bash {self.script_name(phase)}" for phase in phases)]
 
     def check_container(self, runtime: str) -> Iterable[str]:
+        import shutil  # few runs have a container
+
         if not shutil.which(runtime):
             raise SubmitError(
                 f"container.runtime is {runtime}, which this machine lacks: install it"
@@ -63,7 +63,7 @@ class ThisMachine(Scheduler):
         return SeenHere()
 
     def elsewhere(self, record: Record) -> str:
-        return "" if record.host == socket.gethostname() else record.host
+        return "" if record.host == os.uname().nodename else record.host
 
     def cancel(self, records: Mapping[RunDir, Record], *, now: bool) -> set[RunDir]:
         from trnslurm.schedulers.local.start import stop
@@ -101,6 +101,8 @@ class ThisMachine(Scheduler):
         return [sys.executable, "-P", "-m", "trnslurm.node.local_srun", "--nodes", str(nodes), "--"]
 
     def rendezvous(self, nodes: int, python: str) -> str:
+        import socket  # slow to import
+
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
         hosts = ",".join(f"local-{node}" for node in range(nodes))
