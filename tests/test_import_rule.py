@@ -299,6 +299,19 @@ def test_only_slurm_starts_slurms_commands() -> None:
             assert not word.search(file.read_text(encoding="utf-8")), file
 
 
+def test_only_the_choice_asks_which_scheduler_a_run_has() -> None:
+    """Others ask the scheduler; what is read before there is one compares the text of a profile."""
+    asks = re.compile(r"""scheduler["'\])]* *(==|!=|in) *[("'{\w]""")
+    asking = {
+        str(file.relative_to(PACKAGE))
+        for part in FLOORS
+        for file in files(part)
+        if asks.search(file.read_text(encoding="utf-8"))
+    }
+    profiles = {"config/load.py", "config/values.py", "remote/place.py"}
+    assert asking == {"schedulers/choice.py", *profiles}
+
+
 def test_what_every_node_runs_needs_the_standard_library_only() -> None:
     more = {"torchrun.py": {"torch"}, "packages.py": {"packaging"}}  # used where they are there
     for file in files("devices", "node", "rundir"):
