@@ -23,14 +23,7 @@ from trnslurm.api.run import Run, Runs
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.errors import ConfigError
 from trnslurm.runs.status import statuses_of
-from trnslurm.submission.propose import (
-    after,
-    inside,
-    propose,
-    propose_bundle,
-    propose_chain,
-    propose_sweep,
-)
+from trnslurm.submission.propose import Request, propose
 from trnslurm.submission.submit import submit as start
 
 
@@ -61,20 +54,21 @@ def submit(
         if given := [k for k, v in asked.items() if v and (k, v) != ("nodes", 1)]:
             raise ConfigError(f"rendered: its files are submitted unchanged: leave out {given[0]}")
         first = file_name("rendered", rendered)
-        submission = propose_bundle(Path(first), options.host, console)
     else:
         first = options.recipe
         if chained and counts:
             raise ConfigError("elastic does not work with chain: leave out one of them")
         if in_job is not None and (chained or counts or options.after):
             raise ConfigError("in_job starts a single run: leave out after, chain and elastic")
-        if chained:
-            submission = propose_chain(options, console)
-        else:
-            submission = propose(options, console, elastic=counts)
-    submission = after(submission, options, console)
+    request = Request(
+        options=options,
+        rendered=None if rendered is None else Path(first),
+        chain=chained,
+        elastic=counts,
+        holder=None if in_job is None else str(in_job),
+    )
+    submission = propose(request, console)
     if in_job is not None:
-        submission = inside(submission, str(in_job), options, console)
         asked["in_job"] = in_job
     words = [f"{k}={v!r}" for k, v in asked.items() if v]
     command = ["python", f"trnslurm.submit({', '.join([repr(first), *words])})"]
@@ -98,8 +92,8 @@ def sweep(
     options = options_of(recipe, nodes, job)
     console = PythonConsole(detach=True)
     most = None if at_most is None else whole("at_most", at_most)
-    submission = propose_sweep(options, points_of([], _rows(values)), most, console)
-    submission = after(submission, options, console)
+    request = Request(options=options, points=points_of([], _rows(values)), at_most=most)
+    submission = propose(request, console)
     command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r})"]
     runs, _ = start(submission, command, console)
     statuses, _ = statuses_of(runs)

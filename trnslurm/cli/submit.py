@@ -29,14 +29,7 @@ from trnslurm.remote.place import Site
 from trnslurm.runs.tables import hours
 from trnslurm.submission.choice import parse_nodes
 from trnslurm.submission.options import JobOptions, SubmitHost
-from trnslurm.submission.propose import (
-    after,
-    inside,
-    propose,
-    propose_bundle,
-    propose_chain,
-    propose_sweep,
-)
+from trnslurm.submission.propose import Request, propose
 from trnslurm.submission.submission import Submission
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
@@ -162,8 +155,11 @@ def submit_command(
     refuse_pairs({"--after": options["after"], "--in": holder})
     if rendered is not None:
         _refuse_options()
-        job = JobOptions(recipe="", host=host, **options)
-        submission = propose_bundle(Path(rendered), host, console)
+        request = Request(
+            options=JobOptions(recipe="", host=host, **options),
+            rendered=Path(rendered),
+            holder=holder,
+        )
     else:
         more = {"--sweep": sweep or file, "--chain": chain, "--elastic": elastic}
         refuse_pairs(more | {"--in": holder})
@@ -171,19 +167,17 @@ def submit_command(
             raise click.UsageError("--at-most is for --sweep")
         if site:
             options["cluster"] = options["cluster"] or site.cluster or None
-        job = JobOptions(recipe=recipe or "", host=host, **options)
-        if sweep or file:
-            points = points_of(sweep, read_points(file) if file else ())
-            submission = propose_sweep(job, points, at_most, console)
-        elif chain:
-            submission = propose_chain(job, console)
-        else:
-            counts = parse_nodes(elastic, option="--elastic") if elastic else []
-            submission = propose(job, console, elastic=counts)
-    submission = after(submission, job, console)
-    if holder is not None:
-        submission = inside(submission, holder, job, console)
-    elif (around := os.environ.get("SLURM_JOB_ID")) and submission.job.has_queue and not site:
+        request = Request(
+            options=JobOptions(recipe=recipe or "", host=host, **options),
+            chain=chain,
+            points=points_of(sweep, read_points(file) if file else ()) if sweep or file else (),
+            at_most=at_most,
+            elastic=parse_nodes(elastic, option="--elastic") if elastic else (),
+            holder=holder,
+        )
+    submission = propose(request, console)
+    around = os.environ.get("SLURM_JOB_ID") if holder is None and not site else None
+    if around and submission.job.has_queue:
         console.say(f"This shell is in job {around}: --in {around} would run it there")
     for line in submission_lines(submission, remote=host.remote):
         click.echo(line, err=not console.dry_run)

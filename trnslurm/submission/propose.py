@@ -13,6 +13,7 @@ from trnslurm.config.schema import Config
 from trnslurm.config.sweep import Point
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import fewer_nodes, make_spec
 from trnslurm.records.run import RunDir
@@ -31,7 +32,42 @@ _MOST_HERE = 50  # each waiting run has processes
 _SHARED = ("run_root", "compile_cache", "scheduler")
 
 
-def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = ()) -> Submission:
+class Request(Frozen):
+    """What a user asks to submit: a recipe, a chain or a sweep of it, or a reviewed bundle."""
+
+    options: JobOptions
+    rendered: Path | None = None
+    """The directory of a reviewed bundle, which is submitted byte for byte."""
+    chain: bool = False
+    """Whether the presets follow that follow the preset."""
+    points: Sequence[Point] = ()
+    """The values of each run of a sweep."""
+    at_most: int | None = None
+    """How many runs of the sweep run at a time."""
+    elastic: Sequence[int] = ()
+    """Other node counts to compile for."""
+    holder: str | None = None
+    """The job that the user holds, in which the run starts."""
+
+
+def propose(request: Request, console: Console) -> Submission:
+    """Return the runs that a request starts, checked as far as this host can."""
+    options = request.options
+    if request.rendered is not None:
+        submission = _propose_bundle(request.rendered, options.host, console)
+    elif request.points:
+        submission = _propose_sweep(options, request.points, request.at_most, console)
+    elif request.chain:
+        submission = _propose_chain(options, console)
+    else:
+        submission = _propose_run(options, console, request.elastic)
+    submission = _after(submission, options, console)
+    if request.holder is None:
+        return submission
+    return _inside(submission, request.holder, options, console)
+
+
+def _propose_run(options: JobOptions, console: Console, elastic: Sequence[int]) -> Submission:
     """Return the run of a recipe, and runs that compile for the node counts of --elastic."""
     options = choose_to_submit(options, console)
     spec = spec_of(options, console)
@@ -50,7 +86,7 @@ def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = (
     return checked(submission, options.host, console)
 
 
-def propose_chain(options: JobOptions, console: Console) -> Submission:
+def _propose_chain(options: JobOptions, console: Console) -> Submission:
     """Return the runs of a preset and of the presets that follow it; each starts from the last."""
     options = choose_to_submit(options, console)
     chain = chain_of(options.workspace.recipe_dir(options.recipe), options.preset)
@@ -85,14 +121,14 @@ def propose_chain(options: JobOptions, console: Console) -> Submission:
     return checked(submission, options.host, console)
 
 
-def propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submission:
+def _propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submission:
     """Return the run of a reviewed bundle, byte for byte."""
     job = read_job(directory)
     submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
     return checked(submission, host, console)
 
 
-def inside(
+def _inside(
     submission: Submission, holder: str, options: JobOptions, console: Console
 ) -> Submission:
     """Return a submission whose run starts in a job that the user holds."""
@@ -105,7 +141,7 @@ def inside(
     return replace(submission, held=held, extras=())
 
 
-def after(submission: Submission, options: JobOptions, console: Console) -> Submission:
+def _after(submission: Submission, options: JobOptions, console: Console) -> Submission:
     """Return a submission whose runs wait for the run or the job of --after."""
     if options.after is None:
         return submission
@@ -152,7 +188,7 @@ def _warn_of_caps(submission: Submission, console: Console) -> None:
             )
 
 
-def propose_sweep(
+def _propose_sweep(
     options: JobOptions, points: Sequence[Point], at_most: int | None, console: Console
 ) -> Submission:
     """Return the checked runs of a sweep; at most `at_most` of them run at a time."""
