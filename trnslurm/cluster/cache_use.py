@@ -28,7 +28,6 @@ from trnslurm.records.run import RunDir, process_alive
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.status import run_status, statuses_of
-from trnslurm.schedulers.interface import Scheduler
 
 _SUBMITTING_S = 180  # longer than any sbatch call with its retries
 
@@ -57,7 +56,7 @@ class CachedKey(Frozen):
         return sum(self.sizes.values())
 
 
-def still_compiles(claim: Claim, scheduler: Scheduler) -> bool:
+def still_compiles(claim: Claim, cache: CompileCache) -> bool:
     """Check whether the run that took a claim may still compile.
 
     It does not if its job ended without a manifest, or its submission was killed.
@@ -67,7 +66,7 @@ def still_compiles(claim: Claim, scheduler: Scheduler) -> bool:
         here = holder.host == socket.gethostname()
         return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
     if "@" not in holder.job:
-        return scheduler.may_start(holder.job, holder.user, Path(holder.run))
+        return cache.scheduler.may_start(holder.job, holder.user, Path(holder.run))
     try:
         status = run_status(RunDir(Path(holder.run)))
     except RunError:  # the run is deleted, or we may not read it
@@ -81,7 +80,7 @@ def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
     for key in cache.all_keys():
         claim = cache.newest_claim(key)
         try:
-            compiling = claim is not None and still_compiles(claim, cache.scheduler)
+            compiling = claim is not None and still_compiles(claim, cache)
         except SlurmError:  # no controller answers here
             compiling = True
         if claim and compiling:

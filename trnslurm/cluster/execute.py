@@ -89,12 +89,12 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     record, phase = _running(run, "exec")
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
-    scheduler = scheduler_of(record)
-    argv = scheduler.step(run, phase, node)
-    argv += ["--pty"] if argv and sys.stdin.isatty() and sys.stdout.isatty() else []
+    step = scheduler_of(record).step(run, phase, node)
+    if not step:
+        return _attached(run, command)
+    step += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     # The node's commands, such as neuron-top, before this shell's.
-    path = "" if scheduler.is_here else search_path("", record.bin_dir)
-    return _attached(run, [*argv, *command], path)
+    return _attached(run, [*step, *command], search_path("", record.bin_dir))
 
 
 def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
@@ -128,8 +128,7 @@ def _running(run: RunDir, command: str) -> tuple[Record, PhaseStatus]:
     record, status = run.record(), run_status(run)
     if not status.state.alive:
         raise RunError(f"{run.name} is {status.state}: {command} needs a running job")
-    if host := scheduler_of(record).elsewhere(record):
-        raise RunError(f"{run.name} runs on {host}: use {command} there")
+    scheduler_of(record).refuse_elsewhere(run, record, f"use {command} there")
     return record, next(p for p in status.phases if p.state is State.RUNNING)
 
 
@@ -138,7 +137,7 @@ def _environment() -> dict[str, str]:
     return without_overrides(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _attached(run: RunDir, argv: Sequence[str], path: str) -> int:
+def _attached(run: RunDir, argv: Sequence[str], path: str = "") -> int:
     environment = _environment()
     if path:
         environment["PATH"] = f"{path}:{environment.get('PATH', '')}"

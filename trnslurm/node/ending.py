@@ -125,11 +125,11 @@ def _ending(facts: Facts) -> Ending:
         return _again(State.REQUEUED, EndCause.REQUEUED, _and(why, _saved(facts)))
     if by_slurm is State.CANCELLED:
         # On this machine TERM may also come from a shutdown or a closed terminal.
-        local = is_here(facts.last.job_id)
+        here = is_here(facts.last.job_id)
         holder, step, _ = facts.last.job_id.partition(".")
-        stopped = local and facts.saved is not None
+        stopped = here and facts.saved is not None
         by = f"by {facts.by}, " if facts.by else ""
-        why = facts.last.reason if local else f"{by}not by trnslurm cancel"
+        why = facts.last.reason if here else f"{by}not by trnslurm cancel"
         why = f"its step, or job {holder}, was ended, not by trnslurm cancel" if step else why
         return _final(State.STOPPED if stopped else State.CANCELLED, _and(why, _saved(facts)))
     if facts.stop == EndCause.CAP and not by_slurm:

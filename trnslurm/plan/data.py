@@ -173,9 +173,8 @@ def none_there(cluster: Cluster, files: Sequence[str]) -> bool:
     """
     scheduler = scheduler_of(cluster)
     try:
-        if not scheduler.sees(Path(scheduler.expand(cluster.data_root))):
-            return False
-        return not any(_is_there(Path(scheduler.expand(file))) for file in files)
+        sees = scheduler.sees(Path(scheduler.expand(cluster.data_root)))
+        return sees and not any(_is_there(Path(scheduler.expand(file))) for file in files)
     except (OSError, RuntimeError):  # unreadable, or a ~user unknown on this host
         return False
 

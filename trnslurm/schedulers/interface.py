@@ -261,9 +261,8 @@ class Scheduler(Frozen, ABC):
 
     # End, or continue
 
-    def elsewhere(self, record: Record) -> str:
-        """Return the only host that can reach a run's processes, if it is not this one."""
-        return ""
+    def refuse_elsewhere(self, run: RunDir, record: Record, what: str) -> None:
+        """Refuse what can be done only on another host, where the run's processes are."""
 
     @abstractmethod
     def cancel(self, records: Mapping[RunDir, Record], *, now: bool) -> set[RunDir]:
@@ -296,7 +295,10 @@ class Scheduler(Frozen, ABC):
 
     @abstractmethod
     def step(self, run: RunDir, phase: PhaseStatus, node: int | None = None) -> list[str]:
-        """Return words that run a command beside a running phase, on one node or on each node."""
+        """Return words that run a command beside a running phase, on one node or on each node.
+
+        None: this host is the node.
+        """
 
     @abstractmethod
     def allocate(self, name: str, options: Sequence[str], nodes: int | None = None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trnslurm.contract.states import State
-from trnslurm.errors import RunError, SlurmError, SubmitError
+from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import refuse_foreign, refuse_writable, this_user
 from trnslurm.records.run import RunDir
@@ -39,8 +39,7 @@ def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
         scheduler, jobs = scheduler_of(record), " ".join(record.phase_jobs.values())
         end = f"{scheduler.cancels_with} {jobs}" if jobs else "end its script where it runs"
         refuse_by_hand(run, record, end)
-        if host := scheduler.elsewhere(record):
-            raise SubmitError(f"{run.name} runs on {host}: cancel it there")
+        scheduler.refuse_elsewhere(run, record, "cancel it there")
     every = {run: run.record() for each in runs for run in _with_waiting(each)}
     # Slurm forgets the cancelling of a job that never started; this file also stops new attempts.
     for run, record in every.items():

@@ -74,11 +74,11 @@ def check_notify(job: Job) -> list[str]:
         try:
             read_webhook(file)
         except NotifyError as error:
-            if job.scheduler.sees(file.parent):
+            if job.sees(file.parent):
                 raise SubmitError(f"notify.webhook: {error}") from None
             found.append(f"notify.webhook: {file} is not on this host; the first node needs it")
     program = Path(job.scheduler.expand((notify.command or "").split(" ")[0]))
-    if program.is_absolute() and job.scheduler.sees(program.parent):
+    if program.is_absolute() and job.sees(program.parent):
         if not os.access(program, os.F_OK):
             raise SubmitError(f"notify.command: there is no {program}")
         if not os.access(program, os.X_OK):
@@ -178,7 +178,7 @@ def _container(job: Job) -> Iterator[str]:
     container = job.profile.container
     image = job.scheduler.expand(container.image or "")
     missing = image.startswith("/") and not Path(image).exists()
-    if missing and job.scheduler.sees(Path(image).parent):
+    if missing and job.sees(Path(image).parent):
         raise SubmitError(f"container.image is {image}: there is no such file or directory")
     if missing:
         yield f"container.image: {image} is not on this host; the nodes need it"

@@ -85,6 +85,10 @@ class Job(Frozen):
     def spare_nodes(self) -> int:
         return self.scheduler.spare_nodes(self.profile)
 
+    def sees(self, directory: Path) -> bool:
+        """Check whether it lacks what this host does not find in a directory."""
+        return self.scheduler.sees(directory)
+
     def script(self, phase: str) -> bytes:
         """Return the batch script of a phase."""
         return self.bundle.files[self.scheduler.script_name(phase)]

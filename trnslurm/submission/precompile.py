@@ -114,7 +114,7 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
     if claim and cache.trusts(claim.uid):
         from trnslurm.cluster.cache_use import still_compiles  # few keys have a claim
 
-        if still_compiles(claim, cache.scheduler):
+        if still_compiles(claim, cache):
             return replace(known, decision="compiling", other=claim)
     return known
 

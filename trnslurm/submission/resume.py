@@ -110,7 +110,8 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             how = replace(how, stop_at=how.stop_at or 0)
         held = not how.changes(record.nodes) and statuses[0].state is State.HELD
         scheduler = scheduler_of(record)
-        if held and (released := scheduler.releasable(run, record, statuses[0].phases)):
+        released = scheduler.releasable(run, record, statuses[0].phases) if held else []
+        if released:
             for released_job in released:
                 scheduler.release(released_job)
             return Resumed(runs=[run], released=tuple(released))
@@ -189,8 +190,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if waiting and status.state is State.PENDING:
         return status
     scheduler = scheduler_of(record)
-    if host := scheduler.elsewhere(record):
-        raise RunError(f"{name} runs on {host}: resume it there")
+    scheduler.refuse_elsewhere(run, record, "resume it there")
     if not status.final and run.cancelled_file.exists():
         raise NotYetError(f"{name} is being cancelled: resume it once it has ended")
     held = status.state is State.HELD and any(map(scheduler.holds, status.phases))

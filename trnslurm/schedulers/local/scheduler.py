@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.states import State
-from trnslurm.errors import NotYetError, SubmitError, TrnslurmError
+from trnslurm.errors import NotYetError, RunError, SubmitError, TrnslurmError
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import Record, RunDir
 from trnslurm.rundir import utc_time, write_json
@@ -62,8 +62,9 @@ class ThisMachine(Scheduler):
     def look(self, records: Sequence[tuple[RunDir, Record]]) -> Seen:
         return SeenHere()
 
-    def elsewhere(self, record: Record) -> str:
-        return "" if record.host == os.uname().nodename else record.host
+    def refuse_elsewhere(self, run: RunDir, record: Record, what: str) -> None:
+        if record.host != os.uname().nodename:
+            raise RunError(f"{run.name} runs on {record.host}: {what}")
 
     def cancel(self, records: Mapping[RunDir, Record], *, now: bool) -> set[RunDir]:
         from trnslurm.schedulers.local.start import stop
