@@ -38,6 +38,7 @@ from trnslurm.render.subjects import (
     ProjectPart,
 )
 from trnslurm.rundir import PREPARE
+from trnslurm.schedulers.choice import scheduler_of
 
 # With this host memory, as on trn1.2xlarge, the compiler may be killed.
 SMALL_GIB = 32
@@ -124,7 +125,7 @@ def data_values(job: DataJob) -> dict[str, Any]:
         "device": "",
         "job": Header(
             title=f"Data of {config.title}, cluster {config.cluster_name}",
-            by_hand=(f"sbatch {PREPARE}.sbatch",),
+            by_hand=tuple(scheduler_of(config.cluster).by_hand([PREPARE])),
         ),
         "slurm": data_resources(job),
         "environment": _environment(config, config.cluster.env),
