@@ -176,10 +176,8 @@ class Scheduler(Frozen, ABC):
         """Return how many nodes of a training wait to take the place of one that fails."""
         return cluster.slurm.spares if self.requeues and cluster.slurm.requeue else 0
 
-    # Submit
-
     def import_ahead(self) -> None:
-        """Import what `start` needs, if that takes long."""
+        """Import what `start` needs, where that takes long."""
 
     def check_container(self, runtime: str) -> Iterable[str]:
         """Refuse the runtime of containers if it is missing; return warnings."""
@@ -217,8 +215,6 @@ class Scheduler(Frozen, ABC):
     def job_states(self, job_id: str) -> list[str]:
         """Return the state of a job, or of each task of an array; none: there is no such job."""
         return []
-
-    # Look
 
     @abstractmethod
     def look(self, records: Sequence[tuple[RunDir, Record]]) -> Seen:
@@ -259,14 +255,12 @@ class Scheduler(Frozen, ABC):
     def diagnose(self, found: Diagnosis, script: Path) -> None:
         """Add why a phase with this batch script waits, and which nodes can be used."""
 
-    # End, or continue
-
     def refuse_elsewhere(self, run: RunDir, record: Record, what: str) -> None:
         """Refuse what can be done only on another host, where the run's processes are."""
 
     @abstractmethod
     def cancel(self, records: Mapping[RunDir, Record], *, now: bool) -> set[RunDir]:
-        """End the jobs of runs, those that wait last; return the runs that save first."""
+        """End the jobs of runs, so that none of them starts; return the runs that save first."""
 
     @abstractmethod
     def take_back(self, runs: Sequence[RunDir], error: TrnslurmError) -> None:
@@ -291,13 +285,11 @@ class Scheduler(Frozen, ABC):
     def release(self, job_id: str) -> None:
         """Release a held job."""
 
-    # Run commands on nodes
-
     @abstractmethod
     def step(self, run: RunDir, phase: PhaseStatus, node: int | None = None) -> list[str]:
         """Return words that run a command beside a running phase, on one node or on each node.
 
-        None: this host is the node.
+        No words: this host is the node.
         """
 
     @abstractmethod
