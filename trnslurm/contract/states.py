@@ -33,6 +33,9 @@ class State(StrEnum):
     """The workers saved and ended together on request."""
     TIMEOUT = "TIMEOUT"
 
+    # What users of the Python API see: 'FAILED', as in JSON.
+    __repr__ = str.__repr__
+
     @property
     def final(self) -> bool:
         """Whether nothing follows in a phase or a run, unless a user resumes it."""
