@@ -18,7 +18,7 @@ from trnslurm.errors import RemoteError
 from trnslurm.remote import launcher, receive
 from trnslurm.remote.ask import ask
 from trnslurm.remote.launcher import NEEDED
-from trnslurm.remote.request import Request
+from trnslurm.remote.request import RemoteCommand
 from trnslurm.remote.ssh import Place
 
 from .login import Login
@@ -96,13 +96,13 @@ def test_what_no_launcher_sends_is_one_line(tmp_path: Path, monkeypatch) -> None
     ):  # fmt: skip
         frames.write_bytes(b"Welcome\n" + receive.MARK + said)
         with pytest.raises(RemoteError, match=r"^host: it sent something else than the launcher"):
-            ask(Request(place=Place("host"), argv=[], shows=True), say=print)
+            ask(RemoteCommand(place=Place("host"), argv=[], shows=True), say=print)
 
 
 def test_a_login_shell_talks_for_ever(monkeypatch) -> None:
     monkeypatch.setattr(Place, "argv", lambda *_: ["head", "-c", "2M", "/dev/zero"])
     with pytest.raises(RemoteError, match=r"^host: it sent something else than the launcher does"):
-        ask(Request(place=Place("host"), argv=[], shows=True), say=print)
+        ask(RemoteCommand(place=Place("host"), argv=[], shows=True), say=print)
 
 
 def test_a_login_node_without_a_python(login: Login, cli) -> None:

@@ -69,7 +69,7 @@ def worker(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "1")
     environment = read_environment()
     file = environment.files.checkup_file("rank", 0)
-    return checkup.Worker(environment, "cpu"), lambda: json.loads(file.read_text())
+    return checkup.CheckupWorker(environment, "cpu"), lambda: json.loads(file.read_text())
 
 
 def test_a_worker_that_fails_has_said_in_what(worker) -> None:

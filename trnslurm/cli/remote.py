@@ -32,7 +32,7 @@ from trnslurm.remote.ask import Answer, ask
 from trnslurm.remote.parcel import pack_submission
 from trnslurm.remote.place import Site, templates_of
 from trnslurm.remote.receive import extract
-from trnslurm.remote.request import Request, forget, unfinished
+from trnslurm.remote.request import RemoteCommand, forget, unfinished
 from trnslurm.remote.ssh import NO_LAUNCHER
 from trnslurm.report.history import History
 from trnslurm.runs.result import Checkpoint
@@ -100,9 +100,11 @@ def _words(ctx: click.Context) -> list[str]:
 
 
 def _ask(site: Site, argv: Sequence[str], out: BinaryIO | None = None, **how: Any) -> Answer:
-    """Run a command on a site's host; `how` has the other fields of the Request."""
+    """Run a command on a site's host; `how` has the other fields of the RemoteCommand."""
     fields = {"what": f"`trnslurm {' '.join(argv)}`", **how}
-    request = Request(place=site.place, argv=argv, cluster=site.cluster, site=site.files, **fields)
+    request = RemoteCommand(
+        place=site.place, argv=argv, cluster=site.cluster, site=site.files, **fields
+    )
     return ask(request, say=say, out=out)
 
 

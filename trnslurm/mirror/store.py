@@ -64,7 +64,7 @@ class Store:
         self.place = place.rstrip("/")
         self._bucket, prefix = match[1], match[2].strip("/")
         self._top = f"{prefix}/" if prefix else ""
-        self.pace = Pace(bytes_per_s)
+        self.pace = Bandwidth(bytes_per_s)
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3")
         self._client = _client(_AT_ONCE)
         self.moved = 0
@@ -359,7 +359,7 @@ class _Part:
         return {"PartNumber": self.number, "ETag": etag, "ChecksumSHA256": self.sha256}
 
 
-class Pace:
+class Bandwidth:
     """Bounds the bytes per second."""
 
     def __init__(self, bytes_per_s: float) -> None:

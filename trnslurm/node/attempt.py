@@ -45,7 +45,7 @@ from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.hang import HangWatch
 from trnslurm.node.hosts import brief
 from trnslurm.node.job import Job
-from trnslurm.node.mirror import Mirror, begins_elsewhere, start_fetching, why_not
+from trnslurm.node.mirror import MirrorProcess, begins_elsewhere, start_fetching, why_not
 from trnslurm.node.packages import packages
 from trnslurm.node.state import RUN, note, saved_by_now, start_heartbeat
 from trnslurm.node.triage.again import runs_same_python
@@ -154,7 +154,7 @@ class AttemptProgram:
         """When this program must have ended, because KILL follows."""
         self._hang: HangWatch | None = None
         self._caps = Caps(RUN, read_json(RUN.caps_file))
-        self._mirror = Mirror(wanted=self.trains)
+        self._mirror = MirrorProcess(wanted=self.trains)
         self._capped_by = ""
         """The cap for which the workers were asked to save and to end."""
         self._capped_at = math.inf

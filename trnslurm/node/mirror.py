@@ -41,11 +41,11 @@ def why_not() -> str:
     return str(read_json(RUN.mirrored_file).get("why") or "")
 
 
-def _harmless(act: Callable[["Mirror"], None]) -> Callable[["Mirror"], None]:
+def _harmless(act: Callable[["MirrorProcess"], None]) -> Callable[["MirrorProcess"], None]:
     """Log an error of a method, and do without the program from then on."""
 
     @functools.wraps(act)
-    def do(mirror: "Mirror") -> None:
+    def do(mirror: "MirrorProcess") -> None:
         try:
             act(mirror)
         except Exception:
@@ -55,7 +55,7 @@ def _harmless(act: Callable[["Mirror"], None]) -> Callable[["Mirror"], None]:
     return do
 
 
-class Mirror:
+class MirrorProcess:
     """The copies of the checkpoints that a training makes."""
 
     def __init__(self, *, wanted: bool) -> None:

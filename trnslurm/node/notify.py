@@ -305,7 +305,7 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
     import urllib.error
     import urllib.request
 
-    class Stay(urllib.request.HTTPRedirectHandler):
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follows no redirect, because the message is for the host in the file."""
 
         def redirect_request(self, *_: Any) -> None:
@@ -315,7 +315,7 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
     request = urllib.request.Request(url, body, headers, method="POST")
     try:
         # Only the first lines of the answer are read, whose length http.client limits.
-        with urllib.request.build_opener(Stay).open(request, timeout=limit_s):
+        with urllib.request.build_opener(NoRedirect).open(request, timeout=limit_s):
             return "", False
     except urllib.error.HTTPError as error:
         code = error.code

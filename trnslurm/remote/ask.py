@@ -40,7 +40,7 @@ from trnslurm.remote.receive import (
     REQUEST,
     write_all,
 )
-from trnslurm.remote.request import Request, forget, keep, refuse_again
+from trnslurm.remote.request import RemoteCommand, forget, keep, refuse_again
 from trnslurm.remote.ssh import ended
 
 _WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
@@ -77,7 +77,9 @@ class Answer:
         return json.dumps([self.offsets, self.sent, self.asked, self.begun])
 
 
-def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool = False) -> Answer:
+def ask(
+    request: RemoteCommand, *, say: Say, out: BinaryIO | None = None, again: bool = False
+) -> Answer:
     """Run a command on the other host to its end, over as many connections as needed.
 
     Its output goes to our stdout, or to `out`. Ctrl-C is passed on; a second Ctrl-C lets the
@@ -106,7 +108,7 @@ def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool 
 
 
 def _run(
-    request: Request, answer: Answer, interrupts: _Interrupts, say: Say, out: BinaryIO | None
+    request: RemoteCommand, answer: Answer, interrupts: _Interrupts, say: Say, out: BinaryIO | None
 ) -> None:
     """Connect until the command's end is known."""
     tries, reached = 0, False
@@ -160,7 +162,7 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def _what_is_known(request: Request, answer: Answer, why: str) -> str:
+def _what_is_known(request: RemoteCommand, answer: Answer, why: str) -> str:
     if answer.begun:
         return (
             f"{why}: {request.what} continues there: `trnslurm reconnect` shows what became of it"
@@ -179,7 +181,7 @@ class _Connection:
     """One connection, which ends with the command or breaks."""
 
     def __init__(
-        self, request: Request, answer: Answer, interrupts: _Interrupts, out: BinaryIO | None
+        self, request: RemoteCommand, answer: Answer, interrupts: _Interrupts, out: BinaryIO | None
     ) -> None:
         self._request, self._answer, self._out = request, answer, out
         self._interrupts = interrupts

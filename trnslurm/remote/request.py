@@ -21,7 +21,7 @@ from trnslurm.runs.find import state_home
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class RemoteCommand:
     """A command, and what is sent with it."""
 
     place: Place
@@ -43,7 +43,7 @@ def _folder() -> Path:
     return state_home() / "remote"
 
 
-def keep(request: Request, process: str | None = None) -> None:
+def keep(request: RemoteCommand, process: str | None = None) -> None:
     """Record a request, and the process that waits for its end; empty: none."""
     directory = _folder() / request.token
     try:
@@ -57,12 +57,12 @@ def keep(request: Request, process: str | None = None) -> None:
         raise RemoteError(f"{directory}: cannot be written ({error.strerror})") from None
 
 
-def forget(request: Request) -> None:
+def forget(request: RemoteCommand) -> None:
     """Remove the record of a request."""
     shutil.rmtree(_folder() / request.token, ignore_errors=True)
 
 
-def refuse_again(request: Request) -> None:
+def refuse_again(request: RemoteCommand) -> None:
     """Refuse a submission that was sent before and may have been started."""
     for other in unfinished() if request.parcel else ():
         if (other.place.host, other.parcel) == (request.place.host, request.parcel):
@@ -72,7 +72,7 @@ def refuse_again(request: Request) -> None:
             )
 
 
-def unfinished() -> list[Request]:
+def unfinished() -> list[RemoteCommand]:
     """Return the requests whose end is unknown, oldest first.
 
     Requests of living processes are left out: these wait for the end.
@@ -88,7 +88,7 @@ def unfinished() -> list[Request]:
                     continue
                 place = Place(**facts.pop("place"))
                 data = parcel.read_bytes() if parcel.exists() else None
-                found.append((when, Request(place=place, parcel=data, **facts)))
+                found.append((when, RemoteCommand(place=place, parcel=data, **facts)))
             except (KeyError, TypeError, ValueError, OSError):
                 continue
     return [request for _, request in sorted(found, key=lambda each: each[0])]

@@ -41,7 +41,7 @@ _OF_NETWORK = ("selected provider is", "using network", "net/plugin", "net/socke
 _MOST_LINES = 12
 
 
-class Worker:
+class CheckupWorker:
     """One worker, and its results so far."""
 
     def __init__(self, environment: Environment, planned: str) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
         return
     plan = load_json(Path(sys.argv[1]))
     environment = read_environment()
-    worker = Worker(environment, plan["device"])
+    worker = CheckupWorker(environment, plan["device"])
     worker.watch()
     name = os.environ.get(STAND_IN) or plan["device"]
     if name != plan["device"]:

@@ -99,7 +99,7 @@ def _text_of(file: str) -> str:
         return ""
 
 
-class Asked(NamedTuple):
+class Requirement(NamedTuple):
     """What a package asks of another one."""
 
     package: str
@@ -183,14 +183,14 @@ class Versions:
             yield f"{name} {version}" + (f" (asks for {asks})" if asks else "")
 
 
-def _read(file: Path, suspect: Suspect) -> tuple[dict[str, tuple[str, str]], list[Asked]]:
+def _read(file: Path, suspect: Suspect) -> tuple[dict[str, tuple[str, str]], list[Requirement]]:
     """Return name and version of each module's package, and what they ask of each other."""
     facts = read_json(file)
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         if _are_of(suspect, facts["places"]):
             found = {m: (plain_word(n), plain_word(v)) for m, (n, v) in facts["packages"].items()}
             asks = [
-                Asked(plain_word(p), plain_word(o), plain_word(r), fits)
+                Requirement(plain_word(p), plain_word(o), plain_word(r), fits)
                 for p, o, r, fits in facts["asks"]
             ]
             return found, asks
