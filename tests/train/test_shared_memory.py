@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from trnslurm.devices import device_named
 from trnslurm.train.optim.gradients import SharedGradients
 
 from .conftest import run_workers
@@ -22,5 +23,5 @@ def test_every_worker_has_the_sum_of_all(tmp_path):
     [("cpu", 4, 4, True), ("cpu", 4, 2, False), ("cpu", 1, 1, False), ("cuda", 4, 4, False)],
 )
 def test_only_workers_of_one_machine_share_memory(name, world, local_world, fit):
-    device = SimpleNamespace(name=name, world=world, local_world=local_world)
+    device = SimpleNamespace(kind=device_named(name), world=world, local_world=local_world)
     assert SharedGradients.fit(device) == fit
