@@ -16,7 +16,7 @@ import pytest
 
 import trnslurm.cli.profile
 from trnslurm.records.run import RunDir
-from trnslurm.remote.request import Request, keep
+from trnslurm.remote.request import RemoteCommand, keep
 from trnslurm.remote.ssh import Place
 from trnslurm.render import cached
 
@@ -131,7 +131,7 @@ def test_no_command_opens_a_run(
     for words in commands(site, fake_slurm):
         with umask_of_shell(umask):
             if words[0] == "reconnect":
-                keep(Request(place=Place("login"), argv=("runs",), shows=True, parcel=b"files"))
+                keep(RemoteCommand(place=Place("login"), argv=("runs",), shows=True, parcel=b"files"))
                 opened["--on"] = wrong(home / ".local/state/trnslurm", 0o050, 0o600)
             done = cli(*words)
         assert done.code == 0, done
