@@ -131,7 +131,8 @@ def test_no_command_opens_a_run(
     for words in commands(site, fake_slurm):
         with umask_of_shell(umask):
             if words[0] == "reconnect":
-                keep(RemoteCommand(place=Place("login"), argv=("runs",), shows=True, parcel=b"files"))
+                place = Place("login")
+                keep(RemoteCommand(place=place, argv=("runs",), shows=True, parcel=b"files"))
                 opened["--on"] = wrong(home / ".local/state/trnslurm", 0o050, 0o600)
             done = cli(*words)
         assert done.code == 0, done

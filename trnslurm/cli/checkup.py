@@ -66,7 +66,8 @@ def run_checkup(
     ok = not any(line.level == "problem" for line in lines)
     whole = {
         "trnslurm": __version__, "python": platform.python_version(), "run": run.name,
-        "cluster": cluster, "expected": asdict(expected), "ok": ok,
+        "cluster": cluster, "expected": asdict(expected) | {"device": expected.device.name},
+        "ok": ok,
         "lines": [asdict(line) for line in lines],
     }  # fmt: skip
     if report:

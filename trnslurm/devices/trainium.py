@@ -33,7 +33,9 @@ class Trainium(DeviceType):
     has_zero1 = True
 
     def why_one_node(self, nodes: int, instance_type: str) -> str:
-        """Return that the devices of this machine are those of one node."""
+        """Return that the devices of this machine are those of one node, if it has any."""
+        if instance_type == "local":  # the type of all other machines: stand-ins can run there
+            return ""
         return (
             f"--nodes {nodes}: this machine is one {instance_type}, and emulated nodes cannot "
             "share its Neuron devices; use --nodes 1"
