@@ -39,7 +39,7 @@ def test_every_group_follows_the_schedule_from_a_rate_of_its_own(tmp_path):
     assert rates == pytest.approx([2 * RATE / 4, 0.5 * RATE / 4, RATE / 4])
 
 
-def test_a_checkpoint_without_state_begins_anew(tmp_path):
+def test_a_checkpoint_without_state_starts_at_zero(tmp_path):
     team = Team(tmp_path, 2, MADE["AdamW"], policy={"save_optimizer": False})
     team.train(1)
     team.save(1)

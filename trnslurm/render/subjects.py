@@ -128,7 +128,7 @@ class ProjectPart(Frozen):
     resuming: str
     """Shell words: arguments for an attempt that continues from a checkpoint."""
     resumes: str
-    """told or looks; empty: it always begins anew."""
+    """told or looks; empty: every attempt starts from the first step."""
 
 
 class NodePart(Frozen):

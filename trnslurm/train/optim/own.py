@@ -33,7 +33,7 @@ Made = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 MakeOptimizers = Callable[[dict[str, nn.Parameter]], Made]
 """Makes one or several optimizers of the tensors to train, given by the parameters' names."""
 
-# Keys of a group that are set anew in every start or step.
+# Keys of a group that every start or step sets again.
 _NOT_SAVED = ("params", "param_names", "lr", "initial_lr")
 _PLAIN = (bool, int, float, str, type(None))
 
