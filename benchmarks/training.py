@@ -26,6 +26,8 @@ from pathlib import Path
 
 import reporting
 
+from trnslurm.rundir import PACKAGE
+
 REPO = Path(__file__).parents[1]
 PEERS = {
     "accelerate": Path(__file__).with_name("accelerate_loop.py"),
@@ -133,7 +135,7 @@ def run(racer: Racer, run_dir: Path, options: argparse.Namespace) -> Measured:
     command = [sys.executable, "-m", "torch.distributed.run"]
     command += [f"--nproc_per_node={racer.workers}"]
     command += ["--master_addr=127.0.0.1", f"--master_port={port}", *racer.command]
-    paths = [str(racer.bundle / "code"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(racer.bundle / PACKAGE), os.environ.get("PYTHONPATH", "")]
     environ = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "OMP_NUM_THREADS": "1",

@@ -31,6 +31,7 @@ NOTIFY = "notify.json"
 CAPS = "caps.json"
 MIRROR = "mirror.json"
 CODE = "code"
+PACKAGE = f"{CODE}/trnslurm.zip"
 CHECKPOINTS = "checkpoints"
 OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
@@ -130,6 +131,11 @@ class RunFiles(Frozen, kw_only=False):
     def code(self) -> Path:
         """The code that the nodes run."""
         return self.path / CODE
+
+    @property
+    def python_path(self) -> str:
+        """PYTHONPATH for that code; older runs have this package as a directory."""
+        return f"{self.path / PACKAGE}:{self.code}"
 
     def script(self, phase: str) -> Path:
         """Return the phase's batch script, whichever scheduler it was rendered for."""

@@ -1,6 +1,6 @@
 """Write a checkpoint as a Hugging Face folder, which from_pretrained loads. In a run directory:
 
-    PYTHONPATH=code python code/jobs/bert_pretrain/export.py plan.json
+    PYTHONPATH=code/trnslurm.zip python code/jobs/bert_pretrain/export.py plan.json
 
 `trnslurm export RUN` does this with the Python of the run's cluster. With --from, a checkpoint of
 AWS's sample (ckpt_28125.pt) takes the place of the run's own.

@@ -1,6 +1,6 @@
 """Write a checkpoint as a Hugging Face folder, which from_pretrained loads. In a run directory:
 
-    PYTHONPATH=code python code/jobs/gpt2_zero1/export.py plan.json
+    PYTHONPATH=code/trnslurm.zip python code/jobs/gpt2_zero1/export.py plan.json
 
 `trnslurm export RUN` does this with the Python of the run's cluster.
 """

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from trnslurm.node.triage.finding import find_cause
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
+from trnslurm.render.bundle import Bundle
+from trnslurm.render.package import package_files
+from trnslurm.rundir import PACKAGE, write_json
 
 from ..processes import Done, run_process
 
@@ -82,12 +83,7 @@ def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_
 def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
     """From a bundle's code/, where nothing else of ours is."""
     run = make_run(states={"train": [FAILED]})
-    for room in ("contract", "devices", "node/triage"):
-        shutil.copytree(ROOT / "trnslurm" / room, tmp_path / "code/trnslurm" / room)
-    (tmp_path / "code/trnslurm/__init__.py").touch()
-    (tmp_path / "code/trnslurm/node/__init__.py").touch()
-    for name in ("frozen.py", "rundir.py"):
-        shutil.copy(ROOT / "trnslurm" / name, tmp_path / "code/trnslurm")
+    Bundle(files=package_files(("node",))).write(tmp_path)
     record(run, 1, "ValueError: x")
 
     def program(*arguments: str) -> Done:
@@ -95,7 +91,7 @@ def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
             "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
             "runpy.run_module('trnslurm.node.triage', run_name='__main__', alter_sys=True)"
         )
-        command = [sys.executable, "-I", "-c", code, str(tmp_path / "code"), *arguments]
+        command = [sys.executable, "-I", "-c", code, str(tmp_path / PACKAGE), *arguments]
         return run_process(command, cwd=run.path)
 
     done = program(".", "--phase", "train", "--attempt", "1")

@@ -55,7 +55,7 @@ def test_the_script_of_the_run_with_the_python_that_runs_us(exportable, run_cli)
         "plan": str(run.plan_file),
         "cwd": str(run.path),
         "python": sys.executable,
-        "path": str(run.code),
+        "path": run.python_path,
         "said": None,
         "mark": "it's $HOME",
     }

@@ -5,17 +5,16 @@ The code is that of a rendered bundle: a line of it is changed, and the bundle s
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from ..packaged import change_source
 from .test_disk import damage_three, written_durably
 from .test_slurm import two_attempts
 from .trainings import Training
 
 pytestmark = pytest.mark.faults
 
-CHECKPOINT = "code/trnslurm/train/checkpoint"
+CHECKPOINT = "trnslurm/train/checkpoint"
 
 
 def submit_without(user, safeguard: tuple[str, str, str], *sets: str) -> Training:
@@ -24,10 +23,12 @@ def submit_without(user, safeguard: tuple[str, str, str], *sets: str) -> Trainin
     bundle = user.home / "bundle"
     options = user.options(2, "device=cpu", *sets)
     user.trnslurm("render", "endurance", *options, "-o", str(bundle))
-    path: Path = bundle / CHECKPOINT / file
-    text = path.read_text()
-    assert text.count(line) == 1, f"{file} has another line now"
-    path.write_text(text.replace(line, replacement))
+
+    def take_out(text: str) -> str:
+        assert text.count(line) == 1, f"{file} has another line now"
+        return text.replace(line, replacement)
+
+    change_source(bundle, f"{CHECKPOINT}/{file}", take_out)
     run = user.submit_rendered(bundle)
     return Training(run.user, run.path, run.jobs)
 

@@ -40,9 +40,9 @@ class Job:
     def __init__(self, run: Path) -> None:
         self.run, self.port = run, free_port()
         self.started: list[subprocess.Popen[str]] = []
-        for name in ("state", "checkpoints", "code/trnslurm", "bin"):
+        for name in ("state", "checkpoints", "code", "bin"):
             (run / name).mkdir(parents=True)
-        (run / "code/trnslurm/train.py").write_text("print()\n")
+        (run / "code/trnslurm.zip").write_text("print()\n")
         (run / "plan.json").write_text("{}\n")
 
     def start(self, node: int, *options: str, num: int = 2, **environ: object) -> None:
@@ -238,7 +238,7 @@ def test_one_node_without_the_shared_files(job: Job, tmp_path: Path) -> None:
     """Its run directory cannot be written, its code is older, its dataset is not there."""
     other = tmp_path / "run"
     shutil.copytree(job.run, other)
-    (other / "code/trnslurm/train.py").write_text("print('older')\n")
+    (other / "code/trnslurm.zip").write_text("print('older')\n")
     shutil.rmtree(other / "state")
     data = job.run / "data"
     data.mkdir()

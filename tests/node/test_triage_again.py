@@ -101,8 +101,8 @@ def found(run: RunDir) -> Finding:
 )
 def test_an_exception_of_the_jobs_own_code(run, error: str, again: bool) -> None:
     """Without a record, as a script leaves it that knows nothing of trnslurm."""
-    (run.code / "trnslurm").mkdir(parents=True)
     (run.code / "jobs/toy").mkdir(parents=True)
+    (run.code / "trnslurm.zip").touch()
     (run.code / "jobs/toy/own.py").touch()
     (run.code / "project/mine").mkdir(parents=True)
     log(run, 0, traceback(error))

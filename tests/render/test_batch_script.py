@@ -18,6 +18,7 @@ import pytest
 
 from trnslurm.node.triage.causes import cause_of
 
+from ..packaged import change_source
 from ..waiting import eventually
 
 SCONTROL = """\
@@ -165,7 +166,7 @@ def test_no_python_is_recorded(script: Script) -> None:
 
 
 def test_a_python_that_cannot_run_it_is_recorded(script: Script) -> None:
-    (script.bundle / "code/trnslurm/node/attempt.py").write_text("raise SystemExit(3)\n")
+    change_source(script.bundle, "trnslurm/node/attempt.py", lambda _: "raise SystemExit(3)\n")
     assert script.run() == 3
     assert script.reason().startswith(f"exit code 3 while starting {sys.executable} on ")
 

@@ -80,7 +80,7 @@ def rendered(site, cli, *words: str) -> dict[str, str]:
     return {
         str(file.relative_to(site.root / "out")): file.read_text()
         for file in found
-        if file.is_file()
+        if file.is_file() and file.suffix != ".zip"
     }
 
 

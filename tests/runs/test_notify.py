@@ -12,6 +12,7 @@ import pytest
 from trnslurm.config.schema import Event, Notify
 from trnslurm.node.notify import EVENT_OF
 from trnslurm.records.run import RunDir
+from trnslurm.rundir import PACKAGE
 from trnslurm.runs import watch
 
 from ..toy_site import write_attempt
@@ -180,9 +181,9 @@ def test_resume_tells_others(warm, site, fake_slurm, cli) -> None:
     failed(run, fake_slurm)
     assert cli("resume", "last", "--notify", "@/tmp/none").error.startswith("notify.webhook: ")
     assert cli("resume", "last", "--notify", "https://x").error.startswith("--notify: a URL would")
-    (run.code / "trnslurm/node/notify.py").unlink()
+    (run.path / PACKAGE).unlink()
     record = json.loads(run.record_file.read_text())
-    del record["sha256"]["code/trnslurm/node/notify.py"]
+    del record["sha256"][PACKAGE]
     run.record_file.write_text(json.dumps(record))
     assert cli("resume", "last", "--notify", "true").error == (
         f"{run.name} was submitted with a trnslurm without notifications: leave out --notify"

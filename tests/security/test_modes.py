@@ -29,7 +29,7 @@ EXPORT = "import pathlib\npathlib.Path('exported').mkdir()\nopen('exported/model
 # A command by hand in a run: it imports the run's code, and writes a file.
 BY_HAND = """
 import sys
-sys.path.insert(0, f"{sys.argv[1]}/code")
+sys.path.insert(0, f"{sys.argv[1]}/code/trnslurm.zip")
 import trnslurm.rundir
 open(f"{sys.argv[1]}/by-hand", "w").close()
 """

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 from trnslurm import __version__
+from trnslurm.rundir import PACKAGE
 
 HERE = Path(__file__).parent
 OLDEST = HERE / "0.1"
@@ -45,6 +47,8 @@ def main() -> None:
             shutil.copytree(home / "site", kept / "site")
         shutil.copytree(home / "data", kept / "data")
         shutil.copytree(run, kept / "run", ignore=shutil.ignore_patterns("code", "tensorboard"))
+        with zipfile.ZipFile(run / PACKAGE) as package:
+            package.extractall(run / "code")
         pack(run / "code/trnslurm", kept / "code.tar.xz")
         (kept / "graphs").mkdir()
         shutil.copy(manifest, kept / "graphs")

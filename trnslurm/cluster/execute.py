@@ -70,7 +70,8 @@ for process in /proc/[0-9]*; do
     esac
   done
   [ "$ours" ] && command -v -- "$python" > /dev/null || continue
-  PYTHONPATH="$ours/code" exec "$python" -m trnslurm.node.stacks "$ours" "$2" "$3"
+  export PYTHONPATH="$ours/code/trnslurm.zip:$ours/code"
+  exec "$python" -m trnslurm.node.stacks "$ours" "$2" "$3"
 done
 echo "error: $(uname -n) has no process of the run whose Python can be started here" >&2
 exit 1

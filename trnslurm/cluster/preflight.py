@@ -19,9 +19,10 @@ from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.records.run import NodeFitness, RunDir
-from trnslurm.render.bundle import Bundle, package_files
+from trnslurm.render.bundle import Bundle
 from trnslurm.render.directives import gpu_option, memory_option
-from trnslurm.rundir import make_private
+from trnslurm.render.package import package_files
+from trnslurm.rundir import PACKAGE, make_private
 from trnslurm.runs.root import check_run_root
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import Scheduler
@@ -88,7 +89,7 @@ def _script(job: PreflightByHand) -> str:
         [
             *preamble(cluster),
             f"cd {directory}",
-            "export PYTHONPATH=$PWD/code PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1",
+            f"export PYTHONPATH=$PWD/{PACKAGE} PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1",
             f"export TRNSLURM_RUN_DIR={directory} TRNSLURM_PHASE={_PHASE}",
             f"export TRNSLURM_ATTEMPT={_ATTEMPT} TRNSLURM_CACHE={shlex.quote(cache)}",
             job.scheduler.rendezvous(nodes, interpreter(cluster)),

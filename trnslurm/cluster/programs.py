@@ -134,7 +134,7 @@ def _run_script(
         cluster,
         [str(script), str(files.plan_file), *options],
         cwd=files.path,
-        pythonpath=files.code,
+        pythonpath=files.python_path,
         modules=_EXPORTS_WITH,
         streams=streams,
     )

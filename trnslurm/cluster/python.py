@@ -142,7 +142,7 @@ def run_python(
     arguments: Sequence[str],
     *,
     cwd: Path,
-    pythonpath: Path,
+    pythonpath: str | Path,
     modules: Sequence[str] = (),
     streams: tuple[IO[bytes], IO[bytes]] | None = None,
 ) -> int:
@@ -184,7 +184,7 @@ def run_python(
 
 
 def _script(
-    cluster: Cluster, arguments: Sequence[str], pythonpath: Path, modules: Sequence[str]
+    cluster: Cluster, arguments: Sequence[str], pythonpath: str | Path, modules: Sequence[str]
 ) -> str:
     python = shlex.quote(interpreter(cluster))
     absent = f"error: no Python at {interpreter(cluster)} here: set python: in the cluster profile"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from trnslurm.mirror.store import ChangedError, MirrorError, Store, sha256_of
 from trnslurm.rundir import (
     CHECKPOINTS,
+    PACKAGE,
     RECORD,
     RunFiles,
     checkpoint_name,
@@ -30,6 +31,7 @@ from trnslurm.rundir import (
 )
 
 CODE = "code.tar.gz"
+_OURS = (Path(PACKAGE).stem, Path(PACKAGE).name)
 MOST_BYTES = 128 << 20
 """Of the files that are no checkpoints."""
 _MOST_RECORD = 32 << 20
@@ -224,7 +226,7 @@ def _packed(code: Path) -> bytes:
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for file in sorted(code.rglob("*")):
             name = file.relative_to(code)
-            if name.parts[0] != "trnslurm" and file.is_file() and "__pycache__" not in name.parts:
+            if name.parts[0] not in _OURS and file.is_file() and "__pycache__" not in name.parts:
                 archive.add(file, str(name), recursive=False)
     return out.getvalue()
 

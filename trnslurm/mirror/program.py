@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not isinstance(place, str) or not place:
         say(f"error: {run.mirror_file.absolute()} names no place: set mirror")
         return 2
-    _step_back()
+    if options.what == "beside":
+        _step_back()
     mib_per_s = settings.get("mib_per_s")
     rate = mib_per_s * _MIB if isinstance(mib_per_s, int | float) and mib_per_s > 0 else math.inf
     ending = _Ending(beside=options.what == "beside")

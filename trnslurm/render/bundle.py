@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from trnslurm.config.schema import Config
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
 from trnslurm.render.code import sha256_of
+from trnslurm.render.package import MAX_CODE_MIB, ON_NODES, package_files, read, sources, tree
 from trnslurm.render.project import PROJECT_CODE, project_files
 from trnslurm.rundir import (
     CAPS,
@@ -24,22 +25,9 @@ from trnslurm.rundir import (
     STRATEGY,
     RunFiles,
     naming,
-    read_file,
 )
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-# The parts of this package that a training job copies, and those that every job copies.
-ON_NODES = ("node", "train", "declared.py", "errors.py")
-_SHARED = (
-    *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
-    "rundir.py",
-    "tracing.py",
-)
-MIRRORING = "mirror"
-"""The part for a job with copies in S3."""
 _PROGRAMS = (b"#!", b"\x7fELF")
-_MAX_CODE_MIB = 64
-_MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (
     "*.sbatch",
     "precompile.sh",
@@ -94,7 +82,7 @@ def read_bundle(directory: Path) -> Bundle:
     found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
         raise RenderError(f"{link} is a link, but a bundle has no links: render it again")
-    files = {str(f.relative_to(directory)): _read(f) for f in found if f.is_file()}
+    files = {str(f.relative_to(directory)): read(f) for f in found if f.is_file()}
     return Bundle(files=dict(sorted((files | kept_directories()).items())))
 
 
@@ -109,8 +97,9 @@ def kept_directories() -> dict[str, bytes]:
 
 def diff(old: Bundle, new: Bundle) -> Iterator[str]:
     """Yield the unified diff of two bundles, line by line."""
-    for name in sorted(old.files.keys() | new.files.keys()):
-        before, after = old.files.get(name), new.files.get(name)
+    was, now = sources(old.files), sources(new.files)
+    for name in sorted(was.keys() | now.keys()):
+        before, after = was.get(name), now.get(name)
         if before != after:
             yield from difflib.unified_diff(
                 _lines(before), _lines(after), f"old/{name}", f"new/{name}", lineterm=""
@@ -119,17 +108,6 @@ def diff(old: Bundle, new: Bundle) -> Iterator[str]:
 
 def _lines(data: bytes | None) -> list[str]:
     return [] if data is None else data.decode(errors="replace").splitlines()
-
-
-def package_files(parts: Sequence[str]) -> dict[str, bytes]:
-    """Return parts of this package, and the modules that all parts share, as bundle files."""
-    files: dict[str, bytes] = {}
-    for part in (*_SHARED, *parts):
-        if part.endswith(".py"):
-            files[f"code/trnslurm/{part}"] = (_PACKAGE / part).read_bytes()
-        else:
-            files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
-    return files
 
 
 def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, bytes]:
@@ -141,29 +119,13 @@ def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, by
     for file in job_dir.rglob("*"):
         if file.is_symlink() and not file.resolve().is_relative_to(jobs):
             raise RenderError(f"{file} is a link to a file outside {jobs}: copy the file instead")
-    files |= dict(_tree(job_dir, f"code/{config.code_name}"))
+    files |= dict(tree(job_dir, f"code/{config.code_name}"))
     if f"code/{config.code_name}/{recipe.entry}" not in files:
         raise RenderError(f"{job_dir}: the recipe's entry {recipe.entry} does not exist")
     mib = sum(map(len, files.values())) / 2**20
-    if mib > _MAX_CODE_MIB:
+    if mib > MAX_CODE_MIB:
         raise RenderError(
-            f"{job_dir} has {mib:.0f} MiB, but a snapshot holds at most {_MAX_CODE_MIB}: "
+            f"{job_dir} has {mib:.0f} MiB, but a snapshot holds at most {MAX_CODE_MIB}: "
             "move data out of it"
         )
     return files
-
-
-def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for file in sorted(directory.rglob("*")):
-        parts = file.relative_to(directory).parts
-        hidden = any(p.startswith(".") or p == "__pycache__" for p in parts)
-        if hidden or not file.is_file() or file.suffix == ".pyc":
-            continue
-        yield f"{prefix}/{PurePosixPath(*parts)}", _read(file)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return read_file(file, _MAX_BYTES)
-    except OSError as error:
-        raise RenderError(f"{file}: cannot be read ({error.strerror})") from None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from trnslurm.declared import check_python
 from trnslurm.render.cached import cached
+from trnslurm.render.package import sources
 
 _ROOT = "code/"
 # Our version, file names, checks of values: modules that do not shape graphs. Facts about devices
@@ -46,7 +47,7 @@ def checksums(
     code = {name: data for name, data in files.items() if name.startswith(_ROOT)}
     known = known or sha256_of(code)
     made_of = [str(entry), *(f"{name} {known[name]}" for name in sorted(code))]
-    found = cached(__file__, made_of, lambda: json.dumps(_checksums(code, entry)).encode())
+    found = cached(__file__, made_of, lambda: json.dumps(_checksums(sources(code), entry)).encode())
     return dict(json.loads(found))
 
 

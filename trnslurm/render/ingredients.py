@@ -18,6 +18,7 @@ from trnslurm.config.schema import Recipe
 from trnslurm.declared import FREE, ON_OFF, read_declaration
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source
+from trnslurm.render.package import sources
 
 # Variables that tracing and the compiler read. Variables for the runtime (NEURON_RT_), cache paths
 # and rendezvous do not shape graphs.
@@ -83,7 +84,8 @@ def _script(recipe: Recipe) -> dict[str, Any]:
 
 def _shaping_settings(recipe: Recipe, files: Mapping[str, bytes], entry: str) -> dict[str, Any]:
     """Return the settings that shape graphs: no free ones, and on_off ones as true or false."""
-    declared = read_declaration(lambda path: files.get(f"code/{path}"), entry, "Settings")
+    code = sources(files)
+    declared = read_declaration(lambda path: code.get(f"code/{path}"), entry, "Settings")
     free, on_off = {*recipe.graphs.free}, {*recipe.graphs.on_off}
     if declared:
         free |= declared.marked(FREE)

@@ -18,7 +18,7 @@ from trnslurm.contract.plan import to_json as plan_to_json
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import JobSpec, fewer_nodes, has_own_batch, has_own_steps
-from trnslurm.render.bundle import MIRRORING, ON_NODES, Bundle, kept_directories, snapshot
+from trnslurm.render.bundle import Bundle, kept_directories, snapshot
 from trnslurm.render.code import sha256_of
 from trnslurm.render.directives import set_by
 from trnslurm.render.ingredients import ingredients
@@ -48,8 +48,7 @@ def render_job(
     """Return the bundle of a training job, with a snapshot of its code or the given `code`."""
     environment = open_templates(template_dirs)
     cluster = spec.config.cluster
-    mirrors = [MIRRORING] if cluster.mirror else []
-    code = code or snapshot(spec.config, parts=(*ON_NODES, *mirrors))
+    code = code or snapshot(spec.config)
     files = _files_of_count(spec, environment, code)
     fewer = fewer_nodes(spec)
     for each in fewer:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe
 from trnslurm.plan.spec import JobSpec, make_spec
-from trnslurm.render.bundle import ON_NODES, Bundle, package_files
+from trnslurm.render.bundle import Bundle
+from trnslurm.render.package import ON_NODES, package_files
 from trnslurm.rundir import NODE_SCRIPT
 from trnslurm.submission.job import Job, make_job
 

@@ -23,6 +23,7 @@ from trnslurm.plan.values import SECTIONS, check_plan
 from trnslurm.records.foreign import refuse_foreign
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job
+from trnslurm.render.package import sources
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.rundir import (
     CAPS,
@@ -216,7 +217,7 @@ def read_job(directory: Path) -> Job:
     if missing := [n for n in (*scripts, NODE_SCRIPT, f"code/{entry}") if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
     if entry.endswith(".py"):
-        code = bundle.files
+        code = sources(bundle.files)
         check_plan(plan, entry, lambda path: code.get(f"code/{path}"), f"{directory}/{PLAN}")
     if planned != job.nodes:
         raise SubmitError(

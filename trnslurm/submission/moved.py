@@ -24,7 +24,7 @@ from trnslurm.mirror.copies import CODE, MOST_BYTES, known_copies, name_of, unpa
 from trnslurm.mirror.store import MirrorError, Store
 from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.plan.values import check_plan
-from trnslurm.render.bundle import MIRRORING, ON_NODES, package_files
+from trnslurm.render.package import ON_NODES, package_files, sources
 from trnslurm.rundir import CHECKPOINT_FORMAT, CONFIG, PLAN, RECORD, RUN_FORMAT, newer_format
 from trnslurm.submission.choice import choose_to_submit
 from trnslurm.submission.job import Job, make_job
@@ -71,7 +71,7 @@ def propose_moved(
     _refuse_other_batch(spec, copy)
     if (version := head.get("trnslurm")) != __version__:
         console.warn(f"{copy.name} was submitted with trnslurm {version}: this is {__version__}")
-    code = copy.code | package_files((*ON_NODES, MIRRORING))
+    code = copy.code | package_files(ON_NODES)
     job = make_job(spec, workspace.template_dirs(), code=code)
     _check(job, spec, place)
     console.say(f"{copy.name} continues after step {step}, from {place} ({copy.size})")
@@ -137,6 +137,7 @@ def _check(job: Job, spec: JobSpec, place: str) -> None:
     if f"code/{entry}" not in files:
         raise RunError(f"{place}: {CODE} has no {entry}")
     if entry.endswith(".py"):
+        code = sources(files)
         check_plan(
-            json.loads(files[PLAN]), entry, lambda path: files.get(f"code/{path}"), f"{place}"
+            json.loads(files[PLAN]), entry, lambda path: code.get(f"code/{path}"), f"{place}"
         )

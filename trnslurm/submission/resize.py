@@ -27,6 +27,7 @@ from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, mak
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
+from trnslurm.render.package import sources
 from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN, make_directory
 from trnslurm.submission.job import Job, make_job
 
@@ -107,7 +108,7 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
 def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
     """Return a run's job with other caps on what it may use."""
     option = f"{run.name} cannot continue with --set"
-    if f"code/{_READER}" not in job.bundle.files:
+    if f"code/{_READER}" not in sources(job.bundle.files):
         raise RunError(f"{option}: it was submitted with a trnslurm without caps")
     head = parse_yaml(job.bundle.files[CONFIG])
     for word in words:
@@ -128,7 +129,7 @@ def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
 
 def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
     """Return a run's job with the notifications of --notify."""
-    if f"code/{_SENDER}" not in job.bundle.files:
+    if f"code/{_SENDER}" not in sources(job.bundle.files):
         raise RunError(
             f"{run.name} was submitted with a trnslurm without notifications: leave out --notify"
         )

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from dataclasses import is_dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -66,7 +67,13 @@ def declaration_of(cls: type) -> Declaration | None:
 def _read_source(path: str) -> bytes | None:
     """Read a file of the code that runs, by its absolute path or as trnslurm/train/plan.py."""
     file = Path(trnslurm.__file__).parents[1] / path
-    return file.read_bytes() if file.is_file() else None
+    if file.is_file():
+        return file.read_bytes()
+    ours = Path(trnslurm.__file__).parent
+    if not file.is_relative_to(ours):
+        return None
+    resource = files(trnslurm).joinpath(*file.relative_to(ours).parts)  # in a bundle, in its zip
+    return resource.read_bytes() if resource.is_file() else None
 
 
 def read_section(cls: type[Section], values: Any, *, where: str) -> Section:

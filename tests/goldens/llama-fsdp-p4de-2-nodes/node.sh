@@ -26,7 +26,7 @@ export GLOO_SOCKET_IFNAME
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cuda --devices=0 \
   --workers=8 --efa=4 --data=/fsx/trnslurm-data/wikitext-103-llama3
 # Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
-export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
+export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm.zip/trnslurm/node/startup:$PYTHONPATH"
 
 # Note what this node's devices, processors, memory and network do, until the work ends.
 ("$TRNSLURM_PYTHON" -m trnslurm.node.usage --task=$$ --node="$SLURM_NODEID" --seconds=10 &)

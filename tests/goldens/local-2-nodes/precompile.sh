@@ -56,7 +56,7 @@ export OMP_NUM_THREADS=1                    # many workers share the host: no th
 # --- The run: its Python, its code, where it keeps what it makes
 TRNSLURM_DEFAULT_PYTHON=python3
 export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-$TRNSLURM_DEFAULT_PYTHON}"
-export PYTHONPATH="$PWD/code"               # the snapshot: later edits of the source change nothing
+export PYTHONPATH="$PWD/code/trnslurm.zip:$PWD/code"  # the snapshot: later edits of the source change nothing
 export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_DEVICE=xla-cpu
 export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and their manifests
@@ -64,7 +64,7 @@ export TRNSLURM_CACHE_LAYOUT=shared  # compile_layout: one for all hosts, or a p
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
 # --- `neuron.env` and `env` of the recipe and the profile, which have the reasons
 TRNSLURM_DOING="starting ${TRNSLURM_PYTHON//[\"\\]/?} on $(uname -n): is python: right, and code/ there?"
-"$TRNSLURM_PYTHON" code/trnslurm/node/attempt.py --help > /dev/null  # the program exists, and this Python runs it
+"$TRNSLURM_PYTHON" -m trnslurm.node.attempt --help > /dev/null  # the program exists, and this Python runs it
 
 # --- Rendezvous: where the workers meet. srun gives each node its rank, $SLURM_NODEID: node.sh passes it on.
 TRNSLURM_DOING='choosing the master address and ports'

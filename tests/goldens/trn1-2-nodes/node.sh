@@ -27,7 +27,7 @@ export NEURON_RT_ROOT_COMM_ID="$MASTER_ADDR:$TRNSLURM_DEVICE_PORT"  # the Neuron
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=neuron --devices=16 \
   --workers=32 --efa=8 --data=/fsx/trnslurm-data/wikitext-103
 # Python begins with this directory's sitecustomize.py, for the stacks and the gate of its processes.
-export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
+export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm.zip/trnslurm/node/startup:$PYTHONPATH"
 
 # Note what this node's devices, processors, memory and network do, until the work ends.
 ("$TRNSLURM_PYTHON" -m trnslurm.node.usage --task=$$ --node="$SLURM_NODEID" --seconds=10 &)

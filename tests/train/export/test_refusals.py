@@ -13,6 +13,8 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from trnslurm.render.bundle import Bundle
+from trnslurm.render.package import package_files
 from trnslurm.train.errors import TrainError
 
 from ...processes import run_process
@@ -120,15 +122,11 @@ def test_what_killed_exports_left_is_removed(export, run_dir):
 
 def test_by_hand(run_dir):
     """As the script's docstring says."""
-    package = run_dir / "code" / "trnslurm"
-    for room in ("train", "contract", "devices"):
-        shutil.copytree(REPO / "trnslurm" / room, package / room)
-    for name in ("__init__.py", "declared.py", "errors.py", "frozen.py", "rundir.py", "tracing.py"):
-        shutil.copy(REPO / "trnslurm" / name, package)
+    Bundle(files=package_files(("train", "declared.py", "errors.py"))).write(run_dir)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
 
     command = [sys.executable, "code/jobs/gpt2_zero1/export.py", "plan.json", "--output", "there"]
-    env = os.environ | {"PYTHONPATH": "code", "USE_TORCH_XLA": "0"}
+    env = os.environ | {"PYTHONPATH": "code/trnslurm.zip", "USE_TORCH_XLA": "0"}
     done = run_process(command, cwd=run_dir, env=env)
     assert (done.code, done.err) == (0, "")
     assert done.out == f"Wrote {run_dir / 'there'} (step 6, 0.1 M parameters)\n"

@@ -168,7 +168,7 @@ def _imports_own(run: Path, chosen: Suspect) -> bool:
     return named is not None and any(
         (folder / name).exists()
         for folder in (code, code / "project", *code.glob("jobs/*"))
-        for name in (named[1], f"{named[1]}.py")
+        for name in (named[1], f"{named[1]}.py", f"{named[1]}.zip")
     )
 
 

@@ -6,7 +6,8 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from trnslurm.frozen import Frozen
@@ -28,7 +29,7 @@ _AROUND = ("frame", "before", "log")
 _compiled = functools.cache(re.compile)
 CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
 NO_DIGITS = str.maketrans("", "", "0123456789")
-_FILES = Path(__file__).with_name("known")
+_FILES = files(__package__) / "known"
 
 
 class Context(Frozen):
@@ -66,8 +67,8 @@ class Cause(Frozen):
     text: str
     """Its pattern, which is searched in single lines. The groups `what` and `package` fill what is
     reported."""
-    example: str
-    """A line that the pattern matches."""
+    example: str = ""
+    """A line that the pattern matches; bundles leave it and its like out."""
     near: tuple[str, ...] = ()
     """Lines that look alike and mean something else."""
     cause: str
@@ -189,12 +190,12 @@ def all_causes() -> tuple[Cause, ...]:
             | {key: re.compile(entry[key]) for key in _AROUND if key in entry}
             | {"near": tuple(entry.get("near", ())), "words": words_of(entry["text"])}
         )
-        for file in sorted(_FILES.glob("*.toml"))
+        for file in sorted(_FILES.iterdir(), key=lambda file: file.name)
         for entry in _entries(file)
     )
 
 
-def _entries(file: Path) -> Iterator[dict[str, Any]]:
+def _entries(file: Traversable) -> Iterator[dict[str, Any]]:
     """Yield the entries of a file; `shared` names a pattern that several of them have."""
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
     for entry in tables["cause"]:

@@ -6,9 +6,9 @@ longer has, and an older one has not got it yet. `make releases` writes the list
 
 import re
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 
-_FILE = Path(__file__).with_name("releases.txt")
+_FILE = files(__package__) / "releases.txt"
 _FINAL = re.compile(r"(\d+(?:\.\d+)*)(?:\.post\d+)?(?:\+[\w.]+)?")
 _AFTER_ALL = "after all that are listed"
 

@@ -83,7 +83,7 @@ def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: b
     """
     run = runs[0]  # the guard of the first run also runs the others
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment |= {Variable.PYTHON: python, "PYTHONPATH": str(run.code)}
+    environment |= {Variable.PYTHON: python, "PYTHONPATH": run.python_path}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
     argv = ["env", "-i", *(f"{name}={value}" for name, value in environment.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]

@@ -1,0 +1,86 @@
+"""This package in a bundle: one zip file that Python imports from."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trnslurm.errors import RenderError
+from trnslurm.render.bundle import Bundle
+from trnslurm.render.package import ON_NODES, package_files, sources
+from trnslurm.rundir import PACKAGE
+
+from ..processes import run_process
+
+ROOT = Path(__file__).parents[2]
+KNOWN = "trnslurm/node/triage/known"
+OF_TESTS = {"example", "near", "beside"}
+PROGRAM = """
+import pkgutil, runpy, sys, zipfile
+sys.path.insert(0, sys.argv.pop())
+import trnslurm
+from trnslurm.node.triage.causes import all_causes
+from trnslurm.node.triage.releases import packages
+print(trnslurm.__file__, len(all_causes()), len(packages()))
+"""
+
+
+def test_every_bundle_of_a_version_has_the_same_file() -> None:
+    first, again = (package_files(ON_NODES)[PACKAGE] for _ in range(2))
+    assert first == again
+    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+        members = archive.infolist()
+    assert {m.compress_type for m in members} == {zipfile.ZIP_STORED}  # zlib's bytes differ
+    assert {m.date_time for m in members} == {(1980, 1, 1, 0, 0, 0)}
+    assert [m.filename for m in members] == sorted(m.filename for m in members)
+
+
+def test_it_has_our_files_as_they_are() -> None:
+    files = sources(package_files(ON_NODES))
+    for name, data in files.items():
+        ours = (ROOT / name.removeprefix("code/")).read_bytes()
+        if KNOWN not in name:
+            assert data == ours, name
+            continue
+        kept = tomllib.loads(data.decode())
+        for entry in (full := tomllib.loads(ours.decode()))["cause"]:
+            for key in OF_TESTS & entry.keys():
+                del entry[key]
+        assert kept == full, name
+    assert {"code/trnslurm/mirror/program.py", "code/trnslurm/train/trainer.py"} <= files.keys()
+
+
+def test_its_tables_are_read_in_it(tmp_path: Path) -> None:
+    Bundle(files=package_files(("node",))).write(tmp_path)
+    place = str(tmp_path / PACKAGE)
+    done = run_process([sys.executable, "-I", "-c", PROGRAM, place], cwd=tmp_path)
+    file, causes, packages = done.out.split()
+    assert file == f"{place}/trnslurm/__init__.py"
+    assert int(causes) > 1000 and int(packages) > 10
+
+
+def packed(method: int, size: int = 1) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        archive.writestr("trnslurm/__init__.py", size * b"x")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "File is not a zip file"),
+        (packed(zipfile.ZIP_STORED)[:-1], "."),
+        (packed(zipfile.ZIP_DEFLATED), "compressed, or too large"),
+        (packed(zipfile.ZIP_STORED, (64 << 20) + 1), "compressed, or too large"),
+        (packed(zipfile.ZIP_STORED, 4).replace(b"xxxx", b"none"), "Bad CRC-32"),
+    ],
+)
+def test_what_is_none_of_ours_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(RenderError, match=rf"code/trnslurm\.zip is damaged .*{why}.*render it"):
+        sources({PACKAGE: data})

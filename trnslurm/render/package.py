@@ -1,0 +1,112 @@
+"""This package in a bundle: one zip file, from which the nodes' Python imports.
+
+Python imports from zip files on its path: https://docs.python.org/3/library/zipimport.html. The
+file is the same for all training jobs of a version, on every machine: it is stored without
+compression, because libraries for zlib make different bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from trnslurm.errors import RenderError
+from trnslurm.rundir import PACKAGE, read_file
+
+_HERE = Path(__file__).resolve().parent.parent
+_NAME = _HERE.name
+# The parts that a training job copies, and those that every job copies.
+ON_NODES = ("node", "train", "mirror", "declared.py", "errors.py")
+_SHARED = (
+    *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
+    "rundir.py",
+    "tracing.py",
+)
+# What only the tests of a table of causes read.
+_OF_TESTS = re.compile(
+    rb"^(?:example|near|beside) = .*\n(?:(?!\w+ = |\[\[cause|\[shared).*\n)*", re.MULTILINE
+)
+MAX_CODE_MIB = 64
+_MAX_BYTES = MAX_CODE_MIB << 20
+_MODE = 0o644 << 16
+_UNIX = 3
+
+
+def package_files(parts: Sequence[str]) -> dict[str, bytes]:
+    """Return the bundle file with parts of this package and the modules that all parts share."""
+    files: dict[str, bytes] = {}
+    for part in (*_SHARED, *parts):
+        if part.endswith(".py"):
+            files[f"{_NAME}/{part}"] = (_HERE / part).read_bytes()
+        else:
+            files |= dict(tree(_HERE / part, f"{_NAME}/{part}"))
+    return {PACKAGE: _zipped({name: _for_nodes(name, data) for name, data in files.items()})}
+
+
+def sources(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a bundle with the source files of this package in place of the zip.
+
+    Bundles of older versions have them already.
+    """
+    if PACKAGE not in files:
+        return dict(files)
+    others = {name: data for name, data in files.items() if name != PACKAGE}
+    return others | _unzipped(files[PACKAGE])
+
+
+def tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files below a directory, without hidden ones and bytecode, by their names."""
+    for file in sorted(directory.rglob("*")):
+        parts = file.relative_to(directory).parts
+        hidden = any(p.startswith(".") or p == "__pycache__" for p in parts)
+        if hidden or not file.is_file() or file.suffix == ".pyc":
+            continue
+        yield f"{prefix}/{PurePosixPath(*parts)}", read(file)
+
+
+def read(file: Path) -> bytes:
+    """Read a file of a bundle, or say why that is impossible."""
+    try:
+        return read_file(file, _MAX_BYTES)
+    except OSError as error:
+        raise RenderError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+def _for_nodes(name: str, data: bytes) -> bytes:
+    """Return a file as nodes need it: a table of causes without its examples."""
+    return _OF_TESTS.sub(b"", data) if name.endswith(".toml") else data
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name)  # its time is the earliest of the format
+            info.create_system, info.external_attr = _UNIX, _MODE
+            archive.writestr(info, files[name])
+    return out.getvalue()
+
+
+@functools.lru_cache(maxsize=4)
+def _unzipped(data: bytes) -> dict[str, bytes]:
+    """Return the files of a package, by their names in a bundle; refuse what is none of ours."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = [*_checked(archive.infolist())]
+            return {f"code/{member.filename}": archive.read(member) for member in members}
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+        raise RenderError(f"{PACKAGE} is damaged ({error}): render it again") from None
+
+
+def _checked(members: Iterable[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:
+    left = _MAX_BYTES
+    for member in members:
+        left -= member.file_size
+        if left < 0 or member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("its files are compressed, or too large")
+        yield member
