@@ -313,7 +313,7 @@ def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, reque
     ]
     (call,) = fake_slurm.calls("srun")
     assert {"--jobid=1002", "--nodes=2", "--nodelist=node-1,node-2"} <= {*call.arguments}
-    words = f"{running.path}/code -m trnslurm.node.stacks {running.path} train 2\n"
+    words = f"{running.python_path} -m trnslurm.node.stacks {running.path} train 2\n"
     assert (tmp_path / "asked").read_text() == words
     workers = json.loads(cli("stacks", running.name, "--json").out)
     assert [worker["rank"] for worker in workers] == [0, 1, 2, 3]
