@@ -142,7 +142,8 @@ def test_a_run_completes_in_a_closed_environment(machine: Machine) -> None:
     assert MARK not in seen
     assert seen["TRNSLURM_PHASE"] == "train"
     code = machine.runs[0] / "code"
-    assert seen["PYTHONPATH"] == f"{code}/trnslurm/node/startup:{code}"
+    package = f"{code}/trnslurm.zip"
+    assert seen["PYTHONPATH"] == f"{package}/trnslurm/node/startup:{package}:{code}"
 
 
 def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
