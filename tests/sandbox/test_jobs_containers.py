@@ -207,8 +207,8 @@ def test_the_nodes_part_of_a_job_runs_in_the_image(
     for node in "01":
         said = run.logs("--node", node)
         work = run.path / "work"
-        code = f"{run.path}/code"
-        path = f"{work}:{code}/trnslurm/node/startup:{code}"
+        package = f"{run.path}/code/trnslurm.zip"
+        path = f"{work}:{package}/trnslurm/node/startup:{package}:{run.path}/code"
         expected = f"seen {node} own-files {PATH_INSIDE} {path} it's me {work}"
         assert expected in said.splitlines()
         assert "shared\n" in said
