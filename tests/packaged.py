@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from trnslurm.render.package import package_files, sources
 from trnslurm.rundir import PACKAGE
 
 
@@ -24,11 +23,3 @@ def change_source(bundle: Path, name: str, change: Callable[[str], str]) -> None
     with zipfile.ZipFile(bundle / PACKAGE, "w") as archive:
         for member, data in files.items():
             archive.writestr(member, data)
-
-
-def write_sources(parts: tuple[str, ...], directory: Path) -> None:
-    """Write parts of the package as directories, as bundles of older versions have them."""
-    for name, data in sources(package_files(parts)).items():
-        file = directory / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)

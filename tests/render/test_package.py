@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 KNOWN = "trnslurm/node/triage/known"
 OF_TESTS = {"example", "near", "beside"}
 PROGRAM = """
-import pkgutil, runpy, sys, zipfile
+import sys
 sys.path.insert(0, sys.argv.pop())
 import trnslurm
 from trnslurm.node.triage.causes import all_causes
@@ -64,6 +64,13 @@ def test_its_tables_are_read_in_it(tmp_path: Path) -> None:
     assert int(causes) > 1000 and int(packages) > 10
 
 
+def encrypted() -> bytes:
+    data = bytearray(packed(zipfile.ZIP_STORED))
+    data[6] |= 1  # its own header, and the directory's
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(data)
+
+
 def packed(method: int, size: int = 1) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
@@ -78,6 +85,7 @@ def packed(method: int, size: int = 1) -> bytes:
         (packed(zipfile.ZIP_STORED)[:-1], "."),
         (packed(zipfile.ZIP_DEFLATED), "compressed, or too large"),
         (packed(zipfile.ZIP_STORED, (64 << 20) + 1), "compressed, or too large"),
+        (encrypted(), "is encrypted"),
         (packed(zipfile.ZIP_STORED, 4).replace(b"xxxx", b"none"), "Bad CRC-32"),
     ],
 )

@@ -11,7 +11,6 @@ import functools
 import io
 import re
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -99,7 +98,7 @@ def _unzipped(data: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [*_checked(archive.infolist())]
             return {f"code/{member.filename}": archive.read(member) for member in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError) as error:
         raise RenderError(f"{PACKAGE} is damaged ({error}): render it again") from None
 
 
