@@ -36,8 +36,8 @@ try:
     import torch.distributed.checkpoint as dcp
     from torch import nn
 
+    from trnslurm.contract.rundir import RunFiles
     from trnslurm.devices import CPU
-    from trnslurm.rundir import RunFiles
     from trnslurm.train.checkpoint import directory
     from trnslurm.train.checkpoint.checkpoints import Checkpoints
     from trnslurm.train.checkpoint.saving import CheckpointPolicy

@@ -25,7 +25,7 @@ from pathlib import Path
 import reporting
 import scale
 
-from trnslurm.rundir import newest_step
+from trnslurm.contract.checkpoints import newest_in
 
 IMPORTS = "import torch; from transformers import GPT2Config, GPT2LMHeadModel"
 GOAL, WARM_GOAL = 1.3, 0.4
@@ -79,7 +79,7 @@ def measure(place: Path, *, warm: bool) -> dict[str, float]:
         site.enter()
         site.submit()
         # From a checkpoint, so that there is something to load.
-        site.wait("a checkpoint", lambda: newest_step(site.run / "checkpoints") > 0)
+        site.wait("a checkpoint", lambda: newest_in(site.run / "checkpoints") > 0)
         killed = site.workers()[0]  # the order of /proc: those started ahead come later
         if warm:
             site.wait("workers started ahead", lambda: len(site.workers()) == 4)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import reporting
 
-from trnslurm.rundir import PACKAGE
+from trnslurm.contract.rundir import PACKAGE
 
 REPO = Path(__file__).parents[1]
 PEERS = {

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from trnslurm.rundir import PACKAGE
+from trnslurm.contract.rundir import PACKAGE
 
 
 def source_names(bundle: Path) -> list[str]:

@@ -28,8 +28,9 @@ import pytest
 
 import trnslurm.cli
 from trnslurm.cli import main
+from trnslurm.contract.checkpoints import checkpoint_name
+from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import checkpoint_name, write_json
 
 ROUND = 12
 """Cases of the short round."""

@@ -20,12 +20,12 @@ import pytest
 
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.contract.rundir import INGREDIENTS
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.array import render_array
 from trnslurm.render.bundle import Bundle, diff
 from trnslurm.render.job import render_data_job, render_job
-from trnslurm.rundir import INGREDIENTS
 
 from .processes import run_process
 

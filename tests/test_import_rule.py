@@ -93,7 +93,6 @@ PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PAC
 FLOORS = [
     "frozen",
     "devices",
-    "rundir",
     "contract",
     "tracing",
     "pace",
@@ -122,15 +121,14 @@ FLOORS = [
 ]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
-    "node": {"contract", "devices", "frozen", "rundir"},  # programs on the nodes
-    "mirror": {"rundir"},  # copies in S3
-    "train": {"contract", "devices", "rundir", "tracing", "pace", "declared"},  # the runtime
+    "node": {"contract", "devices", "frozen"},  # programs on the nodes
+    "mirror": {"contract"},  # copies in S3
+    "train": {"contract", "devices", "tracing", "pace", "declared"},  # the runtime
     "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {
         "contract",
         "devices",
         "frozen",
-        "rundir",
         "errors",
         "config",
         "slurm",
@@ -271,7 +269,7 @@ def test_no_module_is_imported_in_a_circle(part: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     needs = {module_name(file): modules_behind(file) for file in PACKAGE.rglob("*.py")}
-    assert {"trnslurm.rundir", "trnslurm.errors"} <= needs["trnslurm.records.run"]
+    assert {"trnslurm.contract.rundir", "trnslurm.errors"} <= needs["trnslurm.records.run"]
     graphlib.TopologicalSorter(needs).prepare()  # an error that names a circle, if there is one
 
 
@@ -314,7 +312,7 @@ def test_only_the_choice_asks_which_scheduler_a_run_has() -> None:
 
 def test_what_every_node_runs_needs_the_standard_library_only() -> None:
     more = {"torchrun.py": {"torch"}, "packages.py": {"packaging"}}  # used where they are there
-    for file in files("devices", "node", "rundir"):
+    for file in files("contract", "devices", "node"):
         assert foreign(file) <= sys.stdlib_module_names | more.get(file.name, set()), file
 
 

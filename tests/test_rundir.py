@@ -11,10 +11,31 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm import rundir
-from trnslurm.rundir import RunFiles
+import trnslurm
+from trnslurm.contract.checkpoints import (
+    checkpoint_name,
+    checkpoints_in,
+    damaged_name,
+    is_removed,
+    newest_in,
+    removed_name,
+    step_of,
+    temporary_name,
+    writer_of,
+)
+from trnslurm.contract.files import (
+    first_line,
+    last_line,
+    load_json,
+    read_file,
+    read_json,
+    read_json_lines,
+    write_json,
+    write_json_once,
+)
+from trnslurm.contract.rundir import RunFiles
 
-PACKAGE = Path(rundir.__file__).parent
+PACKAGE = Path(trnslurm.__file__).parent
 ROOT = PACKAGE.parent
 
 
@@ -31,30 +52,30 @@ ROOT = PACKAGE.parent
     ],
 )
 def test_a_checkpoint_has_its_step_in_eight_digits_or_more(name: str, step: int | None) -> None:
-    assert rundir.step_of(name) == step
+    assert step_of(name) == step
     if step is not None:
-        assert rundir.checkpoint_name(step) == name
+        assert checkpoint_name(step) == name
 
 
 def test_the_newest_checkpoint_is_of_the_highest_step(tmp_path: Path) -> None:
-    assert rundir.checkpoints_in(tmp_path / "none") == []
-    assert rundir.newest_step(tmp_path) == 0
+    assert checkpoints_in(tmp_path / "none") == []
+    assert newest_in(tmp_path) == 0
     names = ["step-99999999", "step-100000000", "step-00000005", "step-200000000.tmp-1"]
     for name in names:
         (tmp_path / name).mkdir()
-    assert [path.name for path in rundir.checkpoints_in(tmp_path)] == [names[1], names[0], names[2]]
-    assert rundir.newest_step(tmp_path) == 100000000
+    assert [path.name for path in checkpoints_in(tmp_path)] == [names[1], names[0], names[2]]
+    assert newest_in(tmp_path) == 100000000
 
 
 def test_names_of_unfinished_and_removed_checkpoints() -> None:
-    writing = rundir.temporary_name(17, 3)
-    assert (writing, rundir.writer_of(writing)) == ("step-00000017.tmp-3", 3)
-    for name in (writing, rundir.checkpoint_name(17)):
-        removed = rundir.removed_name(name, 4)
-        assert rundir.is_removed(removed) and rundir.writer_of(removed) is None
-        assert not rundir.is_removed(name)
-    damaged = rundir.damaged_name(rundir.checkpoint_name(17), 4)
-    assert (rundir.step_of(damaged), rundir.is_removed(damaged)) == (None, False)
+    writing = temporary_name(17, 3)
+    assert (writing, writer_of(writing)) == ("step-00000017.tmp-3", 3)
+    for name in (writing, checkpoint_name(17)):
+        removed = removed_name(name, 4)
+        assert is_removed(removed) and writer_of(removed) is None
+        assert not is_removed(name)
+    damaged = damaged_name(checkpoint_name(17), 4)
+    assert (step_of(damaged), is_removed(damaged)) == (None, False)
 
 
 def test_attempts_are_told_from_other_state_files(tmp_path: Path) -> None:
@@ -62,7 +83,7 @@ def test_attempts_are_told_from_other_state_files(tmp_path: Path) -> None:
     assert files.attempt_numbers("train") == []
     files.state.mkdir()
     for attempt in (10, 9):
-        rundir.write_json(files.state_file("train", attempt), {})
+        write_json(files.state_file("train", attempt), {})
     others = [
         files.state_file("precompile", 11), files.stop_file("train", 12), files.cancelled_file,
         files.stopped_file("train", 12), files.stuck_file("train", 12), files.excluded_file,
@@ -70,7 +91,7 @@ def test_attempts_are_told_from_other_state_files(tmp_path: Path) -> None:
         files.preflight_file("train", 12, 1), files.graphs_file(12, 0),
     ]  # fmt: skip
     for file in others:
-        rundir.write_json(file, {})
+        write_json(file, {})
     assert files.attempt_numbers("train") == [9, 10]
     assert files.preflight_files("train", 12) == others[7:8]
     others[7].unlink()
@@ -94,13 +115,13 @@ def test_logs_of_nodes_are_told_from_the_batch_scripts(tmp_path: Path) -> None:
 
 def test_json_is_replaced_whole(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    rundir.write_json(file, {"a": 1})
+    write_json(file, {"a": 1})
     with pytest.raises(TypeError):
-        rundir.write_json(file, {"a": object()})
-    assert rundir.read_json(file) == {"a": 1}
-    assert not rundir.write_json_once(file, {"a": 2})
-    assert rundir.write_json_once(tmp_path / "b.json", {"b": 1})
-    assert (rundir.read_json(file), rundir.read_json(tmp_path / "b.json")) == ({"a": 1}, {"b": 1})
+        write_json(file, {"a": object()})
+    assert read_json(file) == {"a": 1}
+    assert not write_json_once(file, {"a": 2})
+    assert write_json_once(tmp_path / "b.json", {"b": 1})
+    assert (read_json(file), read_json(tmp_path / "b.json")) == ({"a": 1}, {"b": 1})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
@@ -112,9 +133,9 @@ def test_json_is_replaced_whole(tmp_path: Path) -> None:
 def test_damaged_json_is_empty(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(text)
-    assert rundir.read_json(file) == {}
+    assert read_json(file) == {}
     with pytest.raises(ValueError):
-        rundir.load_json(file)
+        load_json(file)
 
 
 def test_what_is_no_file_or_huge_is_not_read(tmp_path: Path) -> None:
@@ -123,18 +144,18 @@ def test_what_is_no_file_or_huge_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as stream:
         stream.truncate(1 << 40)
     for path in (tmp_path, *(tmp_path / name for name in ("pipe", "loop", "huge", "none"))):
-        assert rundir.read_json(path) == {}
-    assert rundir.read_json(Path("/dev/zero")) == {}
+        assert read_json(path) == {}
+    assert read_json(Path("/dev/zero")) == {}
 
 
 def test_lines_of_json(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    assert (rundir.first_line(file), rundir.last_line(file)) == ({}, {})
+    assert (first_line(file), last_line(file)) == ({}, {})
     lines = [json.dumps({"step": step, "pad": "x" * 1000}) for step in range(200)]
     file.write_text("\n".join(lines) + '\n"no object"\n{"step": 200', encoding="utf-8")
-    assert rundir.first_line(file)["step"] == 0
-    assert rundir.last_line(file)["step"] == 199
-    assert [line["step"] for line in rundir.read_json_lines(file)] == list(range(200))
+    assert first_line(file)["step"] == 0
+    assert last_line(file)["step"] == 199
+    assert [line["step"] for line in read_json_lines(file)] == list(range(200))
 
 
 DAMAGE = ["", "{", '{"step": 1', "[]", "1", '{"step": 1},{"step": 2}', "\0"]
@@ -146,7 +167,7 @@ def test_a_damaged_line_costs_no_other(tmp_path: Path, damage: str) -> None:
     lines = [json.dumps({"step": step}) for step in range(1000)]
     lines[500] = damage
     file.write_text("\n".join(lines), encoding="utf-8")
-    steps = [line["step"] for line in rundir.read_json_lines(file)]
+    steps = [line["step"] for line in read_json_lines(file)]
     assert steps == [*range(500), *range(501, 1000)]
 
 
@@ -193,8 +214,8 @@ def test_the_search_finds_names_and_nothing_else(source: str, number: int) -> No
     assert len(spelled(source)) == number
 
 
-def test_only_rundir_names_the_files_of_a_run_directory() -> None:
-    others = [Path(rundir.__file__), PACKAGE / "sandbox"]  # a sandbox has a directory of its own
+def test_only_the_contract_names_the_files_of_a_run_directory() -> None:
+    others = [PACKAGE / "contract", PACKAGE / "sandbox"]  # a sandbox has a directory of its own
     # Where tensorboard is a package; examples are users' own.
     others += [PACKAGE / "cluster/installed.py", PACKAGE / "examples"]
     found = {
@@ -211,20 +232,20 @@ def test_only_rundir_names_the_files_of_a_run_directory() -> None:
 def test_a_file_is_read_whole_up_to_the_most(tmp_path: Path, size: int) -> None:
     file = tmp_path / "file"
     file.write_bytes(os.urandom(size))
-    assert rundir.read_file(file, most_bytes=100_000) == file.read_bytes()
+    assert read_file(file, most_bytes=100_000) == file.read_bytes()
     if size:
         with pytest.raises(OSError, match="more than 0 MiB"):
-            rundir.read_file(file, most_bytes=size - 1)
+            read_file(file, most_bytes=size - 1)
 
 
 def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path) -> None:
     file, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
-    rundir.write_json(file, {"before": 1})
+    write_json(file, {"before": 1})
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large") as found:
-            rundir.write_json(file, {"after": 1})
+            write_json(file, {"after": 1})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert found.value.filename == str(file)  # the kernel names no file for a write
-    assert rundir.read_json(file) == {"before": 1} and [*tmp_path.iterdir()] == [file]
+    assert read_json(file) == {"before": 1} and [*tmp_path.iterdir()] == [file]

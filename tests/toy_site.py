@@ -17,9 +17,9 @@ import yaml
 
 from trnslurm.config import load
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import write_json
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import write_json
 
 PROFILE: dict[str, Any] = {
     "description": "A cluster of stand-ins",

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from trnslurm.rundir import write_json
+from trnslurm.contract.files import write_json
 
 LOOK_S = 30.0
 _LEAST_STEPS = 10

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
-from trnslurm.rundir import RunFiles, read_json, write_json
 
 # 1,000 workers then list a directory 100 times a second.
 _LOOK_S = 10.0

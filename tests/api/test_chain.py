@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trnslurm.rundir import write_json
+from trnslurm.contract.files import write_json
 from trnslurm.runs.status import run_status
 
 from ..waiting import eventually

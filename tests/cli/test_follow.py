@@ -10,7 +10,7 @@ import pytest
 
 from trnslurm.cli import follow
 from trnslurm.console import Console
-from trnslurm.rundir import write_json
+from trnslurm.contract.files import write_json
 from trnslurm.runs import watch
 from trnslurm.runs.status import run_status
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.rundir import write_json
+from trnslurm.contract.files import write_json
 from trnslurm.runs import logs
 from trnslurm.runs.logs import follow_log, last_states, tail_offset
 

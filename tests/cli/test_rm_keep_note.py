@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import trnslurm
+from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.files import write_json
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 from trnslurm.runs import removal
 from trnslurm.runs.status import run_status
 
@@ -165,7 +166,7 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     write_json(run.saved_file, {"step": 7, "path": str(work / "out/model.pt")})
     done = cli("rm", "1-a", "--checkpoints", "--yes")
     assert done.out.endswith("Removed the checkpoints of 1 run, 1.0 MiB\n") and not done.err
-    assert work.exists() and not (work / "out").exists() and run.newest_step() == 0
+    assert work.exists() and not (work / "out").exists() and newest_step(run) == 0
     far = tmp_path / "far"
     far.mkdir()
     (far / "model.pt").write_bytes(b"x")

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import PACKAGE
 from trnslurm.node.triage.finding import find_cause
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.package import package_files
-from trnslurm.rundir import PACKAGE, write_json
 
 from ..processes import Done, run_process
 

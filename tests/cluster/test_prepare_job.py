@@ -55,7 +55,7 @@ def test_node_script_reads_from_the_bundle(site, fake_slurm, cli) -> None:
     assert (run.code / "jobs/gpt2_zero1/text.txt").is_file()
     assert {name.split("/")[1] for name in source_names(run.path)} == {
         "__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "node",
-        "pace.py", "prepare", "rundir.py", "tracing.py",
+        "pace.py", "prepare", "tracing.py",
     }  # fmt: skip
 
 

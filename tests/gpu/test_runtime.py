@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.rundir import RunFiles, write_json
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 
 from ..free_port import free_port
 from ..processes import run_process

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.rundir import RunFiles, write_json
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 
 from ..json_lines import read_lines
 from ..processes import Done, run_process

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import trnslurm
+from trnslurm.contract.checkpoints import checkpoint_name, newest_checkpoint, newest_step
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.mirror.copies import read_copy
 from trnslurm.mirror.store import ChangedError, MirrorError, Object, Store
-from trnslurm.rundir import RunFiles, checkpoint_name, write_json
 
 from ..processes import Done, run_process
 from ..waiting import eventually
@@ -183,9 +185,9 @@ def test_a_script_reports_a_file_and_a_directory(
     for _ in range(2):  # an earlier attempt may have ended after the fetch
         other.saved_file.unlink(missing_ok=True)
         assert other.mirror("fetch", place).code == 0
-        assert other.newest_checkpoint() == other.path / "work" / "out"
+        assert newest_checkpoint(other) == other.path / "work" / "out"
     assert contents(other.path / "work") == contents(run.path / "work")
-    assert other.newest_step() == 3
+    assert newest_step(other) == 3
 
 
 def test_it_says_what_s3_says(server: Server, make_run: Callable[..., Run], home: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.mirror.copies import unpacked
 from trnslurm.mirror.store import MirrorError
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 
 from ..packaged import source_names
 from ..processes import run_process

@@ -13,7 +13,9 @@ import pytest
 
 import trnslurm
 from trnslurm import calls
-from trnslurm.rundir import RunFiles, write_json
+from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 
 from ..processes import run_process
 
@@ -59,18 +61,18 @@ def test_worker_0_reports(run: RunFiles, monkeypatch) -> None:
 
 
 def test_what_is_saved_is_what_the_next_attempt_begins_with(run: RunFiles, monkeypatch) -> None:
-    assert (run.newest_step(), run.newest_checkpoint()) == (0, None)
+    assert (newest_step(run), newest_checkpoint(run)) == (0, None)
     (run.path / "mine").mkdir()
     monkeypatch.chdir(run.path)
     trnslurm.saved(5, "mine")
-    assert (run.newest_step(), run.newest_checkpoint()) == (5, run.path / "mine")
+    assert (newest_step(run), newest_checkpoint(run)) == (5, run.path / "mine")
     own = run.checkpoints / "step-00000007"
     own.mkdir(parents=True)
-    assert (run.newest_step(), run.newest_checkpoint()) == (7, own)
+    assert (newest_step(run), newest_checkpoint(run)) == (7, own)
     trnslurm.saved(9, "gone")  # by whoever cleans up
-    assert run.newest_checkpoint() == own
+    assert newest_checkpoint(run) == own
     run.saved_file.write_text("[")
-    assert (run.newest_step(), run.newest_checkpoint()) == (7, own)
+    assert (newest_step(run), newest_checkpoint(run)) == (7, own)
 
 
 def test_a_stop_is_told_to_the_batch_script(run: RunFiles) -> None:
@@ -138,7 +140,8 @@ def test_the_names_are_there_without_the_launcher() -> None:
     )
     done = run_process([sys.executable, "-c", code])
     needed = [
-        *("trnslurm", "trnslurm.calls", "trnslurm.contract", "trnslurm.contract.variables"),
-        *("trnslurm.frozen", "trnslurm.rundir", "trnslurm.tracing"),
+        *("trnslurm", "trnslurm.calls", "trnslurm.contract"),
+        *(f"trnslurm.contract.{each}" for each in ("checkpoints", "files", "rundir", "variables")),
+        *("trnslurm.frozen", "trnslurm.tracing"),
     ]
     assert done.ok.strip() == str(needed)

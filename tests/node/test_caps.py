@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.times import utc_time
 from trnslurm.node.caps import Caps
 from trnslurm.node.ending import how_it_ended
-from trnslurm.rundir import RunFiles, utc_time
 
 from .test_attempt import SAVES, STOPS, Script
 from .test_ending import facts

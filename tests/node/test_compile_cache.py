@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.files import read_json
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.key import own_versions
 from trnslurm.node.graphs.manifest import CacheError, GraphCache
-from trnslurm.rundir import read_json
 from trnslurm.sandbox.layout import replace_text
 
 from ..waiting import eventually

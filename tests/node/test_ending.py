@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.node import left_out, state
 from trnslurm.node.ending import (
@@ -21,7 +22,6 @@ from trnslurm.node.ending import (
     who_ended,
 )
 from trnslurm.node.state import RUN
-from trnslurm.rundir import RunFiles
 
 GAVE_UP = "given up after {} without a new checkpoint: exit code 1 while running on a,b"
 

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from trnslurm.contract.attempt import Attempt, attempt_of
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.node.events import StallWatch, what_next
 from trnslurm.node.notify import NotifyError, _post, compose, read_webhook
 from trnslurm.node.triage.finding import find_cause
-from trnslurm.rundir import RunFiles, write_json
 
 from ..free_port import free_port
 from ..json_lines import read_lines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trnslurm.contract.attempt import Attempt, attempt_of, read_attempt
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import NEXT, OF_A_RUN, EndCause, State
-from trnslurm.rundir import RunFiles
 
 
 def test_every_state_is_of_an_attempt_or_a_run() -> None:

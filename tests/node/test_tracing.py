@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from trnslurm import tracing
-from trnslurm.rundir import RunFiles, read_json, write_json
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.tracing import IDLE, OTHER, Tracer, kind_of, shares, spans_of
 
 from ..waiting import eventually

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.node.triage.causes import (
     Cause,
     Context,
@@ -26,7 +27,6 @@ from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.node.triage.mend import SUBMIT, short
 from trnslurm.node.triage.words import time_in
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 
 from .measure_triage import CORPUS, cases_in, diagnose, judge
 

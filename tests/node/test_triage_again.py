@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 
 STARTED = {"state": "RUNNING", "checkpoint": 40, "hosts": "node-1,node-2"}
 TRAIN_ERROR = "trnslurm.train.errors.TrainError"

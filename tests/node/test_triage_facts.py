@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.node.packages import packages
 from trnslurm.node.triage.again import runs_same_python
 from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.usage.machine import machine
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1"}
 IMPORT = """\

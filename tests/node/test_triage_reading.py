@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.node.triage import evidence
 from trnslurm.node.triage.evidence import clean, read_log
 from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.triage.words import read_words, time_in
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 
 
 @pytest.fixture

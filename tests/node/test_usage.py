@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.devices import CPU, CUDA
 from trnslurm.node.accelerators.accelerator import accelerator_of
 from trnslurm.node.accelerators.neuron import read_neuron_monitor
@@ -27,7 +28,6 @@ from trnslurm.node.usage.devices import (
 from trnslurm.node.usage.host import Host
 from trnslurm.node.usage.notice import Look, Notices
 from trnslurm.node.usage.read import newest_lines, notices
-from trnslurm.rundir import RunFiles
 
 from ..waiting import eventually
 

@@ -12,7 +12,12 @@ PACKAGE = Path(trnslurm.__file__).parent
 ROOT = PACKAGE.parent
 NAME = re.compile(r"TRNSLURM_[A-Z_]*[A-Z]")
 # Read before the package can be imported, or shell that a host without it runs.
-TEXT = {"contract/variables.py", "node/startup/sitecustomize.py", "remote/ssh.py", "rundir.py"}
+TEXT = {
+    "contract/variables.py",
+    "node/startup/sitecustomize.py",
+    "remote/ssh.py",
+    "contract/rundir.py",
+}
 # Of Click, for completion.
 OTHERS = {"TRNSLURM_COMPLETE"}
 

@@ -19,11 +19,12 @@ import yaml
 import trnslurm
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
+from trnslurm.contract.checkpoints import saves_in
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job
 from trnslurm.render.project import project_files
-from trnslurm.rundir import RunFiles
 
 from ..security.hostile import HOSTILE, MARK
 from ..toy_site import write_attempt
@@ -566,7 +567,7 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
         ).stdout.decode()  # fmt: skip
         named = f"work/{text}" if fields.get("checkpoints") else "checkpoints"
         assert checkpoints == f"{home}/{named}"
-        assert RunFiles(home).saves_in == Path(checkpoints)
+        assert saves_in(RunFiles(home)) == Path(checkpoints)
         words = command_of((home / "node.sh").read_bytes().decode())
         for word in fields.get("launcher_arguments", []):
             assert word in words

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.rundir import PACKAGE
 from trnslurm.errors import RenderError
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.package import ON_NODES, package_files, sources
-from trnslurm.rundir import PACKAGE
 
 from ..processes import run_process
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from trnslurm import rundir
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.contract.files import read_json, write_json
 from trnslurm.devices import NEURON
 from trnslurm.node import ports
 from trnslurm.node.preflight.checks import Needs, open_files
@@ -162,9 +162,9 @@ def crashed(make_run) -> Callable[[int], Any]:
                     "time": 1e9 + rank, "rank": rank, "node": node, "host": host, "step": 3,
                     "steps_done": 2, "raised": ["builtins.RuntimeError"], "traceback": text,
                 }  # fmt: skip
-                rundir.write_json(run.failed_file("train", 1, rank), record)
+                write_json(run.failed_file("train", 1, rank), record)
             run.node_log("train", 1, node).write_text(log)
-        rundir.write_json(run.preflight_file("train", 1), {"nodes": nodes, "bad": []})
+        write_json(run.preflight_file("train", 1), {"nodes": nodes, "bad": []})
         return run
 
     return make
@@ -196,7 +196,7 @@ def test_triage_opens_as_many_files_for_any_number_of_workers(crashed, monkeypat
         rank = nodes * workers - 2
         file = run.failed_file("train", 1, rank)
         error = {"raised": ["builtins.KeyError"], "traceback": "KeyError: 'lr'", "time": 3e9}
-        rundir.write_json(file, rundir.read_json(file) | error)
+        write_json(file, read_json(file) | error)
         late = time.time() + 3600
         for other in range((nodes - 1) * workers, nodes * workers):
             os.utime(run.failed_file("train", 1, other), (late + 9, late + 9))
@@ -230,7 +230,7 @@ def test_nodes_that_are_left_out_are_told_in_a_line(make_run, fake_slurm, cli) -
     until = {
         host: {"until": time.time() + 3600, "why": "preflight failed"} for host in hosts(NODES - 1)
     }
-    rundir.write_json(run.excluded_file, {"nodes": until})
+    write_json(run.excluded_file, {"nodes": until})
     fake_slurm.queue("1002|PENDING|Resources|N/A|")
     told = cli("status", run.name)
     assert "excluding compute-dy-trn1-[1-999]" in told.out

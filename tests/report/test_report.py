@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from matplotlib import image
 
+from trnslurm.contract.files import write_json
+from trnslurm.contract.times import seconds_of
 from trnslurm.records.run import RunDir
 from trnslurm.report.figures import SERIES, drawings
 from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDONE, History
 from trnslurm.report.page import write_report
 from trnslurm.report.summary import used_by
-from trnslurm.rundir import seconds_of, write_json
 from trnslurm.runs import search
 from trnslurm.runs.silence import NO_NUMBERS
 from trnslurm.runs.status import run_status

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trnslurm import rundir
+from trnslurm.contract import files
+from trnslurm.contract.files import open_file, write_json
 from trnslurm.runs import find
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
@@ -21,13 +22,13 @@ BUSY = {"precompile": [{"state": "COMPLETED"}], "train": [{"state": "RUNNING"}]}
 def read(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """How often each file was opened, as RUN/NAME."""
     opened: collections.Counter[str] = collections.Counter()
-    real = rundir.open_file
+    real = open_file
 
     def count(file: Any) -> Any:
         opened["/".join(file.parts[-3:] if file.parent.name == "state" else file.parts[-2:])] += 1
         return real(file)
 
-    monkeypatch.setattr(rundir, "open_file", count)
+    monkeypatch.setattr(files, "open_file", count)
     return opened
 
 
@@ -59,7 +60,7 @@ def test_a_run_that_ends_while_slurm_answers_has_ended(make_run, monkeypatch) ->
     run = make_run(states=BUSY)
 
     def ended(*_: Any, **__: Any) -> dict[str, Any]:
-        rundir.write_json(run.state_file("train", 1), {"state": "COMPLETED", "exit_code": 0})
+        write_json(run.state_file("train", 1), {"state": "COMPLETED", "exit_code": 0})
         return {}
 
     monkeypatch.setattr(Slurm, "queue", ended)
@@ -72,8 +73,8 @@ def test_the_last_loss_is_found_without_reading_on(make_run, monkeypatch) -> Non
         '{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3}\n{"step": 3, "eval_loss": 1}\n'
     )
     parsed = []
-    real = rundir._parse
-    monkeypatch.setattr(rundir, "_parse", lambda line: parsed.append(line) or real(line))
+    real = files._parse
+    monkeypatch.setattr(files, "_parse", lambda line: parsed.append(line) or real(line))
     assert run.last_metrics() == {"loss": 2, "step": 3, "eval_loss": 1}
     assert len(parsed) == 3
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status
 
 from ..toy_site import write_attempt

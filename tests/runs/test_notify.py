@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 
 from trnslurm.config.schema import Event, Notify
+from trnslurm.contract.rundir import PACKAGE
 from trnslurm.node.notify import EVENT_OF
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import PACKAGE
 from trnslurm.runs import watch
 
 from ..toy_site import write_attempt

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from trnslurm import rundir
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.times import utc_time
 from trnslurm.node.triage.mend import longer
 from trnslurm.records.run import RunDir, process_start
-from trnslurm.rundir import write_json
 from trnslurm.runs.silence import NO_NUMBERS
 from trnslurm.runs.status import run_status
 from trnslurm.top.look import view_of
@@ -272,7 +272,7 @@ def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None
     run.project_file.parent.mkdir()
     write_json(run.project_file, {})
     for began_s, told in ((10, False), (300, True)):  # it loads its model; it reports nothing
-        began = rundir.utc_time(time.time() - began_s)
+        began = utc_time(time.time() - began_s)
         write_json(run.state_file("train", 1), {"state": "RUNNING", "started": began})
         assert (NO_NUMBERS in cli("status", run.name).out) is told
 
@@ -286,7 +286,7 @@ def failed(make_run, dead, log: str, **state: str) -> RunDir:
         jobs={"local": dead},
         command=["trnslurm", "submit", "gpt", "--nodes", "2"],
     )
-    began = rundir.read_json(run.state_file("train", 1)) | {"checkpoint": 0}
+    began = read_json(run.state_file("train", 1)) | {"checkpoint": 0}
     write_json(run.state_file("train", 1), began)
     run.node_log("train", 1, 0).write_text(log)
     return run
@@ -423,11 +423,11 @@ def test_every_command_says_what_the_logs_told_too_late(make_run, cli, dead: str
     )
     assert why in cli("watch", run.name).out
     tail = f"{reason} on a; not restarted: {'x' * 200}"
-    rundir.write_json(run.state_file("train", 1), failed | {"reason": tail})
+    write_json(run.state_file("train", 1), failed | {"reason": tail})
     assert cli("runs").out.endswith(f"  {reason} on a\n")
-    rundir.write_json(run.state_file("train", 1), failed)
+    write_json(run.state_file("train", 1), failed)
     assert json.loads(cli("status", run.name, "--json").out)["reason"] in why
-    rundir.write_json(run.state_file("train", 1), failed | {"state": "RUNNING"})
+    write_json(run.state_file("train", 1), failed | {"state": "RUNNING"})
     lost = cli("status", run.name).out.splitlines()[0]
     assert lost.endswith("without recording its state; ValueError: the cause)")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.contract.states import OF_A_RUN, State
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status, statuses_of
 
 from ..toy_site import write_attempt

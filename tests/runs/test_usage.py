@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 from trnslurm.top.look import view_of
 from trnslurm.trackers.grafana import dashboard_text
 

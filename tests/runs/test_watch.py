@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 
 from ..toy_site import write_attempt
 from ..waiting import eventually

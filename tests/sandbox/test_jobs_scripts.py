@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.checkpoints import newest_step
 from trnslurm.records.run import RunDir
 
 from ..waiting import eventually
@@ -90,7 +91,7 @@ def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path
     steps = {line["step"]: line["attempt"] for line in directory.steps()}
     assert steps[step] == 1 and steps[step + 1] == 2
     # A crash, once something newer is saved.
-    eventually(lambda: directory.newest_step() > step)
+    eventually(lambda: newest_step(directory) > step)
     user.sandbox.fault("proc", "2", "told.py", "KILL")
     until_step(3)
     second = directory.attempts("train")[1]
@@ -127,7 +128,7 @@ def test_nodes_are_lost(user: User, project: Path) -> None:
 
     def until_step(attempt: int) -> None:
         eventually(lambda: directory.last_metrics().get("attempt") == attempt, said=run.story)
-        eventually(lambda: directory.newest_step() > 10 * attempt, said=run.story)
+        eventually(lambda: newest_step(directory) > 10 * attempt, said=run.story)
 
     until_step(1)
     user.sandbox.fault("2", "power-off")
@@ -205,7 +206,7 @@ def test_a_task_of_an_array_is_a_run_of_its_own(user: User, project: Path) -> No
     runs = submit_sweep(user, project / "told.py", *sweep, "--", *given.split())
     *short, last = runs
     directory = RunDir(last.path)
-    eventually(lambda: directory.newest_step() > 0, said=last.story)
+    eventually(lambda: newest_step(directory) > 0, said=last.story)
     for run in short:
         run.until("COMPLETED")
     assert last.job()["JobId"] == last.job()["ArrayJobId"] == last.jobs["train"].partition("_")[0]

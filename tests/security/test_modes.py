@@ -30,7 +30,7 @@ EXPORT = "import pathlib\npathlib.Path('exported').mkdir()\nopen('exported/model
 BY_HAND = """
 import sys
 sys.path.insert(0, f"{sys.argv[1]}/code/trnslurm.zip")
-import trnslurm.rundir
+import trnslurm.contract.files
 open(f"{sys.argv[1]}/by-hand", "w").close()
 """
 RECORDED = trnslurm.cli.profile.Recorded(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trnslurm.config.search import packaged_root
+from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.slurm import start as on_slurm
 from trnslurm.submission.options import SubmitHost

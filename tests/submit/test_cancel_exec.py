@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.node.stacks import in_parts
 from trnslurm.records.run import process_start
-from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status
 
 from ..toy_site import write_attempt

@@ -17,9 +17,9 @@ from subprocess import PIPE
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.errors import NotYetError, RunError
 from trnslurm.records.run import RunDir, own_process
-from trnslurm.rundir import write_json
 from trnslurm.submission.lock import lock_run
 
 from ..toy_site import write_attempt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from trnslurm.rundir import checkpoints_in
+from trnslurm.contract.checkpoints import checkpoints_in
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, verify
 from trnslurm.train.checkpoint.reading import read_parameters
 

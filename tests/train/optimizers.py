@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trnslurm.rundir import RunFiles
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy
 from trnslurm.train.devices.device import Device, Timer

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.rundir import checkpoints_in
+from trnslurm.contract.checkpoints import checkpoints_in
 from trnslurm.train.checkpoint.manifest import verify
 from trnslurm.train.checkpoint.reading import read_parameters
 from trnslurm.train.errors import TrainError

@@ -18,9 +18,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import trnslurm
 from trnslurm import calls, ddp_pace
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.ddp_pace import DdpPace
 from trnslurm.node.usage.read import notices
-from trnslurm.rundir import RunFiles, read_json, write_json
 
 from ..waiting import eventually
 from .conftest import run_workers

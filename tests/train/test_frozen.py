@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.rundir import checkpoints_in
+from trnslurm.contract.checkpoints import checkpoints_in
 
 from .conftest import JOB, REPO
 from .launches import Launches, Scenario, assert_same

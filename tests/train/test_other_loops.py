@@ -13,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.rundir import RunFiles, write_json
+from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 
 from ..json_lines import read_lines
 from .conftest import REPO, run_workers
@@ -62,7 +64,7 @@ def stopped_and_resumed(run: RunFiles, script: str) -> Path:
     train(run, script)
     stopped = json.loads(run.stopped_file("train", 1).read_text())
     assert (stopped["step"], stopped["saved"]) == (1, True)
-    first = run.newest_checkpoint()
+    first = newest_checkpoint(run)
     assert first
     train(run, script, 2, first)
     return first
@@ -70,7 +72,7 @@ def stopped_and_resumed(run: RunFiles, script: str) -> Path:
 
 def weights(run: RunFiles) -> dict[str, torch.Tensor]:
     """Those of the newest checkpoint."""
-    path = run.newest_checkpoint() or run.path
+    path = newest_checkpoint(run) or run.path
     if path.is_dir():
         return load_file(path / "model.safetensors")
     return dict(torch.load(path, weights_only=True)["state_dict"])
@@ -84,7 +86,7 @@ def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: st
     assert first.name.startswith(("stopped-step-1", "step-1"))
     told = [line for line in lines(run) if line["attempt"] == 1]
     assert [(line["step"], "val_loss" in line) for line in told] == [(1, False)]
-    assert run.newest_step() == STEPS
+    assert newest_step(run) == STEPS
     train(undisturbed, script)
     expected = weights(undisturbed)
     assert all(torch.equal(value, expected[name]) for name, value in weights(run).items())
@@ -103,7 +105,7 @@ def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: st
 def test_trainer_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path) -> None:
     run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
     assert stopped_and_resumed(run, "glue") == run.checkpoints / "checkpoint-1"
-    assert run.newest_step() == 6
+    assert newest_step(run) == 6
     train(undisturbed, "glue")
     last = [files.checkpoints / "checkpoint-6/model.safetensors" for files in (run, undisturbed)]
     assert last[0].read_bytes() == last[1].read_bytes()

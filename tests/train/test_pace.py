@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.usage.read import notices
 from trnslurm.pace import Pace, Spent, WorkerTime
-from trnslurm.rundir import RunFiles, read_json
 from trnslurm.train.devices.plain import CudaTimer
 
 Times = tuple[float, float]

@@ -14,7 +14,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
+from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT, checkpoint_name
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.state import TensorShard

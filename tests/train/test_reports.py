@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trnslurm.rundir import RunFiles
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter

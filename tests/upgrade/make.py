@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.rundir import PACKAGE
+from trnslurm.contract.rundir import PACKAGE
 
 HERE = Path(__file__).parent
 OLDEST = HERE / "0.1"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm import rundir
+from trnslurm.contract.rundir import DATA_FORMAT
 from trnslurm.node.graphs.manifest import GraphCache
 from trnslurm.prepare import prepared
 from trnslurm.records.foreign import this_user
@@ -153,4 +153,4 @@ def test_newer_files_are_refused_before_anything_is_queued(old: Old, cli, tmp_pa
 
 
 def test_both_sides_of_prepared_data_have_its_number() -> None:
-    assert prepared.FORMAT == rundir.DATA_FORMAT
+    assert prepared.FORMAT == DATA_FORMAT

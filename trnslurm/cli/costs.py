@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config.search import Workspace
+from trnslurm.contract.rundir import INGREDIENTS
 from trnslurm.node.hosts import brief
 from trnslurm.plan.spec import JobSpec, precompile_min
-from trnslurm.rundir import INGREDIENTS
 from trnslurm.runs.tables import count, dollars, hours, text_table
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import click
 from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_sweep
 from trnslurm.console import Console
+from trnslurm.contract.files import load_json
+from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.explain import explained
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.standing import standing_of

@@ -15,9 +15,9 @@ import yaml
 from trnslurm.cli.options import ScriptCommand
 from trnslurm.config.script import Launcher, script_tree
 from trnslurm.config.search import packaged_root, parse_yaml
+from trnslurm.contract.files import naming
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
-from trnslurm.rundir import naming
 
 _EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 _TEXT = """\

@@ -20,11 +20,11 @@ from trnslurm.cli.costs import graphs_lines
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.cli.site import profile_here
 from trnslurm.cli.submit import confirm_and_submit
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import RunError
 from trnslurm.remote.parcel import unpack
 from trnslurm.report.history import histories_of
-from trnslurm.rundir import RunFiles
 from trnslurm.runs.result import find_checkpoint
 from trnslurm.runs.search import run_roots, workspace_of
 from trnslurm.submission.options import SubmitHost

@@ -17,8 +17,8 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import Terminal
 from trnslurm.config.sweep import points_of, read_points
+from trnslurm.contract.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.render.bundle import Bundle, diff, read_bundle
-from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.runs.find import find_run
 from trnslurm.runs.search import run_roots
 from trnslurm.runs.tables import format_values

@@ -22,9 +22,9 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import Terminal, command_line, echo_json, say
 from trnslurm.config.search import Workspace
 from trnslurm.contract.states import State
+from trnslurm.contract.times import utc_time
 from trnslurm.errors import ConfigError
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import utc_time
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.search import run_roots
 from trnslurm.runs.watch import watch

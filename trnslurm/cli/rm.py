@@ -16,6 +16,7 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
+from trnslurm.contract.checkpoints import newest_step
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_runs
@@ -53,7 +54,7 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
     for each in cancelled:
         name = each.run.name
         saving = f"Cancelling {name}: it is asked to save and to end; --now does not wait"
-        step = each.run.cancelled_file.exists() and each.run.newest_step()
+        step = each.run.cancelled_file.exists() and newest_step(each.run)
         resume = f"; step {step} is saved: trnslurm resume {name}" if step else ""
         click.echo(saving if each.saves else f"Cancelled {name}{resume}")
 

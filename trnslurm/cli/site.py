@@ -19,8 +19,8 @@ from trnslurm.config.load import resolve_cluster
 from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
 from trnslurm.config.software import device_of
+from trnslurm.contract.files import make_private, write_file
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
-from trnslurm.rundir import make_private, write_file
 from trnslurm.runs.tables import cells_of, count
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect

@@ -13,6 +13,8 @@ from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.cluster.claims import Claim
 from trnslurm.config.load import read_cluster
 from trnslurm.config.search import read_yaml
+from trnslurm.contract.files import load_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import (
@@ -25,7 +27,6 @@ from trnslurm.node.graphs.manifest import (
 )
 from trnslurm.records.foreign import refuse_foreign
 from trnslurm.records.run import RunDir, process_alive
-from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.status import run_status, statuses_of
 

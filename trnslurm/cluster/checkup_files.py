@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from trnslurm.contract.files import read_json
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import cleaned
 from trnslurm.records.run import NodeFitness, RunDir
-from trnslurm.rundir import read_json
 
 _MOST_NAMED = 6
 

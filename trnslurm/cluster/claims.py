@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from trnslurm.contract.files import read_json
+from trnslurm.contract.times import now_there
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import now_there, read_json
 
 PREFIX = "claim-"
 

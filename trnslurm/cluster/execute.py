@@ -12,6 +12,7 @@ from typing import Any
 from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
+from trnslurm.contract.files import umask_of
 from trnslurm.contract.states import State
 from trnslurm.devices import DeviceType
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
@@ -21,7 +22,6 @@ from trnslurm.records.run import Record, RunDir
 from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.search_path import search_path
-from trnslurm.rundir import umask_of
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import PhaseStatus

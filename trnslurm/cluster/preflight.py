@@ -15,6 +15,8 @@ from trnslurm.cluster.python import interpreter, preamble
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import device_of
+from trnslurm.contract.files import make_private
+from trnslurm.contract.rundir import PACKAGE
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
@@ -22,7 +24,6 @@ from trnslurm.records.run import NodeFitness, RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.directives import gpu_option, memory_option
 from trnslurm.render.package import package_files
-from trnslurm.rundir import PACKAGE, make_private
 from trnslurm.runs.root import check_run_root
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import Scheduler

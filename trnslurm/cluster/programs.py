@@ -13,13 +13,15 @@ from trnslurm.cluster.python import interpreter, run_python
 from trnslurm.config.load import read_cluster
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import read_yaml
+from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import PLAN, RunFiles
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.plan.spec import make_spec
 from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import plan_data
-from trnslurm.rundir import PLAN, RunFiles, read_json
 from trnslurm.schedulers.choice import scheduler_of
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -76,16 +78,16 @@ def export(
 
 def _saved_by_script(run: RunDir) -> str:
     """Return why there is nothing to export: a custom script has saved in its own format."""
-    newest = run.newest_checkpoint()
-    of_trainer = run.saves_in.glob("checkpoint-*")  # as transformers' Trainer names them
+    newest = newest_checkpoint(run)
+    of_trainer = saves_in(run).glob("checkpoint-*")  # as transformers' Trainer names them
     numbered = {int(m[1]): p for p in of_trainer if (m := re.search(r"-(\d+)$", p.name))}
     places = [*([newest] if newest else []), *(numbered[n] for n in sorted(numbered)[::-1])]
-    for place in (*places, run.saves_in):
+    for place in (*places, saves_in(run)):
         if _is_hugging_face(place):
             return (
                 f"nothing to export: {place} is a Hugging Face model, as from_pretrained reads it"
             )
-    where = places[0] if places else run.saves_in
+    where = places[0] if places else saves_in(run)
     return f"a custom script saves in its own format, which export does not know, to {where}"
 
 

@@ -11,8 +11,8 @@ from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import script_tree
 from trnslurm.config.search import mapping_in, read_text, take_description
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten, with_numbers
+from trnslurm.contract.files import load_json
 from trnslurm.errors import ConfigError, did_you_mean
-from trnslurm.rundir import load_json
 
 STRATEGY_FILE = "strategy file"
 JOB_SECTIONS = ("model", "train")

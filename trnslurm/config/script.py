@@ -8,9 +8,10 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
+from trnslurm.contract.files import open_file
+from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU, CUDA
 from trnslurm.errors import ConfigError
-from trnslurm.rundir import PLAN, open_file
 
 Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
 """What starts a custom script: the first four once per worker, the others once per node."""

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from trnslurm.config.script import SCRIPT_HINT, is_script
+from trnslurm.contract.files import read_file
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import read_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 RUN_ROOT = "~/trnslurm-runs"

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from trnslurm.config.search import parse_yaml, yaml_line
+from trnslurm.contract.files import read_file
 from trnslurm.errors import ConfigError
-from trnslurm.rundir import read_file
 
 Point = Mapping[str, str]
 """Key -> value, as --set takes them."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.tree import flatten, lookup, marks_of
+from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.declared import keeps
 from trnslurm.errors import ConfigError, did_you_mean
-from trnslurm.rundir import CHECKPOINTS
 
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SECRET = (

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import PREPARE, RunFiles
 from trnslurm.contract.states import EndCause, State
-from trnslurm.rundir import PREPARE, RunFiles, read_json, utc_time, write_json
+from trnslurm.contract.times import utc_time
 
 PRECOMPILE, TRAIN = "precompile", "train"
 PHASES = (PRECOMPILE, TRAIN, PREPARE)

@@ -17,18 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from trnslurm.mirror.store import ChangedError, MirrorError, Store, sha256_of
-from trnslurm.rundir import (
-    CHECKPOINTS,
-    PACKAGE,
-    RECORD,
-    RunFiles,
+from trnslurm.contract.checkpoints import (
     checkpoint_name,
     checkpoints_in,
-    read_json,
+    newest_checkpoint,
+    newest_step,
     step_of,
-    write_json,
 )
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import CHECKPOINTS, PACKAGE, RECORD, RunFiles
+from trnslurm.mirror.store import ChangedError, MirrorError, Store, sha256_of
 
 CODE = "code.tar.gz"
 _OURS = (Path(PACKAGE).stem, Path(PACKAGE).name)
@@ -77,7 +75,7 @@ def on_disk(run: RunFiles) -> list[OnDisk]:
         whole = [p for p in checkpoints_in(run.checkpoints) if (p / _MANIFEST).is_file()]
         found = (_look(run, step_of(path.name) or 0, path) for path in whole)
         return [one for one in found if one]
-    newest, step = run.newest_checkpoint(), run.newest_step()
+    newest, step = newest_checkpoint(run), newest_step(run)
     one = _look(run, step, newest) if newest else None
     return [one] if one else []
 

@@ -23,6 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.times import utc_time
 from trnslurm.mirror.copies import (
     OnDisk,
     fetch,
@@ -35,7 +38,6 @@ from trnslurm.mirror.copies import (
     strays,
 )
 from trnslurm.mirror.store import ChangedError, MirrorError, Store
-from trnslurm.rundir import RunFiles, read_json, utc_time, write_json
 
 GAVE_UP = 3
 """The exit code if something is missing in S3."""

@@ -11,8 +11,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
-from trnslurm.rundir import RunFiles, read_json, write_json
 
 # How the workers join that use one of these; all others must call init_process_group.
 _JOINS = {

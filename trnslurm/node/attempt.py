@@ -20,8 +20,11 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 
 from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.checkpoints import newest_checkpoint
+from trnslurm.contract.files import read_json, write_json
 from trnslurm.contract.options import parse
 from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
 from trnslurm.node import left_out, processes, relaunch
 from trnslurm.node.beats import PERIOD_S
@@ -52,7 +55,6 @@ from trnslurm.node.triage.again import runs_same_python
 from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.causes import matching
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
-from trnslurm.rundir import read_json, utc_time, write_json
 
 TERMINATED = 128 + signal.SIGTERM
 # This program ends within this share of the time between TERM and KILL.
@@ -254,7 +256,7 @@ class AttemptProgram:
         if self._ended_by_term:
             raise RefusedError(TERMINATED, "")
         self.state.hosts = os.environ[Variable.HOSTS]
-        newest = RUN.newest_checkpoint()
+        newest = newest_checkpoint(RUN)
         os.environ[Variable.RESUME] = str(newest.absolute()) if newest else ""
         self.doing = f"running on {brief(self.state.hosts.split(','))}"
         self.state.become(State.RUNNING, self.state.reason)

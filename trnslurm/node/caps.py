@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.times import seconds_of
 from trnslurm.node.state import HEARTBEAT_S
-from trnslurm.rundir import RunFiles, read_json, seconds_of
 
 _ATTEMPTS = "slurm.max_attempts"
 _ALIVE_S = 4 * HEARTBEAT_S

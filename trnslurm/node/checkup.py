@@ -31,6 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import device_named
 from trnslurm.node.graphs import compile as compiling
@@ -44,7 +46,6 @@ from trnslurm.node.meeting import (
     read_rendezvous,
 )
 from trnslurm.node.processes import ask_tool, handling, last_line
-from trnslurm.rundir import RunFiles, write_json
 
 COMPILE_S = 180.0
 _CACHE = "NEURON_COMPILE_CACHE_URL"

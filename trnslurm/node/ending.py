@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.files import open_file, read_json
 from trnslurm.contract.states import EndCause, State
 from trnslurm.node import alone
 from trnslurm.node.controller import is_here
@@ -21,7 +22,6 @@ from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
 from trnslurm.node.ports import who_holds
 from trnslurm.node.state import RUN, knows_resuming, saved_by_now
 from trnslurm.node.triage.finding import Finding
-from trnslurm.rundir import open_file, read_json
 
 _LOG_BYTES = 64 << 10
 _SAME_LOSS = 0.9

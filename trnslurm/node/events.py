@@ -14,7 +14,10 @@ from itertools import islice, pairwise
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.checkpoints import newest_step, saves_in
+from trnslurm.contract.files import last_lines, read_json
 from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.times import changed_at
 from trnslurm.node.hosts import brief
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
@@ -22,7 +25,6 @@ from trnslurm.node.state import RUN
 from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.triage.mend import in_words, longer, way_back
 from trnslurm.node.usage.read import notices
-from trnslurm.rundir import changed_at, last_lines, read_json
 
 BESIDE_S = 60.0
 """How long a message may take while the attempt runs."""
@@ -152,7 +154,7 @@ def what_next(state: Attempt, found_before: Callable[[], Finding | None]) -> str
     capped = state.cause == EndCause.CAP  # the reason says what more needs
     if not state.state.stopped_short or capped or "run" not in record:
         return ""
-    saved = bool(RUN.newest_step() or changed_at(RUN.saves_in))
+    saved = bool(newest_step(RUN) or changed_at(saves_in(RUN)))
     if state.state is State.TIMEOUT and not saved:
         return in_words(*longer(record))
     if state.state is not State.FAILED:

@@ -26,8 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node import processes
-from trnslurm.rundir import RunFiles, write_json
 
 ENDED = 128 + signal.SIGTERM
 _BY_KILL = 128 + signal.SIGKILL

@@ -23,18 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import last_lines, read_json, write_json, write_json_once
+from trnslurm.contract.times import changed_at, now_there
 from trnslurm.contract.variables import Variable
 from trnslurm.node.lookout import period_of
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN
-from trnslurm.rundir import (
-    changed_at,
-    last_lines,
-    now_there,
-    read_json,
-    write_json,
-    write_json_once,
-)
 
 _BUSY_FACTOR = 4.0
 _SILENCE_FACTOR = 10.0

@@ -5,13 +5,14 @@ import subprocess
 import threading
 from pathlib import Path
 
+from trnslurm.contract.files import read_json
 from trnslurm.contract.options import AttemptOptions
+from trnslurm.contract.rundir import INGREDIENTS, OF_COUNT, PLAN
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes, relaunch
 from trnslurm.node.beats import Beats
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.state import RUN
-from trnslurm.rundir import INGREDIENTS, OF_COUNT, PLAN, read_json
 
 
 class Job:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trnslurm.contract.files import read_json, write_json
 from trnslurm.node.state import RUN
-from trnslurm.rundir import read_json, write_json
 
 _NAMED = 3
 """Up to this number, nodes are named in the reason of a failure."""

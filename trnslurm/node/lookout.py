@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trnslurm.contract.files import write_json
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import DEVICES
 from trnslurm.node import first, processes
@@ -38,7 +39,6 @@ from trnslurm.node.stacks import (
     workers_of,
 )
 from trnslurm.node.state import RUN
-from trnslurm.rundir import write_json
 
 MOST_PERIOD_S = 10.0
 # A node reports when it has been still for this share of the time that makes a hang.

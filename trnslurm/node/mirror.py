@@ -12,11 +12,12 @@ import time
 import traceback
 from collections.abc import Callable
 
+from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.files import read_json
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN
-from trnslurm.rundir import read_json
 
 _PROGRAM = "trnslurm.mirror"
 _FINISH = b"finish\n"  # as trnslurm.mirror.program reads it
@@ -28,7 +29,7 @@ _POLL_S = 0.05
 def begins_elsewhere() -> str:
     """Return the place in S3 whose newest checkpoint the run has yet to fetch; empty: none."""
     place = read_json(RUN.record_file).get("copied_from")
-    return place if isinstance(place, str) and not RUN.newest_step() else ""
+    return place if isinstance(place, str) and not newest_step(RUN) else ""
 
 
 def start_fetching(place: str) -> int:
@@ -105,7 +106,7 @@ class MirrorProcess:
 
     def missing(self) -> str:
         """Say which checkpoint is not in S3, and why; empty if that is none."""
-        newest, copied = RUN.newest_step(), read_json(RUN.mirrored_file).get("step")
+        newest, copied = newest_step(RUN), read_json(RUN.mirrored_file).get("step")
         if not self.wanted or not newest or copied == newest:
             return ""
         why = why_not()

@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from trnslurm.contract.files import last_lines, open_file, read_json, write_json_once
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
+from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
-from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, utc_time, write_json_once
 
 EVENT_OF = {
     State.REQUEUED: "requeue",

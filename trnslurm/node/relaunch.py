@@ -19,12 +19,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
+from trnslurm.contract.files import write_json_once
+from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 from trnslurm.node.controller import NO_KILL
 from trnslurm.node.standby import RESUME
 from trnslurm.node.state import RUN
-from trnslurm.rundir import utc_time, write_json_once
 
 AFTER_S = 60.0
 """How long an attempt runs before the next one is started ahead."""
@@ -135,7 +137,7 @@ class Standby:
             self.end()
 
     def _has_saved(self) -> bool:
-        return RUN.newest_step() > self._state.checkpoint
+        return newest_step(RUN) > self._state.checkpoint
 
     def _ask(self) -> None:
         hosts = self._state.hosts.split(",")
@@ -175,7 +177,7 @@ class Standby:
         `launch` then has the environment of that attempt.
         """
         self._end_if_ended()
-        newest = RUN.newest_checkpoint()
+        newest = newest_checkpoint(RUN)
         if not self._step or not self.launch or not newest:
             return 0
         begun = {"job_id": self._state.job_id, "restarts": self._state.restarts}

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from trnslurm.rundir import is_private
+from trnslurm.contract.files import is_private
 
 KEPT = 3
 """The number of archives, and of copies on a node; the longest unused is removed first."""

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.times import changed_at
 from trnslurm.contract.variables import Variable
 from trnslurm.node.processes import say
-from trnslurm.rundir import RunFiles, changed_at
 
 RUN = RunFiles(Path())  # the program's working directory
 HEARTBEAT_S = 30.0
@@ -31,7 +33,7 @@ def saved_by_now() -> tuple[int, float]:
     """
     own = os.environ.get(Variable.CHECKPOINTS)
     looks = own and os.environ.get(Variable.RESUMES) != "told"
-    return RUN.newest_step(), changed_at(Path(own)) if own and looks else 0.0
+    return newest_step(RUN), changed_at(Path(own)) if own and looks else 0.0
 
 
 def knows_resuming() -> bool:

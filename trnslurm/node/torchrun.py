@@ -23,8 +23,9 @@ from typing import Any
 from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import main
 
+from trnslurm.contract.files import last_line
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
-from trnslurm.rundir import RunFiles, last_line
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _NEWEST_S = 90.0  # usage notes a line a minute

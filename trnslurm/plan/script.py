@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trnslurm.contract.files import read_file
 from trnslurm.plan.spec import JobSpec
-from trnslurm.rundir import read_file
 
 # Signs of GPUs of this machine: NVIDIA's, AMD's, and Windows' below WSL.
 _GPUS_HERE = ("/proc/driver/nvidia", "/dev/kfd", "/dev/dxg")

@@ -9,6 +9,7 @@ from typing import Any
 from trnslurm.config.catalog import catalog
 from trnslurm.config.schema import Config, Strategy
 from trnslurm.config.script import refuse_batch_script
+from trnslurm.contract.files import read_file
 from trnslurm.declared import (
     Declaration,
     Problem,
@@ -20,7 +21,6 @@ from trnslurm.declared import (
 from trnslurm.devices import DeviceType
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.sharding import usable_devices
-from trnslurm.rundir import read_file
 
 SECTIONS = {"model": "Model", "train": "Settings"}
 """The sections that are a job's own, and the classes that declare them."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trnslurm.contract.rundir import CODE, OF_COUNT
 from trnslurm.errors import ConfigError, RunError
-from trnslurm.rundir import CODE, OF_COUNT
 
 T = TypeVar("T")
 

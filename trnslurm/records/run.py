@@ -14,6 +14,18 @@ from typing import Any
 
 from trnslurm import __version__
 from trnslurm.contract.attempt import PHASES, Attempt, attempt_of
+from trnslurm.contract.files import (
+    first_line,
+    last_lines,
+    load_json,
+    newer_format,
+    read_file,
+    read_json,
+    read_json_lines,
+    write_json,
+)
+from trnslurm.contract.rundir import PLAN, RECORD, RUN_FORMAT, RunFiles
+from trnslurm.contract.times import now_there, utc_time
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import (
@@ -23,22 +35,6 @@ from trnslurm.records.foreign import (
     read_fields,
     refuse_writable,
     user_name,
-)
-from trnslurm.rundir import (
-    PLAN,
-    RECORD,
-    RUN_FORMAT,
-    RunFiles,
-    first_line,
-    last_lines,
-    load_json,
-    newer_format,
-    now_there,
-    read_file,
-    read_json,
-    read_json_lines,
-    utc_time,
-    write_json,
 )
 
 # Names from a record become parts of paths and arguments of Slurm's commands.

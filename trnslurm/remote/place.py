@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.config.search import Workspace, packaged_root, read_yaml
+from trnslurm.contract.files import read_file
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import RemoteError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import read_file
 from trnslurm.runs.search import workspace_of
 
 if TYPE_CHECKING:

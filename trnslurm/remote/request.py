@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from trnslurm.contract.files import make_private, read_json, write_file, write_json
 from trnslurm.errors import RemoteError
 from trnslurm.records.run import own_process, process_alive
 from trnslurm.remote.ssh import Place
-from trnslurm.rundir import make_private, read_json, write_file, write_json
 from trnslurm.runs.find import state_home
 
 

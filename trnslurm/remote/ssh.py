@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from trnslurm.contract.files import is_private, make_private
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConnectionLostError, RemoteError
 from trnslurm.records.foreign import printable
 from trnslurm.remote import receive
-from trnslurm.rundir import is_private, make_private
 from trnslurm.runs.find import state_home
 
 _CONNECT_S, _ALIVE_S, _MISSED = 15, 10, 3

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from trnslurm.config.schema import Recipe
+from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.spec import JobSpec, has_own_batch
-from trnslurm.rundir import CHECKPOINTS
 
 RESUME = "resume"
 # {{word}} is an escaped {word}; other braces, such as in JSON, have no meaning.

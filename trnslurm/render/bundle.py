@@ -8,12 +8,8 @@ from dataclasses import field
 from pathlib import Path
 
 from trnslurm.config.schema import Config
-from trnslurm.errors import RenderError
-from trnslurm.frozen import Frozen
-from trnslurm.render.code import sha256_of
-from trnslurm.render.package import MAX_CODE_MIB, ON_NODES, package_files, read, sources, tree
-from trnslurm.render.project import PROJECT_CODE, project_files
-from trnslurm.rundir import (
+from trnslurm.contract.files import naming
+from trnslurm.contract.rundir import (
     CAPS,
     CONFIG,
     INGREDIENTS,
@@ -24,8 +20,12 @@ from trnslurm.rundir import (
     PLAN,
     STRATEGY,
     RunFiles,
-    naming,
 )
+from trnslurm.errors import RenderError
+from trnslurm.frozen import Frozen
+from trnslurm.render.code import sha256_of
+from trnslurm.render.package import MAX_CODE_MIB, ON_NODES, package_files, read, sources, tree
+from trnslurm.render.project import PROJECT_CODE, project_files
 
 _PROGRAMS = (b"#!", b"\x7fELF")
 _PATTERNS = (

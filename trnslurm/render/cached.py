@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.rundir import make_private, read_file, write_file
+from trnslurm.contract.files import make_private, read_file, write_file
 
 _MOST = 128  # results; the oldest are removed
 _DIGEST_BYTES = 32

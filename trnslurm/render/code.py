@@ -15,20 +15,16 @@ from trnslurm.render.cached import cached
 from trnslurm.render.package import sources
 
 _ROOT = "code/"
-# Our version, file names, checks of values: modules that do not shape graphs. Facts about devices
+# Our version, the contract, checks of values: modules that do not shape graphs. Facts about devices
 # do not either: an ingredient names the device, and train does what they decide.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
-        *("__init__", "calls", "ddp_pace", "declared", "errors", "frozen", "pace", "rundir"),
-        *("tracing", "train/models"),
-        *(
-            f"contract/{name}"
-            for name in ("__init__", "attempt", "options", "plan", "states", "variables")
-        ),
+        *("__init__", "calls", "ddp_pace", "declared", "errors", "frozen", "pace", "tracing"),
+        "train/models",
     )
 }
-_DEVICES = f"{_ROOT}trnslurm/devices/"
+_OUR_ROOMS = (f"{_ROOT}trnslurm/contract/", f"{_ROOT}trnslurm/devices/")
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -55,7 +51,7 @@ def _checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
     names = {name for name in files if name.startswith(f"{_ROOT}project/")}
     if entry is not None:
         names = _closure(files, f"{_ROOT}{entry}") - _OURS
-        names = {name for name in names if not name.startswith(_DEVICES)}
+        names = {name for name in names if not name.startswith(_OUR_ROOMS)}
     return {name.removeprefix(_ROOT): _checksum(files[name]) for name in sorted(names)}
 
 

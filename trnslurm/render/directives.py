@@ -8,12 +8,12 @@ from pathlib import Path
 
 from trnslurm.config.catalog import InstanceType
 from trnslurm.config.schema import Config, Slurm
+from trnslurm.contract.rundir import PREPARE
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.data import DataJob
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render.launch import tasks_per_node
-from trnslurm.rundir import PREPARE
 
 # Options that the template or the configuration sets, and what to use instead.
 _OWN_OPTIONS = {

@@ -15,16 +15,7 @@ from trnslurm.config.schema import Cluster, Config, Notify
 from trnslurm.config.tree import plain
 from trnslurm.contract.plan import JobPlan
 from trnslurm.contract.plan import to_json as plan_to_json
-from trnslurm.plan.data import DataJob, data_path, first_parameters
-from trnslurm.plan.sharding import named_in_plan
-from trnslurm.plan.spec import JobSpec, fewer_nodes, has_own_batch, has_own_steps
-from trnslurm.render.bundle import Bundle, kept_directories, snapshot
-from trnslurm.render.code import sha256_of
-from trnslurm.render.directives import set_by
-from trnslurm.render.ingredients import ingredients
-from trnslurm.render.template import fill, open_templates
-from trnslurm.render.values import data_values, training_values
-from trnslurm.rundir import (
+from trnslurm.contract.rundir import (
     CAPS,
     CONFIG,
     INGREDIENTS,
@@ -36,6 +27,15 @@ from trnslurm.rundir import (
     PREPARE,
     STRATEGY,
 )
+from trnslurm.plan.data import DataJob, data_path, first_parameters
+from trnslurm.plan.sharding import named_in_plan
+from trnslurm.plan.spec import JobSpec, fewer_nodes, has_own_batch, has_own_steps
+from trnslurm.render.bundle import Bundle, kept_directories, snapshot
+from trnslurm.render.code import sha256_of
+from trnslurm.render.directives import set_by
+from trnslurm.render.ingredients import ingredients
+from trnslurm.render.template import fill, open_templates
+from trnslurm.render.values import data_values, training_values
 from trnslurm.schedulers.choice import scheduler_of
 
 if TYPE_CHECKING:

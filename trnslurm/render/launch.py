@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Mapping
 
 from trnslurm.config.schema import Recipe
+from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.project import module_of
-from trnslurm.rundir import PLAN
 
 
 class WorkerLaunch(Frozen):

@@ -14,8 +14,9 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from trnslurm.contract.files import read_file
+from trnslurm.contract.rundir import PACKAGE
 from trnslurm.errors import RenderError
-from trnslurm.rundir import PACKAGE, read_file
 
 _HERE = Path(__file__).resolve().parent.parent
 _NAME = _HERE.name
@@ -23,7 +24,6 @@ _NAME = _HERE.name
 ON_NODES = ("node", "train", "mirror", "declared.py", "errors.py")
 _SHARED = (
     *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
-    "rundir.py",
     "tracing.py",
 )
 # What only the tests of a table of causes read.

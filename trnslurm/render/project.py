@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from trnslurm.contract.files import read_file
+from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import NODE_SCRIPT, RunFiles, read_file
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -13,6 +13,7 @@ from trnslurm import __version__
 from trnslurm.config.catalog import InstanceType, catalog
 from trnslurm.config.schema import Config, Recipe
 from trnslurm.contract.options import BY_SHELL, AttemptOptions
+from trnslurm.contract.rundir import PREPARE
 from trnslurm.devices import DeviceType
 from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
@@ -37,7 +38,6 @@ from trnslurm.render.subjects import (
     NodePart,
     ProjectPart,
 )
-from trnslurm.rundir import PREPARE
 from trnslurm.schedulers.choice import scheduler_of
 
 # With this host memory, as on trn1.2xlarge, the compiler may be killed.

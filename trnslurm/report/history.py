@@ -17,11 +17,13 @@ from trnslurm.config.load import read_cluster
 from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import read_file, read_json, read_json_lines
+from trnslurm.contract.rundir import PREPARE
+from trnslurm.contract.times import seconds_of
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import cleaned, printable
 from trnslurm.records.run import Record, RunDir, counting, latest_values
-from trnslurm.rundir import PREPARE, read_file, read_json, read_json_lines, seconds_of
 from trnslurm.runs.explain import explained
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.status import RunStatus, statuses_of

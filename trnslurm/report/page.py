@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm import __version__
+from trnslurm.contract.files import naming
 from trnslurm.report.figures import DARK, colour_of, drawings, png, svg
 from trnslurm.report.history import TRAIN, History, Stay, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
-from trnslurm.rundir import naming
 from trnslurm.runs.silence import no_numbers
 from trnslurm.runs.tables import dollars
 

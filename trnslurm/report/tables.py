@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trnslurm.contract.files import read_json
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.records.foreign import printable
 from trnslurm.report.figures import own_numbers
 from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
-from trnslurm.rundir import read_json
 from trnslurm.runs.nodes import spares_of
 from trnslurm.runs.silence import no_numbers
 from trnslurm.runs.tables import dollars, figure, format_values

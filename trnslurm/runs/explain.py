@@ -6,10 +6,11 @@ import re
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from trnslurm.contract.checkpoints import newest_step, saves_in
 from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.times import changed_at
 from trnslurm.node.triage.mend import SUBMIT, longer, new_submission, short, way_back
 from trnslurm.records.run import ByHand, RunDir
-from trnslurm.rundir import changed_at
 from trnslurm.runs.by_hand import start_by_hand
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.unreported import unreported
@@ -30,7 +31,7 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
             continue
         crashed = phase.state is State.REQUEUED and not run.was_stopped(phase.phase, phase.attempt)
         # Nothing reported or saved until the time limit: the workers may never have met.
-        still = phase.state is State.TIMEOUT and not (run.newest_step() or run.last_metrics())
+        still = phase.state is State.TIMEOUT and not (newest_step(run) or run.last_metrics())
         if phase.state.failed or crashed or still:
             from trnslurm.node.triage.finding import find_cause  # its patterns are for this only
 
@@ -90,7 +91,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     from trnslurm.node.triage.causes import cause_of  # many patterns
 
     record = run.record()
-    saved = bool(run.newest_step() or changed_at(run.saves_in))  # a script may find its own
+    saved = bool(newest_step(run) or changed_at(saves_in(run)))  # a script may find its own
     known = cause_of([record.refused]) if failed and not found else None
     if (last := run.newest_attempt(record, record.phases[-1])) and last.cause == EndCause.REPEATS:
         fix = "have the script load what it finds in {checkpoints} when it starts"
@@ -120,7 +121,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
 
 def _continues_work(run: RunDir) -> bool:
     """Check whether a custom script would go on from what it saved, with the run's copy of it."""
-    return bool(run.newest_step()) and run.project_file.exists() and (run.path / "work").is_dir()
+    return bool(newest_step(run)) and run.project_file.exists() and (run.path / "work").is_dir()
 
 
 def _by_hand(run: RunDir, status: RunStatus) -> RunStatus:

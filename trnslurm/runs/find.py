@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from trnslurm.contract.files import make_private, read_file
+from trnslurm.contract.rundir import RECORD
 from trnslurm.errors import RunError
 from trnslurm.records.foreign import is_ours
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import RECORD, make_private, read_file
 
 
 def find_run(word: str, roots: list[Path]) -> RunDir:

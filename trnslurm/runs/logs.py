@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import open_file
 from trnslurm.errors import RunError
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import open_file
 from trnslurm.runs.status import run_status
 
 _POLL_S = 0.5

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from trnslurm.contract.checkpoints import newest_step, saves_in
+from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.times import changed_at, utc_time
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import PREPARE, changed_at, utc_time
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import PhaseStatus
 
@@ -16,9 +18,9 @@ _CAP_KEY = re.compile(r"\((slurm\.max_\w+)[:)]")
 
 def saved_words(run: RunDir) -> str:
     """Return what a run has saved, in words; empty if that is nothing."""
-    if step := run.newest_step():
+    if step := newest_step(run):
         return f"step {step} is saved"
-    place = run.saves_in
+    place = saves_in(run)
     changed = changed_at(place)  # a custom script may not report its steps
     return f"{place.relative_to(run.path)}/ was written {utc_time(changed)}" if changed else ""
 
@@ -34,7 +36,7 @@ def next_command(
     if PREPARE in record.phases:
         return ""  # another submission continues where this run ended
     if state is State.COMPLETED:
-        has_more = ended and run.newest_step()
+        has_more = ended and newest_step(run)
         return f"trnslurm resume {run.name}" if has_more else ""
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state.queued for phase in phases)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.files import read_json
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import read_fields
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import read_json
 
 
 class Mirrored(Frozen):
@@ -47,7 +48,7 @@ def mirrored(run: RunDir) -> Mirrored | None:
     place = read_json(run.mirror_file).get("place")
     if not isinstance(place, str) or not place:
         return None
-    known = {"place": f"{place}/{run.name}", "newest": run.newest_step()}
+    known = {"place": f"{place}/{run.name}", "newest": newest_step(run)}
     try:
         return read_fields(Mirrored, read_json(run.mirrored_file) | known)
     except ValueError:  # damaged

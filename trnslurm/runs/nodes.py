@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import read_file
+from trnslurm.contract.rundir import OF_COUNT
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import OF_COUNT, read_file
 
 _SPARES = re.compile(rb" --spares=(\d+) ")
 _MOST_TOLD = 5

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import read_json
 from trnslurm.contract.states import State
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import read_json
 from trnslurm.schedulers.interface import PhaseStatus, Seen, Wait
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trnslurm.contract.files import read_json, write_json
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import cleaned, printable, refuse_foreign
 from trnslurm.records.run import RunDir, is_number
-from trnslurm.rundir import read_json, write_json
 from trnslurm.runs.status import run_status
 
 _POLL_S = 1.0

@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import ARRAY
+from trnslurm.contract.times import changed_at
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import is_ours, refuse_foreign
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import ARRAY, changed_at, read_json
 from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.find import find_runs, list_runs
 from trnslurm.runs.status import RunStatus, run_status, statuses_of
@@ -74,7 +77,7 @@ def checkpoints_of(run: RunDir) -> list[Path]:
     A custom script's key `checkpoints` names one of its copy of the project; the project may have
     files there, or a link that leads out of the run.
     """
-    work, place = run.path / "work", run.saves_in
+    work, place = run.path / "work", saves_in(run)
     found = [run.checkpoints]
     if work in place.parents and work.resolve() in place.resolve().parents:
         of_project = (run.code / "project" / place.relative_to(work)).exists()
@@ -84,9 +87,9 @@ def checkpoints_of(run: RunDir) -> list[Path]:
 
 def left_over(run: RunDir) -> str:
     """Return what a custom script keeps that is left if its checkpoints are removed, in words."""
-    own, newest = checkpoints_of(run), run.newest_checkpoint()
+    own, newest = checkpoints_of(run), newest_checkpoint(run)
     places = [newest] if newest else []
-    places += [run.saves_in] if changed_at(run.saves_in) else []
+    places += [saves_in(run)] if changed_at(saves_in(run)) else []
     if run.project_file.exists() and not any(map(_size, own)):
         places.append(run.path / "work")
     for place in (place.resolve() for place in places):
@@ -146,7 +149,7 @@ def remove(each: Removable, *, checkpoints: bool) -> None:
         if checkpoints:
             for directory in checkpoints_of(run):
                 shutil.rmtree(directory)
-            if not run.newest_checkpoint():
+            if not newest_checkpoint(run):
                 run.saved_file.unlink(missing_ok=True)
             return
         # A half-removed directory is hidden: not listed, and its name is free for a new run.

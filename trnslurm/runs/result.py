@@ -10,17 +10,16 @@ from typing import Any
 
 from trnslurm.config.recipes import preset_before
 from trnslurm.config.schema import Config
+from trnslurm.contract.checkpoints import (
+    CHECKPOINT_FORMAT,
+    checkpoints_in,
+    newest_checkpoint,
+    step_of,
+)
+from trnslurm.contract.files import load_json, newer_format, read_json
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import (
-    CHECKPOINT_FORMAT,
-    checkpoints_in,
-    load_json,
-    newer_format,
-    read_json,
-    step_of,
-)
 from trnslurm.runs.find import find_run
 from trnslurm.runs.status import run_status
 from trnslurm.runs.unreported import unreported
@@ -107,7 +106,7 @@ def _shared(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
 def _newest_good(run: RunDir) -> Checkpoint:
     if run.project_file.exists():
         left = unreported(run)
-        path = run.newest_checkpoint() or (run.path / left.newest if left else None)
+        path = newest_checkpoint(run) or (run.path / left.newest if left else None)
         raise RunError(
             f"{run.name} is a run of a custom script, whose checkpoints only the script can read: "
             f"submit it with {path or 'the path of one'} for its own option, after --"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.contract.states import State
+from trnslurm.contract.times import seconds_of
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import seconds_of
 from trnslurm.runs.status import RunStatus
 
 NO_NUMBERS = (

@@ -7,12 +7,13 @@ from dataclasses import field, replace
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.mend import in_words
 from trnslurm.records.run import ReadOnce, Record, RunDir
-from trnslurm.rundir import PREPARE, read_json
 from trnslurm.runs.mend import next_command, saved_words
 from trnslurm.runs.phase import phase_status
 from trnslurm.schedulers.choice import by_scheduler, scheduler_of

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from trnslurm.contract.times import utc_time
 from trnslurm.errors import ConfigError
 from trnslurm.records.foreign import printable
-from trnslurm.rundir import utc_time
 from trnslurm.runs.status import RunStatus
 
 T = TypeVar("T")

@@ -14,10 +14,13 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
+from trnslurm.contract.files import open_file, read_file
+from trnslurm.contract.rundir import NODE_SCRIPT
+from trnslurm.contract.times import changed_at
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import NODE_SCRIPT, changed_at, open_file, read_file
 
 # What each library writes last into the directory of a checkpoint:
 # - transformers 4.57's Trainer: trainer_state.json, also of the whole run next to checkpoint-N.
@@ -58,23 +61,23 @@ def unreported(run: RunDir) -> Unreported | None:
     None: there are none, or the run knows how its script continues. Of a script with {resume} the
     directory {checkpoints} counts, too, whatever is in it.
     """
-    if not run.project_file.exists() or run.newest_checkpoint() is not None:
+    if not run.project_file.exists() or newest_checkpoint(run) is not None:
         return None
-    wrote = bool(changed_at(run.saves_in))
+    work, place = run.path / "work", saves_in(run)
+    wrote = bool(changed_at(place))
     if wrote and _says(run.script("train"), b"TRNSLURM_RESUMES=looks"):
         return None
     found: dict[str, float] = {}
-    work, saves_in = run.path / "work", run.saves_in
-    inside = saves_in.is_relative_to(run.path) and ".." not in saves_in.parts
-    for place in {work, saves_in} if inside else {work}:
-        for path in _whole(place):
+    inside = place.is_relative_to(run.path) and ".." not in place.parts
+    for each in {work, place} if inside else {work}:
+        for path in _whole(each):
             name = path.relative_to(run.path)
             with suppress(OSError):  # the script has deleted it
                 if not _same(path, run.code / "project" / Path(*name.parts[1:])):
                     found[str(name)] = path.lstat().st_mtime
     newest = sorted(found, key=lambda name: found[name], reverse=True)
     if not newest and wrote and _says(run.path / NODE_SCRIPT, b'"$TRNSLURM_RESUME"'):
-        newest = [str(saves_in.relative_to(run.path))]
+        newest = [str(place.relative_to(run.path))]
     return Unreported(paths=tuple(newest)) if newest else None
 
 

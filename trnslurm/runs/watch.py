@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+from trnslurm.contract.checkpoints import newest_step
 from trnslurm.contract.states import State
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
@@ -98,7 +99,7 @@ def watch(
         cancelled = begun or run.cancelled_file.exists()
         if resume is None or cancelled or mend != f"trnslurm resume {run.name}":
             return status
-        if (newest := run.newest_step()) > step:
+        if (newest := newest_step(run)) > step:
             step, used = newest, 0
         if used >= most:
             say(f"given up: resumed {most} times without a newer checkpoint")

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trnslurm.contract.files import is_private
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import SandboxError
-from trnslurm.rundir import is_private
 
 DEFAULT_NAME = "sandbox"
 _NAME = r"[a-z0-9][a-z0-9-]{0,19}"

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from trnslurm.contract.files import newer_format
 from trnslurm.errors import ConfigError, SlurmError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import newer_format
 from trnslurm.slurm.commands import Slurm
 
 FORMAT = 1

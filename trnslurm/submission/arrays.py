@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
+from trnslurm.contract.files import read_file
+from trnslurm.contract.rundir import ARRAY
 from trnslurm.records.foreign import refuse_foreign
 from trnslurm.records.run import RunDir
 from trnslurm.render.array import can_be_task, render_array, shared_options
-from trnslurm.rundir import ARRAY, read_file
 from trnslurm.submission.precompile import graphs_of
 from trnslurm.submission.submission import Chain, PlannedRun, Submission
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from trnslurm.config.sweep import Point
 from trnslurm.console import Console
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.errors import RenderError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import render_job
-from trnslurm.rundir import RunFiles
 from trnslurm.runs.result import no_result
 from trnslurm.submission.choice import at_points, choose, config_of
 from trnslurm.submission.options import JobOptions

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trnslurm.contract.files import write_json
 from trnslurm.contract.states import State
+from trnslurm.contract.times import utc_time
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import refuse_foreign, refuse_writable, this_user
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import utc_time, write_json
 from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.status import RunStatus, is_complete, statuses_of
 from trnslurm.schedulers.choice import by_scheduler, scheduler_of

@@ -13,10 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe
+from trnslurm.contract.rundir import NODE_SCRIPT
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.package import ON_NODES, package_files
-from trnslurm.rundir import NODE_SCRIPT
 from trnslurm.submission.job import Job, make_job
 
 NAME = "checkup"

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import load_json, newer_format
+from trnslurm.contract.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN
 from trnslurm.errors import SubmitError
 from trnslurm.node.memory import available_gib
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
-from trnslurm.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN, load_json, newer_format
 from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.

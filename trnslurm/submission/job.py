@@ -13,7 +13,9 @@ import yaml
 from trnslurm.config.load import read_cluster, refuse_locked
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
+from trnslurm.contract.files import newer_format
 from trnslurm.contract.plan import FORMAT
+from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate
@@ -25,15 +27,6 @@ from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job
 from trnslurm.render.package import sources
 from trnslurm.render.project import PROJECT_FACTS
-from trnslurm.rundir import (
-    CAPS,
-    CONFIG,
-    INGREDIENTS,
-    NODE_SCRIPT,
-    PLAN,
-    PREPARE,
-    newer_format,
-)
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import Scheduler
 

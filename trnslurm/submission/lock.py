@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next, update_claim
+from trnslurm.contract.files import make_directory
 from trnslurm.errors import NotYetError, RunError
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import RunDir, own_process, process_alive
-from trnslurm.rundir import make_directory
 
 _REMOTE_S = 900  # no submission takes longer; a process on another host cannot be checked
 _WRITING_S = 30  # a claim is written at once; an older version left an empty one on a full disk

@@ -19,13 +19,15 @@ from trnslurm.config.load import resolve_again
 from trnslurm.config.search import Workspace, parse_yaml
 from trnslurm.config.values import parse_notify
 from trnslurm.console import Console
+from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT
+from trnslurm.contract.files import newer_format
+from trnslurm.contract.rundir import CONFIG, PLAN, RECORD, RUN_FORMAT
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.mirror.copies import CODE, MOST_BYTES, known_copies, name_of, unpacked
 from trnslurm.mirror.store import MirrorError, Store
 from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.plan.values import check_plan
 from trnslurm.render.package import ON_NODES, package_files, sources
-from trnslurm.rundir import CHECKPOINT_FORMAT, CONFIG, PLAN, RECORD, RUN_FORMAT, newer_format
 from trnslurm.submission.choice import choose_to_submit
 from trnslurm.submission.job import Job, make_job
 from trnslurm.submission.options import JobOptions

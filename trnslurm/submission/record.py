@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from trnslurm import __version__
+from trnslurm.contract.times import utc_time
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import utc_time
 from trnslurm.submission.precompile import Need
 from trnslurm.submission.resize import adopt_files, lay_aside
 from trnslurm.submission.submission import PlannedRun

@@ -22,13 +22,15 @@ from trnslurm.config.schema import Config, Notify
 from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import merge, plain
 from trnslurm.config.values import parse_notify
+from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.files import make_directory
+from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, make_spec
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
 from trnslurm.render.package import sources
-from trnslurm.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN, make_directory
 from trnslurm.submission.job import Job, make_job
 
 _READER = "trnslurm/node/caps.py"
@@ -88,7 +90,7 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
         raise RunError(f"{option}: its recipe has no train.stop_at")
     if step > plan["steps"]:
         raise RunError(f"{option}: it has {plan['steps']} steps; to the last without the option")
-    if 0 < step <= (done := run.newest_step()):
+    if 0 < step <= (done := newest_step(run)):
         raise RunError(f"{option}: it has a checkpoint of step {done}; take a later step")
     if plan["train"]["stop_at"] == step:
         return job

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
+from trnslurm.contract.checkpoints import newest_checkpoint, newest_step, saves_in
+from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
+from trnslurm.contract.times import changed_at
 from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.caps import Caps
 from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import PREPARE, changed_at
 from trnslurm.runs.by_hand import refuse_by_hand, start_by_hand
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
@@ -234,12 +236,12 @@ def _refuse_capped(run: RunDir, job: Job) -> None:
 
 
 def _where_it_continues(run: RunDir) -> str:
-    step, newest = run.newest_step(), run.newest_checkpoint()
+    step, newest = newest_step(run), newest_checkpoint(run)
     if newest:
         return f"{run.name} continues after step {step}, from {newest}"
     left = unreported(run)
-    if left or (run.project_file.exists() and changed_at(run.saves_in)):
-        place = run.path / left.newest if left else run.saves_in
+    if left or (run.project_file.exists() and changed_at(saves_in(run))):
+        place = run.path / left.newest if left else saves_in(run)
         return f"{run.name} starts again; its script may continue from {place}"
     if copied_from := run.record().copied_from:
         return f"{run.name} begins with the newest checkpoint of {copied_from}"

@@ -9,9 +9,9 @@ from typing import Any
 import wandb
 import wandb.errors
 
+from trnslurm.contract.files import read_json, write_json
 from trnslurm.contract.states import State
 from trnslurm.report.history import History
-from trnslurm.rundir import read_json, write_json
 from trnslurm.trackers.send import about, numbers_of, remote_name
 
 REFUSALS = (wandb.errors.Error, OSError)

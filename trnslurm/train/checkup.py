@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trnslurm.contract.files import load_json, write_json
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import NEURON, TORCHNEURON, device_named
-from trnslurm.rundir import load_json, write_json
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
-from trnslurm.rundir import RunFiles
 from trnslurm.train.errors import TrainError
 
 PHASES = ("precompile", "train")

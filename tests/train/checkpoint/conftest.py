@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trnslurm.contract.checkpoints import checkpoints_in, step_of
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.devices import CPU
-from trnslurm.rundir import RunFiles, checkpoints_in, step_of
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
 from trnslurm.train.devices.device import Device, Timer

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.rundir import checkpoint_name
+from trnslurm.contract.checkpoints import checkpoint_name
 from trnslurm.train.checkpoint.manifest import verify
 from trnslurm.train.checkpoint.tensors import open_rows
 

@@ -25,6 +25,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import load_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import DeviceType, device_named
@@ -32,7 +34,6 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
 from trnslurm.node.processes import handling
-from trnslurm.rundir import RunFiles, load_json
 
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Processes that the command leaves behind may hold its output open forever.

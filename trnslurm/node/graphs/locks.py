@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import write_json
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import user_name
 from trnslurm.node.graphs.neuron import GRAPH
-from trnslurm.rundir import write_json
 
 LOCK = f"{GRAPH}.lock"
 

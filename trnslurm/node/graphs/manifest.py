@@ -24,8 +24,8 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trnslurm.contract.files import load_json, naming
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import load_json, naming
 
 FORMAT = 1
 MANIFEST, USED = "manifest.json", "used"

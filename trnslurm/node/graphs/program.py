@@ -20,6 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import load_json
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.times import utc_time
 from trnslurm.node.graphs import locks
 from trnslurm.node.graphs.compile import GraphPlace, read_place, run_compile
 from trnslurm.node.graphs.key import content_key, own_versions
@@ -35,7 +38,6 @@ from trnslurm.node.graphs.manifest import (
     user_name,
 )
 from trnslurm.node.graphs.neuron import NEFF
-from trnslurm.rundir import RunFiles, load_json, utc_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:

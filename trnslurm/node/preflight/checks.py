@@ -12,9 +12,10 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
+from trnslurm.contract.checkpoints import newest_checkpoint
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.memory import available_gib
 from trnslurm.node.preflight.needs import GIB, MIB, Checked, Needs
-from trnslurm.rundir import RunFiles
 
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python that imports torch needs more."""
@@ -53,7 +54,7 @@ def run_directory(needs: Needs) -> Checked:
     state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
         return Checked(problem=f"{error}; is the shared file system mounted here, and not full?")
-    newest = run.newest_checkpoint()
+    newest = newest_checkpoint(run)
     size = _bytes_in(newest) if newest else 0
     place = checkpoints if checkpoints.is_dir() else needs.run
     free, room = shutil.disk_usage(place).free, shutil.disk_usage(needs.run).free

@@ -24,6 +24,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import load_json, write_json
+from trnslurm.contract.rundir import PLAN, STRATEGY, RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import CPU, DEVICES, device_named
 from trnslurm.node.meeting import (
@@ -39,7 +41,6 @@ from trnslurm.node.preflight import checks, devices
 from trnslurm.node.preflight.checks import Check, owns, run_all
 from trnslurm.node.preflight.needs import MIB, Checked, Needs
 from trnslurm.node.preflight.verdict import NodeReport, judge
-from trnslurm.rundir import PLAN, STRATEGY, RunFiles, load_json, write_json
 
 NODES_PER_S = 20
 """Every 20 nodes add a second, because nodes start one after another, and all read Python and the

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.finding import find_cause, nothing_found
-from trnslurm.rundir import RunFiles
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.files import last_line, read_file, read_json
+from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
+from trnslurm.contract.times import seconds_of
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.project import NO_FILE, not_copied
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import NODE_SCRIPT, RunFiles, last_line, read_file, read_json, seconds_of
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -203,7 +206,7 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
     newest, began_at = last_line(files.metrics_file), state.get("checkpoint")
     if newest.get("attempt") == attempt:
         return True
-    if isinstance(began_at, int) and files.newest_step() > began_at:
+    if isinstance(began_at, int) and newest_step(files) > began_at:
         return True
     if newest or chosen.kinds:  # the script reports its steps
         return False

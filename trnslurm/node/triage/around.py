@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.causes import (
     EFFECT,
     Cause,
@@ -17,7 +18,6 @@ from trnslurm.node.triage.causes import (
 )
 from trnslurm.node.triage.evidence import Evidence, Suspect, context_of, read_log
 from trnslurm.node.triage.words import CARETS, frames_in, last_lines
-from trnslurm.rundir import RunFiles
 
 _WAIT = re.compile(
     r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<op>\w+)(?:, (?P<size>NumelIn=\d+))?"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.files import open_file, read_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent, share
@@ -22,7 +24,6 @@ from trnslurm.node.triage.causes import (
     named,
 )
 from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
-from trnslurm.rundir import RunFiles, open_file, read_json
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
 _MOST_RECORDS, _OF_A_NODE = 256, 4

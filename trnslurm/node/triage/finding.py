@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import EndCause, State
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.again import (
@@ -55,7 +57,6 @@ from trnslurm.node.triage.project import (
 )
 from trnslurm.node.triage.versions import Versions
 from trnslurm.node.triage.words import said_last, useful_end
-from trnslurm.rundir import RunFiles, read_json
 
 _MAX_LINES = 7
 _MAX_COLUMNS = 200

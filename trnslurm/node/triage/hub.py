@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from trnslurm.contract.files import read_file
+from trnslurm.contract.rundir import NODE_SCRIPT
 from trnslurm.node.triage.causes import Cause
-from trnslurm.rundir import NODE_SCRIPT, read_file
 
 _NAME = r"(?P<name>\w[\w.-]*(?:/\w[\w.-]*)?)"
 _FULL = r"(?P<name>\w[\w.-]*/\w[\w.-]*)"

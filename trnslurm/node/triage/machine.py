@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
+from trnslurm.contract.files import last_line, read_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.mend import RESUME, SUBMIT
 from trnslurm.node.triage.versions import plain_word
-from trnslurm.rundir import RunFiles, last_line, read_json
 
 _SAID = {
     "shm_gib": re.compile(r"/dev/shm|shared memory"),

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trnslurm.rundir import PREPARE
+from trnslurm.contract.rundir import PREPARE
 
 SUBMIT, RESUME, EITHER, PASSES = "submit", "resume", "either", "passes"
 _COMMAND = re.compile(r"([;,] |^)(and |then )?(submit again|trnslurm resume)\b.*")

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from trnslurm.contract.files import read_file, read_json
+from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.devices import DEVICES
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.releases import packages
 from trnslurm.node.triage.words import frames_in
-from trnslurm.rundir import NODE_SCRIPT, RunFiles, read_file, read_json
 
 NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _NO_PARENT = re.compile(r"Parent directory (\S+) does not exist")  # of torch.save

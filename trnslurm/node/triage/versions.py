@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trnslurm.contract.files import read_file, read_json
 from trnslurm.node.triage.evidence import Suspect
 from trnslurm.node.triage.mend import RESUME
 from trnslurm.node.triage.releases import day_of, newest_on
 from trnslurm.node.triage.words import frames_in, of_others
-from trnslurm.rundir import read_file, read_json
 
 _MOST_PACKAGES = 4
 _LONGEST_SCRIPT = 1 << 20

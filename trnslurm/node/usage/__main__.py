@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.files import write_json
 from trnslurm.contract.variables import Variable
 from trnslurm.devices import DEVICES
 from trnslurm.node.accelerators.accelerator import accelerator_of
@@ -29,7 +30,6 @@ from trnslurm.node.usage.devices import DeviceReport, Devices, DeviceUse
 from trnslurm.node.usage.host import Figures, Host
 from trnslurm.node.usage.machine import machine
 from trnslurm.node.usage.notice import Look, Notices
-from trnslurm.rundir import write_json
 
 LINE_S = 60.0
 _POLL_S = 0.2

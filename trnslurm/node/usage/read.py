@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trnslurm.rundir import RunFiles, last_line, read_json
+from trnslurm.contract.files import last_line, read_json
+from trnslurm.contract.rundir import RunFiles
 
 
 class Notice(NamedTuple):

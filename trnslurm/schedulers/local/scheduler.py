@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import write_json
 from trnslurm.contract.states import State
+from trnslurm.contract.times import utc_time
 from trnslurm.errors import NotYetError, RunError, SubmitError, TrnslurmError
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import Record, RunDir
-from trnslurm.rundir import utc_time, write_json
 from trnslurm.schedulers.interface import PhaseStatus, Scheduler, Seen, Wait, WaitsFor
 from trnslurm.schedulers.signs import STALE_S, silent_since
 

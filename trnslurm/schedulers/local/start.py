@@ -17,9 +17,9 @@ from typing import Any
 from submitit.local import local
 from submitit.local.local import LocalExecutor
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.records.run import RunDir, process_start
-from trnslurm.rundir import RunFiles
 from trnslurm.schedulers.interface import WaitsFor
 
 # Variables that a local run gets from this shell; its script sets all others.

@@ -15,9 +15,9 @@ from pathlib import Path
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from trnslurm.contract.files import read_file, read_json, write_json
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
 from trnslurm.records.run import RunDir
-from trnslurm.rundir import read_file, read_json, write_json
 from trnslurm.schedulers.interface import WaitsFor
 from trnslurm.schedulers.interrupts import interrupts_deferred
 from trnslurm.schedulers.slurm.asked import Asked

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from trnslurm.contract.files import read_file
 from trnslurm.errors import SlurmError
-from trnslurm.rundir import read_file
 from trnslurm.schedulers.waiting import Diagnosis, SickNode
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import UNUSABLE, node_reason, node_state

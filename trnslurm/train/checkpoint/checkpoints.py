@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trnslurm.rundir import CHECKPOINT_FORMAT, checkpoint_name
+from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT, checkpoint_name
 from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import (

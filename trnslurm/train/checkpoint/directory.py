@@ -11,12 +11,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from trnslurm.rundir import (
-    damaged_name,
-    is_removed,
-    removed_name,
-    writer_of,
-)
+from trnslurm.contract.checkpoints import damaged_name, is_removed, removed_name, writer_of
 from trnslurm.train.environment import Environment
 
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.rundir import CHECKPOINT_FORMAT, open_file, step_of
+from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT, step_of
+from trnslurm.contract.files import open_file
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, read_section

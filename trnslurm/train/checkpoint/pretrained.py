@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trnslurm.rundir import CHECKPOINTS, checkpoint_name
+from trnslurm.contract.checkpoints import checkpoint_name
+from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint, shorten
 from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.devices.device import say

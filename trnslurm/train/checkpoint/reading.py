@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trnslurm.rundir import checkpoint_name, checkpoints_in, step_of
+from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, step_of
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, DamagedError, check_sizes, verify
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.checkpoint.tensors import open_rows

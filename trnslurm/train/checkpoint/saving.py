@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trnslurm.rundir import checkpoint_name, checkpoints_in, step_of, temporary_name
+from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, step_of, temporary_name
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import (
     CheckpointManifest,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trnslurm.rundir import DATA_FORMAT
+from trnslurm.contract.rundir import DATA_FORMAT
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import read_section
 

@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from trnslurm.rundir import RunFiles, checkpoint_name, checkpoints_in, export_name, step_of
+from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, export_name, step_of
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters

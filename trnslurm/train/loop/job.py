@@ -14,8 +14,9 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from trnslurm.contract.files import write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
-from trnslurm.rundir import RunFiles, write_json
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment

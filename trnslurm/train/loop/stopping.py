@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from trnslurm.rundir import write_json
+from trnslurm.contract.files import write_json
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment

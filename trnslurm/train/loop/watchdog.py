@@ -22,8 +22,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trnslurm.contract.files import write_json_once
 from trnslurm.pace import LOOK_S, NOT_COMPUTING, Pace, Spent, WorkerTime
-from trnslurm.rundir import write_json_once
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trnslurm.rundir import RunFiles
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.train.devices.device import Device
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy

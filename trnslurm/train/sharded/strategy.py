@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.rundir import STRATEGY
+from trnslurm.contract.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import TensorShard, TrainingState, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError

@@ -14,7 +14,7 @@ from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 from torch_xla.distributed.fsdp.utils import checkpoint_module
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-from trnslurm.rundir import STRATEGY
+from trnslurm.contract.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.devices.xla import rate_for, scalar_tensor
 from trnslurm.train.errors import TrainError

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.rundir import is_private
+from trnslurm.contract.files import is_private
 
 _PREFIX = "trnslurm-shards"
 # Every worker that uses a directory holds this lock: a directory without a holder is abandoned.
