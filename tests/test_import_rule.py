@@ -111,6 +111,7 @@ FLOORS = [
     "runs",
     "cluster",
     "submission",
+    "health",
     "api",
     "report",
     "trackers",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from trnslurm.cli import checkup
-from trnslurm.cluster.checkup import Expected, Line
-from trnslurm.cluster.checkup_files import Found
 from trnslurm.devices import NEURON
+from trnslurm.health.found import Found
+from trnslurm.health.judge import Expected, Line
 from trnslurm.slurm.reasons import job_reason, node_reason, node_state
 
 JOB = "JobId=1001 JobName=gpt-precompile JobState=PENDING Reason=Resources Dependency=(null) {more}"

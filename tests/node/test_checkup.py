@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.devices import NEURON
-from trnslurm.node import checkup, meeting
+from trnslurm.node import meeting
 from trnslurm.node.meeting import Connection, Meeting, MeetingError, Rendezvous
+from trnslurm.node.preflight import checkup
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
@@ -215,7 +216,7 @@ def test_what_fails_is_written_down_and_the_rest_is_measured(tmp_path, monkeypat
 def test_the_limit_of_open_files_is_raised_as_in_a_job() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n"
-        "from trnslurm.node import checkup; checkup.raise_open_files(2)\n"
+        "from trnslurm.node.preflight import checkup; checkup.raise_open_files(2)\n"
         "print(checkup.limits()['files'])"
     )
     done = run_process([sys.executable, "-c", code])

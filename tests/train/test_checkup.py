@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trnslurm.cluster.checkup import Expected, judge
-from trnslurm.cluster.checkup_files import Found
 from trnslurm.devices import XLA_CPU
+from trnslurm.health.found import Found
+from trnslurm.health.judge import Expected, judge
 from trnslurm.train import checkup
 from trnslurm.train.environment import read_environment
 

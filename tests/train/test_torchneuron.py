@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node import checkup
+from trnslurm.node.preflight import checkup
 
 from . import launches
 from .conftest import JOBS, REPO, prepare_data, run_workers

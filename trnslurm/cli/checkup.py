@@ -16,20 +16,20 @@ from trnslurm import __version__
 from trnslurm.cli.follow import INTERRUPTED, last_line
 from trnslurm.cli.output import command_line, echo_json, say
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.cluster.checkup import Expected, Line, expected_of, judge
-from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.config.load import origins_of_cluster, resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.contract.states import State
 from trnslurm.errors import SlurmError, TrnslurmError
+from trnslurm.health.found import Found, read_found
+from trnslurm.health.job import make_checkup, make_spec_of_checkup
+from trnslurm.health.judge import Expected, Line, expected_of, judge
 from trnslurm.records.foreign import this_user
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.tables import count
 from trnslurm.runs.watch import follow, once
 from trnslurm.submission.cancel import cancel
-from trnslurm.submission.checkup import make_checkup, make_spec_of_checkup
 from trnslurm.submission.submission import PlannedRun, Submission
 from trnslurm.submission.submit import submit
 

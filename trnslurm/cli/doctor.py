@@ -11,9 +11,9 @@ import click
 
 from trnslurm.cli.options import cluster_option, json_option, run_name_argument, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
-from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
+from trnslurm.health.preflight import check_nodes
 from trnslurm.records.run import NodeFitness
 from trnslurm.runs.find import find_run
 from trnslurm.runs.search import run_roots

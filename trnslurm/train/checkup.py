@@ -1,7 +1,7 @@
 """What the workers of a job can only measure together, for `trnslurm doctor --run`.
 
     python -m torch.distributed.run … code/jobs/checkup/train.py plan.json
-    python -m trnslurm.train.checkup --graph 1000      # or --native-graph: that of node.checkup
+    python -m trnslurm.train.checkup --graph 1000      # or --native-graph: that of the nodes' part
 
 Each worker writes its results to a separate file after every step, so the file of a worker that
 hangs says where. The caller compares the files: to compare here would need the very collectives

@@ -1,1 +1,1 @@
-"""The preflight: the nodes of a job check together that all are fit, before workers start."""
+"""What nodes find out about themselves: the preflight before workers start, and the checkup."""

@@ -1,6 +1,7 @@
 """Measures a node, together with the others, for `trnslurm doctor --run`.
 
-    python -m trnslurm.node.checkup --device neuron --devices 16 --workers 32 -- bash ranks.sh train
+    python -m trnslurm.node.preflight.checkup --device neuron --devices 16 --workers 32 \
+        -- bash ranks.sh train
 
 It starts on every node at the same time, in place of a job's node.sh. It measures in turn this
 node's limits, EFA and versions; the preflight; the links to node 0; on Neuron a graph in the cache.

@@ -1,7 +1,7 @@
 """The job of `trnslurm doctor --run`: a training's scripts, in which the workers only measure.
 
 It uses the batch script and ranks.sh of any training on this cluster, so their environment is
-checked as well. trnslurm.node.checkup runs around the workers and checks the nodes.
+checked as well. trnslurm.node.preflight.checkup runs around the workers and checks the nodes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _node_script(spec: JobSpec) -> str:
             "#!/bin/bash",
             "# One node's part of `trnslurm doctor --run`; ranks.sh is the same as for training.",
             "set -euo pipefail",
-            'exec "$TRNSLURM_PYTHON" -m trnslurm.node.checkup \\',
+            'exec "$TRNSLURM_PYTHON" -m trnslurm.node.preflight.checkup \\',
             f"  {shlex.join(words)} -- bash {RANKS_SCRIPT} train",
             "",
         ]

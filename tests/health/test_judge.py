@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trnslurm.cluster.checkup import Expected, Line, judge
-from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.devices import CPU, CUDA, NEURON, TORCHNEURON
+from trnslurm.health.found import Found, read_found
+from trnslurm.health.judge import Expected, Line, judge
 from trnslurm.records.run import NodeFitness
 
 WORKERS = 4

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Literal
 
-from trnslurm.cluster.checkup_files import Found
 from trnslurm.devices import DeviceType
 from trnslurm.frozen import Frozen
+from trnslurm.health.found import Found
 from trnslurm.plan.spec import JobSpec
 
 Level = Literal["ok", "note", "problem"]
