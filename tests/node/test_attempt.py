@@ -63,9 +63,14 @@ if [ -z "$TRNSLURM_STANDBY" ]; then
   exit "$(cat code-1)"
 fi
 echo "srun: error: said while it waits" >&2
-echo "$TRNSLURM_RESUME $TRNSLURM_STANDBY" > logs/standby-train-2-node0.log; touch waits
-read -r line || { touch ended; exit; }
-echo "$line" > told
+IFS=: read -r address port secret <<< "$TRNSLURM_BEATS"
+exec 3<> "/dev/udp/$address/$port"
+signs() { for node in $(cat alive); do echo -n "$secret 2 $node lives" >&3; done; }
+while sleep 0.1; do signs; done < /dev/null &
+echo "$TRNSLURM_RESUME $TRNSLURM_STANDBY" > logs/standby-train-2-node0.log
+signs; for node in $(cat alive); do read -r -n 1 -u 3; done; touch waits
+read -r line || { touch ended; kill %1; exit; }
+echo "$line" > told; kill %1
 echo "srun: error: said while it trains" >&2
 """
 
@@ -94,7 +99,7 @@ class Script:
 
     def with_change(self, change: str) -> None:
         """Run the program with another value in one of its modules."""
-        lines = ["import sys", f"import {change}", "from trnslurm.node.attempt import main"]
+        lines = ["import sys", f"import {change}", "from trnslurm.node.attempt.program import main"]
         self.program = ["-c", "\n".join([*lines, "sys.exit(main(sys.argv[1:]))"])]
 
     def step(self, text: str) -> None:
@@ -314,8 +319,8 @@ def started_again(script: Script, *, options: str = "", before: str = "") -> Non
     command = f"{sys.executable} -m trnslurm.node.attempt --requeue {options} -- srun -y"
     text = AGAIN.replace("$PWD/code", code) + f"{before}\nexec {command}\n"
     script.bench.script("again.sh", text)
-    environ |= {"SLURM_JOB_NODELIST": "node-[1-2]", "OTHER": "x"}
-    script.with_change("trnslurm.node.attempt as a; a._LOOK_S = a.relaunch.AFTER_S = 0.01")
+    environ |= {"SLURM_JOB_NODELIST": "node-[1-2]", "OTHER": "x", "MASTER_ADDR": "127.0.0.1"}
+    script.with_change("trnslurm.node.attempt.machine as m; m.LOOK_S = m.AHEAD_AFTER_S = 0.01")
     script.options += [f"--script={script.bench.directory}/again.sh"]
 
 
@@ -357,32 +362,46 @@ def test_what_starts_again_is_ended(script: Script) -> None:
     assert script.ended(2)[0] == "CANCELLED"
 
 
-def test_a_crash_is_followed_by_what_was_started_ahead(script: Script) -> None:
-    """Its log gets the attempt's name, and it is told where to begin."""
+@pytest.fixture
+def ahead(script: Script) -> Script:
+    """A script whose next attempt is started ahead, once it trains, and gives signs of life."""
     started_again(script)
     script.options.append("--standby")
     script.bench.script("code-1", "9")
+    script.bench.script("alive", "0 1")
     script.step(WAITS)
-    assert script.run() == 0, script.said
-    assert [script.ended(n)[0] for n in (1, 2)] == ["RESTARTED", "COMPLETED"]
-    newest = script.bench.directory / "checkpoints/step-00000020"
-    assert json.loads(script.bench.read("told")) == {"TRNSLURM_RESUME": str(newest)}
-    assert script.bench.read("logs/train-2-node0.log") == "@resume@ 2\n"
-    assert script.state(2)["checkpoint"] == 20
-    assert "said while it trains" in script.said and "said while it waits" not in script.said
+    return script
+
+
+def test_a_crash_is_followed_by_what_was_started_ahead(ahead: Script) -> None:
+    """Its log gets the attempt's name, and it is told where to begin."""
+    assert ahead.run() == 0, ahead.said
+    assert [ahead.ended(n)[0] for n in (1, 2)] == ["RESTARTED", "COMPLETED"]
+    newest = ahead.bench.directory / "checkpoints/step-00000020"
+    assert json.loads(ahead.bench.read("told")) == {"TRNSLURM_RESUME": str(newest)}
+    assert ahead.bench.read("logs/train-2-node0.log") == "@resume@ 2\n"
+    assert ahead.state(2)["checkpoint"] == 20
+    assert "said while it trains" in ahead.said and "said while it waits" not in ahead.said
+
+
+def test_a_frozen_node_is_not_used_though_it_was_started_ahead(ahead: Script) -> None:
+    """It gives no sign of life, and would never train."""
+    ahead.bench.script("alive", "0")
+    ahead.step(f"if [ -e ended ]; then touch again; exit; fi\n{WAITS}")
+    assert ahead.run() == 0, ahead.said
+    assert [ahead.ended(n)[0] for n in (1, 2)] == ["RESTARTED", "COMPLETED"]
+    assert ahead.bench.has("again") and not ahead.bench.has("told")
 
 
 @pytest.mark.parametrize(("code", "ends"), [("0", 0), ("9", 143)])
-def test_what_was_started_ahead_is_ended(script: Script, code: str, ends: int) -> None:
+def test_what_was_started_ahead_is_ended(ahead: Script, code: str, ends: int) -> None:
     """Once the training is complete, or another job has taken the next attempt."""
-    started_again(script)
-    script.options.append("--standby")
-    script.bench.script("code-1", code)
+    ahead.bench.script("code-1", code)
     taken = "" if code == "0" else '[ -n "$TRNSLURM_STANDBY" ] || touch state/train-2.json\n'
-    script.step(taken + WAITS)
-    assert script.run() == ends, script.said
-    script.bench.await_files("ended")
-    assert not list((script.bench.directory / "logs").glob("standby-*"))
+    ahead.step(taken + WAITS)
+    assert ahead.run() == ends, ahead.said
+    ahead.bench.await_files("ended")
+    assert not list((ahead.bench.directory / "logs").glob("standby-*"))
 
 
 STUCK = {"node": 1, "host": "x", "line": "stuck"}

@@ -95,7 +95,7 @@ def test_the_last_attempt_is_not_followed_by_another(known, ended) -> None:
 def test_workers_save_before_the_node_hours_are_used(script: Script) -> None:
     run = RunFiles(script.bench.directory)
     script.bench.script("caps.json", json.dumps(HOURS | {"node_hours": 40.01}))
-    script.with_change("trnslurm.node.attempt as a; a._LOOK_S = 0.05")
+    script.with_change("trnslurm.node.attempt.machine as m; m.LOOK_S = 0.05")
     script.step((STOPS + SAVES).replace("train-1", "train-2"))  # it has begun months ago
     spent(run, "train", 1, 20 * 3600)
     assert script.run(attempt=2) != 0
@@ -114,8 +114,8 @@ def test_workers_save_before_the_node_hours_are_used(script: Script) -> None:
 def test_workers_that_do_not_stop_are_ended(script: Script) -> None:
     script.bench.script("caps.json", json.dumps(HOURS | {"node_hours": 1e-9}))
     script.with_change(
-        "trnslurm.node.attempt as a, trnslurm.node.caps as c; a._LOOK_S = c._LEAST_GRACE_S = 0.05; "
-        "c.Caps.reached = lambda *_: ''"
+        "trnslurm.node.attempt.machine as m, trnslurm.node.caps as c; "
+        "m.LOOK_S = c._LEAST_GRACE_S = 0.05; c.Caps.reached = lambda *_: ''"
     )
     script.step("touch logs/train-1-node0.log; exec sleep 600\n")
     assert script.run() != 0

@@ -19,6 +19,7 @@ from trnslurm.node.ending import (
     read_facts,
     reason_to_give_up,
     step_repeated,
+    steps_of,
     who_ended,
 )
 from trnslurm.node.state import RUN
@@ -424,8 +425,12 @@ def test_a_node_that_failed_is_named(run, tmp_path):
     (tmp_path / "logs/train-7.log").write_text(
         "srun: error: Node failure on a\n2026-01-01T00:00:00Z train attempt 1: REQUEUED ()\n"
         "srun: error: Node failure on trn-[1-2]\nsrun: error: Node failure on trn-[1-2]\n"
+        "srun: error: Task launch for StepId=7.1 failed on node trn-3: Communication failure\n"
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+        "srun: error: Timed out waiting for job step to complete\n"
     )
-    assert lost_nodes(read_attempt(RUN, "train", 2)) == "trn-[1-2]"
+    attempt = read_attempt(RUN, "train", 2)
+    assert lost_nodes(attempt) == "trn-[1-2],trn-3" and steps_of(attempt) == (1, 1)
     reason = "requeued by Slurm, as trn-1,trn-2 failed"
     assert ended(2, lost="trn-1,trn-2") == ("REQUEUED", reason)
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -268,12 +269,14 @@ class Clock:
         self.log = directory / "logs/train-1-node0.log"
         self.request = directory / "state/hang-train-1.json"
 
-    def pass_s(self, seconds: float, *, output: bool = False) -> None:
+    def pass_s(
+        self, seconds: float, *, output: bool = False, silent: Set[int] = frozenset()
+    ) -> None:
         self.now += seconds
         if output:
             with self.log.open("a") as file:
                 file.write("step\n")
-        self.watch.look()
+        self.watch.look(silent)
 
     def report(self, *nodes: tuple[float, float]) -> None:
         for node, (idle_s, quiet_s) in enumerate(nodes):
@@ -300,6 +303,16 @@ def test_all_nodes_must_be_idle_for_so_long(clock: Clock) -> None:
     assert not clock.request.exists()
     clock.pass_s(1)
     assert json.loads(clock.request.read_text())["seconds"] == 600
+
+
+def test_a_node_that_gives_no_sign_of_life_is_still(clock: Clock) -> None:
+    """All its programs are frozen, that which would report as well."""
+    clock.pass_s(1, output=True)
+    clock.report((700, 700))
+    clock.pass_s(700)
+    assert not clock.request.exists()
+    clock.pass_s(10, silent={1})
+    assert clock.request.exists()
 
 
 def test_a_checkpoint_under_way_is_progress(clock: Clock) -> None:

@@ -166,7 +166,9 @@ def test_no_python_is_recorded(script: Script) -> None:
 
 
 def test_a_python_that_cannot_run_it_is_recorded(script: Script) -> None:
-    change_source(script.bundle, "trnslurm/node/attempt.py", lambda _: "raise SystemExit(3)\n")
+    change_source(
+        script.bundle, "trnslurm/node/attempt/__main__.py", lambda _: "raise SystemExit(3)\n"
+    )
     assert script.run() == 3
     assert script.reason().startswith(f"exit code 3 while starting {sys.executable} on ")
 

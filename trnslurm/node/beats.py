@@ -12,35 +12,43 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from trnslurm.contract.variables import Variable
 
 PERIOD_S = 2.0
 SILENT_S = 6.0
-_END, _ENDED, _HERE = b"end", b"ended", b"here"
-_END_WITHIN_S = 15.0
-_AGAIN_S = 0.5
+_LIVES, _END, _ENDED, _HERE = b"lives", b"end", b"ended", b"here"
 _MOST_BYTES = 128
+# The kernel grants less (net.core.rmem_max), and counts some 700 bytes for each datagram.
+_BUFFER = 4 << 20
+
+
+class Beat(NamedTuple):
+    """A sign of life of a node."""
+
+    node: int
+    attempt: int
+    ended: bool = False
+    """Whether the node's processes have ended, or were killed as they were told."""
 
 
 class Beats:
-    """The signs of life of an attempt's nodes, on the first node of the job."""
+    """The signs of life of a job's nodes, on the first of them."""
 
     def __init__(self, address: str) -> None:
         """Listen; `address` is this node's for the others."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._socket.bind(("", 0))
         self._socket.setblocking(False)
         # The network can forge neither a sign of life nor an order.
         self._secret = secrets.token_hex(16).encode()
         self.place = f"{address}:{self._socket.getsockname()[1]}:{self._secret.decode()}"
         """The value of TRNSLURM_BEATS."""
-        self._attempt = 0
-        self._heard: dict[int, float] = {}
-        self._from: dict[int, tuple[str, int]] = {}
-        self._ended: set[int] = set()
+        self._from: dict[tuple[int, int], tuple[str, int]] = {}
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -48,13 +56,8 @@ class Beats:
     def close(self) -> None:
         self._socket.close()
 
-    def begin(self, attempt: int) -> None:
-        """Forget the nodes of the attempt before."""
-        self._attempt = attempt
-        self._heard, self._from, self._ended = {}, {}, set()
-
-    def read(self) -> None:
-        """Note all that has arrived."""
+    def read(self) -> Iterator[Beat]:
+        """Answer all that has arrived, and yield it."""
         while True:
             try:
                 data, sender = self._socket.recvfrom(_MOST_BYTES)
@@ -65,30 +68,17 @@ class Beats:
                 continue
             with suppress(OSError):
                 self._socket.sendto(self._secret + b" " + _HERE, sender)
-            if words[1] == str(self._attempt).encode() and words[2].isdigit():
-                node = int(words[2])
-                self._heard[node], self._from[node] = time.monotonic(), sender
-                if words[3] == _ENDED:
-                    self._ended.add(node)
+            if words[1].isdigit() and words[2].isdigit():
+                attempt, node = int(words[1]), int(words[2])
+                self._from[attempt, node] = sender
+                yield Beat(node, attempt, words[3] == _ENDED)
 
-    def silent(self) -> list[int]:
-        """Return the nodes that were heard and are silent, while another is heard."""
-        now = time.monotonic()
-        silent = [n for n, at in self._heard.items() if now - at > SILENT_S]
-        heard = any(now - at <= 2 * PERIOD_S for at in self._heard.values())
-        return sorted(silent) if heard else []
-
-    def end_others(self, lost: Sequence[int]) -> bool:
-        """Have all nodes but the lost ones kill their processes; return whether all have."""
-        until = time.monotonic() + _END_WITHIN_S
-        waits_for = set(self._from) - set(lost)
-        while waits_for - self._ended and time.monotonic() < until:
-            for node in waits_for - self._ended:
+    def end(self, attempt: int, nodes: Iterable[int]) -> None:
+        """Tell nodes to kill their processes; they answer once they have."""
+        for node in nodes:
+            if to := self._from.get((attempt, node)):
                 with suppress(OSError):
-                    self._socket.sendto(self._secret + b" " + _END, self._from[node])
-            select.select([self._socket], [], [], _AGAIN_S)
-            self.read()
-        return not waits_for - self._ended
+                    self._socket.sendto(self._secret + b" " + _END, to)
 
 
 class Sender:
@@ -113,10 +103,10 @@ class Sender:
         """For how long the first node has not answered."""
         return time.monotonic() - self._heard
 
-    def hears(self, within_s: float) -> bool:
-        """Send a sign of life; return whether the first node answers."""
+    def hears(self, within_s: float, *, ended: bool = False) -> bool:
+        """Send a sign of life, or that the node's part has ended; return whether it is answered."""
         before = self._heard
-        self.send()
+        self.send(_ENDED if ended else _LIVES)
         select.select([self._socket], [], [], within_s)
         self.told_to_end()
         return self._heard > before
@@ -132,7 +122,7 @@ class Sender:
             self._due = now + PERIOD_S
         return self._due - now
 
-    def send(self, word: bytes = b"lives") -> None:
+    def send(self, word: bytes = _LIVES) -> None:
         with suppress(OSError):
             self._socket.sendto(b" ".join((self._secret, self._who, word)), self._to)
 

@@ -33,7 +33,8 @@ class Caps:
             value if isinstance(value := caps.get(name), int | float) else 0
             for name in ("attempts", "node_hours", "stop_before_s")
         )
-        self._key = str(caps.get("key", ""))
+        self.key = str(caps.get("key", ""))
+        """Of the cap on node-hours."""
         self._look_at = 0.0
         self.grace_s = 0.0
         """How long workers have for their last save."""
@@ -42,7 +43,7 @@ class Caps:
         """Return the key of the cap that this attempt would break; empty if it may begin."""
         if phase == "train" and self._attempts and attempt > self._attempts:
             return _ATTEMPTS
-        return self._key if self.node_hours and self._used()[0] >= self.node_hours else ""
+        return self.key if self.node_hours and self._used()[0] >= self.node_hours else ""
 
     def words(self, key: str) -> str:
         """Say that a cap is reached; nothing without a key."""
@@ -61,7 +62,7 @@ class Caps:
         wait_s = (self.node_hours - used) * hour_s - early_s
         self._look_at = time.monotonic() + min(wait_s, _LOOK_S)
         self.grace_s = max(early_s, _LEAST_GRACE_S)
-        return self._key if wait_s <= 0 else ""
+        return self.key if wait_s <= 0 else ""
 
     def _used(self) -> tuple[float, int]:
         """Return the node-hours of all attempts, and how many nodes run now."""

@@ -59,6 +59,9 @@ class Controller:
 
         kill_running_job_by_node_name in src/slurmctld/job_mgr.c lacked batch_requeue_fini.
         """
+        self._learned = False
+        self._addresses: dict[str, str] = {}
+        """What Slurm says of nodes, by name."""
         self._run_name = Path(os.environ[Variable.RUN_DIR]).name  # as sbatch was given it
 
     @property
@@ -100,10 +103,13 @@ class Controller:
         return not place or Path(place[1], task).resolve().name == self._run_name
 
     def learn_config(self) -> None:
-        """Ask for this cluster's KillWait, and for what its version does."""
+        """Ask for this cluster's KillWait, and for what its version does, once."""
+        if self._learned:
+            return
         _, config = _scontrol("show", "config", timeout_s=self.patience_s)
         if found := re.search(r"^KillWait *= *(\d+)", config, re.MULTILINE):
             self.kill_wait_s = max(float(found[1]), _SHORTEST_KILL_WAIT_S)
+            self._learned = True
         if found := re.search(r"^SLURM_VERSION *= *(\d+)\.(\d+)\.(\d+)", config, re.MULTILINE):
             version = tuple(map(int, found.groups()))
             self.holds = not (version >= (24, 5, 6) or (23, 11, 11) <= version < (24,))
@@ -129,13 +135,19 @@ class Controller:
         return not self.silent([node])
 
     def silent(self, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes of which neither slurmd nor the host answers."""
-        _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
-        asked = [line for line in said.splitlines() if " NodeAddr=" in line]
-        with ThreadPoolExecutor(min(len(asked), _MOST_THREADS) or 1) as pool:
-            there = [*pool.map(_answers, asked)]
-        names = [line.partition("NodeName=")[2].partition(" ")[0] for line in asked]
-        return [name for name, answer in zip(names, there, strict=True) if not answer]
+        """Return the nodes of which neither slurmd nor the host answers.
+
+        Slurm is asked for their addresses once: later it may be away itself.
+        """
+        if unknown := [node for node in nodes if node not in self._addresses]:
+            _, said = _scontrol("show", "node", "-o", ",".join(unknown), timeout_s=self.patience_s)
+            for line in said.splitlines():
+                if " NodeAddr=" in line:
+                    self._addresses[line.partition("NodeName=")[2].partition(" ")[0]] = line
+        known = [node for node in nodes if node in self._addresses]
+        with ThreadPoolExecutor(min(len(known), _MOST_THREADS) or 1) as pool:
+            there = pool.map(_answers, map(self._addresses.__getitem__, known))
+            return [node for node, answer in zip(known, there, strict=True) if not answer]
 
     def has_node(self, node: str) -> bool:
         """Check whether a node is in the job's allocation; if unknown, it is."""
@@ -200,6 +212,9 @@ class NoController(Controller):
 
     def learn_config(self) -> None:
         pass
+
+    def silent(self, nodes: Sequence[str]) -> list[str]:
+        return []
 
     def can_do_without(self, needed: int) -> int:
         return sys.maxsize

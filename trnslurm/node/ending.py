@@ -241,18 +241,23 @@ def reason_to_give_up(state: Attempt, max_crashes: int) -> str:
 
 def lost_nodes(state: Attempt) -> str:
     """Return the nodes that failed during an attempt, from what srun wrote to the batch log."""
-    # As seen on Slurm 22.05, when a node of the step reboots or is powered off.
-    found = re.findall(r"error: Node failure on ([\w.,\[\]-]+)", _batch_log(state))
+    # As seen on Slurm 22.05, when a node of the step reboots or is powered off; the second from
+    # _launch_tasks in src/api/step_launch.c.
+    text = _batch_log(state)
+    found = re.findall(r"error: Node failure on ([\w.,\[\]-]+)", text)
+    found += re.findall(r"error: Task launch for \S+ failed on node ([\w.-]+):", text)
     return ",".join(dict.fromkeys(found))
 
 
-def aborted_steps(state: Attempt) -> int:
-    """Return how many steps srun has aborted in an attempt.
+def steps_of(state: Attempt) -> tuple[int, int]:
+    """Return how many steps srun has aborted in an attempt, and for how many it has not waited.
 
-    srun may then exit with 0, though tasks were killed (slurm_step_launch_wait_finish in
-    src/api/step_launch.c).
+    srun may exit with 0 though tasks were killed, and before they have ended
+    (slurm_step_launch_wait_finish in src/api/step_launch.c).
     """
-    return _batch_log(state).count("srun: Job step aborted")
+    text = _batch_log(state)
+    gave_up = text.count("srun: error: Timed out waiting for job step to complete")
+    return text.count("srun: Job step aborted"), gave_up
 
 
 def who_ended(state: Attempt) -> str:
@@ -382,6 +387,13 @@ def next_hosts(
     earlier = (stuck_node(a.attempt, a.hosts.split(",")) for a in earlier_attempts(state))
     if len(good) < len(hosts) and stuck in unfit_ones - set(lost) and stuck not in earlier:
         good = [host for host in allocation if host in good or host == stuck]
+    return choose(good, hosts, counts, slow)
+
+
+def choose(
+    good: Sequence[str], before: Sequence[str], counts: Iterable[int], slow: Container[str] = ()
+) -> list[str]:
+    """Return as many of the good nodes as the training may have, those of before first."""
     number = max((count for count in counts if count <= len(good)), default=0)
-    first = sorted(good, key=lambda host: (host in slow, host not in hosts))
-    return [host for host in allocation if host in first[:number]]
+    first = sorted(good, key=lambda host: (host in slow, host not in before))
+    return [host for host in good if host in first[:number]]

@@ -12,6 +12,7 @@ import os
 import sys
 
 from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.files import read_file
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
@@ -30,13 +31,21 @@ def main() -> int:
     if Variable.BEATS in os.environ:
         sender = Sender(attempt, node)
         patience = patience_s(node)
-        while not sender.hears(PERIOD_S):
+        while not sender.hears(PERIOD_S, ended=True):
             if sender.silent_s >= patience:
                 if requeue_if_lost(os.environ[Variable.PHASE], attempt):
                     break
                 patience += patience_s(node)
         sender.close()
     return 0
+
+
+def is_missed() -> bool:
+    """Check whether the job outlives its first node: its script asks for --no-kill."""
+    try:
+        return b"#SBATCH --no-kill" in read_file(RUN.script("train"))
+    except OSError:
+        return False
 
 
 def patience_s(node: int) -> float:

@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.files import last_lines, read_json, write_json, write_json_once
 from trnslurm.contract.times import changed_at, now_there
 from trnslurm.contract.variables import Variable
-from trnslurm.node.lookout import period_of
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN
 
@@ -89,7 +88,6 @@ class HangWatch:
         self._phase, self._attempt = state.phase, state.attempt
         self._hosts = len(state.hosts.split(","))
         self._limit_s = 60 * minutes
-        self.period_s = period_of(self._limit_s)
         self._seen: list[tuple[int, int]] = []
         self._since = time.monotonic()
         self._longest_s = 0.0
@@ -97,20 +95,23 @@ class HangWatch:
         self._asked: float | None = None
         self._told: float | None = None
 
-    def look(self) -> bool:
-        """Look once; return whether the step must be killed because its nodes do not end it."""
+    def look(self, silent: Set[int] = frozenset()) -> bool:
+        """Look once; return whether the step must be killed because its nodes do not end it.
+
+        `silent` are the nodes that give no sign of life.
+        """
         now = time.monotonic()
         if self._told is not None:
             return now - self._told > _KILL_S
         if self._asked is not None:
             self._conclude(now)
-        elif seconds := self._hangs(now):
+        elif seconds := self._hangs(now, silent):
             facts = {"seconds": round(seconds), "time": time.time()}
             write_json(RUN.hang_file(self._phase, self._attempt), facts)
             self._asked = now
         return False
 
-    def _hangs(self, now: float) -> float:
+    def _hangs(self, now: float, silent: Set[int]) -> float:
         """Return for how long nothing has come out of a job that hangs, else 0."""
         seen = self._output()
         if seen != self._seen:
@@ -124,7 +125,9 @@ class HangWatch:
         done = self._done()
         files = RUN.still_files(self._phase, self._attempt)
         reports = [read_json(file) for node, file in files.items() if node not in done]
-        if not reports or len(reports) < self._hosts - len(done):
+        # A node that works reports nothing; nor does one whose programs are all frozen.
+        working = {*range(self._hosts)} - done - files.keys() - silent
+        if not reports or working:
             return 0
         if self._saved_s_ago() < self._limit_s:
             return 0

@@ -9,7 +9,7 @@ from trnslurm.contract.files import read_json
 from trnslurm.contract.options import AttemptOptions
 from trnslurm.contract.rundir import INGREDIENTS, OF_COUNT, PLAN
 from trnslurm.contract.variables import Variable
-from trnslurm.node import processes, relaunch
+from trnslurm.node import relaunch
 from trnslurm.node.beats import Beats
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.state import RUN
@@ -18,8 +18,8 @@ from trnslurm.node.state import RUN
 class Job:
     """A job, and its nodes."""
 
-    def __init__(self, options: AttemptOptions, signals: processes.SignalQueue) -> None:
-        self.options, self.signals = options, signals
+    def __init__(self, options: AttemptOptions) -> None:
+        self.options = options
         self.senders: list[subprocess.Popen[bytes]] = []
         """Of messages."""
         all_hosts = os.environ.get(Variable.ALLOCATION) or os.environ[Variable.HOSTS]
@@ -27,10 +27,9 @@ class Job:
         """The job's nodes, in Slurm's order, without those that were lost or found bad."""
         self.relay: threading.Thread | None = None
         """Passes on what the srun of a step says that was started ahead."""
-        self.next_hosts: list[str] = []
-        """The nodes of the next attempt, if it starts in this allocation."""
+        hears = options.spares or options.fewer or options.standby
         # The batch script runs on the first node.
-        self.beats = Beats(os.environ["MASTER_ADDR"]) if options.spares or options.fewer else None
+        self.beats = Beats(os.environ["MASTER_ADDR"]) if hears else None
         self.scripts = {options.nodes: options.script}
         """The batch script for each number of nodes that the training may have."""
         if options.fewer:
@@ -52,7 +51,6 @@ class Job:
 
     def begin_again(self, launch: relaunch.Launch) -> None:
         """Take over the command and the environment of the next attempt."""
-        self.next_hosts = []
         self.options.nodes, self.options.command = launch.nodes, launch.command
         os.environ.clear()
         os.environ.update(launch.environ)

@@ -10,6 +10,7 @@ up the others, it kills the node's processes. It ends when its task, the process
 """
 
 import argparse
+import math
 import os
 import re
 import select
@@ -134,7 +135,7 @@ class Lookout:
         self._activity = Activity()
         self._reported = self._asked = False
         self._beats = Sender(self._attempt, self._node) if Variable.BEATS in os.environ else None
-        self._patience_s = first.patience_s(self._node)
+        self._patience_s = first.patience_s(self._node) if self._beats else math.inf
 
     def watch(self) -> None:
         """Look every few seconds, until the task ends."""
@@ -174,7 +175,10 @@ class Lookout:
         begun = RUN.state_file(self._phase, self._attempt).exists()  # it may be started ahead
         if self._beats and begun and self._beats.silent_s >= self._patience_s:
             self._patience_s += first.patience_s(self._node)
-            first.requeue_if_lost(self._phase, self._attempt)
+            if not first.is_missed():  # Slurm ends the job with it
+                self._patience_s = math.inf
+            else:
+                first.requeue_if_lost(self._phase, self._attempt)
 
     def _report(self) -> None:
         """Write how long the node has been still, once that is long, until it works again."""

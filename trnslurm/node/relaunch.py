@@ -19,17 +19,15 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from trnslurm.contract.attempt import Attempt
-from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
+from trnslurm.contract.checkpoints import newest_checkpoint
 from trnslurm.contract.files import write_json_once
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
+from trnslurm.node.attempt.events import Prepared
 from trnslurm.node.controller import NO_KILL
 from trnslurm.node.standby import RESUME
 from trnslurm.node.state import RUN
-
-AFTER_S = 60.0
-"""How long an attempt runs before the next one is started ahead."""
 
 # The script keeps the same variables of Slurm when it closes its environment.
 _KEPT = (
@@ -111,58 +109,48 @@ class Standby:
         """Take the batch script, and the attempt that runs."""
         self._script, self._state = script, state
         self.attempt = state.attempt + 1
-        self._begins = time.monotonic() + AFTER_S
-        self._asking: threading.Thread | None = None
-        self.launch: Launch | None = None
-        self._step = self._stdin = 0
-        self._over = self._trains = False
+        self._launch: Launch | None = None
+        self.step = self._stdin = 0
+        """The pid of its step."""
+        self._trains = False
         self.relay: threading.Thread | None = None
         """Passes on what srun says, once the step trains."""
 
-    def look(self) -> None:
-        """Take the next step towards workers that wait, if its time has come."""
-        if self._over:
-            return
-        if self._step:
-            self._end_if_ended()
-        elif self.launch:
-            self._start(self.launch)
-        elif self._asking is None and time.monotonic() >= self._begins and self._has_saved():
-            self._asking = threading.Thread(target=self._ask, daemon=True)
-            self._asking.start()
-
-    def _end_if_ended(self) -> None:
-        if self._step and os.waitpid(self._step, os.WNOHANG)[0]:  # a node cannot, and has said why
-            self._step = 0
-            self.end()
-
-    def _has_saved(self) -> bool:
-        return newest_step(RUN) > self._state.checkpoint
-
-    def _ask(self) -> None:
+    def prepare(self) -> Prepared:
+        """Ask the batch script for the command and the environment."""
         hosts = self._state.hosts.split(",")
         launch = ask(self._script, self._state.restarts, hosts, self.attempt)
         if isinstance(launch, int):
             processes.say("warning: no workers are started ahead for the next attempt")
-            self._over = True
-        else:
-            self.launch = launch
+            return Prepared(possible=False)
+        self._launch = launch
+        return Prepared(possible=True)
 
-    def _start(self, launch: Launch) -> None:
+    def start(self) -> None:
+        """Start the step, whose workers wait at the gate."""
+        assert self._launch
         theirs, self._stdin = os.pipe()
         said, output = os.pipe()
         known = {name: os.environ[name] for name in _KNOWN_LATE if name in os.environ}
-        self._step = processes.spawn(
-            launch.command,
+        self.step = processes.spawn(
+            self._launch.command,
             input_fd=theirs,
             output_fd=output,
-            environ=launch.environ | known | {Variable.RESUME: RESUME},
+            environ=self._launch.environ | known | {Variable.RESUME: RESUME},
             own_session=False,
         )
         os.close(theirs)
         os.close(output)
         self.relay = threading.Thread(target=self._pass_on, args=(said,), daemon=True)
         self.relay.start()
+
+    def has_ended(self) -> bool:
+        """Check once whether the step has ended: a node cannot, and has said why."""
+        if self._trains or not self.step or not os.waitpid(self.step, os.WNOHANG)[0]:
+            return False
+        self.step = 0
+        self.end()
+        return True
 
     def _pass_on(self, said: int) -> None:
         # Before, it would be taken for the end of the attempt that runs.
@@ -171,40 +159,39 @@ class Standby:
                 os.write(2, part)
         os.close(said)
 
-    def go(self) -> int:
-        """Let the workers train as the next attempt; return the step's pid, 0 if there is none.
+    def go(self) -> Launch | None:
+        """Let the workers train as the next attempt; return how it was launched.
 
-        `launch` then has the environment of that attempt.
+        None: it has nothing to begin with, or another job has taken its number.
         """
-        self._end_if_ended()
         newest = newest_checkpoint(RUN)
-        if not self._step or not self.launch or not newest:
-            return 0
+        if not self.step or not self._launch or not newest:
+            return None
         begun = {"job_id": self._state.job_id, "restarts": self._state.restarts}
         begun["started"] = utc_time()
         file = RUN.state_file(self._state.phase, self.attempt)
         if not write_json_once(file, begun | {"state": "STARTING"}):
-            return 0  # another job has taken the number
+            return None
         for log in RUN.logs.glob(f"standby-{self._state.phase}-{self.attempt}-node*.log"):
             log.rename(log.with_name(log.name.removeprefix("standby-")))
         self._trains = True
         told = {Variable.RESUME: str(newest.absolute())}
         with suppress(BrokenPipeError):  # then the step ends, and is seen to end
             os.write(self._stdin, f"{json.dumps(told)}\n".encode())
-        self.launch.environ.pop(Variable.STANDBY, None)
-        self._over = True
-        return self._step
+        self._launch.environ.pop(Variable.STANDBY, None)
+        return self._launch
 
     def end(self, *, wait: bool = True) -> None:
         """End the workers that wait, unless they train by now."""
-        if self._over:
+        if self._trains:
             return
-        self._over = True
         if self._stdin:
             os.close(self._stdin)  # the nodes' programs see the end of their stdin
-        if self._step and not _ends_within(self._step, _END_S if wait else _POLL_S):
-            processes.send(self._step, signal.SIGKILL)
-            os.waitpid(self._step, 0)
+            self._stdin = 0
+        if self.step and not _ends_within(self.step, _END_S if wait else _POLL_S):
+            processes.send(self.step, signal.SIGKILL)
+            os.waitpid(self.step, 0)
+        self.step = 0
         for log in RUN.logs.glob(f"standby-{self._state.phase}-*.log"):
             log.unlink(missing_ok=True)
 

@@ -1,0 +1,158 @@
+"""What is read before an attempt begins and after it has ended, for the machine to decide."""
+
+import sys
+import time
+import traceback
+from functools import cached_property
+
+from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import write_json
+from trnslurm.contract.options import AttemptOptions
+from trnslurm.contract.states import EndCause, State
+from trnslurm.node import left_out, processes
+from trnslurm.node.attempt import events as e
+from trnslurm.node.caps import Caps
+from trnslurm.node.controller import Controller
+from trnslurm.node.ending import (
+    how_it_ended,
+    lost_nodes,
+    next_hosts,
+    read_facts,
+    reason_to_give_up,
+    with_holder,
+)
+from trnslurm.node.hosts import brief
+from trnslurm.node.job import Job
+from trnslurm.node.mirror import begins_elsewhere
+from trnslurm.node.packages import packages
+from trnslurm.node.state import RUN, saved_by_now
+from trnslurm.node.triage.again import runs_same_python
+from trnslurm.node.triage.budget import budget
+from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+
+_STDOUT = 1
+
+
+def begins(
+    state: Attempt, options: AttemptOptions, caps: Caps, controller: Controller
+) -> e.MayBegin | e.Refused:
+    """Refuse a cancelled run, a wrong node count, and a run that crashed too often."""
+    trains = state.phase == "train"
+    if trains:
+        state.checkpoint, state.changed = saved_by_now()
+    if RUN.cancelled_file.exists():  # nothing brings a cancelled run back
+        message = "this run was cancelled; remove state/cancelled.json to run it anyway"
+        return e.Refused(1, message, State.CANCELLED, "cancelled before it started")
+    if key := caps.reached(state.phase, state.attempt):
+        why = caps.words(key)
+        return e.Refused(1, why, State.STOPPED, why, EndCause.CAP)
+    state.write(RUN)
+    planned, nodes, spares = options.nodes, state.nodes, options.spares
+    if options.fewer:
+        nodes = len(state.hosts.split(","))
+    expected = planned + (0 if options.fewer else spares)
+    if planned and nodes != expected:  # the plan's arithmetic is for one node count
+        wanted = f"{planned} nodes and {spares} spare" if spares else f"{planned} nodes"
+        message = f"this script is for {wanted}, the allocation has {nodes}"
+        message = f"{message}: render it again with --nodes {nodes - spares}"
+        return e.Refused(2, message, doing="checking the allocation")
+    controller.learn_config()
+    # A crash counts even if the attempt could not record it, as when its node died.
+    counts = trains and controller.requeues
+    if counts and (given_up := reason_to_give_up(state, options.max_crashes)):
+        return e.Refused(1, given_up, State.FAILED, given_up)
+    elsewhere = begins_elsewhere() if trains else ""
+    return e.MayBegin(controller.kill_wait_s, elsewhere, state.checkpoint, state.changed)
+
+
+class Judgement:
+    """How an attempt has ended, from all that is left of it."""
+
+    def __init__(
+        self,
+        state: Attempt,
+        options: AttemptOptions,
+        job: Job,
+        controller: Controller,
+        caps: Caps,
+    ) -> None:
+        self._state, self._options, self._job = state, options, job
+        self._controller, self._caps = controller, caps
+
+    def of(self, asked: e.Judge) -> e.Judged:
+        """Find out how a training ended, and on which nodes it could go on."""
+        state, options, code = self._state, self._options, asked.code
+        allocation = self._job.allocation
+        stop = RUN.stop_file("train", state.attempt)
+        if not (code or RUN.alone_file("train", state.attempt).exists() or stop.exists()):
+            return e.Judged(None, code)
+        hosts = state.hosts.split(",")
+        # Not once Slurm is ending the job, which leaves no time to read logs.
+        found = self.found if code and state.state is State.RUNNING else None
+        reported = self._controller.host_names(lost_nodes(state))
+        lost = [*asked.lost, *(host for host in reported if host not in asked.lost)]
+        slow: dict[str, str] = {}
+        if options.leave_out_slow:
+            slow = left_out.slow_nodes(state.attempt, hosts)
+        hosts_then: list[str] = []
+        if asked.stays and options.script:
+            counts = self._job.counts()
+            hosts_then = next_hosts(state, allocation, lost, counts, slow)
+        reached = self._caps.reached("train", state.attempt + 1)
+        ending = how_it_ended(
+            read_facts(
+                state,
+                code,
+                left_out.trouble(state.attempt, hosts),
+                found,
+                max_crashes=options.max_crashes,
+                requeue=options.requeue,
+                lost=brief([host for host in lost if host in hosts]),
+                next_hosts=hosts_then,
+                capped=self._caps.words(self._caps.key if asked.capped else reached),
+            )
+        )
+        bad = slow | left_out.bad_nodes(state.attempt, hosts)
+        if ending.here:
+            bad = {host: why for host, why in bad.items() if host not in hosts_then}
+        change = left_out.update(
+            bad,
+            hosts,
+            hours=options.exclude_hours,
+            now=time.time(),
+            most=self._can_do_without() if bad else sys.maxsize,
+        )
+        return e.Judged(ending, code, tuple(hosts_then), change, tuple(lost))
+
+    def _can_do_without(self) -> int:
+        """Return how many nodes of its partition the job can do without."""
+        options, counts = self._options, self._job.scripts
+        # With graphs, the job asks for all nodes of its range.
+        starts_on_fewer = options.fewer and not options.graphs
+        needed = min(counts) if starts_on_fewer else max(counts) + options.spares
+        return self._controller.can_do_without(needed)
+
+    @cached_property
+    def found(self) -> Finding | None:
+        """The cause of a failure according to the logs; errors of this search are only logged."""
+        try:
+            phase, attempt = self._state.phase, self._state.attempt
+            with budget():  # for both
+                found = find_cause(RUN.path, phase, attempt)
+                modules = found.modules if found and not found.in_part else ()
+                if modules and runs_same_python(RUN.path, phase):
+                    write_json(RUN.packages_file(phase, attempt), packages(modules))
+                    found = find_cause(RUN.path, phase, attempt)
+            return with_holder(found) if found else None
+        except Exception:
+            processes.say(traceback.format_exc())
+            return None
+
+    def say_why(self) -> None:
+        """Print the cause of a failure; errors here are only logged."""
+        try:
+            state, found = self._state, self.found
+            lines = found.report() if found else nothing_found(RUN.path, state.phase, state.attempt)
+            processes.say("\n".join(lines), _STDOUT)
+        except Exception:
+            processes.say(traceback.format_exc())

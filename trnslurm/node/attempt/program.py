@@ -1,0 +1,454 @@
+"""Tells the machine what happens, and does what it decides.
+
+This program owns the attempts' state files and the heartbeat, and receives Slurm's signals. Its
+input is the environment (TRNSLURM_*) and the state file that the batch script has begun. What may
+take long, as a question to Slurm, a look at a shared disk or the search of a cause, is done in a
+thread; its answer is an event like any other.
+"""
+
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.options import AttemptOptions, parse
+from trnslurm.contract.states import EndCause, State
+from trnslurm.contract.times import utc_time
+from trnslurm.contract.variables import Variable
+from trnslurm.node import processes, relaunch
+from trnslurm.node.attempt import events as e
+from trnslurm.node.attempt import machine
+from trnslurm.node.attempt.judge import Judgement, begins
+from trnslurm.node.attempt.machine import Decision, Happening, Machine, Rules, Stage
+from trnslurm.node.caps import Caps
+from trnslurm.node.controller import NO_KILL, NoController, controller_of
+from trnslurm.node.ending import earlier_attempts, steps_of
+from trnslurm.node.events import Messages
+from trnslurm.node.graphs import program as graphs
+from trnslurm.node.graphs.compile import read_place
+from trnslurm.node.graphs.manifest import CacheError
+from trnslurm.node.hang import HangWatch
+from trnslurm.node.job import Job
+from trnslurm.node.lookout import period_of
+from trnslurm.node.mirror import MirrorProcess, start_fetching, why_not
+from trnslurm.node.state import RUN, note, saved_by_now, start_heartbeat
+from trnslurm.node.triage.causes import matching
+
+_STDOUT = 1
+_RELAY_S = 2.0
+_WRITE_S = 10.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code of the batch script."""
+    signals = processes.SignalQueue()  # first: before this TERM would kill without a record
+    options = parse(sys.argv[1:] if argv is None else argv)
+    if relaunch.answer(options.nodes, options.command):
+        return 0
+    try:
+        return Program(options, signals).run()
+    except KeyError as error:
+        processes.say(f"error: {error.args[0]} is not set: a batch script starts this program")
+        return 2
+
+
+class Lane:
+    """Does things one after the other, beside the program: writes to a disk that may be slow."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def put(self, task: Callable[[], object]) -> None:
+        """Do this after all before."""
+        self._tasks.put(task)
+
+    def flush(self, within_s: float = _WRITE_S) -> None:
+        """Wait until all is done, but not for ever."""
+        done = threading.Event()
+        self._tasks.put(done.set)
+        done.wait(within_s)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._tasks.get()()
+            except Exception:
+                processes.say(traceback.format_exc())
+
+
+class Program:
+    """The program of one job's attempts."""
+
+    def __init__(self, options: AttemptOptions, signals: processes.SignalQueue) -> None:
+        self._options, self._signals = options, signals
+        self._job = Job(options)
+        phase, number = os.environ[Variable.PHASE], int(os.environ[Variable.ATTEMPT])
+        self._trains = phase == "train"
+        self._results: queue.SimpleQueue[e.Event | e.Cue] = queue.SimpleQueue()
+        self._woken, self._wakes = os.pipe()
+        os.set_blocking(self._woken, False)
+        self._files = Lane()
+        self._step = self._ahead = self._fetching = 0
+        """The pids of srun, or of its stand-in, and of what fetches a checkpoint."""
+        self._copies = False
+        self._standby: relaunch.Standby | None = None
+        state = _own(read_attempt(RUN, phase, number), os.environ)
+        self._controller = controller_of(state.job_id, state.restarts, options.retry_s)
+        self._open(state)
+        caps = self._caps.node_hours if self._trains else 0
+        looks = options.standby or self._mirror.wanted or caps
+        watch = period_of(60 * options.hang_minutes) if options.hang_minutes else None
+        beats = self._job.beats is not None
+        rules = Rules(
+            trains=self._trains,
+            graphs=options.graphs,
+            compiles=phase == "precompile",
+            beats=beats,
+            replaces=bool(options.spares or options.fewer),
+            standby=self._trains and options.standby,
+            looks_s=watch or (machine.LOOK_S if looks else None),
+            retry_s=tuple(self._controller.retry_s),
+            signals_workers=self._controller.signals_workers,
+            in_step=self._controller.in_step,
+        )
+        self._machine = Machine(rules, state, self._job.allocation, time.monotonic())
+
+    def _open(self, state: Attempt) -> None:
+        """Begin what belongs to one attempt."""
+        self._caps = Caps(RUN, read_json(RUN.caps_file))
+        self._mirror = MirrorProcess(wanted=self._trains)
+        self._messages = Messages(state, self._job.senders)
+        self._hang: HangWatch | None = None
+        self._judgement = Judgement(state, self._options, self._job, self._controller, self._caps)
+        self._before = (0, 0)
+
+    def run(self) -> int:
+        """Run all attempts of the job; return the exit code."""
+        try:
+            self._do(self._machine.begin(time.monotonic()))
+            while self._machine.stage is not Stage.OVER:
+                for event in self._wait():
+                    self._tell(event)
+        except OSError as error:
+            what = error.filename or self._machine.doing
+            processes.say(f"error: {what}: {error.strerror}")
+            return self._close(1)
+        except Exception:
+            processes.say(traceback.format_exc())
+            return self._close(1)
+        return self._machine.code
+
+    # -- events
+
+    def _wait(self) -> Iterator[Happening]:
+        """Wait until something happens, and yield it."""
+        wakes_at = self._machine.wakes_at
+        if self._copies:
+            wakes_at = min(wakes_at, time.monotonic() + machine.LOOK_S)
+        within_s = None if wakes_at == math.inf else max(0.0, wakes_at - time.monotonic())
+        beats = self._job.beats
+        also = [self._woken, beats.fileno()] if beats else [self._woken]
+        arrived, _ = self._signals.wait(within_s, also)
+        with suppress(BlockingIOError):
+            os.read(self._woken, 1 << 12)
+        if arrived & processes.END_SIGNALS:
+            # The guard of a job on this machine says why it ends it.
+            here = isinstance(self._controller, NoController)
+            why = str(read_json(RUN.guard_file).get("why", "")) if here else ""
+            yield e.Terminated("" if why and RUN.cancelled_file.exists() else why)
+        elif signal.SIGUSR1 in arrived:  # the time limit is near, or trnslurm cancel asks
+            yield e.Cue.SAVE_ASKED
+        yield from beats.read() if beats else ()
+        yield from self._ended()
+        with suppress(queue.Empty):
+            while True:
+                yield self._results.get_nowait()
+        if time.monotonic() >= self._machine.wakes_at:
+            yield e.Cue.TICK
+
+    def _ended(self) -> Iterator[e.Event | e.Cue]:
+        """Yield what the end of processes means."""
+        if self._step and (code := _code_of(self._step)) is not None:
+            self._step = 0
+            self._answer(partial(self._end_of_step, code), e.StepEnded(code))
+        if self._standby and self._standby.has_ended():
+            yield e.Cue.AHEAD_ENDED
+        if self._fetching and (code := _code_of(self._fetching)) is not None:
+            self._fetching = 0
+            yield self._fetched(code)
+        if self._copies and (not self._mirror.runs() or RUN.cancelled_file.exists()):
+            self._copies = False
+            yield e.Cue.COPIED
+
+    def _end_of_step(self, code: int) -> e.StepEnded:
+        if relay := self._job.relay:
+            relay.join(_RELAY_S)
+            self._job.relay = None
+        state = self._machine.state
+        logs = RUN.node_logs(state.phase, state.attempt)
+        aborted, gave_up = (a > b for a, b in zip(steps_of(state), self._before, strict=True))
+        return e.StepEnded(code, aborted=aborted, began=bool(logs), left_over=gave_up)
+
+    def _fetched(self, code: int) -> e.Event:
+        if code:
+            return e.Refused(1, f"{self._machine.doing}: {why_not() or 'see the lines above'}")
+        return e.HasCheckpoint(*saved_by_now())
+
+    def _tell(self, event: Happening) -> None:
+        """Tell the machine, and do what it decides."""
+        match event:
+            case e.Keyed():
+                os.environ[Variable.GRAPH_KEY] = event.key
+            case e.Launched(state=state, launch=launch) if state:
+                self._job.begin_again(launch)
+                self._open(state)
+                if event.runs and self._standby:
+                    self._step, self._job.relay = self._standby.step, self._standby.relay
+                    if not self._step:  # it ended as it was told to train
+                        self._results.put(e.StepEnded(1))
+                self._standby = None
+        self._do(self._machine.on(event, time.monotonic()))
+
+    def _answer(self, task: Callable[[], e.Event | e.Cue], otherwise: e.Event) -> None:
+        """Do a task beside the program; its result is an event."""
+
+        def do() -> None:
+            event: e.Event | e.Cue
+            try:
+                event = task()
+            except CacheError as error:
+                event = e.Refused(1, str(error))
+            except OSError as error:
+                what = error.filename or self._machine.doing
+                processes.say(f"error: {what}: {error.strerror}")
+                event = otherwise
+            except Exception:
+                processes.say(traceback.format_exc())
+                event = otherwise
+            self._results.put(event)
+            os.write(self._wakes, b"x")
+
+        threading.Thread(target=do, daemon=True).start()
+
+    # -- decisions
+
+    def _do(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            self._do_one(decision)
+
+    def _do_one(self, decision: Decision) -> None:
+        state, controller = self._machine.state, self._controller
+        match decision:
+            case e.Act.CHECK:
+                as_it_is = replace(state)
+                checks = (as_it_is, self._options, self._caps, controller)
+                self._answer(lambda: begins(*checks), e.Refused(1))
+            case e.Fetch(place):
+                start_heartbeat()
+                self._fetching = start_fetching(place)
+            case e.Act.END_FETCH:
+                processes.send(self._fetching, signal.SIGKILL)
+            case e.Act.KEY:
+                self._answer(self._key, e.Refused(1))
+            case e.Act.COMMIT:
+                self._answer(self._commit, e.Refused(1))
+            case e.Act.BEGIN:
+                self._begin(state)
+            case e.Act.START:
+                self._before = steps_of(state)
+                self._step = processes.spawn(
+                    self._options.command, own_session=controller.own_session
+                )
+            case e.Signal(signum):
+                if self._step:
+                    processes.send(self._step, signum)
+            case e.EndNodes(nodes):
+                if self._job.beats:
+                    self._job.beats.end(state.attempt, nodes)
+            case e.Act.RECORD:
+                as_it_is = replace(state)
+                self._files.put(lambda: note(as_it_is))
+            case e.AskToStop(cause):
+                file = RUN.stop_file(state.phase, state.attempt)
+                self._files.put(lambda: _ask_to_stop(file, cause))
+            case e.Act.ASK_WHAT_ENDS:
+                self._answer(lambda: e.Told(controller.what_ends_job()), e.Told(State.RUNNING))
+            case e.AskNodes(hosts):
+                self._answer(partial(self._ask_nodes, hosts), e.Answered(hosts, frozenset()))
+            case e.LookAtFiles(silent):
+                self._mirror.look()
+                self._answer(lambda: self._look(silent), e.Looked())
+            case e.Judge(code):
+                self._answer(lambda: self._judgement.of(decision), e.Judged(None, code or 1))
+            case e.Act.PREPARE:
+                self._standby = relaunch.Standby(self._script(state.hosts), replace(state))
+                self._answer(self._standby.prepare, e.Prepared(possible=False))
+            case e.Act.START_AHEAD:
+                if self._standby:
+                    self._standby.start()
+            case e.EndAhead(wait):
+                self._end_ahead(wait=wait)
+            case e.LaunchNext(hosts, ahead):
+                self._launch(state, hosts, ahead=ahead)
+            case e.Requeue():
+                self._answer(lambda: self._requeue(decision), e.Requeued("an error"))
+            case e.Act.COPY:
+                self._mirror.finish()
+                self._copies = True
+                os.write(self._wakes, b"x")
+            case e.Close(code, again):
+                self._close(code, again=again)
+            case e.Say(text):
+                processes.say(text)
+
+    def _ask_nodes(self, hosts: frozenset[str]) -> e.Event:
+        return e.Answered(hosts, frozenset(self._controller.silent(sorted(hosts))))
+
+    def _key(self) -> e.Event:
+        key = graphs.own_key(RUN.path)
+        os.environ[Variable.GRAPH_KEY] = key  # read_place looks for it
+        return e.Keyed(key, self._machine.rules.compiles and graphs.is_warm(read_place()))
+
+    def _commit(self) -> e.Cue:
+        graphs.commit(read_place())
+        return e.Cue.COMMITTED
+
+    def _begin(self, state: Attempt) -> None:
+        """Begin what goes on beside the step."""
+        newest = newest_checkpoint(RUN)
+        os.environ[Variable.RESUME] = str(newest.absolute()) if newest else ""
+        if beats := self._job.beats:
+            os.environ[Variable.BEATS] = beats.place
+            if self._machine.rules.replaces and self._controller.holds:
+                os.environ[NO_KILL] = "set"
+        start_heartbeat()
+        if self._trains:  # a restart would wait half a second until the causes are read
+            threading.Thread(target=matching, args=("",), daemon=True).start()
+        if self._options.hang_minutes:
+            self._hang = HangWatch(state, self._options.hang_minutes)
+        self._messages.begun(earlier_attempts(state))
+
+    def _look(self, silent: frozenset[int]) -> e.Event:
+        state = self._machine.state
+        hangs = False
+        if self._hang:
+            try:
+                hangs = self._hang.look(silent)
+            except Exception:
+                processes.say(traceback.format_exc())
+                self._hang = None
+        near = self._trains and bool(self._caps.near())
+        saved = self._options.standby and newest_step(RUN) > state.checkpoint
+        return e.Looked(saved=saved, hangs=hangs, near_cap=near, grace_s=self._caps.grace_s)
+
+    def _script(self, hosts: str) -> str:
+        return self._job.scripts[len(hosts.split(","))]
+
+    def _launch(self, state: Attempt, hosts: Sequence[str], *, ahead: bool) -> None:
+        self._job.allocation = self._machine.allocation
+        standby, before = self._standby, replace(state)
+        if not ahead:
+            self._end_ahead(wait=False)
+
+        def launch() -> e.Event:
+            if ahead and standby and (begun := standby.go()):
+                return e.Launched(_of(begun), runs=True, launch=begun)
+            if standby:
+                standby.end()
+            script = self._job.scripts[len(hosts)]
+            told = relaunch.ask(script, before.restarts, hosts)
+            if isinstance(told, int):
+                return e.Launched(None, told)
+            return e.Launched(_of(told), launch=told)
+
+        self._answer(launch, e.Launched(None, 1))
+
+    def _end_ahead(self, *, wait: bool) -> None:
+        if self._standby:
+            self._standby.end(wait=wait)
+            self._standby = None
+
+    def _requeue(self, decision: e.Requeue) -> e.Event:
+        self._files.flush()  # the record says so before Slurm is asked: KILL may follow
+        controller, allocation = self._controller, self._job.allocation
+        if decision.leaves and (gone := {*decision.lost, *controller.silent(allocation)}):
+            # A requeue would wait for them.
+            controller.leave([host for host in allocation if host not in gone])
+        refused = "" if decision.already else controller.requeue()
+        if not refused and decision.bad:
+            # The job is pending now, so its next start leaves these nodes out.
+            nodes = decision.bad.applied_to(controller.excluded_nodes())
+            if nodes is not None and not controller.exclude(nodes):
+                processes.say(f"warning: {nodes} will not be left out of the next attempt")
+        return e.Requeued(refused)
+
+    def _close(self, code: int, *, again: bool = False) -> int:
+        """Write the final state of an attempt, and say why it ended; return its exit code."""
+        made = self._machine
+        state, judged = made.state, self._judgement
+        if state.under_way:
+            if code:
+                why = judged.found.brief if made.launched and judged.found else ""
+                state.become(State.FAILED, why or f"exit code {code} while {made.doing}")
+            else:
+                state.become(State.COMPLETED, state.reason)
+        state.exit_code = code
+        self._mirror.end()
+        self._files.flush()
+        note(state)
+        if made.launched and (state.state is State.FAILED or state.cause == EndCause.CRASH):
+            judged.say_why()
+        ended = state.state in (State.FAILED, State.STOPPED, State.TIMEOUT)
+        if code and self._options.expedite and ended:
+            self._controller.never_requeue()
+        reason = f" ({state.reason})" if state.reason else ""
+        text = f"{utc_time()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
+        processes.say(text, _STDOUT)
+        if state.state.final and (missing := self._mirror.missing()):
+            processes.say(f"warning: {missing}")
+        if not again:
+            self._end_ahead(wait=True)
+        within_s = 0 if again else made.last_moment - time.monotonic()
+        self._messages.ended(within_s, lambda: judged.found if made.launched else None)
+        return code
+
+
+def _own(state: Attempt, environ: Mapping[str, str]) -> Attempt:
+    """Note in an attempt's record where it runs."""
+    state.host, state.pid = os.uname().nodename, os.getpid()
+    state.nodes = int(environ.get("SLURM_JOB_NUM_NODES", 0))
+    state.hosts = environ[Variable.HOSTS]
+    return state
+
+
+def _of(launch: relaunch.Launch) -> Attempt:
+    environ = launch.environ
+    phase, number = environ[Variable.PHASE], int(environ[Variable.ATTEMPT])
+    return _own(read_attempt(RUN, phase, number), environ)
+
+
+def _code_of(pid: int) -> int | None:
+    """Return the exit code of a child; None while it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return processes.exit_code(status) if ended else None
+
+
+def _ask_to_stop(file: Path, cause: EndCause | None) -> None:
+    """Ask the workers to save and to end together: worker 0 looks for this file."""
+    if cause is None:
+        cause = EndCause.CANCELLED if RUN.cancelled_file.exists() else EndCause.TIME_LIMIT
+    with suppress(OSError):
+        write_json(file, {"cause": cause, "time": int(time.time())})
