@@ -26,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures setup test test-all test-loaded lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz check durations format goldens bench bench-training \
+.PHONY: all help demo docs pictures setup test test-all test-loaded lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz simulate check durations format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release releases clean
 
 help:  ## Show what can be made
@@ -90,6 +90,11 @@ triage: .venv/.dev  ## Measure the diagnosis on failures from public threads (PA
 
 fuzz: .venv/.dev  ## Damage files at random for ten minutes and read them (FUZZ_MINUTES, FUZZ_SEED)
 	$(BIN)/pytest tests/test_fuzz.py -m fuzz
+
+# A seed that breaks something is one command: python -m tests.simulate --seed N.
+MINUTES ?= 5
+simulate: .venv/.dev  ## Cause random faults to jobs in virtual time, up to 1,000 nodes (MINUTES)
+	@$(BIN)/python -m tests.simulate --minutes $(MINUTES)
 
 test-slurm: sandbox .venv/.dev  ## Run the tests that need Slurm on another version: SLURM=/opt/slurm
 	@test -x "$(SLURM)/bin/srun" || { echo "error: SLURM=DIR: a directory with bin/srun" >&2; exit 2; }

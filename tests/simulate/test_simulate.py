@@ -1,0 +1,125 @@
+"""Random schedules of faults in virtual time, and that such schedules find bugs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trnslurm.node.attempt import events as e
+from trnslurm.node.attempt import machine
+from trnslurm.node.attempt.machine import ALWAYS, TABLE, Machine, Stage
+from trnslurm.node.attempt.roll import Roll
+
+from .plans import check, plan_of
+from .world import Plan, name_of
+
+SCHEDULES = 1500
+
+
+def test_no_schedule_breaks_an_invariant() -> None:
+    """`make simulate` tries as many as it has time for."""
+    covered: Counter[tuple[str, str]] = Counter()
+    for seed in range(SCHEDULES):
+        check(plan_of(seed), covered)
+    never = {(stage, name_of(kind)) for stage, kind in TABLE} - covered.keys()
+    assert len(never) < 8, never
+
+
+def drop(stage: Stage, kind: Any) -> Callable[[Any], None]:
+    return lambda patch: patch.delitem(TABLE, (stage, kind))
+
+
+def never_silent(patch: Any) -> None:
+    patch.setattr(Roll, "silent", lambda *_: set())
+
+
+def asks_nobody(patch: Any) -> None:
+    """The nodes are not asked before a restart in the job."""
+    patch.setattr(Machine, "_ask", lambda *_: None)
+
+
+def forgets_the_request(patch: Any) -> None:
+    """A time limit is near; a crash starts the next attempt, which nobody asks to save."""
+
+    def save(made: Machine, _: e.Cue) -> None:
+        made._decide(e.AskToStop())
+
+    patch.setitem(TABLE, (Stage.RUNNING, e.Cue.SAVE_ASKED), save)
+
+
+def knows_no_idle_node(patch: Any) -> None:
+    """Only the nodes of the attempt are asked, not its spares."""
+    real = Machine._ask
+    patch.setattr(Machine, "_ask", lambda m, hosts: real(m, {*hosts} & {*m.hosts}))
+
+
+def waits_for_lost_ones(patch: Any) -> None:
+    """Nodes that are lost after the first are waited for."""
+    real = ALWAYS[e.Answered]
+
+    def answered(made: Machine, event: e.Answered) -> None:
+        ending = made.stage is Stage.ENDING
+        real(made, replace(event, silent=frozenset()) if ending else event)
+
+    patch.setitem(ALWAYS, e.Answered, answered)
+
+
+def believes_srun(patch: Any) -> None:
+    """What srun has not waited for is not left over."""
+    real = Machine._over
+    patch.setattr(Machine, "_over", lambda m, code, **k: real(m, code, **k | {"left_over": False}))
+
+
+def never_gives_up(patch: Any) -> None:
+    patch.setattr(machine, "END_WITHIN_S", float("inf"))
+
+
+def counts_its_own_pauses(patch: Any) -> None:
+    patch.setattr(Roll, "awake", lambda *_: None)
+
+
+BUGS = {
+    "a silent node is never noticed": never_silent,
+    "nodes are not asked": asks_nobody,
+    "a request to save is forgotten": forgets_the_request,
+    "an idle node may be lost": knows_no_idle_node,
+    "several nodes are lost together": waits_for_lost_ones,
+    "srun is believed": believes_srun,
+    "nodes that never end": never_gives_up,
+    "TERM after the step": drop(Stage.JUDGING, e.Terminated),
+    "a step ends before its attempt begins": drop(Stage.CHECKING, e.StepEnded),
+    "TERM while srun pauses": drop(Stage.PAUSING, e.Terminated),
+}
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    for seed in itertools.count():
+        assert seed < 6000, "not found"
+        try:
+            check(plan_of(seed))
+        except AssertionError:
+            print(f"{bug}: found after {seed + 1} schedules")
+            return
+
+
+@pytest.mark.parametrize("nodes", [256, 1000])
+def test_many_nodes(nodes: int) -> None:
+    """One of a thousand, several at once, a program that stands still: nothing is lost but them."""
+    for seed, faults in enumerate(
+        [
+            ((40.0, "off", (7,)),),
+            ((40.0, "off", (*range(1, nodes, nodes // 16),)),),
+            ((30.0, "stall", ()), (70.0, "off", (3, 5))),
+        ]
+    ):
+        plan = Plan(seed, nodes, spares=nodes // 8, faults=faults, ends_at=100.0)
+        world = check(plan)
+        assert world.counted["AskNodes"] < 12
