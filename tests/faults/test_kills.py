@@ -94,10 +94,7 @@ def test_kill_one_rank_later(user, control, row) -> None:
     run = submit(user, "train.pause_s=0.7")
     run.reach(25)
 
-    def workers() -> int:
-        return sum(" -u code/jobs/" in line for line in run.sandbox.processes_of(run))
-
-    eventually(lambda: workers() == 4)
+    eventually(lambda: run.workers() == 4, said=run.story)
     time.sleep(5)  # they import
     recovery = run.recover(lambda: run.kill(1))
     run.finish()

@@ -238,3 +238,63 @@ def test_too_few_nodes_left(user, control, row) -> None:
     run.sandbox.fault(nodes[1], "power-on")
     assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
     same_training(run, control, row, recovery)
+
+
+@pytest.mark.row(31, "a node and an idle spare go off at once, and the other spare takes its place")
+def test_two_nodes_at_once(user, control, row) -> None:
+    run = submit(user, "slurm.spares=2")
+    run.reach(25)
+    job, node = run.jobs["train"], run.hosts()[1]
+    idle = ({1, 2, 3, 4} - {*run.hosts()}).pop()
+
+    def fault() -> None:
+        for each in (idle, node):
+            run.sandbox.fault(each, "power-off")
+
+    recovery = run.recover(fault)
+    assert not {node, idle} & {*run.hosts(recovery.attempt)}
+    run.finish()
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(32, "two of three nodes go off at once, and the training continues on the first")
+def test_one_node_left(user, control, row) -> None:
+    run = submit(user, "slurm.min_nodes=1", nodes=3)
+    run.reach(25)
+    job, nodes = run.jobs["train"], run.hosts()[1:]
+    recovery = run.recover(lambda: [run.sandbox.fault(each, "power-off") for each in nodes])
+    assert len(run.hosts(recovery.attempt)) == 1
+    run.finish()
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    same_training(run, control, row, recovery)
+
+
+@pytest.mark.row(33, "SIGKILL of a rank, while slurmctld is away for 20 s")
+def test_controller_away_in_a_restart(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    job = run.jobs["train"]
+
+    def fault() -> None:
+        run.sandbox.fault("ctld", "kill")
+        run.kill(1)
+        time.sleep(20)
+        run.sandbox.fault("ctld", "start")
+
+    recovery = run.recover(fault)
+    run.finish()
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(34, "all processes of a node are frozen, with workers that were started ahead")
+def test_frozen_node(user, control, row) -> None:
+    run = submit(user, "train.pause_s=0.7")
+    run.reach(25)
+    eventually(lambda: run.workers() == 4, said=run.story)
+    node = run.hosts()[1]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "freeze"))
+    assert node not in run.hosts(recovery.attempt)
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)

@@ -120,6 +120,10 @@ class Training(Run):
         done = self.sandbox.on_node(node, "pkill", f"-{signal}", "--oldest", "--full", WORKER)
         assert done.code == 0, done
 
+    def workers(self) -> int:
+        """How many workers there are, also those that were started ahead."""
+        return sum(" -u code/jobs/" in line for line in self.sandbox.processes_of(self))
+
     def keep_logs(self) -> None:
         """Remember the logs as they are, for I6."""
         # A step that was started ahead has its name only once it trains.
