@@ -254,6 +254,8 @@ def test_two_nodes_at_once(user, control, row) -> None:
     recovery = run.recover(fault)
     assert not {node, idle} & {*run.hosts(recovery.attempt)}
     run.finish()
+    for each in (idle, node):
+        run.sandbox.fault(each, "power-on")
     assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
@@ -266,6 +268,8 @@ def test_one_node_left(user, control, row) -> None:
     recovery = run.recover(lambda: [run.sandbox.fault(each, "power-off") for each in nodes])
     assert len(run.hosts(recovery.attempt)) == 1
     run.finish()
+    for each in nodes:
+        run.sandbox.fault(each, "power-on")
     assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
     same_training(run, control, row, recovery)
 
@@ -297,4 +301,5 @@ def test_frozen_node(user, control, row) -> None:
     recovery = run.recover(lambda: run.sandbox.fault(node, "freeze"))
     assert node not in run.hosts(recovery.attempt)
     run.finish()
+    run.sandbox.fault(node, "thaw")
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
