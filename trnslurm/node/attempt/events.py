@@ -18,7 +18,7 @@ class Event:
 
 
 class Cue(Enum):
-    """An event of which there is no more to say."""
+    """An event that carries nothing but its name."""
 
     TICK = "tick"
     """The time has come for which the machine asked."""
@@ -172,7 +172,7 @@ class Decision:
 
 
 class Act(Enum):
-    """A decision of which there is no more to say."""
+    """A decision that carries nothing but its name."""
 
     CHECK = "check"
     """Find out whether the attempt may begin: MayBegin or Refused."""
