@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -86,16 +85,6 @@ def check(plan: Plan, covered: Counter[tuple[str, str]] | None = None) -> World:
         if seconds > BACK_S * max(1, faults):
             raise BrokenError(f"nothing was trained for {seconds:.0f} s, with {faults} faults")
     return world
-
-
-def failures(seeds: Iterator[int], covered: Counter[tuple[str, str]]) -> Iterator[tuple[Plan, str]]:
-    """Yield the plans that break something, and what."""
-    for seed in seeds:
-        plan = plan_of(seed)
-        try:
-            check(plan, covered)
-        except AssertionError as error:
-            yield shrunk(plan, str(error))
 
 
 def shrunk(plan: Plan, why: str) -> tuple[Plan, str]:

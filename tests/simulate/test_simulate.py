@@ -79,10 +79,6 @@ def never_gives_up(patch: Any) -> None:
     patch.setattr(machine, "END_WITHIN_S", float("inf"))
 
 
-def counts_its_own_pauses(patch: Any) -> None:
-    patch.setattr(Roll, "awake", lambda *_: None)
-
-
 BUGS = {
     "a silent node is never noticed": never_silent,
     "nodes are not asked": asks_nobody,

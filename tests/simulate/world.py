@@ -73,7 +73,6 @@ class Step:
     over: bool = False
     code: int | None = None
     """Of the task that failed first."""
-    failed_at: float = float("inf")
     asked_at: float = float("inf")
     """When the workers were asked to save and to end."""
     left: set[int] = field(default_factory=set)
@@ -139,7 +138,6 @@ class World:
         self.busy_until = 0.0
         self._waiting: list[Happening] = []
         self.result: int | None = None
-        self.left_by: list[str] = []
         self.trail: list[str] = []
         self.faults_at: list[float] = []
         self.trained_at, self.faults_since = 0.0, 0
@@ -269,7 +267,7 @@ class World:
             case e.Act.END_FETCH:
                 self.saved = self.saved or 1
             case e.Act.KEY:
-                self.try_("keying", lambda: e.Keyed("k", warm=False))
+                self.try_("keying", lambda: e.Keyed(warm=False))
             case e.Act.COMMIT:
                 self.try_("verifying", lambda: e.Cue.COMMITTED)
             case e.Act.START:
@@ -413,7 +411,6 @@ class World:
 
     def requeue(self, decision: e.Requeue) -> None:
         def done() -> e.Event:
-            self.left_by.append("requeue")
             return e.Requeued()
 
         refused = e.Requeued("no answer")
@@ -462,7 +459,7 @@ class World:
                 step.left.add(n)
                 self.after(self.between(0.5, 3.0), lambda n=n: self.beat(step, n))
         if off:  # "Task launch for StepId=1.1 failed on node n1", after MessageTimeout
-            step.code, step.failed_at = 1, self.now
+            step.code = 1
             step.refused = [self.nodes[n].name for n in off]
             self.after(self.between(10.0, 30.0), lambda: self.kill_on_bad_exit(step))
         elif not step.ahead:
@@ -513,7 +510,7 @@ class World:
             self.after(self.between(0.5, 3.0), lambda: self.train(step))
 
     def exit_all(self, step: Step, code: int) -> None:
-        step.code, step.failed_at = code, self.now
+        step.code = code
         for n in [*step.left]:
             self.end_task(step, n)
         self.end_srun(step)
@@ -531,7 +528,7 @@ class World:
         if step.attempt == self.machine.state.attempt and self.rules.replaces:
             self.say_ended(step, n)
         if step.code is None:
-            step.code, step.failed_at = code, self.now
+            step.code = code
             self.after(self.between(0.1, 1.0), lambda: self.kill_on_bad_exit(step))
 
     def say_ended(self, step: Step, n: int) -> None:

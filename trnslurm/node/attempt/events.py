@@ -69,7 +69,6 @@ class HasCheckpoint(Event):
 class Keyed(Event):
     """The key of the job's graphs is known."""
 
-    key: str
     warm: bool
     """Whether there is nothing to compile."""
 

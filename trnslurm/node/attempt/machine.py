@@ -108,8 +108,6 @@ class Rules:
     looks_s: float | None = None
     """How often the files of the run are looked at; None: never."""
     retry_s: tuple[float, ...] = ()
-    requeues: bool = True
-    """Whether the controller may start the job again."""
     signals_workers: bool = True
     """Whether the workers get the TERM that ends the job, and KILL after a while."""
     in_step: bool = False

@@ -101,7 +101,7 @@ class Program:
         self._woken, self._wakes = os.pipe()
         os.set_blocking(self._woken, False)
         self._files = Lane()
-        self._step = self._ahead = self._fetching = 0
+        self._step = self._fetching = 0
         """The pids of srun, or of its stand-in, and of what fetches a checkpoint."""
         self._copies = False
         self._standby: relaunch.Standby | None = None
@@ -210,8 +210,6 @@ class Program:
     def _tell(self, event: Happening) -> None:
         """Tell the machine, and do what it decides."""
         match event:
-            case e.Keyed():
-                os.environ[Variable.GRAPH_KEY] = event.key
             case e.Launched(state=state, launch=launch) if state:
                 self._job.begin_again(launch)
                 self._open(state)
@@ -320,7 +318,7 @@ class Program:
     def _key(self) -> e.Event:
         key = graphs.own_key(RUN.path)
         os.environ[Variable.GRAPH_KEY] = key  # read_place looks for it
-        return e.Keyed(key, self._machine.rules.compiles and graphs.is_warm(read_place()))
+        return e.Keyed(self._machine.rules.compiles and graphs.is_warm(read_place()))
 
     def _commit(self) -> e.Cue:
         graphs.commit(read_place())
