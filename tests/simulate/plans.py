@@ -33,7 +33,7 @@ def plan_of(seed: int, most: int = 16) -> Plan:
         at += rng.choice([rng.uniform(0, 8), rng.uniform(0, 60), rng.uniform(20, 200)])
         what = rng.choices([*FAULTS], [*FAULTS.values()])[0]
         number = 1 if rng.random() < 0.6 else rng.randint(1, max(1, spares))
-        every = range(1, nodes + spares) if what in ("off", "freeze") else range(nodes)
+        every = range(nodes + spares if what in ("off", "freeze") else nodes)
         which = tuple(rng.sample([*every], min(number, len(every)))) if every else ()
         faults.append((at, what, which))
     second = None
@@ -68,6 +68,7 @@ def must_complete(world: World) -> bool:
     least = plan.fewest or plan.nodes
     replaced = bool(plan.spares or plan.fewest) and len(world.nodes) - off >= least
     train = not (plan.compiles or plan.refused)
+    replaced &= not world.counted["requeued for the first node"]
     return train and what <= {"off", "stall"} and (replaced or not off)
 
 

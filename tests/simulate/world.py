@@ -13,7 +13,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt
@@ -155,6 +155,10 @@ class World:
             beats=hears, replaces=bool(plan.spares or plan.fewest),
             standby=plan.standby, looks_s=10.0, retry_s=(10.0, 30.0),
         )  # fmt: skip
+        self.home, self.successor = 0, None
+        """The node of the program, and the one on which its successor waits."""
+        self.dead = False
+        """Whether the program is gone with its node."""
         first = self._attempt(1, self.allocation[: plan.nodes])
         self.machine = Machine(self.rules, first, self.allocation)
 
@@ -196,7 +200,7 @@ class World:
 
     def tell(self, event: Happening) -> None:
         """Tell the machine, once its program is not busy."""
-        if self.result is not None:
+        if self.result is not None or self.dead:
             return
         if self.now < self.busy_until or self._waiting:
             if (
@@ -219,7 +223,7 @@ class World:
             self._tell(self._waiting.pop(0))
 
     def _tell(self, event: Happening) -> None:
-        if self.result is not None:
+        if self.result is not None or self.dead:
             return
         made = self.machine
         if event is e.Cue.TICK and self.now < made.wakes_at:
@@ -242,7 +246,7 @@ class World:
         if self.plan.second and self.plan.second[0] == stage and "second" not in self.counted:
             self.counted["second"] += 1
             delay = self.between(0.0, 0.5)
-            which = (self.random.randrange(1, len(self.nodes)),) if len(self.nodes) > 1 else ()
+            which = (self.random.randrange(len(self.nodes)),)
             self.after(delay, lambda: self.fault(self.plan.second[1], which))
 
     # -- what the machine decides
@@ -270,6 +274,12 @@ class World:
                 self.try_("keying", lambda: e.Keyed(warm=False))
             case e.Act.COMMIT:
                 self.try_("verifying", lambda: e.Cue.COMMITTED)
+            case e.Act.BEGIN:
+                others = [n for n in self.numbers(made.allocation) if n != self.home]
+                self.successor = others[0] if others and self.rules.replaces else None
+                self.then = [self.nodes[n].name for n in [self.home, *others]]
+            case e.EndOrphans(hosts):
+                self.end_orphans(self.numbers([*hosts]))
             case e.Act.START:
                 asked = not self.rules.trains or made.state.attempt in self.told_to_stop
                 if self.save_asked and not asked:
@@ -324,10 +334,17 @@ class World:
     def fetched(self) -> None:
         self.saved = 1
         fails = self.plan.refused == "fetching"
-        self.tell(e.Refused(1, "an error") if fails else e.HasCheckpoint(self.saved))
+        self.answer(0.0, lambda: e.Refused(1, "an error") if fails else e.HasCheckpoint(self.saved))
 
     def answer(self, wait_s: float, event: Callable[[], e.Event | e.Cue]) -> None:
-        self.after(wait_s, lambda: self.tell(event()))
+        """Answer this program, unless another one has taken over meanwhile."""
+        asks = self.machine
+
+        def answered() -> None:
+            if self.machine is asks and not self.dead:
+                self.tell(event())
+
+        self.after(wait_s, answered)
 
     def ask(self, wait_s: float, event: Callable[[], e.Event | e.Cue], otherwise: e.Event) -> None:
         """Ask the controller; without an answer, scontrol is ended after a while."""
@@ -634,10 +651,12 @@ class World:
     def _off(self, which: tuple[int, ...]) -> None:
         """Nodes lose their power; the workers of others notice soon, or never."""
         for n in which:
-            if n and self.nodes[n].state != "off":
+            if self.nodes[n].state != "off":
                 node = self.nodes[n]
                 node.state, node.since = "off", self.now
                 node.runs.clear()
+        if self.home in which and not self.dead:
+            self.lose_program()
         step = self.step
         if step and not step.over and {*which} & {*step.nodes}:
             notices = self.random.random()
@@ -649,6 +668,53 @@ class World:
             # Slurm ends the step itself once it gives the node up.
             self.after(SLURMD_TIMEOUT_S, lambda: self.given_up(step))
 
+    def lose_program(self) -> None:
+        """The first node is off: its program and srun are gone, its tasks elsewhere are not."""
+        self.dead = True
+        self._waiting.clear()
+        for step in filter(None, (self.step, self.ahead)):
+            step.over = True
+        self.ahead = None
+        # Silence of 6 s, sought every 2 s; a connection that is waited for; one step on the others.
+        self.after(self.between(8.0, 14.0), self.succeed)
+
+    def succeed(self) -> None:
+        """The second node's program takes over, as attempt/successor.py does."""
+        if self.result is not None:
+            return
+        waits = self.successor
+        record = self.attempts[-1]
+        if self.ended_by is not State.RUNNING or not record.under_way:
+            self.result = 143  # Slurm ends it, or nothing is left to do
+        elif waits is None or self.nodes[waits].state != "on":
+            self.counted["requeued for the first node"] += 1
+            record.become(State.REQUEUED)
+            self.machine.state = record
+            self.result = 143
+        elif self.controller_away > self.now:  # no step can ask the others
+            self.after(self.controller_away - self.now + 6.0, self.succeed)
+        else:
+            self.dead, self.home, self.busy_until = False, waits, self.now
+            self.attempts[-1] = replace(record)
+            self.machine = Machine(self.rules, self.attempts[-1], self.then, self.now)
+            saves = record.attempt in self.stop_asked
+            self.perform(self.machine.take_over(self.now, saves=saves))
+            self._wake()
+
+    def end_orphans(self, nodes: list[int]) -> None:
+        """Kill all tasks of the attempts on the nodes that answer."""
+        there = [n for n in nodes if self.nodes[n].state != "off"]
+        frozen = any(self.nodes[n].state == "frozen" for n in there)
+        wait_s = 15.0 if frozen else self.between(0.2, 3.0)
+
+        def ended() -> e.Event:
+            for n in there:
+                if self.nodes[n].state == "on":
+                    self.nodes[n].runs.clear()
+            return e.StepEnded(137, left_over=frozen)
+
+        self.answer(wait_s, ended)
+
     def given_up(self, step: Step) -> None:
         if not step.over and not step.stopped:
             step.code = 1
@@ -656,7 +722,7 @@ class World:
 
     def _freeze(self, which: tuple[int, ...]) -> None:
         for n in which:
-            if n and self.nodes[n].state == "on":
+            if n != self.home and self.nodes[n].state == "on":
                 self.nodes[n].state, self.nodes[n].since = "frozen", self.now
 
     def _away(self, _: tuple[int, ...]) -> None:
@@ -694,7 +760,9 @@ class World:
 
     def killed(self) -> None:
         """KILL comes to every process of the job."""
-        if self.result is None and self.machine.state.state.under_way:
+        if self.dead:
+            self.result = 143
+        elif self.result is None and self.machine.state.state.under_way:
             raise BrokenError("KILL comes before the record says how the attempt ended")
 
     def _limit(self, _: tuple[int, ...]) -> None:
@@ -710,6 +778,8 @@ class World:
         if wrong:
             raise BrokenError(f"{wrong} are healthy, and were taken for lost")
         state = made.state
+        if self.dead:  # nobody is there to record an end by Slurm
+            return
         if not (state.state.final or state.state is State.REQUEUED):
             raise BrokenError(f"the record says {state.state}")
         early = self.done_s < self.plan.ends_at and not self.plan.compiles

@@ -22,6 +22,7 @@ _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
 _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
 _MOST_THREADS = 64
+_LEAVES_S = 5.0
 _SLURMD_PORT = 6818  # scontrol shows the port only if it is another
 # Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -60,8 +61,8 @@ class Controller:
         kill_running_job_by_node_name in src/slurmctld/job_mgr.c lacked batch_requeue_fini.
         """
         self._learned = False
-        self._addresses: dict[str, str] = {}
-        """What Slurm says of nodes, by name."""
+        self._addresses: dict[str, tuple[str, int]] = {}
+        """Where the nodes' slurmds listen."""
         self._run_name = Path(os.environ[Variable.RUN_DIR]).name  # as sbatch was given it
 
     @property
@@ -139,15 +140,26 @@ class Controller:
 
         Slurm is asked for their addresses once: later it may be away itself.
         """
-        if unknown := [node for node in nodes if node not in self._addresses]:
-            _, said = _scontrol("show", "node", "-o", ",".join(unknown), timeout_s=self.patience_s)
-            for line in said.splitlines():
-                if " NodeAddr=" in line:
-                    self._addresses[line.partition("NodeName=")[2].partition(" ")[0]] = line
+        self.learn_addresses(nodes)
         known = [node for node in nodes if node in self._addresses]
         with ThreadPoolExecutor(min(len(known), _MOST_THREADS) or 1) as pool:
-            there = pool.map(_answers, map(self._addresses.__getitem__, known))
+            there = pool.map(lambda node: answers(*self._addresses[node]), known)
             return [node for node, answer in zip(known, there, strict=True) if not answer]
+
+    def learn_addresses(self, nodes: Sequence[str]) -> None:
+        """Ask for the nodes' addresses, unless they are known."""
+        if not (unknown := [node for node in nodes if node not in self._addresses]):
+            return
+        _, said = _scontrol("show", "node", "-o", ",".join(unknown), timeout_s=self.patience_s)
+        for line in said.splitlines():
+            if address := re.search(r" NodeAddr=(\S+) ", line):
+                port = re.search(r" Port=(\d+) ", line)
+                place = address[1], int(port[1]) if port else _SLURMD_PORT
+                self._addresses[line.partition("NodeName=")[2].partition(" ")[0]] = place
+
+    def address_of(self, node: str) -> tuple[str, int] | None:
+        """Return where the slurmd of a node listens, if that is known."""
+        return self._addresses.get(node)
 
     def has_node(self, node: str) -> bool:
         """Check whether a node is in the job's allocation; if unknown, it is."""
@@ -170,6 +182,22 @@ class Controller:
             return f"it runs in job {self._job_id}, which stays"
         code, said = self._persist("requeue", self._job_id)
         return "" if code == 0 else (said.splitlines() or ["scontrol failed"])[-1]
+
+    def wait_until_left(self, node: str) -> None:
+        """Wait until Slurm has taken a lost node out of the job, if it holds the job otherwise."""
+        while self.holds and self.has_node(node) and not self.answers(node):
+            time.sleep(_LEAVES_S)
+
+    def end_job(self, first: str, *, completed: bool) -> None:
+        """End a job whose batch script is gone with its first node.
+
+        scancel makes it CANCELLED, for which no `afterok` starts. A job that starts again can
+        complete: attempt/judge.py ends it at once.
+        """
+        if completed:
+            self.wait_until_left(first)
+        if not completed or self.requeue():
+            subprocess.run(["scancel", self._job_id], stdin=subprocess.DEVNULL, check=False)
 
     def never_requeue(self) -> None:
         """Let the job end. With --requeue=expedite Slurm would hold it in the queue as it fails.
@@ -218,12 +246,6 @@ class NoController(Controller):
 
     def can_do_without(self, needed: int) -> int:
         return sys.maxsize
-
-
-def _answers(node: str) -> bool:
-    address = re.search(r" NodeAddr=(\S+) ", node)
-    port = re.search(r" Port=(\d+) ", node)
-    return not address or answers(address[1], int(port[1]) if port else _SLURMD_PORT)
 
 
 def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:

@@ -1,9 +1,10 @@
 """Requeues a job that has lost its first node, where its batch script ran.
 
-Such a job has --no-kill: Slurm leaves it its other nodes until the time limit, and no program would
-start the next attempt (seen with 22.05 and 26.05). So the other nodes' lookouts expect an answer to
-their signs of life. node.sh runs this program once its command has failed, so that the node's part
-of the job does not end before the first node has answered:
+Such a job has --no-kill: Slurm leaves it its other nodes until the time limit (seen with 22.05 and
+26.05). attempt/successor.py goes on with it; if that is gone as well, these programs requeue the
+job. So the other nodes' lookouts expect an answer to their signs of life. node.sh runs this program
+once its command has failed, so that the node's part of the job does not end before the first node
+has answered:
 
     python -m trnslurm.node.first
 """
@@ -22,6 +23,8 @@ from trnslurm.node.state import RUN, note
 
 # One node after the other, so that the job is not requeued twice.
 _TURN_S, _LAST_TURN_S = 5.0, 60.0
+# So long the second node's program has to take over.
+_TAKE_OVER_S = 30.0
 _RETRY_S = (5.0, 10.0, 30.0)
 
 
@@ -50,7 +53,7 @@ def is_missed() -> bool:
 
 def patience_s(node: int) -> float:
     """Return for how long a node waits for an answer of the first one."""
-    return SILENT_S + min(_TURN_S * max(node - 1, 0), _LAST_TURN_S)
+    return SILENT_S + _TAKE_OVER_S + min(_TURN_S * max(node - 1, 0), _LAST_TURN_S)
 
 
 def requeue_if_lost(phase: str, attempt: int) -> bool:
@@ -59,6 +62,8 @@ def requeue_if_lost(phase: str, attempt: int) -> bool:
     A node that answers may have rebooted: then Slurm takes it out of the job once slurmd registers.
     A Slurm that would hold the job is given SlurmdTimeout to take out the node (NO_KILL).
     """
+    if max(RUN.attempt_numbers(phase), default=0) > attempt:  # another node has gone on
+        return True
     state = read_attempt(RUN, phase, attempt)
     first = os.environ[Variable.ALLOCATION].partition(",")[0]
     controller = Controller(state.job_id, state.restarts, _RETRY_S)

@@ -28,12 +28,8 @@ from trnslurm.node.attempt.events import Prepared
 from trnslurm.node.controller import NO_KILL
 from trnslurm.node.standby import RESUME
 from trnslurm.node.state import RUN
+from trnslurm.node.steps import kept_of_slurm
 
-# The script keeps the same variables of Slurm when it closes its environment.
-_KEPT = (
-    *("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS_PER_NODE", "SLURM_NODE_ALIASES", "SLURM_SPANK_"),
-    *(Variable.STEP, Variable.TASK),
-)
 _PATH = "/usr/local/bin:/usr/bin:/bin"  # until the script sets its own
 _AT_ONCE = 1 << 20
 _END_S = 5.0
@@ -94,12 +90,16 @@ def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -
 
 def _environ(environ: Mapping[str, str], restarts: int) -> dict[str, str]:
     """Return what Slurm had given to the batch script, as far as the script reads it."""
-    kept = {k: v for k, v in environ.items() if k.startswith(_KEPT) or k == "TMPDIR"}
-    return kept | {
-        "SLURM_SUBMIT_DIR": environ[Variable.RUN_DIR],
-        "SLURM_RESTART_COUNT": str(restarts),
-        "PATH": _PATH,
-    }
+    kept = {"TMPDIR": environ["TMPDIR"]} if "TMPDIR" in environ else {}
+    return (
+        kept_of_slurm(environ)
+        | kept
+        | {
+            "SLURM_SUBMIT_DIR": environ[Variable.RUN_DIR],
+            "SLURM_RESTART_COUNT": str(restarts),
+            "PATH": _PATH,
+        }
+    )
 
 
 class Standby:

@@ -219,6 +219,13 @@ class EndNodes(Decision):
 
 
 @dataclass(frozen=True)
+class EndOrphans(Decision):
+    """End what a lost first node has left running on these nodes: StepEnded."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class AskToStop(Decision):
     """Ask the workers to save and to end together; without a cause: as a user or Slurm says."""
 

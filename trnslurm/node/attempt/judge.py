@@ -14,6 +14,7 @@ from trnslurm.node.attempt import events as e
 from trnslurm.node.caps import Caps
 from trnslurm.node.controller import Controller
 from trnslurm.node.ending import (
+    earlier_attempts,
     how_it_ended,
     lost_nodes,
     next_hosts,
@@ -47,6 +48,9 @@ def begins(
         why = caps.words(key)
         return e.Refused(1, why, State.STOPPED, why, EndCause.CAP)
     state.write(RUN)
+    if trains and any(each.state is State.COMPLETED for each in earlier_attempts(state)):
+        # attempt/successor.py has requeued the job, so that it can complete.
+        return e.Refused(0, "", State.COMPLETED, "the attempt before has trained to the end")
     planned, nodes, spares = options.nodes, state.nodes, options.spares
     if options.fewer:
         nodes = len(state.hosts.split(","))

@@ -123,6 +123,8 @@ class Machine:
         self.rules, self.state, self.now = rules, state, now
         self.allocation = [*allocation]
         """The nodes of the job, without those that it has lost or found bad."""
+        self.home = self.allocation[0]
+        """The node of this program."""
         self.roll = Roll()
         self.stage = Stage.CHECKING
         self.code = 0
@@ -172,6 +174,21 @@ class Machine:
         """Begin the first attempt, and return what is to be done."""
         self.now = now
         self._check()
+        return self._taken()
+
+    def take_over(self, now: float, *, saves: bool) -> list[Decision]:
+        """Go on on the second node, as the first one is lost, and the program there.
+
+        `saves`: whether that program has asked the workers to save.
+        """
+        self.now, self.stage = now, Stage.ENDING
+        self.doing = f"taking over from {self.home}"
+        if self.state.state is State.STARTING:
+            self.state.become(State.RUNNING)
+        self.lost.add(self.home)
+        self.home = self.allocation[1]
+        self._step_runs, self.saves = True, saves
+        self._decide(e.EndOrphans(tuple(self.allocation[1:])))
         return self._taken()
 
     def on(self, event: Happening, now: float) -> list[Decision]:
@@ -266,7 +283,7 @@ class Machine:
         if rules.looks_s is not None:
             self._look_at = self.now
         if rules.trains:
-            self._ask({*self.allocation[1:]} - self._answers)
+            self._ask({*self.allocation} - {self.home} - self._answers)
         if self._ended_early:
             self._step_ended(self._ended_early)
         elif not self._step_runs:
@@ -389,6 +406,8 @@ class Machine:
         self._decide(e.Signal(signal.SIGKILL))
 
     def _tick_of_end(self, _: e.Cue) -> None:
+        if (late_s := self.now - self.wakes_at) > PERIOD_S:  # this program stood still, not they
+            self._give_up_at += late_s
         if self.now >= self._deadline:
             self._kill()
         elif self.now >= self._give_up_at:
@@ -428,7 +447,7 @@ class Machine:
         if self.rules.trains and not self.term:
             self._ask_what_ends()
             if code:
-                self._ask({*self.allocation[1:]} - self.lost)
+                self._ask({*self.allocation} - {self.home} - self.lost)
         self._go_on()
 
     @property

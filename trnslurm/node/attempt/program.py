@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from trnslurm.contract.attempt import Attempt, read_attempt
 from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
@@ -27,7 +28,7 @@ from trnslurm.contract.options import AttemptOptions, parse
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
-from trnslurm.node import processes, relaunch
+from trnslurm.node import first, processes, relaunch
 from trnslurm.node.attempt import events as e
 from trnslurm.node.attempt import machine
 from trnslurm.node.attempt.judge import Judgement, begins
@@ -44,6 +45,7 @@ from trnslurm.node.job import Job
 from trnslurm.node.lookout import period_of
 from trnslurm.node.mirror import MirrorProcess, start_fetching, why_not
 from trnslurm.node.state import RUN, note, saved_by_now, start_heartbeat
+from trnslurm.node.steps import Successor
 from trnslurm.node.triage.causes import matching
 
 _STDOUT = 1
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if relaunch.answer(options.nodes, options.command):
         return 0
     try:
-        return Program(options, signals).run()
+        return Program(options, signals, sys.argv[1:] if argv is None else argv).run()
     except KeyError as error:
         processes.say(f"error: {error.args[0]} is not set: a batch script starts this program")
         return 2
@@ -92,7 +94,13 @@ class Lane:
 class Program:
     """The program of one job's attempts."""
 
-    def __init__(self, options: AttemptOptions, signals: processes.SignalQueue) -> None:
+    def __init__(
+        self,
+        options: AttemptOptions,
+        signals: processes.SignalQueue,
+        argv: Sequence[str],
+    ) -> None:
+        """Take the options as they are read, and as they are given."""
         self._options, self._signals = options, signals
         self._job = Job(options)
         phase, number = os.environ[Variable.PHASE], int(os.environ[Variable.ATTEMPT])
@@ -125,6 +133,12 @@ class Program:
             in_step=self._controller.in_step,
         )
         self._machine = Machine(rules, state, self._job.allocation, time.monotonic())
+        self._successor: Successor | None = None
+        may_outlive = self._controller.requeues and not self._controller.in_step
+        if self._trains and rules.replaces and may_outlive and first.is_missed():
+            self._successor = Successor(argv)
+        self._lost_first = ""
+        """The first node, if this program goes on for the one on it."""
 
     def _open(self, state: Attempt) -> None:
         """Begin what belongs to one attempt."""
@@ -137,8 +151,18 @@ class Program:
 
     def run(self) -> int:
         """Run all attempts of the job; return the exit code."""
+        return self._run(self._machine.begin)
+
+    def take_over(self, first_node: str, end_orphans: Callable[[Sequence[str]], int]) -> int:
+        """Go on for the program on a lost first node; `end_orphans` returns 0 once all have."""
+        self._lost_first, self._end_orphans = first_node, end_orphans
+        state = self._machine.state
+        saves = RUN.stop_file(state.phase, state.attempt).exists()
+        return self._run(partial(self._machine.take_over, saves=saves))
+
+    def _run(self, begin: Callable[[float], list[Decision]]) -> int:
         try:
-            self._do(self._machine.begin(time.monotonic()))
+            self._do(begin(time.monotonic()))
             while self._machine.stage is not Stage.OVER:
                 for event in self._wait():
                     self._tell(event)
@@ -186,6 +210,8 @@ class Program:
             self._answer(partial(self._end_of_step, code), e.StepEnded(code))
         if self._standby and self._standby.has_ended():
             yield e.Cue.AHEAD_ENDED
+        if self._successor:
+            self._successor.has_ended()
         if self._fetching and (code := _code_of(self._fetching)) is not None:
             self._fetching = 0
             yield self._fetched(code)
@@ -276,6 +302,8 @@ class Program:
             case e.EndNodes(nodes):
                 if self._job.beats:
                     self._job.beats.end(state.attempt, nodes)
+            case e.EndOrphans(hosts):
+                self._answer(partial(self._orphans_end, hosts), e.StepEnded(1, left_over=True))
             case e.Act.RECORD:
                 as_it_is = replace(state)
                 self._files.put(lambda: note(as_it_is))
@@ -312,6 +340,10 @@ class Program:
             case e.Say(text):
                 processes.say(text)
 
+    def _orphans_end(self, hosts: Sequence[str]) -> e.StepEnded:
+        there = [host for host in hosts if host not in self._controller.silent(hosts)]
+        return e.StepEnded(137, left_over=self._end_orphans(there) != 0)
+
     def _ask_nodes(self, hosts: frozenset[str]) -> e.Event:
         return e.Answered(hosts, frozenset(self._controller.silent(sorted(hosts))))
 
@@ -332,6 +364,10 @@ class Program:
             os.environ[Variable.BEATS] = beats.place
             if self._machine.rules.replaces and self._controller.holds:
                 os.environ[NO_KILL] = "set"
+        if self._successor:
+            home, log = self._machine.home, RUN.batch_log(state.phase, state.job_id)
+            others = [host for host in self._machine.allocation if host != home]
+            self._successor.begin([home, *others], log)
         start_heartbeat()
         if self._trains:  # a restart would wait half a second until the causes are read
             threading.Thread(target=matching, args=("",), daemon=True).start()
@@ -370,7 +406,10 @@ class Program:
             told = relaunch.ask(script, before.restarts, hosts)
             if isinstance(told, int):
                 return e.Launched(None, told)
-            return e.Launched(_of(told), launch=told)
+            own = _of(told)
+            if other := _other_of_job(before, own.attempt):
+                _leave_to(other, own)
+            return e.Launched(own, launch=told)
 
         self._answer(launch, e.Launched(None, 1))
 
@@ -385,6 +424,8 @@ class Program:
         if decision.leaves and (gone := {*decision.lost, *controller.silent(allocation)}):
             # A requeue would wait for them.
             controller.leave([host for host in allocation if host not in gone])
+        if self._lost_first and not decision.already:
+            controller.wait_until_left(self._lost_first)
         refused = "" if decision.already else controller.requeue()
         if not refused and decision.bad:
             # The job is pending now, so its next start leaves these nodes out.
@@ -436,6 +477,23 @@ def _of(launch: relaunch.Launch) -> Attempt:
     environ = launch.environ
     phase, number = environ[Variable.PHASE], int(environ[Variable.ATTEMPT])
     return _own(read_attempt(RUN, phase, number), environ)
+
+
+def _other_of_job(before: Attempt, number: int) -> Attempt | None:
+    """Return the attempt of this job that another program has begun after `before`."""
+    between = (read_attempt(RUN, before.phase, n) for n in range(before.attempt + 1, number))
+    return next((each for each in between if each.job_id == before.job_id), None)
+
+
+def _leave_to(other: Attempt, begun: Attempt) -> NoReturn:
+    """Wait for the job's end: this node was lost for a while, and another one has gone on.
+
+    The end of this program would be the end of the job.
+    """
+    RUN.state_file(begun.phase, begun.attempt).unlink(missing_ok=True)
+    processes.say(f"attempt {other.attempt} was begun on {other.host}, which goes on with the job")
+    while True:
+        time.sleep(_WRITE_S)
 
 
 def _code_of(pid: int) -> int | None:

@@ -1,0 +1,161 @@
+"""Goes on with a job that has lost its first node, and with it the program of its attempts.
+
+    srun --nodelist=NODE2 … python -m trnslurm.node.attempt.successor OPTIONS -- COMMAND
+
+With --no-kill Slurm leaves such a job its other nodes, and ends only the steps that had a part on
+the lost one (kill_running_job_by_node_name in src/slurmctld/job_mgr.c, _kill_step_on_node in
+step_mgr.c). So this program waits on the second node in a step of its own. It sends the first node
+signs of life as all nodes do, and reads its answers. It takes over if no node of the job reaches
+the first one any more. The batch script is gone by then: at the end of the training this program
+ends the job.
+
+    srun … python -m trnslurm.node.attempt.successor --sees ADDRESS PORT
+    srun … python -m trnslurm.node.attempt.successor --end STEP
+
+are its two questions to each node: do you reach the first one, and, after that, are the processes
+of the attempt gone? The exit code 0 means that they are, and that nobody reaches it.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+
+from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.options import AttemptOptions, parse
+from trnslurm.contract.states import State
+from trnslurm.contract.variables import Variable
+from trnslurm.node import processes
+from trnslurm.node.attempt.program import Program
+from trnslurm.node.beats import SILENT_S, Sender, answers
+from trnslurm.node.controller import Controller
+from trnslurm.node.stacks import processes_with
+from trnslurm.node.state import RUN
+from trnslurm.node.steps import SUCCESSOR, as_batch_script, srun_on
+
+END_S = 15.0
+"""How long the processes of a node may take to end."""
+_ASK_S = 60.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Wait until the first node is lost, and take over; return the exit code of the training."""
+    if argv[:1] == ["--sees"]:
+        return int(answers(argv[1], int(argv[2])))
+    if argv[:1] == ["--end"]:
+        return 0 if _orphans_end((os.environ["SLURM_STEP_ID"], argv[1])) else 1
+    options = parse(argv)
+    first, *others = os.environ[Variable.ALLOCATION].split(",")
+    state = _newest()
+    controller = Controller(state.job_id, state.restarts, options.retry_s)
+    controller.learn_addresses([first, *others])  # later Slurm may be away itself
+    sender = Sender(0, 0)
+    ask_after_s = SILENT_S
+    while True:
+        select.select([sender], [], [], sender.send_if_due())
+        sender.told_to_end()  # reads the answers
+        if sender.silent_s < SILENT_S:
+            ask_after_s = SILENT_S
+        elif sender.silent_s >= ask_after_s:
+            if _is_lost(controller, first, others[1:]):
+                break
+            ask_after_s = sender.silent_s + SILENT_S
+    sender.close()
+    return _take_over(options, argv, controller, first)
+
+
+def _newest() -> Attempt:
+    numbers = RUN.attempt_numbers("train")
+    return read_attempt(RUN, "train", max(numbers, default=1))
+
+
+def _is_lost(controller: Controller, first: str, others: Sequence[str]) -> bool:
+    """Check whether neither this node nor another one reaches the first one."""
+    if controller.answers(first) or controller.what_ends_job() is not State.RUNNING:
+        return False
+    if not (address := controller.address_of(first)):
+        return False
+    there = [host for host in others if host not in controller.silent(others)]
+    return not there or _ask(there, "--sees", *map(str, address)) == 0
+
+
+def _ask(hosts: Sequence[str], *words: str) -> int:
+    """Ask these nodes; return 0 if all say yes."""
+    python = [os.environ[Variable.PYTHON], "-m", SUCCESSOR, *words]
+    try:
+        return subprocess.run(
+            [*srun_on(hosts), *python],
+            stdin=subprocess.DEVNULL,
+            env=as_batch_script(os.environ),
+            timeout=_ASK_S,
+            check=False,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def _orphans_end(kept_steps: Container[str]) -> bool:
+    """Kill what the attempts of the job have left on this node; return whether all has ended."""
+    deadline = time.monotonic() + END_S
+    while left := [pid for pid in _pids() if _is_orphan(pid, kept_steps)]:
+        if time.monotonic() > deadline:
+            return False
+        for pid in left:
+            processes.send(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return True
+
+
+def _pids() -> Iterator[int]:
+    wanted = [f"{Variable.RUN_DIR}={os.environ[Variable.RUN_DIR]}".encode()]
+    yield from (process.pid for process in processes_with(wanted))
+
+
+def _is_orphan(pid: int, kept_steps: Container[str]) -> bool:
+    """Check whether a process of the run is one of node.sh, or of its step."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    variables = dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
+    if Variable.NODE in variables:  # a container may not have Slurm's variables
+        return True
+    step = variables.get("SLURM_STEP_ID")
+    own_job = variables.get("SLURM_JOB_ID") == os.environ["SLURM_JOB_ID"]
+    return own_job and step is not None and step not in kept_steps
+
+
+def _take_over(
+    options: AttemptOptions, argv: Sequence[str], controller: Controller, first: str
+) -> int:
+    """Run the attempts from now on, and end the job after them."""
+    signals = processes.SignalQueue()
+    state = _newest()
+    processes.say(f"{first}, the first node of the job, is lost: {os.uname().nodename} goes on")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect(controller.address_of(first) or ("", 0))
+        own_address = towards.getsockname()[0]
+    step = os.environ["SLURM_STEP_ID"]
+    environ = as_batch_script(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.environ |= {"MASTER_ADDR": own_address, Variable.ATTEMPT: str(state.attempt)}
+    os.environ[Variable.HOSTS] = state.hosts or os.environ[Variable.HOSTS]
+    options.script = str(RUN.script("train"))
+    code = 0
+    if not state.state.final and state.state is not State.REQUEUED:
+        program = Program(options, signals, argv)
+        code = program.take_over(first, lambda hosts: _ask(hosts, "--end", step))
+        state = _newest()
+    if state.state is not State.REQUEUED:
+        controller.end_job(first, completed=state.state is State.COMPLETED)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
