@@ -208,13 +208,18 @@ def test_fewer_nodes_left(user, control, row) -> None:
 
 @pytest.mark.row(29, "the first node of a job with a range goes off, and stays off")
 def test_first_node_of_a_range(user, control, row) -> None:
+    """The second node's program goes on, and starts the job again at the end, to complete it."""
     run = submit(user, "slurm.min_nodes=2", nodes=3)
     run.reach(25)
-    node = run.hosts()[0]
+    job, node = run.jobs["train"], run.hosts()[0]
     recovery = run.recover(lambda: run.sandbox.fault(node, "power-off"))
     assert node not in run.hosts(recovery.attempt)
     run.finish()
     run.sandbox.fault(node, "power-on")
+    eventually(lambda: run.attempts == [1, 2, 3], said=run.story)
+    run.until("COMPLETED")
+    restarts = [(run.said(n)["job_id"], run.said(n)["restarts"]) for n in run.attempts]
+    assert restarts == [(job, 0), (job, 0), (job, 1)]
     same_training(run, control, row, recovery)
 
 

@@ -684,7 +684,8 @@ class World:
             return
         waits = self.successor
         record = self.attempts[-1]
-        if self.ended_by is not State.RUNNING or not record.under_way:
+        goes_on = record.under_way or record.state is State.RESTARTED
+        if self.ended_by is not State.RUNNING or not goes_on:
             self.result = 143  # Slurm ends it, or nothing is left to do
         elif waits is None or self.nodes[waits].state != "on":
             self.counted["requeued for the first node"] += 1

@@ -183,7 +183,7 @@ class Machine:
         """
         self.now, self.stage = now, Stage.ENDING
         self.doing = f"taking over from {self.home}"
-        if self.state.state is State.STARTING:
+        if self.state.state in (State.STARTING, State.RESTARTED):  # the next one never began
             self.state.become(State.RUNNING)
         self.lost.add(self.home)
         self.home = self.allocation[1]
@@ -366,6 +366,7 @@ class Machine:
     def _end_step(self) -> None:
         """End the step at once: nodes are lost, it hangs, or a cap is reached."""
         self.stage = Stage.ENDING
+        self._ask_at, self._pause_s = {}, {}  # who has answered is asked again at once
         if self.rules.in_step:
             # What a killed srun leaves on the nodes would stay in the user's job.
             self._decide(e.Signal(signal.SIGTERM))  # srun then kills its tasks

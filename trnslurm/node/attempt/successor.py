@@ -148,7 +148,7 @@ def _take_over(
     os.environ[Variable.HOSTS] = state.hosts or os.environ[Variable.HOSTS]
     options.script = str(RUN.script("train"))
     code = 0
-    if not state.state.final and state.state is not State.REQUEUED:
+    if state.under_way or state.state is State.RESTARTED:
         program = Program(options, signals, argv)
         code = program.take_over(first, lambda hosts: _ask(hosts, "--end", step))
         state = _newest()
