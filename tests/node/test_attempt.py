@@ -520,12 +520,21 @@ def test_a_preemption_of_which_only_the_step_is_told(script: Script) -> None:
 
 def test_srun_that_started_nothing_is_tried_again(script: Script) -> None:
     """It gives up on a busy controller too soon; once a node has a log, the code is the job's."""
-    script.step("echo x >> tries\n[ $(wc -l < tries) -gt 2 ] || exit 1\n" + STARTED)
-    assert script.run() == 0, script.said
-    assert script.bench.read("tries") == "x\n" * 3
     script.step("echo x >> tries\nexit 1\n")
-    assert script.run(attempt=2) == 1
+    assert script.run() == 1
+    assert script.bench.read("tries") == "x\n" * 3
+    script.step("echo x >> tries\n[ $(wc -l < tries) -gt 5 ] || exit 1\n" + STARTED)
+    assert script.run(attempt=2) == 0, script.said
     assert script.bench.read("tries") == "x\n" * 6
+
+
+def test_trained_to_the_end_before(script: Script) -> None:
+    """Another node has gone on, and has started the job again, so that it can complete."""
+    script.step(STARTED)
+    assert script.run() == 0, script.said
+    script.step("exit 9\n")
+    assert script.run(attempt=2) == 0, script.said
+    assert script.ended(2)[:2] == ("COMPLETED", "the attempt before has trained to the end")
 
 
 def test_term_between_two_tries(script: Script) -> None:

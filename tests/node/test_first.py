@@ -102,7 +102,7 @@ def test_it_is_not(asked, tmp_path, known: dict[str, Any]) -> None:
 
 
 def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [first.patience_s(node) for node in (0, 1, 2, 3, 1000)] == [6.0, 6.0, 11.0, 16.0, 66.0]
+    assert [first.patience_s(node) for node in (0, 1, 2, 3, 1000)] == [36.0, 36.0, 41.0, 46.0, 96.0]
     monkeypatch.delenv(Variable.BEATS, raising=False)
     monkeypatch.setenv("SLURM_NODEID", "3")
     monkeypatch.setenv("TRNSLURM_ATTEMPT", "1")

@@ -20,7 +20,7 @@ def test_every_state_is_of_an_attempt_or_a_run() -> None:
 
 def test_nothing_follows_an_end_that_slurm_has_no_part_in() -> None:
     ends = {state for after in NEXT.values() for state in after} - {*NEXT}
-    assert ends == {State.COMPLETED, State.STOPPED, State.RESTARTED}
+    assert ends == {State.COMPLETED, State.STOPPED}
     attempt = Attempt(phase="train", attempt=1)
     attempt.become(State.COMPLETED)
     with pytest.raises(AssertionError, match="COMPLETED becomes RUNNING"):

@@ -275,9 +275,7 @@ class World:
             case e.Act.COMMIT:
                 self.try_("verifying", lambda: e.Cue.COMMITTED)
             case e.Act.BEGIN:
-                others = [n for n in self.numbers(made.allocation) if n != self.home]
-                self.successor = others[0] if others and self.rules.replaces else None
-                self.then = [self.nodes[n].name for n in [self.home, *others]]
+                self.wait_next()
             case e.EndOrphans(hosts):
                 self.end_orphans(self.numbers([*hosts]))
             case e.Act.START:
@@ -700,7 +698,16 @@ class World:
             self.machine = Machine(self.rules, self.attempts[-1], self.then, self.now)
             saves = record.attempt in self.stop_asked
             self.perform(self.machine.take_over(self.now, saves=saves))
+            self.wait_next()
             self._wake()
+
+    def wait_next(self) -> None:
+        """A program waits on the second node, to take over as well."""
+        made = self.machine
+        others = [n for n in self.numbers(made.allocation) if self.nodes[n].name not in made.lost]
+        others = [n for n in others if n != self.home]
+        self.successor = others[0] if others and self.rules.replaces else None
+        self.then = [self.nodes[n].name for n in [self.home, *others]]
 
     def end_orphans(self, nodes: list[int]) -> None:
         """Kill all tasks of the attempts on the nodes that answer."""

@@ -125,7 +125,7 @@ NEXT: Mapping[State, tuple[State, ...]] = {
     # An attempt that Slurm ends records at once what Slurm says, because KILL follows, and then how
     # the workers have ended. One that is to be requeued may be refused, or restarted instead.
     **dict.fromkeys(_BY_SLURM, (State.RESTARTED, *_ENDS)),
-    # The first node was lost before the next attempt began: the second one goes on from here.
-    State.RESTARTED: (State.RUNNING,),
+    # The first node was lost before the next attempt began: other nodes go on from here.
+    State.RESTARTED: (State.RUNNING, State.REQUEUED),
 }
 """What may follow a state in the record of an attempt."""

@@ -158,7 +158,9 @@ class Program:
         self._lost_first, self._end_orphans = first_node, end_orphans
         state = self._machine.state
         saves = RUN.stop_file(state.phase, state.attempt).exists()
-        return self._run(partial(self._machine.take_over, saves=saves))
+        begun = self._machine.take_over(time.monotonic(), saves=saves)
+        self._listen()
+        return self._run(lambda now: begun)
 
     def _run(self, begin: Callable[[float], list[Decision]]) -> int:
         try:
@@ -360,20 +362,26 @@ class Program:
         """Begin what goes on beside the step."""
         newest = newest_checkpoint(RUN)
         os.environ[Variable.RESUME] = str(newest.absolute()) if newest else ""
-        if beats := self._job.beats:
-            os.environ[Variable.BEATS] = beats.place
-            if self._machine.rules.replaces and self._controller.holds:
-                os.environ[NO_KILL] = "set"
-        if self._successor:
-            home, log = self._machine.home, RUN.batch_log(state.phase, state.job_id)
-            others = [host for host in self._machine.allocation if host != home]
-            self._successor.begin([home, *others], log)
+        self._listen()
+        if self._machine.rules.replaces and self._controller.holds:
+            os.environ[NO_KILL] = "set"
         start_heartbeat()
         if self._trains:  # a restart would wait half a second until the causes are read
             threading.Thread(target=matching, args=("",), daemon=True).start()
         if self._options.hang_minutes:
             self._hang = HangWatch(state, self._options.hang_minutes)
         self._messages.begun(earlier_attempts(state))
+
+    def _listen(self) -> None:
+        """Tell nodes and successor where to send their signs of life."""
+        if beats := self._job.beats:
+            os.environ[Variable.BEATS] = beats.place
+        if self._successor:
+            made = self._machine
+            gone = {made.home, *made.lost}
+            others = [host for host in made.allocation if host not in gone]
+            log = RUN.batch_log(made.state.phase, made.state.job_id)
+            self._successor.begin([made.home, *others], log)
 
     def _look(self, silent: frozenset[int]) -> e.Event:
         state = self._machine.state

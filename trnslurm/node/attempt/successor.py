@@ -10,7 +10,7 @@ the first one any more. The batch script is gone by then: at the end of the trai
 ends the job.
 
     srun … python -m trnslurm.node.attempt.successor --sees ADDRESS PORT
-    srun … python -m trnslurm.node.attempt.successor --end STEP
+    srun … python -m trnslurm.node.attempt.successor --end
 
 are its two questions to each node: do you reach the first one, and, after that, are the processes
 of the attempt gone? The exit code 0 means that they are, and that nobody reaches it.
@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trnslurm.contract.attempt import Attempt, read_attempt
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["--sees"]:
         return int(answers(argv[1], int(argv[2])))
     if argv[:1] == ["--end"]:
-        return 0 if _orphans_end((os.environ["SLURM_STEP_ID"], argv[1])) else 1
+        return 0 if _orphans_end() else 1
     options = parse(argv)
     first, *others = os.environ[Variable.ALLOCATION].split(",")
     state = _newest()
@@ -99,10 +99,10 @@ def _ask(hosts: Sequence[str], *words: str) -> int:
         return 1
 
 
-def _orphans_end(kept_steps: Container[str]) -> bool:
+def _orphans_end() -> bool:
     """Kill what the attempts of the job have left on this node; return whether all has ended."""
     deadline = time.monotonic() + END_S
-    while left := [pid for pid in _pids() if _is_orphan(pid, kept_steps)]:
+    while left := [pid for pid in _pids() if _is_orphan(pid)]:
         if time.monotonic() > deadline:
             return False
         for pid in left:
@@ -116,18 +116,19 @@ def _pids() -> Iterator[int]:
     yield from (process.pid for process in processes_with(wanted))
 
 
-def _is_orphan(pid: int, kept_steps: Container[str]) -> bool:
+def _is_orphan(pid: int) -> bool:
     """Check whether a process of the run is one of node.sh, or of its step."""
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        command, words = (
+            Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0") for name in ("cmdline", "environ")
+        )
     except OSError:
         return False
     variables = dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
     if Variable.NODE in variables:  # a container may not have Slurm's variables
         return True
-    step = variables.get("SLURM_STEP_ID")
-    own_job = variables.get("SLURM_JOB_ID") == os.environ["SLURM_JOB_ID"]
-    return own_job and step is not None and step not in kept_steps
+    own = variables.get("SLURM_JOB_ID") == os.environ["SLURM_JOB_ID"]
+    return own and "SLURM_STEP_ID" in variables and SUCCESSOR.encode() not in command
 
 
 def _take_over(
@@ -140,7 +141,6 @@ def _take_over(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
         towards.connect(controller.address_of(first) or ("", 0))
         own_address = towards.getsockname()[0]
-    step = os.environ["SLURM_STEP_ID"]
     environ = as_batch_script(os.environ)
     os.environ.clear()
     os.environ.update(environ)
@@ -150,7 +150,7 @@ def _take_over(
     code = 0
     if state.under_way or state.state is State.RESTARTED:
         program = Program(options, signals, argv)
-        code = program.take_over(first, lambda hosts: _ask(hosts, "--end", step))
+        code = program.take_over(first, lambda hosts: _ask(hosts, "--end"))
         state = _newest()
     if state.state is not State.REQUEUED:
         controller.end_job(first, completed=state.state is State.COMPLETED)
