@@ -19,7 +19,6 @@ of the attempt gone? The exit code 0 means that they are, and that nobody reache
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from trnslurm.contract.options import AttemptOptions, parse
 from trnslurm.contract.states import State
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
+from trnslurm.node.address import ipv4
 from trnslurm.node.attempt.program import Program
 from trnslurm.node.beats import SILENT_S, Sender, answers
 from trnslurm.node.controller import Controller
@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["--end"]:
         return 0 if _orphans_end() else 1
     options = parse(argv)
-    first, *others = os.environ[Variable.ALLOCATION].split(",")
+    first, own, *others = os.environ[Variable.ALLOCATION].split(",")
     state = _newest()
     controller = Controller(state.job_id, state.restarts, options.retry_s)
-    controller.learn_addresses([first, *others])  # later Slurm may be away itself
+    controller.learn_addresses([first, own, *others])  # later Slurm may be away itself
     sender = Sender(0, 0)
     ask_after_s = SILENT_S
     while True:
@@ -62,10 +62,12 @@ def main(argv: Sequence[str]) -> int:
         if sender.silent_s < SILENT_S:
             ask_after_s = SILENT_S
         elif sender.silent_s >= ask_after_s:
-            if _is_lost(controller, first, others[1:]):
+            if _is_lost(controller, first, others):
                 break
             ask_after_s = sender.silent_s + SILENT_S
     sender.close()
+    processes.say(f"{first}, the first node of the job, is lost: {own} goes on")
+    os.environ["MASTER_ADDR"] = ipv4((controller.address_of(own) or [own])[0])
     return _take_over(options, argv, controller, first)
 
 
@@ -137,14 +139,10 @@ def _take_over(
     """Run the attempts from now on, and end the job after them."""
     signals = processes.SignalQueue()
     state = _newest()
-    processes.say(f"{first}, the first node of the job, is lost: {os.uname().nodename} goes on")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect(controller.address_of(first) or ("", 0))
-        own_address = towards.getsockname()[0]
     environ = as_batch_script(os.environ)
     os.environ.clear()
     os.environ.update(environ)
-    os.environ |= {"MASTER_ADDR": own_address, Variable.ATTEMPT: str(state.attempt)}
+    os.environ[Variable.ATTEMPT] = str(state.attempt)
     os.environ[Variable.HOSTS] = state.hosts or os.environ[Variable.HOSTS]
     options.script = str(RUN.script("train"))
     code = 0
