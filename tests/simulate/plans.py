@@ -37,8 +37,10 @@ def plan_of(seed: int, most: int = 16) -> Plan:
         which = tuple(rng.sample([*every], min(number, len(every)))) if every else ()
         faults.append((at, what, which))
     second = None
-    if faults and rng.random() < 0.4:
-        what = rng.choice(["off", "crash", "away", "cancel", "limit", "stall"])
+    if faults and rng.random() < 0.6:
+        what = rng.choice(
+            ["off", "off", "crash", "away", "cancel", "cancel", "limit", "limit", "stall"]
+        )
         second = (str(rng.choice([*Stage])), what)
     return Plan(
         seed=seed, nodes=nodes, spares=spares, fewest=fewest, standby=rng.random() < 0.4,

@@ -27,7 +27,7 @@ def test_no_schedule_breaks_an_invariant() -> None:
     for seed in range(SCHEDULES):
         check(plan_of(seed), covered)
     never = {(stage, name_of(kind)) for stage, kind in TABLE} - covered.keys()
-    assert len(never) < 8, never
+    assert len(never) < 10, never
 
 
 def drop(stage: Stage, kind: Any) -> Callable[[Any], None]:
