@@ -223,6 +223,26 @@ def test_first_node_of_a_range(user, control, row) -> None:
     same_training(run, control, row, recovery)
 
 
+@pytest.mark.row(35, "the lost node is back, and the training on two others has three again")
+def test_more_nodes_again(user, control, row) -> None:
+    run = submit(user, "slurm.min_nodes=2", "slurm.grow_minutes=0.05", nodes=3)
+    run.reach(25)
+    job, node = run.jobs["train"], run.hosts()[1]
+    fewer = run.recover(lambda: run.sandbox.fault(node, "power-off"))
+    assert len(run.hosts(fewer.attempt)) == 2
+
+    def fault() -> None:
+        run.order("pace", 20)  # so slow that a restart is worth it
+        run.sandbox.fault(node, "power-on")
+
+    recovery = run.recover(fault)
+    assert len(run.hosts(recovery.attempt)) == 3
+    assert recovery.lost == 0
+    run.finish()
+    assert {run.said(attempt)["job_id"] for attempt in run.attempts} == {job}
+    same_training(run, control, row, recovery)
+
+
 @pytest.mark.row(30, "too few nodes are left: it waits for one that comes back")
 def test_too_few_nodes_left(user, control, row) -> None:
     run = submit(user, "slurm.min_nodes=3", nodes=4)

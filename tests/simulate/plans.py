@@ -14,7 +14,7 @@ from .world import BrokenError, Plan, World
 
 FAULTS = {
     "crash": 4, "off": 6, "freeze": 1, "away": 2, "stall": 1, "cancel": 1, "preempt": 1,
-    "requeue": 1, "limit": 1,
+    "requeue": 1, "limit": 1, "grow": 1,
 }  # fmt: skip
 BACK_S = 90.0
 """From its last checkpoint, a training that can go on in its job does so within this, per fault."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.states import EndCause
 from trnslurm.node.attempt import events as e
 from trnslurm.node.attempt import machine
 from trnslurm.node.attempt.machine import ALWAYS, TABLE, Machine, Stage
@@ -119,3 +120,14 @@ def test_many_nodes(nodes: int) -> None:
         plan = Plan(seed, nodes, spares=nodes // 8, faults=faults, ends_at=100.0)
         world = check(plan)
         assert world.counted["AskNodes"] < 12
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_more_nodes_are_free(away: bool) -> None:
+    """The training saves and its job is requeued; if Slurm does not answer, it goes on as it is."""
+    faults: tuple[Any, ...] = ((40.0, "grow", ()),)
+    faults += tuple((at, "away", ()) for at in (41.0, 42.0, 43.0, 44.0, 45.0)) if away else ()
+    attempts = check(Plan(3, nodes=3, fewest=2, faults=faults, ends_at=200.0)).attempts
+    assert attempts[0].cause is EndCause.GROWS
+    states = [attempt.state for attempt in attempts]
+    assert states == (["RESTARTED", "COMPLETED"] if away else ["REQUEUED"])

@@ -144,7 +144,10 @@ class World:
         self.last_trained: Step | None = None
         self.gaps: list[tuple[float, int]] = []
         """For how long nothing was trained until an attempt did, and how many faults that had."""
-        self.stop_asked: set[int] = set()
+        self.stop_asked: dict[int, EndCause] = {}
+        """What the workers of an attempt were last asked to stop for."""
+        self.more_free = False
+        """Whether Slurm has more nodes for the job."""
         self.save_asked = False
         self.term_at = 0.0
         self.told_to_stop: set[int] = set()
@@ -374,7 +377,8 @@ class World:
         hangs = False
         if step and not step.over and self.hangs_since(step) + self.plan.hang_s + 150 < self.now:
             hangs = True
-        return e.Looked(saved=self.saved > attempt.checkpoint, hangs=hangs)
+        grows, self.more_free = self.more_free, False
+        return e.Looked(saved=self.saved > attempt.checkpoint, hangs=hangs, grows=grows)
 
     def hangs_since(self, step: Step) -> float:
         """Since when no step of the training was done, for a node of it stands still."""
@@ -397,7 +401,7 @@ class World:
             Facts(
                 attempts=self.attempts, exit_code=asked.code, newest=self.saved,
                 max_crashes=MAX_CRASHES, requeue=True, lost=",".join(asked.lost),
-                stop=EndCause.TIME_LIMIT if stop else None, answered=answered,
+                stop=self.stop_asked.get(made.state.attempt), answered=answered,
                 saved=self.saved if answered else None, fit=bool(then),
                 moves=bool(then) and then != hosts,
             )
@@ -518,7 +522,7 @@ class World:
         self.after(20.0, lambda: self.train(step))
 
     def ask_workers(self, attempt: int, cause: EndCause | None) -> None:
-        self.stop_asked.add(attempt)
+        self.stop_asked[attempt] = cause or EndCause.TIME_LIMIT
         if self.step and self.step.attempt == attempt:
             step = self.step
             step.asked_at = min(step.asked_at, self.now)
@@ -696,7 +700,7 @@ class World:
             self.dead, self.home, self.busy_until = False, waits, self.now
             self.attempts[-1] = replace(record)
             self.machine = Machine(self.rules, self.attempts[-1], self.then, self.now)
-            saves = record.attempt in self.stop_asked
+            saves = self.stop_asked.get(record.attempt) is EndCause.TIME_LIMIT
             self.perform(self.machine.take_over(self.now, saves=saves))
             self.wait_next()
             self._wake()
@@ -735,11 +739,16 @@ class World:
 
     def _away(self, _: tuple[int, ...]) -> None:
         """The controller does not answer for 20 or 120 s."""
-        self.controller_away = self.now + self.random.choice([20.0, 120.0])
+        until = self.now + self.random.choice([20.0, 120.0])
+        self.controller_away = max(self.controller_away, until)
 
     def _stall(self, _: tuple[int, ...]) -> None:
         """This program stands still, as when a disk or the machine does."""
         self.block(self.between(3.0, 30.0))
+
+    def _grow(self, _: tuple[int, ...]) -> None:
+        """More nodes become free."""
+        self.more_free = True
 
     def _cancel(self, _: tuple[int, ...]) -> None:
         self._end_job(State.CANCELLED)

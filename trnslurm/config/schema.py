@@ -75,6 +75,9 @@ class Slurm(Frozen):
     """A node that computes longer than the others is avoided like a bad one after a restart."""
     min_nodes: Positive[int | None] = None
     """A training may have as few nodes, at its start and after it has lost some; None: all."""
+    grow_minutes: NotNegative[float] = 30.0
+    """Minutes that a training has fewer nodes than it may, before it is requeued as others become
+    free; 0: it keeps them."""
     spares: NotNegative[int] = 0
     """Nodes beside those of a training, which wait to take the place of one that fails."""
     srun_wait_s: NotNegative[int] = 60

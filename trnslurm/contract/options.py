@@ -28,6 +28,7 @@ class AttemptOptions:
     leave_out_slow: bool = _option(False, "a slow node as well")
     spares: int = _option(0, "nodes beside --nodes")
     fewer: bool = _option(False, "it may continue on fewer nodes")
+    grow_minutes: float = _option(0.0, "on fewer nodes, before it gives way to more; 0: never")
     standby: bool = _option(False, "start the next attempt ahead")
     expedite: bool = _option(False, "it has --requeue=expedite")
     hang_minutes: float = _option(0.0, "0: never look for one")

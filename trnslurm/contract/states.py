@@ -88,6 +88,8 @@ class EndCause(StrEnum):
     CRASH = "crash"
     ERROR = "error"
     """An error that every further attempt would meet."""
+    GROWS = "more nodes"
+    """It starts again on more nodes."""
     CAP = "cap"
     """The run has used what it may."""
     REPEATS = "repeats"

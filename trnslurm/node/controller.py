@@ -1,5 +1,6 @@
 """Asks Slurm's controller about the job that this program runs in, and to requeue it."""
 
+import math
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 from trnslurm.contract.states import State
@@ -23,6 +25,9 @@ _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
 _MOST_THREADS = 64
 _LEAVES_S = 5.0
+_AT_ONCE_S = 60.0
+# Why jobs are pending that would not take free nodes now; no job is an empty line.
+_WAIT_FOR_OTHERS = frozenset(("", "Dependency", "JobHeldUser", "JobHeldAdmin", "BeginTime"))
 _SLURMD_PORT = 6818  # scontrol shows the port only if it is another
 # Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -126,6 +131,29 @@ class Controller:
         _, said = _scontrol("show", "partition", "-o", partition[1]) if partition else (1, "")
         total = re.search(r" TotalNodes=(\d+) ", said)
         return max(0, int(total[1]) - needed) if total else sys.maxsize
+
+    def has_free(self, nodes: int, script: Path) -> bool:
+        """Check whether so many more nodes are free for a job like this one, and nobody waits.
+
+        sbatch --test-only says when a job would start, and where (slurm_job_will_run in
+        src/api/allocate.c), but not which jobs are ahead of it in the queue. Nodes that must boot
+        first (`idle~` in sinfo) may never come.
+        """
+        if self.in_step:
+            return False
+        said = _run("sbatch", "--test-only", f"--nodes={nodes}", str(script))[1]
+        found = re.search(r"Job \d+ to start at (\S+) .* on (?:nodes )?(\S+)", said)
+        partition = re.search(r" Partition=(\S+) ", self._job())
+        if not found or not partition or _from_now_s(found[1]) > _AT_ONCE_S:
+            return False
+        code, waiting = _run("squeue", "-h", "-t", "PENDING", "-p", partition[1], "-o", "%r")
+        if code or not {*waiting.split("\n")} <= _WAIT_FOR_OTHERS:
+            return False
+        _, states = _run("sinfo", "-h", "-N", "-n", found[2], "-o", "%N %T")
+        return (
+            len({line for line in states.splitlines() if line.endswith((" idle", " mixed"))})
+            >= nodes
+        )
 
     def host_names(self, nodes: str) -> list[str]:
         """Return the nodes of a list in Slurm's notation."""
@@ -248,12 +276,24 @@ class NoController(Controller):
         return sys.maxsize
 
 
+def _from_now_s(when: str) -> float:
+    """Return in how many seconds a time comes that Slurm has told."""
+    try:
+        return (datetime.fromisoformat(when) - datetime.now()).total_seconds()
+    except ValueError:
+        return math.inf
+
+
 def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
-    """Run scontrol; return its exit code and its output."""
+    return _run("scontrol", *words, timeout_s=timeout_s)
+
+
+def _run(*command: str, timeout_s: float | None = None) -> tuple[int, str]:
+    """Run a command of Slurm; return its exit code and its output."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         process = subprocess.Popen(
-            ["scontrol", *words],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -261,7 +301,7 @@ def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
             errors="replace",
         )
     except OSError as error:
-        return 127, f"scontrol: {error.strerror}"
+        return 127, f"{command[0]}: {error.strerror}"
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -269,5 +309,5 @@ def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return 1, "scontrol did not answer"
+        return 1, f"{command[0]} did not answer"
     return process.returncode, said

@@ -137,6 +137,9 @@ def _ending(facts: Facts) -> Ending:
     if by_slurm is State.PREEMPTED:
         return _stopped_by(facts, EndCause.PREEMPTED, State.PREEMPTED)
     stopped = facts.saved is not None or (facts.answered and facts.exit_code == 0)
+    if stopped and facts.stop == EndCause.GROWS and not by_slurm:
+        why = _and("requeued for more nodes, which are free", _saved(facts))
+        return _again(State.STOPPED, EndCause.GROWS, why)
     if by_slurm is State.TIMEOUT or (stopped and facts.stop == EndCause.TIME_LIMIT):
         if facts.progress:
             return _stopped_by(facts, EndCause.TIME_LIMIT, State.TIMEOUT)

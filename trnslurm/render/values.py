@@ -251,6 +251,7 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
     slurm, trains = spec.config.cluster.slurm, phase == "train"
     returns = trains and spec.requeues
     counts = spec.scheduler.has_sbatch_lines  # and Slurm's variables, which tell the allocation
+    fewer = returns and (bool(place) or spec.least_nodes < spec.nodes)
     return AttemptOptions(
         nodes=spec.nodes if counts else 0,
         graphs=compiles_ahead(spec),
@@ -260,7 +261,8 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
         exclude_hours=slurm.exclude_hours if returns else 0.0,
         leave_out_slow=returns and slurm.leave_out_slow,
         spares=spec.spares if returns else 0,
-        fewer=returns and (bool(place) or spec.least_nodes < spec.nodes),
+        fewer=fewer,
+        grow_minutes=slurm.grow_minutes if fewer else 0.0,
         standby=returns and has_standby(spec),
         expedite=spec.requeues and slurm.expedite,
         hang_minutes=spec.config.recipe.hang_minutes or 0.0,

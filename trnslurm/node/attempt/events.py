@@ -104,6 +104,8 @@ class Looked(Event):
     near_cap: bool = False
     grace_s: float = 0.0
     """How long the workers have for their last save, near a cap."""
+    grows: bool = False
+    """Whether the training should start again on more nodes, which are free."""
 
 
 @dataclass(frozen=True)

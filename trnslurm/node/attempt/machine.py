@@ -154,7 +154,8 @@ class Machine:
         self._srun_gave_up = False
         self._ended_early: e.StepEnded | None = None
         """How the step ended that was started ahead, before the attempt had begun."""
-        self._step_runs = self._looking = self._tells = self._capped = self._aborted = False
+        self._step_runs = self._looking = self._tells = self._aborted = False
+        self._capped = self._grows = False
         self._tries = 0
         self._unanswered = 0
         self._left = -1
@@ -350,6 +351,9 @@ class Machine:
         if event.near_cap and not self._capped:
             self._capped, self._capped_at = True, self.now + event.grace_s
             self._decide(e.AskToStop(EndCause.CAP))
+        if event.grows and not (self._grows or self._capped or self.saves):
+            self._grows = True
+            self._decide(e.AskToStop(EndCause.GROWS))
         if event.hangs:
             self._end_step()
         elif event.saved and self.ahead is Ahead.NONE and self.now >= self._ahead_at:
@@ -561,8 +565,13 @@ class Machine:
         return self._code if failed else TERMINATED
 
     def _cannot_requeue(self, why_not: str) -> None:
-        ending = self._judged_as.ending
+        ending, hosts = self._judged_as.ending, self._judged_as.hosts
         assert ending
+        still_runs = self._told is State.RUNNING and not self._term_pending
+        if ending.cause is EndCause.GROWS and hosts and still_runs:
+            self.state.become(State.RESTARTED, f"it could not be requeued for more: {why_not}")
+            self._launch([*hosts])
+            return
         why = f"{self.state.reason}; it could not be requeued: {why_not}"
         self.state.become(ending.refused, why)
         self._leave(self._exit_code)
@@ -741,7 +750,8 @@ TABLE: Mapping[tuple[Stage, Kind], _Act] = {
     (Stage.COPYING, e.Cue.COPIED): Machine._copied,
     (Stage.COPYING, e.Terminated): Machine._copied,  # the training itself is complete
     **{(stage, e.Terminated): Machine._terminate for stage in (*_NO_STEP, *_WITH_STEP)},
-    **{(stage, e.Terminated): Machine._note_term for stage in _AFTER},
+    # A requeue is a TERM as well.
+    **{(stage, e.Terminated): Machine._note_term for stage in (*_AFTER, Stage.REQUEUING)},
     **{(stage, e.Cue.SAVE_ASKED): Machine._save for stage in (*_NO_STEP, *_WITH_STEP)},
     **{(stage, e.Cue.SAVE_ASKED): Machine._note_save for stage in _AFTER},
 }

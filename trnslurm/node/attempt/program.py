@@ -40,6 +40,7 @@ from trnslurm.node.events import Messages
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
+from trnslurm.node.growth import Growth
 from trnslurm.node.hang import HangWatch
 from trnslurm.node.job import Job
 from trnslurm.node.lookout import period_of
@@ -117,7 +118,7 @@ class Program:
         self._controller = controller_of(state.job_id, state.restarts, options.retry_s)
         self._open(state)
         caps = self._caps.node_hours if self._trains else 0
-        looks = options.standby or self._mirror.wanted or caps
+        looks = options.standby or self._mirror.wanted or caps or self._growth
         watch = period_of(60 * options.hang_minutes) if options.hang_minutes else None
         beats = self._job.beats is not None
         rules = Rules(
@@ -146,6 +147,9 @@ class Program:
         self._mirror = MirrorProcess(wanted=self._trains)
         self._messages = Messages(state, self._job.senders)
         self._hang: HangWatch | None = None
+        self._growth: Growth | None = None
+        if self._trains and self._options.grow_minutes and self._controller.requeues:
+            self._growth = Growth(state, self._controller, 60 * self._options.grow_minutes)
         self._judgement = Judgement(state, self._options, self._job, self._controller, self._caps)
         self._before = (0, 0)
 
@@ -157,7 +161,8 @@ class Program:
         """Go on for the program on a lost first node; `end_orphans` returns 0 once all have."""
         self._lost_first, self._end_orphans = first_node, end_orphans
         state = self._machine.state
-        saves = RUN.stop_file(state.phase, state.attempt).exists()
+        cause = read_json(RUN.stop_file(state.phase, state.attempt)).get("cause")
+        saves = cause in (EndCause.TIME_LIMIT, EndCause.CANCELLED)
         begun = self._machine.take_over(time.monotonic(), saves=saves)
         self._listen()
         return self._run(lambda now: begun)
@@ -394,7 +399,12 @@ class Program:
                 self._hang = None
         near = self._trains and bool(self._caps.near())
         saved = self._options.standby and newest_step(RUN) > state.checkpoint
-        return e.Looked(saved=saved, hangs=hangs, near_cap=near, grace_s=self._caps.grace_s)
+        grows = bool(
+            self._growth
+            and self._growth.wanted(self._job.counts())
+            and not self._caps.reached("train", state.attempt + 1)
+        )
+        return e.Looked(saved, hangs, near, self._caps.grace_s, grows)
 
     def _script(self, hosts: str) -> str:
         return self._job.scripts[len(hosts.split(","))]
