@@ -202,6 +202,7 @@ bench-restart: sandbox .venv/.dev .venv-resiliency/.made  ## Measure the time fr
 
 bench-scale: sandbox .venv/.dev  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/first_node.py
 
 wheel: .venv/.dev  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .

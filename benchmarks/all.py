@@ -30,6 +30,7 @@ SCRIPTS = (
     "packing",
     "restart",
     "scale",
+    "first_node",
 )
 PACKAGES = ("torch", "torch_xla", "transformers", "accelerate", "tokenizers", "tiktoken", "numpy")
 

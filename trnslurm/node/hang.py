@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,8 @@ class HangWatch:
         self._phase, self._attempt = state.phase, state.attempt
         self._hosts = len(state.hosts.split(","))
         self._limit_s = 60 * minutes
-        self._seen: list[tuple[int, int]] = []
+        self._numbers: list[tuple[int, int]] = []
+        self._logs: list[tuple[int, int]] | None = None
         self._since = time.monotonic()
         self._longest_s = 0.0
         self._outputs = 0
@@ -113,10 +114,9 @@ class HangWatch:
 
     def _hangs(self, now: float, silent: Set[int]) -> float:
         """Return for how long nothing has come out of a job that hangs, else 0."""
-        seen = self._output()
-        if seen != self._seen:
+        if self._has_grown():
             self._longest_s = max(self._longest_s, now - self._since)
-            self._seen, self._since = seen, now
+            self._since = now
             self._outputs += 1
             return 0
         silent_s = now - self._since
@@ -146,21 +146,18 @@ class HangWatch:
         files = ((node, RUN.graphs_file(self._attempt, node)) for node in range(self._hosts))
         return {node for node, file in files if compiles and file.exists()}
 
-    def _output(self) -> list[tuple[int, int]]:
-        """Return size and time of the files that grow while a training goes well."""
-        files = [
-            *RUN.node_logs(self._phase, self._attempt).values(),
-            RUN.metrics_file,
-            RUN.saved_file,
-        ]
-        marks = []
-        for file in files:
-            try:
-                found = file.stat()
-                marks.append((found.st_size, found.st_mtime_ns))
-            except OSError:
-                marks.append((0, 0))
-        return marks
+    def _has_grown(self) -> bool:
+        """Check whether a file has changed that grows while a training goes well.
+
+        The logs, one of each node, are looked at only if the job's own files have not changed.
+        """
+        numbers = _marks((RUN.metrics_file, RUN.saved_file))
+        if numbers != self._numbers:
+            self._numbers = numbers
+            return True
+        logs = _marks(RUN.node_logs(self._phase, self._attempt).values())
+        before, self._logs = self._logs, logs
+        return before is not None and logs != before
 
     def _saved_s_ago(self) -> float:
         own = os.environ.get(Variable.CHECKPOINTS)
@@ -181,6 +178,18 @@ class HangWatch:
         write_json_once(RUN.stuck_file(self._phase, self._attempt), facts | {"time": time.time()})
         say(f"error: {facts['line']}; ending it (hang_minutes)")
         self._told = now
+
+
+def _marks(files: Iterable[Path]) -> list[tuple[int, int]]:
+    """Return size and time of files."""
+    marks = []
+    for file in files:
+        try:
+            found = file.stat()
+            marks.append((found.st_size, found.st_mtime_ns))
+        except OSError:
+            marks.append((0, 0))
+    return marks
 
 
 def judge(
