@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -40,9 +41,13 @@ def sandbox(path_without_slurm: str) -> Iterator[JobSandbox]:
 
 
 @pytest.fixture
-def user(sandbox: JobSandbox, tmp_path: Path) -> Iterator[User]:
+def user(sandbox: JobSandbox, tmp_path: Path, results: Path) -> Iterator[User]:
     """A user whose jobs end with the test, on nodes that are whole again after it."""
     yield User(sandbox, tmp_path, site=SITE)
+    for file in tmp_path.glob("runs/*/state/stages.jsonl"):  # for tests/simulate/traces.py
+        kept = results / "stages" / file.parents[1].name
+        kept.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, kept)
     mend(sandbox)
     sandbox.clean()
 

@@ -138,6 +138,8 @@ class World:
         self.busy_until = 0.0
         self._waiting: list[Happening] = []
         self.result: int | None = None
+        self.stages: list[tuple[float, str, str, str]] = []
+        """When, from which stage, to which, and by what event."""
         self.trail: list[str] = []
         self.faults_at: list[float] = []
         self.trained_at, self.faults_since = 0.0, 0
@@ -241,6 +243,7 @@ class World:
             self.save_asked = True
         self.perform(made.on(event, self.now))
         if made.stage is not stage:
+            self.stages.append((self.now, stage, made.stage, e.brief(event)))
             self.entered(made.stage)
         if made.wakes_at != before or event is e.Cue.TICK:
             self._wake()

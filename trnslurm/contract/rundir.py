@@ -178,6 +178,11 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / "heartbeat"
 
     @property
+    def stages_file(self) -> Path:
+        """How attempts went from stage to stage, and what made them: a line each."""
+        return self.state / "stages.jsonl"
+
+    @property
     def cancelled_file(self) -> Path:
         """Exists once a user cancelled the run: Slurm may forget a job that never started."""
         return self.state / "cancelled.json"

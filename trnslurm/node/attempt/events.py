@@ -1,5 +1,6 @@
 """What the machine of an attempt is told, and what it decides."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -162,6 +163,27 @@ class Requeued(Event):
     """Slurm starts the job again, or why not."""
 
     why_not: str = ""
+
+
+def brief(event: object) -> str:
+    """Return an event in a few words: what it is, and what decides what follows."""
+    match event:
+        case Cue():
+            return event.value
+        case StepEnded(code):
+            ends = [f"code {code}", "aborted" * event.aborted, "left over" * event.left_over]
+            return f"step ended: {', '.join(filter(None, ends))}"
+        case Answered(_, silent):
+            return f"answered: {', '.join(sorted(silent)) or 'no node'} does not"
+        case Told(state):
+            return f"told: {state}"
+        case Judged(Ending(state=state, here=here)):
+            return f"judged: {state}{' in this job' * here}"
+        case Refused(code, message):
+            return f"refused: code {code} {message}".rstrip()
+        case Looked(hangs=True):
+            return "looked: hangs"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(event).__name__).lower()
 
 
 # -- decisions

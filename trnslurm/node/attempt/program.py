@@ -6,6 +6,7 @@ take long, as a question to Slurm, a look at a shared disk or the search of a ca
 thread; its answer is an event like any other.
 """
 
+import json
 import math
 import os
 import queue
@@ -51,7 +52,7 @@ from trnslurm.node.triage.causes import matching
 
 _STDOUT = 1
 _RELAY_S = 2.0
-_WRITE_S = 10.0
+_WRITE_S, _LAST_WRITE_S = 10.0, 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,6 +181,7 @@ class Program:
         except Exception:
             processes.say(traceback.format_exc())
             return self._close(1)
+        self._files.flush(_LAST_WRITE_S)
         return self._machine.code
 
     # -- events
@@ -251,7 +253,14 @@ class Program:
                     if not self._step:  # it ended as it was told to train
                         self._results.put(e.StepEnded(1))
                 self._standby = None
-        self._do(self._machine.on(event, time.monotonic()))
+        made = self._machine
+        before = made.stage
+        self._do(made.on(event, time.monotonic()))
+        if made.stage is not before:
+            state = made.state
+            line = {"time": round(time.time(), 2), "phase": state.phase, "attempt": state.attempt}
+            line |= {"from": before, "to": made.stage, "event": e.brief(event)}
+            self._files.put(partial(_append, RUN.stages_file, line))
 
     def _answer(self, task: Callable[[], e.Event | e.Cue], otherwise: e.Event) -> None:
         """Do a task beside the program; its result is an event."""
@@ -512,6 +521,11 @@ def _leave_to(other: Attempt, begun: Attempt) -> NoReturn:
     processes.say(f"attempt {other.attempt} was begun on {other.host}, which goes on with the job")
     while True:
         time.sleep(_WRITE_S)
+
+
+def _append(file: Path, line: Mapping[str, object]) -> None:
+    with suppress(OSError), file.open("a", encoding="ascii") as stream:
+        stream.write(f"{json.dumps(line)}\n")
 
 
 def _code_of(pid: int) -> int | None:
