@@ -52,35 +52,31 @@ def kind_of(event: Happening) -> Kind:
 
 
 class Stage(StrEnum):
-    """Where an attempt stands."""
+    """Where an attempt stands, and what its program does there."""
 
-    CHECKING = "checking"
-    """May it begin?"""
-    FETCHING = "fetching"
-    """Its first checkpoint comes from S3."""
-    KEYING = "keying"
-    """Which graphs does the job need?"""
-    RUNNING = "running"
-    PAUSING = "pausing"
-    """srun has given up on a busy controller, and is started again soon."""
-    ENDING = "ending"
-    """The step is being ended, by Slurm, or for a lost node, a hang or a cap."""
-    ASKING = "asking"
-    """The step has ended: does Slurm end the job, and which nodes are gone?"""
-    VERIFYING = "verifying"
-    """Are all graphs compiled?"""
-    JUDGING = "judging"
-    """How did the training end, and where can it go on?"""
-    CONFIRMING = "confirming"
-    """It can go on, but a signal has come since: what ends the job?"""
-    LAUNCHING = "launching"
-    """The next attempt in this job is being made ready."""
-    REQUEUING = "requeuing"
-    COPYING = "copying"
-    """The last checkpoint is on its way to S3."""
-    LEAVING = "leaving"
-    """Nothing runs any more: what ends the job belongs into the record."""
-    OVER = "over"
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> "Stage":
+        stage = str.__new__(cls, name)
+        stage._value_ = name
+        stage.meaning = meaning
+        return stage
+
+    CHECKING = "checking", "asks whether the attempt may begin"
+    FETCHING = "fetching", "fetches its first checkpoint from S3"
+    KEYING = "keying", "reads which graphs the job needs"
+    RUNNING = "running", "runs the step: node.sh on each node, by srun"
+    PAUSING = "pausing", "starts srun again soon, which has given up on a busy controller"
+    ENDING = "ending", "ends the step: for Slurm, a lost node, a hang or a cap"
+    ASKING = "asking", "asks whether Slurm ends the job, and which nodes answer"
+    VERIFYING = "verifying", "checks that all graphs are compiled"
+    JUDGING = "judging", "finds how the training ended, and where it can go on"
+    CONFIRMING = "confirming", "asks what a signal meant that came meanwhile"
+    LAUNCHING = "launching", "prepares the next attempt in this job"
+    REQUEUING = "requeuing", "has Slurm start the job again"
+    COPYING = "copying", "waits until S3 has the last checkpoint"
+    LEAVING = "leaving", "waits to hear what ends the job, for the record"
+    OVER = "over", "has ended"
 
 
 class Ahead(StrEnum):
