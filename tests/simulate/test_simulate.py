@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,18 +20,45 @@ from trnslurm.node.attempt.machine import ALWAYS, TABLE, Machine, Stage
 from trnslurm.node.attempt.roll import Roll
 
 from .plans import check, plan_of
+from .traces import TRACES, Seconds, ways
 from .world import Plan, name_of
 
 SCHEDULES = 1500
+NOT_SIMULATED: frozenset[str] = frozenset()
 
 
-def test_no_schedule_breaks_an_invariant() -> None:
-    """`make simulate` tries as many as it has time for."""
+@pytest.fixture(scope="module")
+def simulated() -> tuple[Counter[tuple[str, str]], Seconds]:
+    """What many schedules cover: entries of the table, and ways from stage to stage.
+
+    `make simulate` tries as many as it has time for.
+    """
     covered: Counter[tuple[str, str]] = Counter()
+    found: Seconds = {}
     for seed in range(SCHEDULES):
-        check(plan_of(seed), covered)
+        for way, seconds in ways(check(plan_of(seed), covered).stages):
+            found.setdefault(way, []).extend([] if seconds is None else [seconds])
+    return covered, found
+
+
+def test_no_schedule_breaks_an_invariant(simulated) -> None:
+    covered, _ = simulated
     never = {(stage, name_of(kind)) for stage, kind in TABLE} - covered.keys()
     assert len(never) < 10, never
+
+
+@pytest.mark.parametrize("file", sorted(TRACES.glob("*.json")), ids=lambda file: file.stem)
+def test_the_simulated_slurm_is_like_a_real_one(simulated, file: Path) -> None:
+    """Attempts on a real Slurm, under the faults of the matrix, went no way that is not simulated,
+    and took about as long."""
+    _, found = simulated
+    real = json.loads(file.read_text(encoding="ascii"))["ways"]
+    assert len(real) > 20
+    assert not {*real} - {*found} - NOT_SIMULATED
+    for way, seconds in real.items():
+        if len(seconds) > 3 and way in found and not way.startswith(("running", "checking")):
+            middle = statistics.median(seconds)
+            assert min(found[way]) - 1 <= middle <= 1.5 * max(found[way]) + 1, (way, middle)
 
 
 def drop(stage: Stage, kind: Any) -> Callable[[Any], None]:
