@@ -46,6 +46,10 @@ class Workbench:
         self._started.append(process)
         return process
 
+    def started(self, process: "subprocess.Popen[str]") -> None:
+        """Have a process killed that a test leaves."""
+        self._started.append(process)
+
     def program(self, name: str, *arguments: str) -> "subprocess.Popen[str]":
         """Start `python -m trnslurm.node.<name>`."""
         return self.start(sys.executable, "-m", f"trnslurm.node.{name}", *arguments)

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from ..json_lines import read_lines
 from ..waiting import eventually
-from .conftest import JOB, make_environment, run_workers, tiny_plan, torchrun_arguments
+from .conftest import (
+    JOB,
+    launcher_words,
+    make_environment,
+    node_environment,
+    run_workers,
+    tiny_plan,
+    torchrun_arguments,
+)
 
 SCRIPT = JOB / "train.py"
 
@@ -44,13 +52,16 @@ class Run:
         return read_lines(self.path / "metrics.jsonl")
 
     @contextlib.contextmanager
-    def attempt(self, number):
+    def attempt(self, number, *, torchrun=False):
         """Start it; whatever happens, no process stays."""
-        arguments = torchrun_arguments(self.workers, SCRIPT, "plan.json")
-        environment = make_environment("cpu", "train", self.path)
+        environment = make_environment("cpu", "train", self.path) | node_environment()
+        words = launcher_words(self.workers, SCRIPT, "plan.json")
+        if torchrun:
+            words = ["-m", "trnslurm.node.torchrun"]
+            words += torchrun_arguments(self.workers, SCRIPT, "plan.json")
         with (self.path / f"{number}.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *arguments],
+                [sys.executable, *words],
                 cwd=self.path,
                 env=environment | {"TRNSLURM_ATTEMPT": str(number)},
                 stdout=log,
@@ -126,7 +137,6 @@ class Attempt:
         return self.run.log(self.number)
 
     def _find_workers(self):
-        # torchrun starts each in a session of its own.
         for pid in children(self.process.pid):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             ranks = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]

@@ -136,6 +136,18 @@ def torchrun_arguments(workers: int, script: Path, *words: object) -> list[str]:
     ]  # fmt: skip
 
 
+def launcher_words(workers: int, script: Path, *words: object) -> list[str]:
+    """What Python is given to run a script on one node, as node.sh does."""
+    own = ["-m", "trnslurm.node.launcher", f"--workers={workers}", "--", script, *words]
+    return [*map(str, own)]
+
+
+def node_environment() -> dict[str, str]:
+    """Set what the launcher reads, on the only node."""
+    own = {"SLURM_NODEID": "0", "TRNSLURM_HOSTS": "here"}
+    return own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
 def run_workers(
     workers: int, script: Path, *words: object, cwd: Path, device: str = "cpu", **environ: str
 ) -> subprocess.CompletedProcess[str]:

@@ -129,14 +129,14 @@ def test_a_frozen_worker_is_named_by_another(tmp_path, rank):
     before, _, stacks = text.partition(f"no progress: stacks of worker {1 - rank} (node 0, ")
     assert "no progress" not in before, "a false alarm"
     assert "all_reduce" in stacks and "train.py" in stacks
-    assert f"exitcode  : {EXIT_CODE} " in text
+    assert f" failed: exit code {EXIT_CODE} of PID " in text
     assert run.checkpoints(), "saved before"
 
 
 @pytest.mark.rest
 def test_a_first_node_that_does_not_answer_is_named(tmp_path):
     run = Run(tmp_path / "run", **CHANGES)
-    with run.attempt(1) as attempt:
+    with run.attempt(1, torchrun=True) as attempt:
         attempt.reach(8)
         attempt.process.send_signal(signal.SIGSTOP)  # torchrun, which keeps the workers' store
         attempt.wait_for(lambda: run.state("stuck-train-1"), "record of who is stuck")

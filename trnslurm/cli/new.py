@@ -28,7 +28,7 @@ project: {project}
 # work/ of the run directory, so files at relative paths stay with the run.
 # links: [data]                # large directories in the project: linked, not submitted
 launcher: {launcher}
-# torchrun, accelerate, deepspeed, srun: once per worker. python, script: once per node.
+# trnslurm, torchrun, accelerate, deepspeed, srun: once per worker. python, script: once per node.
 precompile: never
 devices: [cuda, cpu]
 default_cluster: local          # for plan, show and render, if no cluster is chosen

@@ -6,7 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-from trnslurm.config.script import Launcher
+from trnslurm.config.script import OWN_LAUNCHER, Launcher
 from trnslurm.config.search import RUN_ROOT
 from trnslurm.devices import DEVICES
 from trnslurm.frozen import Frozen
@@ -344,11 +344,11 @@ class Recipe(Frozen):
     """The arguments of a custom script; placeholders such as {micro_batch} are filled in."""
     places: Mapping[str, str] = field(default_factory=dict)
     """More placeholders: the value of `places.lr` replaces {lr} in the arguments."""
-    launcher: Launcher = "torchrun"
-    """The program that starts the script: torchrun, accelerate, deepspeed or srun, once per worker;
-    python, or script for a program that is not Python, once per node."""
+    launcher: Launcher = OWN_LAUNCHER
+    """The program that starts the script: trnslurm's own, torchrun, accelerate, deepspeed or srun,
+    once per worker; python, or script for a program that is not Python, once per node."""
     launcher_arguments: tuple[str, ...] = ()
-    """Options for the launcher itself, such as --config_file of accelerate."""
+    """Options for the launcher itself, such as --config_file of accelerate; trnslurm's has none."""
     links: tuple[str, ...] = ()
     """Files and directories of the project, such as data, that the run links to, not copies."""
     checkpoints: str = ""

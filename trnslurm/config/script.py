@@ -13,8 +13,10 @@ from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU, CUDA
 from trnslurm.errors import ConfigError
 
-Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
-"""What starts a custom script: the first four once per worker, the others once per node."""
+Launcher = Literal["trnslurm", "torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
+"""What starts a script: the last two once per node, the others once per worker."""
+OWN_LAUNCHER: Launcher = "trnslurm"
+"""trnslurm's own, trnslurm/node/launcher.py: the default."""
 
 _NO_NAME = r"[^A-Za-z0-9._-]+"
 _HEAD_BYTES = 64 << 10
@@ -98,7 +100,7 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     return {
         "entry": str(entry.relative_to(root)),
         "project": str(root),
-        "launcher": "torchrun" if python else "script",
+        "launcher": OWN_LAUNCHER if python else "script",
         # The graphs of a custom script are unknown.
         "default_cluster": "local",
         "precompile": "never",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
+from trnslurm.config.script import OWN_LAUNCHER
 from trnslurm.config.tree import flatten, lookup, marks_of
 from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.declared import keeps
@@ -70,9 +71,9 @@ _S3 = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.
 LONGEST_MIN = 365 * 24 * 60
 """A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
 _OF_A_SCRIPT: dict[str, Any] = {
-    "arguments": [], "places": {}, "launcher": "torchrun", "launcher_arguments": [], "links": [],
-    CHECKPOINTS: "",
+    "arguments": [], "places": {}, "launcher_arguments": [], "links": [], CHECKPOINTS: "",
 }  # fmt: skip
+_OF_ANY_JOB = (OWN_LAUNCHER, "torchrun")
 
 
 def check_values(tree: Mapping[str, Any]) -> None:
@@ -117,8 +118,18 @@ def _check_script(tree: Mapping[str, Any]) -> None:
             if tree[key] != default:
                 raise ConfigError(
                     f"{key} is set, but this recipe's job reads plan.json: only a custom "
-                    "script, which has a project, has arguments and a launcher"
+                    "script, which has a project, has arguments"
                 )
+        if tree["launcher"] not in _OF_ANY_JOB:
+            raise ConfigError(
+                f"launcher is {tree['launcher']}, but this recipe's job reads plan.json: it can be "
+                f"{' or '.join(_OF_ANY_JOB)}; a custom script, which has a project, takes others"
+            )
+    if tree["launcher_arguments"] and tree["launcher"] == OWN_LAUNCHER:
+        raise ConfigError(
+            f"launcher_arguments is set, but the launcher {OWN_LAUNCHER} has no options: set "
+            "launcher to the program that they are for, such as torchrun"
+        )
     if tree["container"]["workdir"] and tree[CHECKPOINTS]:
         raise ConfigError(
             f"container.workdir is set, so {CHECKPOINTS} would be a directory of the image: give "

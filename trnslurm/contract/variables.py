@@ -55,6 +55,7 @@ class Variable(StrEnum):
     COMMAND = "TRNSLURM_COMMAND", "the command of a node, in node.sh"
     PROFILE = "TRNSLURM_PROFILE", "after how many steps worker 0 records steps, and how many"
     BEATS = "TRNSLURM_BEATS", "where a node sends its signs of life"
+    OTHERS = "TRNSLURM_OTHERS", "the descriptor that ends, for worker 0, when all others have ended"
     GATE = "TRNSLURM_GATE", "where workers that were started ahead wait"
     ASKED = "TRNSLURM_ASKED", "the descriptor to which the script tells what it would start"
     STANDBY = "TRNSLURM_STANDBY", "the number of the attempt that is started ahead"

@@ -1,10 +1,10 @@
 """The nodes of a job meet on the master port: node 0 listens, and the others connect to it.
 
-The preflight and the checkup use this protocol. Messages are lines of JSON. Node 0 sends the name
-of the meeting, so that a node recognizes another program on the same port. The node sends its
-number. Then the two exchange the data of the meeting, and node 0 sends its answer. The node closes
-the connection first: otherwise a lingering connection would occupy node 0's port, which torchrun
-needs next.
+The preflight, the checkup and the launcher use this protocol. Messages are lines of JSON. Node 0
+sends the name of the meeting, so that a node recognizes another program on the same port. The node
+sends its number. Then the two exchange the data of the meeting, and node 0 sends its answer. The
+node closes the connection first: otherwise a lingering connection would occupy node 0's port, which
+the workers need next.
 
 To time a link, one side sends a stream of bytes for a second, or 64 MiB. TCP shows a bad cable and
 a throttled or wrong interface; the workers' all-reduce measures EFA.
@@ -28,6 +28,7 @@ from trnslurm.contract.variables import Variable
 MESSAGE_S = 5.0
 """The time limit for a message that the other side sends at once."""
 _RETRY_S = 0.1
+_ALIVE_S = 60
 _MAX_MESSAGE_BYTES = 2**20
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close resets the connection
 _CHUNK = bytes(256 << 10)
@@ -87,6 +88,19 @@ class Connection:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._file = connection.makefile("rb")
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def keep_alive(self) -> None:
+        """Keep the connection in the memory of switches and firewalls while it is silent.
+
+        Security groups of newer EC2 instances forget one after 350 s:
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/security-group-connection-tracking.html
+        """
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ALIVE_S)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ALIVE_S)
 
     def send(self, data: Any) -> None:
         """Send a message."""

@@ -94,7 +94,7 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
     """Return the resources of a job that trains, or compiles for training, on so many nodes."""
     slurm, tasks = spec.config.cluster.slurm, tasks_per_node(spec)
     cpus = max(1, (slurm.cpus_per_task or spec.instance.vcpus) // tasks)
-    each = "one launcher per node; torchrun starts the workers"
+    each = "one launcher per node, which starts the workers"
     if spec.config.recipe.launcher == "srun":
         each = "the workers of a node, each of which srun starts"
     # With --ntasks-per-node, Slurm gives no more than the least number of a range (22.05).

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from trnslurm.config.schema import Recipe
+from trnslurm.config.script import OWN_LAUNCHER
 from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU
 from trnslurm.frozen import Frozen
@@ -33,7 +34,7 @@ class WorkerLaunch(Frozen):
 def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> WorkerLaunch:
     """Return how the workers of a node start; `place` is the directory of their plan."""
     recipe = spec.config.recipe
-    launcher = recipe.launcher if recipe.project else "torchrun"
+    launcher = recipe.launcher
     if recipe.project:
         every, _ = argument_words(spec)
         words = [*_launched(recipe, module_of(code, recipe.entry)), *every]
@@ -75,7 +76,8 @@ def _launched(recipe: Recipe, module: str) -> list[str]:
     if recipe.container.workdir:
         entry = f'"$TRNSLURM_RUN_DIR"/work/{shlex.quote(recipe.entry)}'
     if module and recipe.launcher != "script":
-        entry = f"{'-m' if python else '--module'} {shlex.quote(module)}"
+        option = "-m" if python or recipe.launcher == OWN_LAUNCHER else "--module"
+        entry = f"{option} {shlex.quote(module)}"
     words = [*map(shlex.quote, options), entry]
     return ['"$TRNSLURM_PYTHON"', *words] if python else words
 

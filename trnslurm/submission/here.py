@@ -30,7 +30,7 @@ _PACKAGES = {
     ("strategy", "deepspeed"): ("deepspeed", "pip install deepspeed"),
 }
 _PYTHON_S = 60
-# A worker, and a launcher for it, which imports PyTorch too: twice what the preflight asks for.
+# A worker, and a launcher that may import PyTorch too: twice what the preflight asks for.
 _GIB_PER_WORKER = 0.5
 _WORKERS_PER_CORE, _FEW_WORKERS = 16, 8
 # Names of the shards that NVIDIA's preparation makes.

@@ -37,9 +37,7 @@ export TRNSLURM_NODE="$SLURM_NODEID"
 ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
-  "$TRNSLURM_PYTHON" -m trnslurm.node.torchrun
-  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=32
-  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
+  "$TRNSLURM_PYTHON" -m trnslurm.node.launcher --workers=32 --
   code/jobs/bert_pretrain/train.py plan.json
 )
 if [ "$TRNSLURM_PHASE" = precompile ]; then          # must be the outermost command of the trial run

@@ -36,9 +36,7 @@ export TRNSLURM_NODE="$SLURM_NODEID"
 ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
-  "$TRNSLURM_PYTHON" -m trnslurm.node.torchrun
-  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=8
-  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
+  "$TRNSLURM_PYTHON" -m trnslurm.node.launcher --workers=8 --
   code/jobs/llama3_clm/train.py plan.json
 )
 if [ -n "${TRNSLURM_STANDBY:-}" ]; then     # all of it, up to a gate at which the workers wait

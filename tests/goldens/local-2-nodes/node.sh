@@ -35,9 +35,7 @@ export TRNSLURM_NODE="$SLURM_NODEID"
 ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
 TRNSLURM_COMMAND=(
-  "$TRNSLURM_PYTHON" -m trnslurm.node.torchrun
-  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=1
-  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
+  "$TRNSLURM_PYTHON" -m trnslurm.node.launcher --workers=1 --
   code/jobs/gpt2_zero1/train.py plan.json
 )
 if [ "$TRNSLURM_PHASE" = precompile ]; then          # its exit code may be 0 though graphs are missing

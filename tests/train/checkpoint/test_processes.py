@@ -21,7 +21,7 @@ from trnslurm.train.checkpoint.tensors import open_rows
 
 from ...waiting import eventually
 from ..attempts import children
-from ..conftest import make_environment, run_workers, torchrun_arguments
+from ..conftest import launcher_words, make_environment, node_environment, run_workers
 
 pytestmark = pytest.mark.rest
 
@@ -55,14 +55,15 @@ class Runs:
     def launch(self, device, workers, *, prefix="", **options):
         """Start an attempt, as a batch script does."""
         given = self._prepare(device, workers, options)
-        command = [sys.executable, "-m", "torch.distributed.run"]
-        command += torchrun_arguments(workers, WORKER, given)
+        command = [sys.executable, *launcher_words(workers, WORKER, given)]
         if prefix:
             command = [*UNSHARE, "sh", "-c", prefix, "sh", *command]
         process = subprocess.Popen(
             command,
             cwd=self.run_dir,
-            env=make_environment(device, "train", self.run_dir) | self._environ(),
+            env=make_environment(device, "train", self.run_dir)
+            | node_environment()
+            | self._environ(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,6 +1,7 @@
 """Python runs this at the start of every process of a training, so that a signal yields its stacks.
 
-The first of several workers also tells at its end if it never joined the others.
+The first of several workers also tells at its end if it never joined the others; and if it keeps
+the store of all workers, it ends after them.
 
 The stacks go to a file in memory, which node/stacks.py finds among the open files of the process.
 Python runs only the first sitecustomize on its path, so this one runs the next one, such as a
@@ -13,6 +14,7 @@ import faulthandler
 import importlib.machinery
 import importlib.util
 import os
+import select
 import signal
 import sys
 
@@ -60,7 +62,32 @@ def _tell_if_alone() -> None:
         tell()
 
 
+def _end_last() -> None:
+    """Have worker 0 wait at its end until the launcher says that all other workers have ended.
+
+    A worker whose store has gone prints errors, as NCCL's threads do. One that failed does not
+    wait; Python does not say at the end whether it did, so sys.exit notes it.
+    """
+    given = os.environ.pop("TRNSLURM_OTHERS", "")
+    if not given:
+        return
+    owner, leave = os.getpid(), sys.exit
+    codes: list[object] = [None]
+
+    def note(code: object = None, /) -> None:
+        codes.append(code)
+        leave(code)  # type: ignore[arg-type]
+
+    def wait() -> None:
+        if os.getpid() == owner and not codes[-1] and not hasattr(sys, "last_value"):
+            select.select([int(given)], [], [], 5.0)
+
+    sys.exit = note  # type: ignore[assignment]
+    atexit.register(wait)
+
+
 _offer_stacks()
+_end_last()
 _tell_at_end()
 _run_next()
 _wait_at_gate()

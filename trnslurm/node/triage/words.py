@@ -1,4 +1,4 @@
-"""The failures in a node's log: tracebacks by rank, error lines, torchrun's report, times."""
+"""The failures in a node's log: tracebacks by rank, error lines, launchers' reports, times."""
 
 import calendar
 import re
@@ -21,7 +21,9 @@ _TAGGED = re.compile(
     r"(?=(?:\[rank\d+\]: ?)?" + re.escape(_BEGINS) + ")"
 )
 _MOST_TAGS = 64
-_REPORTED_RANK = re.compile(r"  rank      : (\d+) \(local_rank")
+_REPORTED_RANK = re.compile(
+    r"  rank      : (\d+) \(local_rank|trnslurm: \S+Z rank (\d+) .* failed: .*; it recorded:$"
+)
 _IN_REPORT = f"  traceback : {_BEGINS}"
 # The last is from a loader's worker, inside the message of the exception in the main process.
 _CHAINED = (
@@ -73,7 +75,8 @@ _MAYBE_ERROR = re.compile(
 # Lines of launchers, hints, and code.
 _NO_NEWS = re.compile(
     r"torch[./]distributed[./](elastic(?!.*SignalException)|run|launch)|={8}|-{8}|closing signal"
-    r"|\.py FAILED$|Root Cause \(first observed|HYDRA_FULL_ERROR="
+    r"|^trnslurm: (\S+Z )?(rank \d+|the launcher) |\.py FAILED$|Root Cause \(first observed"
+    r"|HYDRA_FULL_ERROR="
     r"|CUDA_LAUNCH_BLOCKING=|TORCH_USE_CUDA_DSA|CUDA kernel errors might be"
     r"|^\s*(raise|return|assert|except|if|elif|with|for|def|class|import|from|try:|File) ?\b"
     r"[^:]*[\w(]"
@@ -92,6 +95,12 @@ _DIED = re.compile(
     r"|--local[-_]rank=(?P<deepspeeds>\d+)\b.* exits with return code = (?P<returned>-?\d+))",
     re.MULTILINE,
 )
+# What trnslurm's own launcher says at once. What the worker has recorded follows, two spaces deep.
+_FAILED = re.compile(
+    r"^trnslurm: (?P<time>\S+Z) rank (?P<rank>\d+) \(local rank \d+, (?P<host>.*)\) failed: "
+    r"(?:exit code (?P<code>\d+) of|(?P<said>Signal (?P<signal>\d+) .*))",
+    re.MULTILINE,
+)
 _TIME = re.compile(
     r"(\d{4})-(\d\d|[A-Z][a-z]{2})-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z?)"
 )
@@ -99,14 +108,14 @@ _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 class Exit(Frozen, kw_only=False):
-    """One failed worker in torchrun's report."""
+    """One failed worker in a launcher's report."""
 
     rank: int | None
     code: int
     host: str
     when: float | None
     said: str
-    """The signal that ended it, in torchrun's words; empty: no signal."""
+    """The signal that ended it, in the launcher's words; empty: no signal."""
     coarse: bool
     """The time has whole seconds."""
 
@@ -179,7 +188,7 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
         for traceback in reader.closed
         if not (traceback.ignored or any(x.startswith(_OF_TORCHRUN) for x in traceback.lines))
     ]
-    exits = _exits(text) or _deaths(text, first_rank)
+    exits = _failed(text) or _exits(text) or _deaths(text, first_rank)
     return Words(tuple(exits), tuple(tracebacks), tuple(reader.errors))
 
 
@@ -219,7 +228,8 @@ def said_last(text: str) -> tuple[str, ...]:
 
 
 def _before_report(text: str) -> str:
-    ends = [match.start() for pattern in (_DIED, _REPORT) if (match := pattern.search(text))]
+    reports = (_FAILED, _DIED, _REPORT)
+    ends = [match.start() for pattern in reports if (match := pattern.search(text))]
     return text[: min(ends, default=len(text))]
 
 
@@ -237,7 +247,7 @@ class _Reader:
         self._any_tag: re.Pattern[str] | None = None
         self._clicks = ""
         self._reported: int | None = None
-        """The rank whose traceback torchrun's report shows, with two spaces before each line."""
+        """The rank whose traceback a launcher's report shows, with two spaces before each line."""
         self._in_report = False
         self._path = ""
         """Of a frame whose line number is on the next line."""
@@ -246,7 +256,9 @@ class _Reader:
 
     def read(self, at: int, whole_line: str) -> None:
         if reported := _REPORTED_RANK.match(whole_line):
-            self._reported = int(reported[1])
+            self._reported = int(reported[1] or reported[2])
+            self._in_report = reported[2] is not None
+            return
         if whole_line.startswith(_IN_REPORT):
             self._in_report, whole_line = True, f"  {_BEGINS}"
         inside = self._open or self._loose or self._clicks
@@ -387,6 +399,20 @@ def time_in(line: str) -> float | None:
     except (ValueError, OverflowError):
         return None
     return whole + float(f"0.{fraction or 0}")
+
+
+def _failed(text: str) -> list[Exit]:
+    return [
+        Exit(
+            int(failed["rank"]),
+            int(failed["code"] or -int(failed["signal"])),
+            failed["host"],
+            time_in(failed["time"]),
+            failed["said"] or "",
+            coarse=False,
+        )
+        for failed in _FAILED.finditer(text)
+    ]
 
 
 def _exits(text: str) -> list[Exit]:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trnslurm.contract.files import write_json_once
+from trnslurm.contract.variables import Variable
 from trnslurm.pace import LOOK_S, NOT_COMPUTING, Pace, Spent, WorkerTime
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
@@ -142,9 +143,8 @@ class Watchdog:
         if limit_s is None or now - self._since <= limit_s or self._closed.is_set():
             return
         if now - self._answered > self._patience_s:
-            address = os.environ["MASTER_ADDR"]
             self._dump(now)
-            self._give_up(now, [], Standstill(reason=f"node 0 ({address}) does not answer"))
+            self._give_up(now, *_without_store(self._device.timer.step))
         self._suspect(now)
 
     @property
@@ -245,6 +245,17 @@ class Watchdog:
         if first:
             os.write(sys.stderr.fileno(), f"error: {values['line']}\n".encode())
         leave(EXIT_CODE)
+
+
+def _without_store(step: int) -> tuple[list[Sign], Standstill]:
+    """Return who is blamed if the store does not answer: who keeps it."""
+    address = os.environ["MASTER_ADDR"]
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # a program of torchrun's
+        return [], Standstill(reason=f"node 0 ({address}) does not answer")
+    host = os.environ.get(Variable.HOSTS, "").partition(",")[0] or address
+    keeper = Sign(turn=0, step=step, beats=0, doing="", node=0, host=host)
+    reason = "it does not answer, its process is frozen or its node is gone"
+    return [keeper], Standstill(workers=(0,), reason=reason, frozen=True)
 
 
 def describe(stall: Standstill, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:

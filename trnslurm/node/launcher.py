@@ -1,0 +1,325 @@
+"""Starts the workers of a node, and tells which of them failed.
+
+    python -m trnslurm.node.launcher --workers=32 -- train.py …
+
+It does what torchrun does in a job, without the seconds that it takes to import PyTorch. After `--`
+are Python's own words, so a module is `-m NAME`. The nodes meet on the master port, and begin
+together. The port is free again then: worker 0 keeps the store in which the workers meet. Until the
+end the first node stays connected to the others, so that all nodes leave together, and worker 0
+after all other workers (sitecustomize.py).
+
+Workers get the variables that torchrun gives them, and what fails is ended as by torchrun (2.9):
+torch/distributed/elastic/agent/server/local_elastic_agent.py, multiprocessing/api.py beside agent/.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from trnslurm.contract.times import utc_time
+from trnslurm.contract.variables import Variable
+from trnslurm.node import processes
+from trnslurm.node.killed import ended_by_kernel, tell_of_kill
+from trnslurm.node.meeting import (
+    MESSAGE_S,
+    Connection,
+    Meeting,
+    MeetingError,
+    Rendezvous,
+    join,
+    read_rendezvous,
+)
+
+MEET_S = 600.0
+"""How long the nodes wait for each other, as with torchrun (static_tcp_rendezvous.py)."""
+KILL_WAIT_S = 30.0
+"""The time between TERM and KILL (PContext.close)."""
+_STARTUP = str(Path(__file__).with_name("startup"))
+_FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the workers of this node; return 0 if all workers of the job have ended well."""
+    parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
+    parser.add_argument("--workers", type=int, required=True, help="on each node")
+    parser.add_argument("words", nargs="+", metavar="WORD", help="Python's: a script, or -m MODULE")
+    options = parser.parse_args(argv)
+    try:
+        nodes = Nodes(read_rendezvous("launch"))
+        nodes.meet()
+    except MeetingError as error:
+        processes.say(f"error: the workers cannot start: {error}")
+        return _FAILED
+    with tempfile.TemporaryDirectory(prefix="trnslurm-errors-") as errors:
+        return Launcher(nodes, options.workers, options.words, Path(errors)).run()
+
+
+class Nodes:
+    """The launchers of the other nodes: for the first one all, for all others the first."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
+        self.number, self.count = rendezvous.node, len(rendezvous.hosts)
+        self._poll = select.epoll()  # select takes no descriptor above 1023
+        self._connections: dict[int, Connection] = {}
+        self._joined = ExitStack()
+        self._waits_for: set[int] = set()
+        """The nodes whose workers run, as far as the first node knows; for others, the first."""
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def meet(self) -> None:
+        """Wait until all nodes are there; raise a MeetingError if that takes too long."""
+        if self.number == 0:
+            self._gather()
+        else:
+            connection = self._joined.enter_context(join(self._rendezvous, MEET_S))
+            with suppress(OSError, ValueError):
+                connection.receive(MEET_S)
+                self._connections[0] = connection
+            if not self._connections:
+                raise MeetingError("not all nodes joined: the log of node 0 says which")
+        for node, connection in self._connections.items():
+            connection.keep_alive()
+            self._poll.register(connection.fileno(), select.EPOLLIN)
+            self._waits_for.add(node)
+
+    def _gather(self) -> None:
+        deadline = time.monotonic() + MEET_S
+        meeting = Meeting(self._rendezvous, lambda connection, _: connection)
+        try:
+            meeting.open(deadline)
+            meeting.wait(deadline)
+        finally:
+            meeting.close()
+        # Though it does not listen, nobody else is given the port; worker 0 reuses the address.
+        with suppress(OSError):
+            self._port = socket.socket()
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind(("", self._rendezvous.port))
+        hosts = dict(enumerate(self._rendezvous.hosts))
+        missing = [f"node {n} ({hosts[n]})" for n in hosts if n and n not in meeting.heard]
+        if missing:
+            joined = f"{len(hosts) - len(missing)}/{len(hosts)} nodes joined"
+            raise MeetingError(f"after {MEET_S:.0f} s {joined}, without {', '.join(missing)}")
+        self._connections = dict(meeting.heard)
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.send({"go": True})
+
+    @property
+    def others_ended(self) -> bool:
+        """Whether this is the first node, and no other has workers that run."""
+        return self.number == 0 and not self._waits_for
+
+    def read(self) -> None:
+        """Read what has arrived: a node's workers have ended, or the node may leave."""
+        ready = {fd for fd, _ in self._poll.poll(0)}
+        for node, connection in self._connections.items():
+            if connection.fileno() in ready:
+                with suppress(OSError, ValueError):  # it has gone
+                    connection.receive(MESSAGE_S)
+                self._poll.unregister(connection.fileno())
+                self._waits_for.discard(node)
+
+    def leave(self) -> None:
+        """Tell that the workers of this node have ended, and wait for those of all others."""
+        if self.number:
+            self._tell_all()
+        while self._waits_for:
+            select.select([self._poll], [], [])
+            self.read()
+        if self.number == 0:
+            self._tell_all()
+            for connection in self._connections.values():  # which leave first, for the port's sake
+                connection.await_end(MESSAGE_S)
+        self._joined.close()
+
+    def _tell_all(self) -> None:
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.send({"ended": True})
+
+
+class Ended(NamedTuple):
+    """A worker that has ended."""
+
+    local_rank: int
+    pid: int
+    code: int
+    """Less than zero: the signal that ended it."""
+    error: str
+    """What it has written to TORCHELASTIC_ERROR_FILE."""
+
+
+class Launcher:
+    """The workers of this node."""
+
+    def __init__(self, nodes: Nodes, workers: int, words: Sequence[str], errors: Path) -> None:
+        self._nodes, self._workers, self._errors = nodes, workers, errors
+        self._command = [sys.executable, "-u", *words]
+        self._signals = processes.SignalQueue()
+        self._running: dict[int, int] = {}
+        """The local rank of each worker that runs, by its pid."""
+        self._holds_worker_0: int | None = None
+        """The descriptor at whose end worker 0 may end."""
+        self._deadline: float | None = None
+        """When those are killed that were told to end."""
+        self._failed = False
+
+    def run(self) -> int:
+        """Start the workers, and wait for their end; return the exit code."""
+        before = ended_by_kernel()
+        self._start()
+        failures: list[Ended] = []
+        while self._running:
+            failures += self._watch()
+        if failures:
+            first = self._nodes.number * self._workers
+            tell_of_kill({first + f.local_rank: f.code for f in failures}, before)
+        return _FAILED if self._failed else self._leave()
+
+    def _start(self) -> None:
+        """Start the workers, each in a session of its own, as torchrun does."""
+        for local_rank in range(self._workers):
+            environ = os.environ | self._variables(local_rank)
+            if environ["RANK"] == "0" and environ["WORLD_SIZE"] != "1":
+                self._start_first(environ)
+            else:
+                self._running[processes.spawn(self._command, environ=environ)] = local_rank
+
+    def _start_first(self, environ: Mapping[str, str]) -> None:
+        given, self._holds_worker_0 = os.pipe()
+        os.set_inheritable(given, True)
+        path = [p for p in environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+        if _STARTUP not in path:
+            path.insert(0, _STARTUP)
+        own = {Variable.OTHERS: str(given), "PYTHONPATH": os.pathsep.join(path)}
+        self._running[processes.spawn(self._command, environ={**environ, **own})] = 0
+        os.close(given)
+
+    def _variables(self, local_rank: int) -> dict[str, str]:
+        """Return what torchrun sets (LocalElasticAgent._start_workers, run.config_from_args)."""
+        workers, node, nodes = self._workers, self._nodes.number, self._nodes.count
+        rank, world = str(node * workers + local_rank), str(nodes * workers)
+        found = {
+            "LOCAL_RANK": str(local_rank), "RANK": rank, "GROUP_RANK": str(node),
+            "ROLE_RANK": rank, "ROLE_NAME": "default",
+            "LOCAL_WORLD_SIZE": str(workers), "WORLD_SIZE": world,
+            "GROUP_WORLD_SIZE": str(nodes), "ROLE_WORLD_SIZE": world,
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            # Neuron's plugin and others look at it to know that workers are started from outside.
+            "TORCHELASTIC_RUN_ID": "none",
+            # Worker 0 keeps the store (torch/distributed/rendezvous.py, torch_xla likewise).
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_ERROR_FILE": str(self._error_file(local_rank)),
+        }  # fmt: skip
+        defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        if workers > 1:
+            defaults["OMP_NUM_THREADS"] = "1"
+        return found | {k: v for k, v in defaults.items() if k not in os.environ}
+
+    def _watch(self) -> list[Ended]:
+        """Wait until something happens, and act on it; return the workers that failed by now."""
+        within_s = self._deadline and max(0.0, self._deadline - time.monotonic())
+        also = [] if self._failed else [self._nodes.fileno()]
+        arrived, heard = self._signals.wait(within_s, also)
+        if heard:
+            self._nodes.read()
+        failed = [failure for failure in self._reap() if failure.code and not self._failed]
+        if failed:
+            processes.say("\n".join(map(self._told, failed)))
+            self._end(signal.SIGTERM)
+        elif (ending := arrived & processes.END_SIGNALS) and not self._failed:
+            number = signal.Signals(min(ending))
+            if self._running:
+                processes.say(f"trnslurm: the launcher got signal: {number.value} ({number.name})")
+            self._end(number)
+        if self._deadline and time.monotonic() >= self._deadline:
+            self._signal(signal.SIGKILL)
+            self._deadline = None
+        self._release_worker_0()
+        return failed
+
+    def _reap(self) -> list[Ended]:
+        """Return the workers that have ended, also those that did not fail."""
+        found = []
+        for pid, local_rank in [*self._running.items()]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._running[pid]
+                code = os.waitstatus_to_exitcode(status)
+                found.append(Ended(local_rank, pid, code, self._error_of(local_rank)))
+        return found
+
+    def _end(self, signum: signal.Signals) -> None:
+        self._failed, self._deadline = True, time.monotonic() + KILL_WAIT_S
+        self._signal(signum)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        for pid in self._running:
+            processes.send(pid, signum)
+
+    def _release_worker_0(self) -> None:
+        alone = self._nodes.others_ended and not any(self._running.values())
+        if self._holds_worker_0 is not None and (alone or self._failed):
+            os.close(self._holds_worker_0)
+            self._holds_worker_0 = None
+
+    def _leave(self) -> int:
+        """Leave together with the other nodes; return the exit code."""
+        for signum in processes.END_SIGNALS:
+            signal.signal(signum, _fail)
+        if self._signals.wait(0)[0] & processes.END_SIGNALS:
+            return _FAILED
+        self._nodes.leave()
+        return 0
+
+    def _told(self, failure: Ended) -> str:
+        """Return the lines that tell of a failed worker; triage/words.py reads them."""
+        now, host, code = time.time(), os.uname().nodename, failure.code
+        when = f"{utc_time(now)[:-1]}.{int(now % 1 * 1000):03}Z"
+        rank = self._nodes.number * self._workers + failure.local_rank
+        what = f"exit code {code} of PID {failure.pid}"
+        if code < 0:
+            what = f"Signal {-code} ({_name_of(-code)}) received by PID {failure.pid}"
+        head = f"{when} rank {rank} (local rank {failure.local_rank}, {host}) failed: {what}"
+        if failure.error:
+            head += "; it recorded:"
+        return "\n  ".join([f"trnslurm: {head}", *failure.error.splitlines()])
+
+    def _error_file(self, local_rank: int) -> Path:
+        return self._errors / f"{local_rank}.json"
+
+    def _error_of(self, local_rank: int) -> str:
+        """Return what a function with @record has written (errors/error_handler.py)."""
+        try:
+            message: Any = json.loads(self._error_file(local_rank).read_bytes())["message"]
+            return str(
+                message["extraInfo"]["py_callstack"] if isinstance(message, dict) else message
+            )
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+
+
+def _name_of(signum: int) -> str:
+    return signal.Signals(signum).name if signum in [*signal.Signals] else "?"
+
+
+def _fail(*_: object) -> NoReturn:
+    sys.exit(_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
