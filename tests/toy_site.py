@@ -60,10 +60,10 @@ class Site:
         return file
 
     def here(self, program: str) -> None:
-        """Write the cluster `here`: this machine, where bash lines take the place of torchrun."""
+        """Write the cluster `here`: this machine, where bash lines stand in for the launcher."""
         python = self.run_root.with_name("a python")
         python.write_text(
-            f'#!/bin/bash\nif [ "$2" != trnslurm.node.torchrun ]; then\n'
+            f'#!/bin/bash\nif [ "$2" != trnslurm.node.launcher ]; then\n'
             f"  exec '{sys.executable}' \"$@\"\nfi\n{program}\n"
         )
         python.chmod(0o755)

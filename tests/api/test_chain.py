@@ -173,7 +173,7 @@ def test_the_second_says_why_it_never_starts(chained, fake_slurm, cli) -> None:
 
 @pytest.fixture
 def here(site):
-    """Make this machine the cluster `here`; its Python runs bash lines in the place of torchrun."""
+    """Make this machine the cluster `here`; its Python runs bash lines as launcher."""
 
     def make(program: str) -> tuple[str, ...]:
         site.here(program)

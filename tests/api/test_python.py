@@ -268,7 +268,7 @@ def test_a_plan_is_that_of_the_command(site, cli) -> None:
         (lambda: trnslurm.submit("toy", settings={3: 3}), "settings=3: expected text"),
         (lambda: trnslurm.submit("toy", arguments=[3]), r"arguments=\[3\]: expected texts"),
         (lambda: trnslurm.submit("toy", arguments="--lr 1"), "expected a list of words"),
-        (lambda: trnslurm.submit("toy", launcher="x"), "launcher='x': expected torchrun,"),
+        (lambda: trnslurm.submit("toy", launcher="x"), "launcher='x': expected trnslurm,"),
         (lambda: trnslurm.submit("toy", precompile="no"), "expected auto, always or never"),
         (lambda: trnslurm.submit("toy", chain=1), "chain=1: expected True or False"),
         (lambda: trnslurm.submit("toy", path="a\0b"), "path='a.x00b': expected a path or a name"),

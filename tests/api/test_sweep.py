@@ -22,7 +22,7 @@ graphs: {free: [lr, note]}
 slurm: {time_min: 60}
 """
 SWEEP = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
-# In the place of torchrun on this machine; the second of three fails.
+# In the place of the launcher on this machine; the second of three fails.
 SCRIPT = """
 import sys
 import trnslurm

@@ -19,7 +19,7 @@ PAGES = [
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
     if ">>> " in page.read_text(encoding="utf-8")
 ]
-# The user's script; and in the place of torchrun what starts its one worker, without PyTorch.
+# The user's script; and in the place of the launcher what starts its one worker, without PyTorch.
 TRAIN = """
 import sys
 import trnslurm
@@ -29,7 +29,7 @@ for step in range(1, 5):
 print("trained")
 """
 PYTHON = """#!/bin/bash
-if [ "$2" = trnslurm.node.torchrun ]; then
+if [ "$2" = trnslurm.node.launcher ]; then
   while [ "${1##*/}" != train.py ]; do shift; done
   export RANK=$SLURM_NODEID WORLD_SIZE=$SLURM_JOB_NUM_NODES LOCAL_RANK=0
 fi

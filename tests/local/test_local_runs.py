@@ -1,4 +1,4 @@
-"""Runs on this machine, for real: submitit's controller, guard, batch script, node.sh, torchrun."""
+"""Runs on this machine, for real: submitit's controller, guard, batch script, node.sh, launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom scripts on two emulated nodes, started for real; torchrun starts their workers."""
+"""Custom scripts on two emulated nodes, started for real; the launcher starts their workers."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_links_are_timed_both_ways_and_orders_are_obeyed(monkeypatch) -> None:
         thread.start()
     for thread in nodes:
         thread.join(600)
-    with socket.create_server(("", port)):  # free at once: torchrun takes it next
+    with socket.create_server(("", port)):  # free at once: the workers take it next
         pass
     assert found[1] == found[2] == {"graph": {"found": ["one"]}}
     assert found[0]["graph"] == made | {"alone": ""}

@@ -93,7 +93,7 @@ def job(weird_path: Path) -> Iterator[Job]:
 
 
 def test_nodes_that_fit_and_leave_the_port_free(job: Job) -> None:
-    """Time after time torchrun's store has the port at once, whatever lingers of the meeting."""
+    """Time after time a store has the port at once, whatever lingers of the meeting."""
     from torch.distributed import TCPStore
 
     for _ in range(3):

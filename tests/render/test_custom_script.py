@@ -92,10 +92,7 @@ def test_a_script_needs_no_recipe(site, cli, project) -> None:
         "{checkpoints}/x y", "--at={attempt}", "$HOME `id`", "{{braces}}", '{"json": {"a": 1}}', "",
     )  # fmt: skip
     files = rendered(site, cli, "./train.py", "--nodes", "2", *batch, *arguments)
-    head = [
-        "python", "-m", "trnslurm.node.torchrun", "--nnodes=2", "--node_rank=1",
-        "--nproc_per_node=8", "--master_addr=10.0.0.1", "--master_port=4000", "train.py",
-    ]  # fmt: skip
+    head = ["python", "-m", "trnslurm.node.launcher", "--workers=8", "--", "train.py"]
     given = [
         "--bs=2", "--accum", "2", "--out", "/runs/a b/checkpoints/x y", "--at=2", "$HOME `id`",
         "{braces}", '{"json": {"a": 1}}', "",
@@ -120,6 +117,12 @@ def test_what_starts_a_script(site, cli, project) -> None:
     assert start("scripts/other.py", "--launcher=python") == ["python", "scripts/other.py", "--a"]
     assert start("./train.py", "--launcher=srun") == ["python", "train.py", "--a"]
     assert start("./run.sh", "--launcher=srun") == ["./run.sh", "--a"]
+    tee = ("--launcher=torchrun", "--set", "launcher_arguments=[--tee, '3']")
+    assert start("./train.py", *tee) == [
+        "python", "-m", "trnslurm.node.torchrun", "--nnodes=2", "--node_rank=1",
+        "--nproc_per_node=2", "--master_addr=10.0.0.1", "--master_port=4000", "--tee", "3",
+        "train.py", "--a",
+    ]  # fmt: skip
     words = start("./train.py", "--launcher=accelerate")
     assert words[:3] == ["python", "-m", "accelerate.commands.launch"]
     assert {"--num_machines=2", "--machine_rank=1", "--num_processes=4", "--multi_gpu"} <= {*words}
@@ -139,6 +142,9 @@ def test_what_starts_a_script(site, cli, project) -> None:
     for launcher in ("torchrun", "accelerate", "deepspeed"):
         words = start("src/pkg/sub/train.py", f"--launcher={launcher}")
         assert words[-3:] == ["--module", "pkg.sub.train", "--a"]
+    words = start("src/pkg/sub/train.py")
+    assert words[2:4] == ["trnslurm.node.launcher", "--workers=2"]
+    assert words[4:] == ["--", "-m", "pkg.sub.train", "--a"]
     for launcher in ("python", "srun"):
         words = start("src/pkg/sub/train.py", f"--launcher={launcher}")
         assert words == ["python", "-m", "pkg.sub.train", "--a"]
@@ -181,6 +187,9 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         (["toy", "--set", "places.lr=1"], "places is set, but this recipe's job reads plan.json"),
         (["./train.py", "--", "{accumulation}"], "set it with --set batch.global_batch=N"),
         (["./train.py", "--", "{steps}"], "the arguments have {steps}, which is not set"),
+        (["toy", "--launcher=srun"], "reads plan.json: it can be trnslurm or torchrun;"),
+        (["./train.py", "--set", "launcher_arguments=[--tee]"], "the launcher trnslurm has no "
+         "options: set launcher to the program that they are for, such as torchrun"),
         (["toy", "--", "--lr=1"], "arguments is set, but this recipe's job reads plan.json"),
         (["./train.py", "--set", "links=[data]"], "/project/data does not exist"),
         (["./train.py", "--set", "links=[../x]"], "it must be a path inside the project"),
@@ -537,7 +546,8 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
     text = HOSTILE[what]
     given: dict[str, Any] = {"arguments": ["{own}", text, f"--x={text}{{run}}{text}"]}
     given |= {"places": {"own": text}}
-    tries = [given, {"launcher_arguments": [text]}, {"checkpoints": text}]
+    options = {"launcher": "torchrun", "launcher_arguments": [text]}
+    tries = [given, options, {"checkpoints": text}]
     if what in FILE_NAMES:
         (project / text).write_text("")
         (project / f"{text}.dir").mkdir()
@@ -549,8 +559,8 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
         site.recipe(yaml.safe_dump(tree | {"precompile": "never"}), name="own")
         site.profile(instance_type="p4d.24xlarge")
         try:
-            options = {"slurm.time_min": ("--time", 60)}
-            config = resolve(Workspace.discover(), "own", cluster="pc", options=options)
+            limit = {"slurm.time_min": ("--time", 60)}
+            config = resolve(Workspace.discover(), "own", cluster="pc", options=limit)
             bundle = render_job(make_spec(config, 1), templates)
         except TrnslurmError as error:
             assert len(str(error).splitlines()) == 1

@@ -44,7 +44,7 @@ TOY: dict[str, Any] = {
 # In the place of the nodes' Python: it says what the workers would have been started with.
 PYTHON = """#!/bin/bash
 case $2 in
-  *.torchrun) env -0 > "{out}/environment" ;;
+  *.launcher) env -0 > "{out}/environment" ;;
   trnslurm.node.ports) echo 41001 41002 ;;
   trnslurm.node.address | trnslurm.node.attempt) exec "{python}" "$@" ;;
 esac

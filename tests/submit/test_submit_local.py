@@ -1,4 +1,4 @@
-"""submit on this machine, with a stand-in for torchrun: the rest of the chain is the real one."""
+"""submit on this machine, with a stand-in for the launcher: the rest of the chain is real."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUBMIT = ("submit", "toy", "--cluster", "here", "--nodes", "2")
 
 @pytest.fixture
 def here(site) -> Callable[..., None]:
-    """Make this machine a cluster whose Python runs bash lines in the place of torchrun."""
+    """Make this machine a cluster whose Python runs bash lines in the place of the launcher."""
 
     def make(program: str, *, precompile: str = "never") -> None:
         site.here(program)

@@ -130,7 +130,7 @@ def announce(ended: dict[int, int], asked: set[int], num_running: int) -> None:
 def signal_nodes(running: dict[int, int], signum: int) -> None:
     """Signal the process groups of the nodes that still run.
 
-    The number of an ended node may belong to another group. Processes in other sessions (torchrun's
+    The number of an ended node may belong to another group. Processes in other sessions (those of
     workers) are ended by their node, or by end_descendants.
     """
     for leader in running:

@@ -1,6 +1,6 @@
 """Starts the next attempt's workers ahead, up to the moment at which they would train.
 
-    python -m trnslurm.node.standby --workers=32 -- torchrun … train.py …
+    python -m trnslurm.node.standby --workers=32 -- python -m trnslurm.node.launcher …
 
 node.sh becomes this program in a second step on the nodes of a training. It starts the launcher,
 whose workers import what their script imports, and then wait at the gate: a file that this program

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 def in_background(name: str, work: Callable[[], Result]) -> Future[Result]:
     """Start work in a separate thread."""
     # Not an executor: Python waits for its threads before it exits, and a worker that has failed
-    # must leave at once for torchrun to see it.
+    # must leave at once for the launcher to see it.
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -1,6 +1,6 @@
 """What the workers of a job can only measure together, for `trnslurm doctor --run`.
 
-    python -m torch.distributed.run … code/jobs/checkup/train.py plan.json
+    python -m trnslurm.node.launcher … code/jobs/checkup/train.py plan.json
     python -m trnslurm.train.checkup --graph 1000      # or --native-graph: that of the nodes' part
 
 Each worker writes its results to a separate file after every step, so the file of a worker that

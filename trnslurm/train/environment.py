@@ -1,4 +1,4 @@
-"""What torchrun and node.sh tell a worker through its environment."""
+"""What the launcher and node.sh tell a worker through its environment."""
 
 import os
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Read the environment of this worker; without torchrun there is none."""
+    """Read the environment of this worker; without a launcher there is none."""
     phase = os.environ.get(Variable.PHASE, "train")
     if phase not in PHASES:
         raise TrainError(f"{Variable.PHASE} is {phase!r}: it can be {' or '.join(PHASES)}")

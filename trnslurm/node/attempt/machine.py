@@ -632,7 +632,7 @@ class Machine:
 
     def _end_by_term(self) -> None:
         if self.rules.trains and self.rules.signals_workers:
-            # A second TERM makes torchrun leave its workers.
+            # torchrun leaves its workers at a second TERM.
             self._deadline = min(self._deadline, self.now + self.patience_s)
         else:
             self._decide(e.Signal(signal.SIGTERM))

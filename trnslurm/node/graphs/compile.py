@@ -1,6 +1,6 @@
 """Runs a compile on one node, reads its output, and records the compiled graphs.
 
-    python -m trnslurm.node.graphs compile -- neuron_parallel_compile torchrun … train.py plan.json
+    python -m trnslurm.node.graphs compile -- neuron_parallel_compile python … train.py plan.json
 
 The compile's output passes through unchanged, and signals are forwarded to the compile. If the
 trial run fails, this program fails too, so that srun ends the other nodes, whose workers would wait

@@ -1,8 +1,8 @@
-"""The key-value store of torch.distributed, which torchrun's agent on the first node keeps.
+"""The key-value store of torch.distributed, which worker 0 keeps, or torchrun's agent.
 
-It does not depend on a disk that may be full, outlives a worker, and unlike collectives can be used
-by a background thread. A call that waits blocks all others on its connection, so each purpose that
-waits opens a separate connection.
+It does not depend on a disk that may be full, and unlike collectives can be used by a background
+thread. A call that waits blocks all others on its connection, so each purpose that waits opens a
+separate connection.
 """
 
 import os

@@ -97,7 +97,7 @@ def run_job(main: Callable[[], None]) -> None:
     except TrainError as error:
         note_failure(error, str(error))
         # Nearly always every worker meets the same error. Local rank 0 reports it for its node, and
-        # torchrun then ends the others while they sleep; a worker that fails alone reports it late.
+        # the launcher then ends the others while they sleep; one that fails alone reports it late.
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(APART_S)
         # One write: a library of another worker may print into the same pipe at any moment.
@@ -137,7 +137,7 @@ def note_failure(error: Exception, line: str) -> None:
     """Record the error that ends this worker; ignore failures to write the record."""
     values = os.environ
     if "RANK" not in values:
-        return  # no worker: torchrun tells each its rank
+        return  # no worker: the launcher tells each its rank
     files = RunFiles(Path(values.get(Variable.RUN_DIR, ".")))
     phase, rank = values.get(Variable.PHASE, "train"), values["RANK"]
     with suppress(OSError, ValueError):
