@@ -1,12 +1,13 @@
 """From the death of a worker to the first new step, part by part, beside the imports alone.
 
-    .venv/bin/python benchmarks/restart.py --rounds 3 [--warm]
+    .venv/bin/python benchmarks/restart.py --rounds 3 [--warm] [--launcher torchrun]
 
 A sandbox, a real Slurm on this machine, trains gpt2_zero1 (tiny, on the CPU) on two nodes of one
 worker. One worker is killed, and the job starts the next attempt on the same nodes. What is seen
 from outside divides the time: processes, state files, the log of the first node, and the time in
 metrics.jsonl. The goal is 1.3 times the import of torch and of the model's code; with --warm, which
-waits until the next workers have been started ahead and have imported, 0.4 times.
+waits until the next workers have been started ahead and have imported, 0.4 times. `--launcher`
+starts the workers by another launcher than trnslurm's own.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ def main() -> None:
     """Kill a worker in every round, and print the median of each part."""
     parser = reporting.make_parser("Measure the way back after a worker's death.", rounds=3)
     parser.add_argument("--warm", action="store_true", help="with workers that were started ahead")
+    parser.add_argument("--launcher", default="trnslurm", choices=("trnslurm", "torchrun"))
     options = parser.parse_args()
     reporting.require("torch", "transformers")
     rounds = []
     for number in range(options.rounds):
         print(f"round {number + 1} …", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="restart-", dir="/tmp") as directory:
-            rounds.append(measure(Path(directory), warm=options.warm) | {IMPORT: time_imports()})
+            site = Training(Path(directory), options.launcher)
+            rounds.append(measure(site, warm=options.warm) | {IMPORT: time_imports()})
     found = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
     alone = found.pop(IMPORT)
     whole = statistics.median(sum(v for k, v in one.items() if k != IMPORT) for one in rounds)
@@ -69,9 +72,8 @@ def time_imports() -> float:
     return time.monotonic() - start
 
 
-def measure(place: Path, *, warm: bool) -> dict[str, float]:
+def measure(site: Training, *, warm: bool) -> dict[str, float]:
     """Train, kill a worker, and return the seconds of each part until the first new step."""
-    site = Training(place)
     settings = [word for setting in scale.SETTINGS for word in ("--set", setting)]
     up = ["sandbox", "up", "--nodes", "2", *settings, "--owner", str(os.getpid()), "--quiet"]
     site.trnslurm(*up)
@@ -94,15 +96,16 @@ def measure(place: Path, *, warm: bool) -> dict[str, float]:
 class Training(scale.Site):
     """A sandbox on which gpt2_zero1 trains."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, launcher: str) -> None:
         super().__init__(place, 2)
-        self._root = place / "runs"
+        self._root, self._launcher = place / "runs", launcher
 
     def submit(self) -> None:
         """Submit a training that is longer than this takes."""
         words = ["submit", "gpt2_zero1", "--nodes", "2", "--workers", "1", "--preset", "tiny"]
         for setting in ("device=cpu", "steps=100000", f"run_root={self._root}"):
             words += ["--set", setting]
+        words += ["--launcher", self._launcher]
         self.run = Path(json.loads(self.trnslurm(*words, "--yes", "--json"))["directory"])
 
     def parts(self, begun: float) -> dict[str, float]:
@@ -113,7 +116,7 @@ class Training(scale.Site):
             "the attempt ends: triage": lambda: self.state(1) not in ("", "RUNNING"),
             "batch script": lambda: self.state(2) == "RUNNING",
             "preflight": lambda: (self.run / "state/preflight-train-2.json").exists(),
-            "torchrun": lambda: len(self.workers()) > 0,
+            "launcher": lambda: len(self.workers()) > 0,
             "imports, model, data": lambda: said(log, b"steps  "),
             "load the checkpoint": lambda: said(log, b"resuming from"),
         })  # fmt: skip

@@ -1,11 +1,12 @@
-"""From the death of a worker to the first new step: ours beside ft_launcher, round by round.
+"""From the death of a worker to the first new step: ours beside others, round by round.
 
     .venv/bin/python benchmarks/restart_peer.py --peer .venv-resiliency/bin/ft_launcher --rounds 3
 
 The same script trains on two nodes of one worker, with gloo on the CPU, and one worker is killed:
-- ours: a job on a sandbox, cold, and warm, when the next workers have been started ahead;
+- ours: a job on a sandbox, cold, by our own launcher and by torchrun, and warm, when the next
+  workers have been started ahead;
 - ft_launcher of nvidia-resiliency-ext, with its defaults: two launchers on this machine, without
-  Slurm, which restart all workers.
+  Slurm, which restart all workers. Without `--peer` it is left out.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ WAIT_S = 240.0
 def main() -> None:
     """Kill a worker of each kind in every round, and print the medians."""
     parser = reporting.make_parser("Measure the way back after a worker's death.", rounds=3)
-    parser.add_argument("--peer", type=Path, required=True, help="ft_launcher of its environment")
+    parser.add_argument("--peer", type=Path, help="ft_launcher of its environment")
     options = parser.parse_args()
     reporting.require("torch", "transformers")
     kinds: dict[str, Callable[[Path], float]] = {
-        "trnslurm, cold": lambda place: ours(place, warm=False),
-        "trnslurm, warm": lambda place: ours(place, warm=True),
-        "ft_launcher": lambda place: theirs(place, options.peer.absolute()),
-        restart.IMPORT: lambda _: restart.time_imports(),
+        "trnslurm, cold": lambda place: ours(place, "trnslurm", warm=False),
+        "by torchrun, cold": lambda place: ours(place, "torchrun", warm=False),
+        "trnslurm, warm": lambda place: ours(place, "trnslurm", warm=True),
     }
+    if options.peer:
+        kinds["ft_launcher"] = lambda place: theirs(place, options.peer.absolute())
+    kinds[restart.IMPORT] = lambda _: restart.time_imports()
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(options.rounds):
         for kind, measure in kinds.items():
@@ -61,7 +64,7 @@ def main() -> None:
     reporting.report(title, rows, columns, options.json)
 
 
-def ours(place: Path, *, warm: bool) -> float:
+def ours(place: Path, launcher: str, *, warm: bool) -> float:
     """Train on a sandbox, and return the seconds."""
     site = scale.Site(place, 2)
     shutil.copy(SCRIPT, place / "project/train.py")
@@ -73,6 +76,7 @@ def ours(place: Path, *, warm: bool) -> float:
         words = ["submit", "./train.py", "--nodes", "2", "--workers", "1", "--time", "30", "--yes"]
         for setting in ("device=cpu", f"run_root={place / 'runs'}"):
             words += ["--set", setting]
+        words += ["--launcher", launcher]
         site.trnslurm(*words, "--", "{checkpoints}")
         (out,) = until(lambda: [*place.glob("runs/2*/checkpoints")])
         return death(out, place, ahead=2 if warm else 0)

@@ -73,6 +73,7 @@ class Nodes:
         self._poll = select.epoll()  # select takes no descriptor above 1023
         self._connections: dict[int, Connection] = {}
         self._joined = ExitStack()
+        self._port = socket.socket()
         self._waits_for: set[int] = set()
         """The nodes whose workers run, as far as the first node knows; for others, the first."""
 
@@ -103,9 +104,9 @@ class Nodes:
             meeting.wait(deadline)
         finally:
             meeting.close()
-        # Though it does not listen, nobody else is given the port; worker 0 reuses the address.
+        # The socket does not listen, and keeps the port for worker 0: another job's programs are
+        # not given it, and a store may listen beside it, as both have SO_REUSEADDR (ip(7)).
         with suppress(OSError):
-            self._port = socket.socket()
             self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._port.bind(("", self._rendezvous.port))
         hosts = dict(enumerate(self._rendezvous.hosts))
@@ -279,7 +280,7 @@ class Launcher:
 
     def _leave(self) -> int:
         """Leave together with the other nodes; return the exit code."""
-        for signum in processes.END_SIGNALS:
+        for signum in processes.heard_end_signals():
             signal.signal(signum, _fail)
         if self._signals.wait(0)[0] & processes.END_SIGNALS:
             return _FAILED
@@ -306,9 +307,8 @@ class Launcher:
         """Return what a function with @record has written (errors/error_handler.py)."""
         try:
             message: Any = json.loads(self._error_file(local_rank).read_bytes())["message"]
-            return str(
-                message["extraInfo"]["py_callstack"] if isinstance(message, dict) else message
-            )
+            stack = message["extraInfo"]["py_callstack"] if isinstance(message, dict) else message
+            return str(stack)
         except (OSError, ValueError, LookupError, TypeError):
             return ""
 
