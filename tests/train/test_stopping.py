@@ -168,7 +168,7 @@ def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_p
             attempt.terminate()
             time.sleep(0.1)
             attempt.ask_to_stop()
-        attempt.end()  # torchrun says that it was terminated
+        attempt.end()  # the launcher says that it was terminated
     second = run.state("stopped-train-2")["step"]
     assert first < second < steps and run.checkpoints() == [first, second]
 
@@ -177,7 +177,7 @@ def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_p
         attempt.signal(1, signal.SIGSTOP)  # or it may come to its end while worker 0 still waits
         attempt.terminate()
         eventually(lambda: not alive(attempt.pids[0]), said=attempt.text)
-        assert alive(attempt.pids[1]), "torchrun has killed both"
+        assert alive(attempt.pids[1]), "the launcher has killed both"
         attempt.signal(1, signal.SIGCONT)
         assert attempt.end() != 0
     assert run.state("stopped-train-3") is None and run.checkpoints() == [first, second]

@@ -1,4 +1,4 @@
-"""Checkpoints for real: torchrun, worker processes, their devices, and their deaths."""
+"""Checkpoints for real: the launcher, worker processes, their devices, and their deaths."""
 
 import contextlib
 import json
