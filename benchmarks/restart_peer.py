@@ -120,6 +120,8 @@ def theirs(place: Path, launcher: Path) -> float:
 def death(out: Path, place: Path, *, ahead: int = 0) -> float:
     """Kill a worker once something is saved; return the seconds until the next process's step."""
     until(lambda: [*out.glob("step-*.pt")])
+    done = len(steps(out))
+    until(lambda: len(steps(out)) > done)  # by then the checkpoint has been reported
     victim = workers(place)[-1]
     if ahead:
         until(lambda: len(workers(place)) == 2 + ahead)
