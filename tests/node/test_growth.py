@@ -78,30 +78,32 @@ def test_not_twice_in_vain(at: dict[str, Any]) -> None:
     assert grows.wanted([4]) == 4
 
 
-SOON, LATE = (
-    (datetime.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-    for seconds in (1, 4000)
-)
 # As Slurm 22.05 and 24.11 say it.
+SOON, LATE = 1, 4000
 STARTS = "sbatch: Job 12 to start at {} using 8 processors on nodes n[3-4] in partition queue1"
 OLDER = "sbatch: Job 12 to start at {} using 8 processors on n[3-4]"
 
 
 @pytest.mark.parametrize(
-    ("starts", "waiting", "states", "free"),
+    ("starts", "in_s", "waiting", "states", "free"),
     [
-        (STARTS.format(SOON), "", "n3 idle\nn4 idle\n", True),
-        (OLDER.format(SOON), "Dependency\n", "n3 idle\nn4 mixed\nn4 mixed\n", True),
-        (STARTS.format(LATE), "", "n3 idle\nn4 idle\n", False),
-        (STARTS.format(SOON), "Priority\n", "n3 idle\nn4 idle\n", False),
-        (STARTS.format(SOON), "", "n3 idle\nn4 idle~\n", False),  # it would have to boot
-        ("allocation failure: Requested node configuration is not available", "", "", False),
+        (STARTS, SOON, "", "n3 idle\nn4 idle\n", True),
+        (OLDER, SOON, "Dependency\n", "n3 idle\nn4 mixed\nn4 mixed\n", True),
+        (STARTS, LATE, "", "n3 idle\nn4 idle\n", False),
+        (STARTS, SOON, "Priority\n", "n3 idle\nn4 idle\n", False),
+        (STARTS, SOON, "", "n3 idle\nn4 idle~\n", False),  # it would have to boot
+        ("allocation failure: Requested node configuration is not available", SOON, "", "", False),
     ],
 )
 def test_what_slurm_has(
-    monkeypatch: pytest.MonkeyPatch, starts: str, waiting: str, states: str, free: bool
+    monkeypatch: pytest.MonkeyPatch, starts: str, in_s: int, waiting: str, states: str, free: bool
 ) -> None:
-    said = {"sbatch": starts, "squeue": waiting, "sinfo": states}
+    when = datetime.now() + timedelta(seconds=in_s)
+    said = {
+        "sbatch": starts.format(when.isoformat(timespec="seconds")),
+        "squeue": waiting,
+        "sinfo": states,
+    }
     said["scontrol"] = "JobId=7 Partition=queue1 JobState=RUNNING\n"
     monkeypatch.setattr(controller, "_run", lambda name, *_, **__: (0, said[name]))
     monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/x")
