@@ -677,6 +677,8 @@ class World:
         """The first node is off: its program and srun are gone, its tasks elsewhere are not."""
         self.dead = True
         self._waiting.clear()
+        # What it had noted between two attempts is gone with it.
+        self.save_asked &= not self.machine._save_pending
         for step in filter(None, (self.step, self.ahead)):
             step.over = True
         self.ahead = None

@@ -749,7 +749,7 @@ TABLE: Mapping[tuple[Stage, Kind], _Act] = {
     # A requeue is a TERM as well.
     **{(stage, e.Terminated): Machine._note_term for stage in (*_AFTER, Stage.REQUEUING)},
     **{(stage, e.Cue.SAVE_ASKED): Machine._save for stage in (*_NO_STEP, *_WITH_STEP)},
-    **{(stage, e.Cue.SAVE_ASKED): Machine._note_save for stage in _AFTER},
+    **{(stage, e.Cue.SAVE_ASKED): Machine._note_save for stage in (*_AFTER, Stage.REQUEUING)},
 }
 """What an event does in a stage."""
 ALWAYS: Mapping[Kind, _Act] = {
