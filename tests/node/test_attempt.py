@@ -567,6 +567,26 @@ def test_an_attempt_that_was_taken_over(script: Script) -> None:
     assert script.asked("requeue") == []
 
 
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_first_node_that_was_cut_off(script: Script, asked: int) -> None:
+    """Another node has gone on before this one judges, or once it reaches Slurm for a requeue."""
+    begun = json.dumps({"job_id": "4711", "restarts": 0, "host": "node-2"})
+    told = f"[ $(grep -c 'show job' asked) -lt {asked} ] || echo '{begun}' > ../state/train-2.json"
+    script.command("scontrol", SCONTROL.replace("  job) ", f"  job) {told}; "))
+    script.step(STARTED + "exit 9\n")
+    script.bench.script("train.sbatch", "#SBATCH --no-kill\n")
+    script.options.append("--spares=1")
+    script.bench.environ |= {
+        "TRNSLURM_ALLOCATION": "node-1,node-2,node-3", "TRNSLURM_PYTHON": sys.executable,
+        "SLURM_JOB_NUM_NODES": "3", "MASTER_ADDR": "127.0.0.1",
+    }  # fmt: skip
+    process = script.start()
+    assert process.stderr and any("on node-2, which goes on" in line for line in process.stderr)
+    process.kill()
+    script.end(process)
+    assert script.asked("requeue") == script.asked("update") == []
+
+
 def test_cancelled_run_does_not_come_back(script: Script) -> None:
     script.touch("state/cancelled.json")
     script.step("touch started\n")

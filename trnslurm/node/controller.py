@@ -204,6 +204,14 @@ class Controller:
         for file in Path().glob("slurm_job_*_resize.*"):
             file.unlink(missing_ok=True)  # scontrol writes scripts for the shell of the job
 
+    def is_reached(self) -> bool:
+        """Check whether Slurm tells about the job, after some tries."""
+        for pause_s in (0.0, *self.retry_s):
+            time.sleep(pause_s)
+            if " JobState=" in self._job():
+                return True
+        return False
+
     def requeue(self) -> str:
         """Ask Slurm to start the job again after this program; return why not, or an empty text."""
         if self.in_step:

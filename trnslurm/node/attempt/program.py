@@ -334,7 +334,7 @@ class Program:
                 self._mirror.look()
                 self._answer(lambda: self._look(silent), e.Looked())
             case e.Judge(code):
-                self._answer(lambda: self._judgement.of(decision), e.Judged(None, code or 1))
+                self._answer(lambda: self._judge(decision), e.Judged(None, code or 1))
             case e.Act.PREPARE:
                 self._standby = relaunch.Standby(self._script(state.hosts), replace(state))
                 self._answer(self._standby.prepare, e.Prepared(possible=False))
@@ -435,7 +435,8 @@ class Program:
                 return e.Launched(None, told)
             own = _of(told)
             if other := _other_of_job(before, own.attempt):
-                _leave_to(other, own)
+                RUN.state_file(own.phase, own.attempt).unlink(missing_ok=True)
+                _leave_to(other)
             return e.Launched(own, launch=told)
 
         self._answer(launch, e.Launched(None, 1))
@@ -445,9 +446,21 @@ class Program:
             self._standby.end(wait=wait)
             self._standby = None
 
+    def _judge(self, decision: e.Judge) -> e.Event:
+        self._stay_if_replaced()
+        return self._judgement.of(decision)
+
+    def _stay_if_replaced(self) -> None:
+        state = self._machine.state
+        newest = max(RUN.attempt_numbers(state.phase), default=0)
+        if self._successor and (other := _other_of_job(state, newest + 1)):
+            _leave_to(other)
+
     def _requeue(self, decision: e.Requeue) -> e.Event:
         self._files.flush()  # the record says so before Slurm is asked: KILL may follow
         controller, allocation = self._controller, self._job.allocation
+        if self._successor and not decision.already and controller.is_reached():
+            self._stay_if_replaced()  # a node that was cut off is back
         if decision.leaves and (gone := {*decision.lost, *controller.silent(allocation)}):
             # A requeue would wait for them.
             controller.leave([host for host in allocation if host not in gone])
@@ -509,15 +522,15 @@ def _of(launch: relaunch.Launch) -> Attempt:
 def _other_of_job(before: Attempt, number: int) -> Attempt | None:
     """Return the attempt of this job that another program has begun after `before`."""
     between = (read_attempt(RUN, before.phase, n) for n in range(before.attempt + 1, number))
-    return next((each for each in between if each.job_id == before.job_id), None)
+    job = before.job_id, before.restarts
+    return next((each for each in between if (each.job_id, each.restarts) == job), None)
 
 
-def _leave_to(other: Attempt, begun: Attempt) -> NoReturn:
+def _leave_to(other: Attempt) -> NoReturn:
     """Wait for the job's end: this node was lost for a while, and another one has gone on.
 
     The end of this program would be the end of the job.
     """
-    RUN.state_file(begun.phase, begun.attempt).unlink(missing_ok=True)
     processes.say(f"attempt {other.attempt} was begun on {other.host}, which goes on with the job")
     while True:
         time.sleep(_WRITE_S)
