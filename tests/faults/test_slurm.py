@@ -299,6 +299,57 @@ def test_one_node_left(user, control, row) -> None:
     same_training(run, control, row, recovery)
 
 
+@pytest.mark.row(36, "the first node's link is down for 30 s, with a spare")
+def test_first_link_down(user, control, row) -> None:
+    """Another node goes on, or the queue does; the first node ends neither."""
+    run = submit(user, "slurm.spares=1", "train.pause_s=0.3")
+    run.reach(25)
+    node = run.hosts()[0]
+
+    def fault() -> None:
+        run.sandbox.fault(node, "link-down")
+        time.sleep(30)
+        run.sandbox.fault(node, "link-up")
+
+    recovery = run.recover(fault)
+    run.finish()
+    trained = [line["attempt"] for line in run.lines]
+    assert trained == sorted(trained), "two attempts at once"
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
+
+
+@pytest.mark.row(37, "the first node goes off, and then the one that has gone on")
+def test_first_then_second(user, control, row) -> None:
+    run = submit(user, "slurm.spares=2", "train.pause_s=0.3")
+    run.reach(25)
+    off = [run.hosts()[0]]
+    run.recover(lambda: run.sandbox.fault(off[0], "power-off"))
+    run.reach(max(run.steps(2)) + 30, attempt=2)
+    off.append(run.hosts(2)[0])
+    recovery = run.recover(lambda: run.sandbox.fault(off[1], "power-off"))
+    assert not {*off} & {*run.hosts(recovery.attempt)}
+    run.finish()
+    for each in off:
+        run.sandbox.fault(each, "power-on")
+    eventually(lambda: run.attempts == [1, 2, 3, 4], said=run.story)
+    run.until("COMPLETED")
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(38, "a node is drained, and a rank dies: the spare takes its place")
+def test_drained(user, control, row) -> None:
+    run = submit(user, "slurm.spares=1")
+    run.reach(25)
+    node = run.hosts()[1]
+    name = f"NodeName={run.sandbox.node_name(node)}"
+    assert not run.sandbox.slurm("scontrol", "update", name, "State=DRAIN", "Reason=bad").code
+    recovery = run.recover(lambda: run.kill(1))
+    assert node not in run.hosts(recovery.attempt)
+    run.finish()
+    assert not run.sandbox.slurm("scontrol", "update", name, "State=RESUME").code
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
 @pytest.mark.row(33, "SIGKILL of a rank, while slurmctld is away for 20 s")
 def test_controller_away_in_a_restart(user, control, row) -> None:
     run = submit(user)

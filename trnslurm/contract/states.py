@@ -127,7 +127,9 @@ NEXT: Mapping[State, tuple[State, ...]] = {
     # An attempt that Slurm ends records at once what Slurm says, because KILL follows, and then how
     # the workers have ended. One that is to be requeued may be refused, or restarted instead.
     **dict.fromkeys(_BY_SLURM, (State.RESTARTED, *_ENDS)),
-    # The first node was lost before the next attempt began: other nodes go on from here.
+    # The first node was lost before the next attempt began, or before it could reach Slurm: other
+    # nodes go on from here.
     State.RESTARTED: (State.RUNNING, State.REQUEUED),
+    State.REQUEUED: (State.RUNNING, State.RESTARTED, *_ENDS),
 }
 """What may follow a state in the record of an attempt."""

@@ -189,6 +189,11 @@ class Controller:
         """Return where the slurmd of a node listens, if that is known."""
         return self._addresses.get(node)
 
+    def drained(self, nodes: Sequence[str]) -> list[str]:
+        """Return the nodes that an admin keeps from new jobs."""
+        _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
+        return re.findall(r"^NodeName=(\S+) .* State=\S*DRAIN", said, re.MULTILINE)
+
     def has_node(self, node: str) -> bool:
         """Check whether a node is in the job's allocation; if unknown, it is."""
         found = re.search(r" NodeList=([^ (]+) ", self._job())
@@ -282,6 +287,9 @@ class NoController(Controller):
 
     def can_do_without(self, needed: int) -> int:
         return sys.maxsize
+
+    def drained(self, nodes: Sequence[str]) -> list[str]:
+        return []
 
 
 def _from_now_s(when: str) -> float:

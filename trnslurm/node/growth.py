@@ -17,7 +17,7 @@ from trnslurm.node.state import RUN
 
 COST_S = 300.0
 """What a requeue costs: Slurm lets a requeued job wait for two minutes, and the training starts."""
-_ASK_S = 300.0
+_ASK_S = 60.0
 
 
 class Growth:

@@ -100,8 +100,10 @@ class Judgement:
             slow = left_out.slow_nodes(state.attempt, hosts)
         hosts_then: list[str] = []
         if asked.stays and options.script:
-            counts = self._job.counts()
-            hosts_then = next_hosts(state, allocation, lost, counts, slow)
+            avoided = {*slow}
+            if len(allocation) > len(hosts):  # a spare may take their place
+                avoided.update(self._controller.drained(hosts))
+            hosts_then = next_hosts(state, allocation, lost, self._job.counts(), avoided)
         reached = self._caps.reached("train", state.attempt + 1)
         ending = how_it_ended(
             read_facts(

@@ -180,8 +180,7 @@ class Machine:
         """
         self.now, self.stage = now, Stage.ENDING
         self.doing = f"taking over from {self.home}"
-        if self.state.state in (State.STARTING, State.RESTARTED):  # the next one never began
-            self.state.become(State.RUNNING)
+        self.state.become(State.RUNNING)  # if it had ended, the next one never began
         self.lost.add(self.home)
         self.home = self.allocation[1]
         self._step_runs, self.saves = True, saves

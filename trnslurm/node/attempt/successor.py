@@ -146,7 +146,8 @@ def _take_over(
     os.environ[Variable.HOSTS] = state.hosts or os.environ[Variable.HOSTS]
     options.script = str(RUN.script("train"))
     code = 0
-    if state.under_way or state.state is State.RESTARTED:
+    # A first node that was cut off may have recorded a requeue of which Slurm knows nothing.
+    if state.under_way or state.state in (State.RESTARTED, State.REQUEUED):
         program = Program(options, signals, argv)
         code = program.take_over(first, lambda hosts: _ask(hosts, "--end"))
         state = _newest()
