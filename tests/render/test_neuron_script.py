@@ -92,7 +92,7 @@ def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe)
     node = (bundle / "node.sh").read_text()
     assert 'NEFF_CACHE_DIR="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/neff"' in node
     assert 'NEURON_RT_ROOT_COMM_ID="$MASTER_ADDR:$TRNSLURM_DEVICE_PORT"' in node
-    assert "--nproc_per_node=64" in node and "trnslurm.node.graphs verify" in node
+    assert "trnslurm.node.launcher --workers=64 " in node and "trnslurm.node.graphs verify" in node
     for phase in ("precompile", "train"):
         script = (bundle / f"{phase}.sbatch").read_text()
         seen = exported(bundle / f"{phase}.sbatch")
