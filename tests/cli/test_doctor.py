@@ -165,7 +165,8 @@ def test_a_checkup_that_gets_no_nodes_in_time_is_cancelled(site, fake_slurm, cli
     script, ranks = run.script("train").read_text(), (run.path / "ranks.sh").read_text()
     assert "#SBATCH --time=00:30:00" in script and "#SBATCH --no-requeue" in script
     assert "export FI_PROVIDER=efa" in script and "--wait=0" in script
-    assert "trnslurm.node.launcher --workers=32 " in ranks and "trnslurm.node.preflight" not in ranks
+    assert "trnslurm.node.launcher --workers=32 " in ranks
+    assert "trnslurm.node.preflight" not in ranks
     node = run.path / "node.sh"
     assert "--device=neuron --devices=16 --workers=32 --cache-layout=shared" in node.read_text()
     assert subprocess.run(["bash", "-n", str(node)], check=False).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -308,8 +309,7 @@ def test_first_link_down(user, control, row) -> None:
 
     def fault() -> None:
         run.sandbox.fault(node, "link-down")
-        time.sleep(30)
-        run.sandbox.fault(node, "link-up")
+        threading.Timer(30, run.sandbox.fault, (node, "link-up")).start()
 
     recovery = run.recover(fault)
     run.finish()

@@ -85,7 +85,7 @@ def check(plan: Plan, covered: Counter[tuple[str, str]] | None = None) -> World:
     if not plan.loses and questions > most:
         raise BrokenError(f"{questions} questions about nodes in {len(world.attempts)} attempts")
     for seconds, faults in world.gaps if must_complete(world) and not plan.slow_disk else ():
-        if seconds > BACK_S * max(1, faults):
+        if seconds > BACK_S * max(1, faults) * (1 + plan.loses):
             raise BrokenError(f"nothing was trained for {seconds:.0f} s, with {faults} faults")
     return world
 

@@ -784,6 +784,8 @@ class World:
         """KILL comes to every process of the job."""
         if self.dead:
             self.result = 143
+        elif self.now < self.busy_until:
+            self.result = 137  # it stood still all the time
         elif self.result is None and self.machine.state.state.under_way:
             raise BrokenError("KILL comes before the record says how the attempt ended")
 
@@ -800,7 +802,7 @@ class World:
         if wrong:
             raise BrokenError(f"{wrong} are healthy, and were taken for lost")
         state = made.state
-        if self.dead:  # nobody is there to record an end by Slurm
+        if self.dead or self.result == 137:  # nobody is there to record an end by Slurm
             return
         if not (state.state.final or state.state is State.REQUEUED):
             raise BrokenError(f"the record says {state.state}")

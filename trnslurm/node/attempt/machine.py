@@ -182,6 +182,7 @@ class Machine:
         self.doing = f"taking over from {self.home}"
         self.state.become(State.RUNNING)  # if it had ended, the next one never began
         self.lost.add(self.home)
+        self._answers.add(self.home)  # or its silence would mean nothing
         self.home = self.allocation[1]
         self._step_runs, self.saves = True, saves
         self._decide(e.EndOrphans(tuple(self.allocation[1:])))

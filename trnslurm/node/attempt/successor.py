@@ -54,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     state = _newest()
     controller = Controller(state.job_id, state.restarts, options.retry_s)
     controller.learn_addresses([first, own, *others])  # later Slurm may be away itself
+    if not controller.answers(first):
+        processes.say(f"no node could take over from {first}: its slurmd does not answer others")
+        return 0
     sender = Sender(0, 0)
     ask_after_s = SILENT_S
     while True:
