@@ -56,7 +56,7 @@ def test_precompile_fails_once(prober, row) -> None:
     "reboots",
     [
         pytest.param(False, marks=pytest.mark.row(14, "a precompile is requeued while it runs")),
-        pytest.param(True, marks=pytest.mark.row(31, "the node of a precompile reboots")),
+        pytest.param(True, marks=pytest.mark.row(39, "the node of a precompile reboots")),
     ],
 )
 def test_precompile_requeued(prober, row, reboots: bool) -> None:
