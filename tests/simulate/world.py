@@ -70,6 +70,8 @@ class Step:
     trains_at: float = float("inf")
     stopped: bool = False
     """Whether srun itself is stopped."""
+    aborted: bool = False
+    """Whether srun has ended tasks because others failed: "Job step aborted"."""
     over: bool = False
     code: int | None = None
     """Of the task that failed first."""
@@ -566,6 +568,7 @@ class World:
     def kill_on_bad_exit(self, step: Step) -> None:
         if step.stopped or step.over:
             return
+        step.aborted |= bool(step.left) and self.random.random() < 0.8  # it does not always say so
         for n in [*step.left]:
             if self.nodes[n].state == "on":
                 wait_s = self.between(0.2, 3.0)
@@ -590,7 +593,7 @@ class World:
             self.ahead = None if self.ahead is step else self.ahead
             return
         status = code if code is not None else step.code or 0
-        ended = e.StepEnded(status, began=step.began, left_over=gave_up)
+        ended = e.StepEnded(status, aborted=step.aborted, began=step.began, left_over=gave_up)
         self.answer(self.disk_s(), lambda: ended)
 
     def signal(self, signum: int) -> None:
@@ -607,7 +610,8 @@ class World:
                     self.after(wait_s, lambda n=n: self.nodes[n].runs.discard(step.attempt))
             step.over = True
             step.left.clear()
-            self.answer(0.01, lambda: e.StepEnded(137, began=step.began))
+            ended = e.StepEnded(137, aborted=step.aborted, began=step.began)
+            self.answer(0.01, lambda: ended)
         elif signum == signal.SIGTERM:
             step.code = 143
             self.kill_on_bad_exit(step)
