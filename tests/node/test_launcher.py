@@ -106,8 +106,11 @@ store.set(f"{rank} is at its end", "")
     assert [*map(ended, nodes)] == [0, 0], both.said(0) + both.said(1)
     said = both.said(0) + both.said(1)
     assert said.count("4 workers, 100\n") == 1
-    # Gloo's workers tell that they have met, and write through each other.
-    assert not re.search(r"error|traceback|warn|trnslurm|\[[WE]", said, re.IGNORECASE), said
+    # Gloo's workers tell that they have met, and write through each other. A machine without IPv6, or
+    # without a name for this address, is told of by socket.cpp.
+    lines = [line for line in said.splitlines() if "socket.cpp" not in line]
+    bad = re.compile(r"error|traceback|warn|trnslurm|\[[WE]", re.IGNORECASE)
+    assert not [*filter(bad.search, lines)], said
 
 
 def test_workers_have_the_variables_of_torchrun(job: Callable[[int, int], Job]) -> None:
