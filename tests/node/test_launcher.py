@@ -87,7 +87,7 @@ def ended(process: subprocess.Popen[str]) -> int:
 def test_a_training_over_two_nodes_says_nothing_of_its_own(job: Callable[[int, int], Job]) -> None:
     """Worker 0 keeps the store, and ends after the last worker, which uses it until then."""
     script = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 ones = torch.ones(1)
 dist.all_reduce(ones)
@@ -97,7 +97,8 @@ if rank == 3:
         store.wait([f"{other} is at its end"])
     for _ in range(100):
         store.add("still there", 1)
-    print(f"{ones.item():.0f} workers, {store.get('still there').decode()}", flush=True)
+    told = f"{ones.item():.0f} workers, {store.get('still there').decode()}\\n"
+    os.write(1, told.encode())  # at once: print would write the end of the line apart
 store.set(f"{rank} is at its end", "")
 """
     both = job(2, 2)
@@ -106,8 +107,8 @@ store.set(f"{rank} is at its end", "")
     assert [*map(ended, nodes)] == [0, 0], both.said(0) + both.said(1)
     said = both.said(0) + both.said(1)
     assert said.count("4 workers, 100\n") == 1
-    # Gloo's workers tell that they have met, and write through each other. A machine without IPv6, or
-    # without a name for this address, is told of by socket.cpp.
+    # Gloo's workers tell that they have met, and write through each other; socket.cpp tells of a
+    # machine without IPv6, or without a name for this address.
     lines = [line for line in said.splitlines() if "socket.cpp" not in line]
     bad = re.compile(r"error|traceback|warn|trnslurm|\[[WE]", re.IGNORECASE)
     assert not [*filter(bad.search, lines)], said
