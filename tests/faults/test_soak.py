@@ -77,6 +77,10 @@ class Storm:
             return
         if (state := self.run.state) in ("FAILED", "HELD", "NODE_FAIL"):
             print(f"resumed: {self.run.shown()}", flush=True)
+            log = self.sandbox.base / self.sandbox.name / "log/slurmctld.log"
+            lines = log.read_text(errors="replace").splitlines()
+            told = [line for line in lines if self.run.jobs["train"] in line or "node" in line]
+            print(*told[-60:], sep="\n", flush=True)
             self.run.user.trnslurm("resume", str(self.run.path))
             self.run.jobs = self.run.recorded_jobs()
             # slurmctld saves its jobs every few seconds. Killed in between, it forgets a requeue,
