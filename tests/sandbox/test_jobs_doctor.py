@@ -96,7 +96,8 @@ def test_all_well_and_then_several_faults_at_once(user, neuron, faults, stable) 
     measured = {line["check"]: line["measured"] for line in said["lines"]}
     assert measured["nodes"] == "3 of 3 nodes share the run directory"
     assert "libfabric 2.1.0amzn3.0" in measured["versions"]
-    assert f"1 compiled by {names(1)} into {user.home}/cache" == measured["compile"]
+    first, _, place = measured["compile"].removeprefix("1 compiled by ").partition(" into ")
+    assert first in map(names, range(1, 5)) and place == f"{user.home}/cache"
     assert measured["compile cache"] == "found compiled by 2 of 2 other nodes"
     assert measured["world size"] == "3 (on cpu, a stand-in)"
     assert measured["all-reduce"] == "ones add up to 3"
