@@ -83,6 +83,10 @@ def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -
         told += part
         open_ = open_ and (bool(part) or not ready)
         pid, status = os.waitpid(child, os.WNOHANG if open_ else 0)
+    os.set_blocking(ours, False)
+    with suppress(BlockingIOError):  # what it told between the last look and its end
+        while open_ and (part := os.read(ours, _AT_ONCE)):
+            told += part
     os.close(ours)
     code = processes.exit_code(status)
     return Launch(**json.loads(told)) if told and code == 0 else code or 1
