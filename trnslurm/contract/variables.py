@@ -5,19 +5,11 @@ The templates write the names as a reader of the scripts sees them; a test compa
 
 from __future__ import annotations
 
-from enum import StrEnum
+from trnslurm.contract.meant import Meant
 
 
-class Variable(StrEnum):
+class Variable(Meant):
     """The name of a variable, and what it means."""
-
-    meaning: str
-
-    def __new__(cls, name: str, meaning: str) -> Variable:
-        variable = str.__new__(cls, name)
-        variable._value_ = name
-        variable.meaning = meaning
-        return variable
 
     # Of a job: set by its batch script for all that it starts.
     RUN_DIR = "TRNSLURM_RUN_DIR", "the run's directory"

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.meant import Meant
 from trnslurm.contract.states import EndCause, State
 from trnslurm.node.attempt import events as e
 from trnslurm.node.attempt.roll import Roll
@@ -51,16 +52,8 @@ def kind_of(event: Happening) -> Kind:
     return event if isinstance(event, e.Cue) else type(event)
 
 
-class Stage(StrEnum):
+class Stage(Meant):
     """Where an attempt stands, and what its program does there."""
-
-    meaning: str
-
-    def __new__(cls, name: str, meaning: str) -> "Stage":
-        stage = str.__new__(cls, name)
-        stage._value_ = name
-        stage.meaning = meaning
-        return stage
 
     CHECKING = "checking", "asks whether the attempt may begin"
     FETCHING = "fetching", "fetches its first checkpoint from S3"
