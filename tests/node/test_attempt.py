@@ -114,11 +114,16 @@ class Script:
         (self.bench.directory / name).touch()
 
     def start(
-        self, attempt: int = 1, phase: str = "train", job: str = "4711", begin: str = "exec"
+        self,
+        attempt: int = 1,
+        phase: str = "train",
+        job: str = "4711",
+        begin: str = "exec",
+        restarts: int = 0,
     ) -> subprocess.Popen[str]:
         self.bench.script(
             f"state/{phase}-{attempt}.json",
-            json.dumps({"job_id": job, "restarts": 0, "started": "2026-01-01T00:00:00Z"}),
+            json.dumps({"job_id": job, "restarts": restarts, "started": "2026-01-01T00:00:00Z"}),
         )
         self.bench.environ |= {"TRNSLURM_PHASE": phase, "TRNSLURM_ATTEMPT": str(attempt)}
         words = [sys.executable, *self.program, *self.options, "--retry-s"]
@@ -533,7 +538,8 @@ def test_trained_to_the_end_before(script: Script) -> None:
     script.step(STARTED)
     assert script.run() == 0, script.said
     script.step("exit 9\n")
-    assert script.run(attempt=2) == 0, script.said
+    script.says(RUNNING.replace("Restarts=0", "Restarts=1"))
+    assert script.run(attempt=2, restarts=1) == 0, script.said
     assert script.ended(2)[:2] == ("COMPLETED", "the attempt before has trained to the end")
 
 

@@ -48,7 +48,8 @@ def begins(
         why = caps.words(key)
         return e.Refused(1, why, State.STOPPED, why, EndCause.CAP)
     state.write(RUN)
-    if trains and any(each.state is State.COMPLETED for each in earlier_attempts(state)):
+    done = (each.state is State.COMPLETED for each in earlier_attempts(state))
+    if trains and state.restarts and any(done):
         # attempt/successor.py has requeued the job, so that it can complete.
         return e.Refused(0, "", State.COMPLETED, "the attempt before has trained to the end")
     planned, nodes, spares = options.nodes, state.nodes, options.spares
