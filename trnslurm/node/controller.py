@@ -141,19 +141,21 @@ class Controller:
         """
         if self.in_step:
             return False
-        said = _run("sbatch", "--test-only", f"--nodes={nodes}", str(script))[1]
+        within_s = self.patience_s
+        wanted = ("--test-only", f"--nodes={nodes}", str(script))
+        said = _run("sbatch", *wanted, timeout_s=within_s)[1]
         found = re.search(r"Job \d+ to start at (\S+) .* on (?:nodes )?(\S+)", said)
         partition = re.search(r" Partition=(\S+) ", self._job())
         if not found or not partition or _from_now_s(found[1]) > _AT_ONCE_S:
             return False
-        code, waiting = _run("squeue", "-h", "-t", "PENDING", "-p", partition[1], "-o", "%r")
+        pending = ("-h", "-t", "PENDING", "-p", partition[1], "-o", "%r")
+        code, waiting = _run("squeue", *pending, timeout_s=within_s)
         if code or not {*waiting.split("\n")} <= _WAIT_FOR_OTHERS:
             return False
-        _, states = _run("sinfo", "-h", "-N", "-n", found[2], "-o", "%N %T")
-        return (
-            len({line for line in states.splitlines() if line.endswith((" idle", " mixed"))})
-            >= nodes
-        )
+        by_node = ("-h", "-N", "-n", found[2], "-o", "%N %T")
+        _, states = _run("sinfo", *by_node, timeout_s=within_s)
+        up = {line for line in states.splitlines() if line.endswith((" idle", " mixed"))}
+        return len(up) >= nodes
 
     def host_names(self, nodes: str) -> list[str]:
         """Return the nodes of a list in Slurm's notation."""

@@ -27,7 +27,7 @@ class Growth:
         """Take how long an attempt trains on fewer nodes at least."""
         self._state, self._controller = state, controller
         self._began = time.monotonic()
-        self._after_s = self._ask_at = after_s
+        self._ask_at = after_s
 
     def wanted(self, counts: Sequence[int]) -> int:
         """Return on how many nodes the training should start again; 0: it should not."""

@@ -94,16 +94,14 @@ def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -
 
 def _environ(environ: Mapping[str, str], restarts: int) -> dict[str, str]:
     """Return what Slurm had given to the batch script, as far as the script reads it."""
-    kept = {"TMPDIR": environ["TMPDIR"]} if "TMPDIR" in environ else {}
-    return (
-        kept_of_slurm(environ)
-        | kept
-        | {
-            "SLURM_SUBMIT_DIR": environ[Variable.RUN_DIR],
-            "SLURM_RESTART_COUNT": str(restarts),
-            "PATH": _PATH,
-        }
-    )
+    own = {
+        "SLURM_SUBMIT_DIR": environ[Variable.RUN_DIR],
+        "SLURM_RESTART_COUNT": str(restarts),
+        "PATH": _PATH,
+    }
+    if "TMPDIR" in environ:
+        own["TMPDIR"] = environ["TMPDIR"]
+    return kept_of_slurm(environ) | own
 
 
 class Standby:

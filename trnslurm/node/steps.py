@@ -30,16 +30,9 @@ def as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
 def srun_on(hosts: Sequence[str]) -> list[str]:
     """Return the srun that starts a program once on each of these nodes, beside all else."""
     many = len(hosts)
-    return [
-        *(
-            "srun",
-            f"--nodes={many}",
-            f"--ntasks={many}",
-            "--ntasks-per-node=1",
-            "--cpus-per-task=1",
-        ),
-        *("--cpu-bind=none", "--overlap", "--input=none", f"--nodelist={','.join(hosts)}"),
-    ]
+    size = f"--nodes={many} --ntasks={many} --ntasks-per-node=1 --cpus-per-task=1"
+    beside = "--cpu-bind=none --overlap --input=none"
+    return ["srun", *size.split(), *beside.split(), f"--nodelist={','.join(hosts)}"]
 
 
 class Successor:
