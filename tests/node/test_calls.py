@@ -141,7 +141,8 @@ def test_the_names_are_there_without_the_launcher() -> None:
     done = run_process([sys.executable, "-c", code])
     needed = [
         *("trnslurm", "trnslurm.calls", "trnslurm.contract"),
-        *(f"trnslurm.contract.{each}" for each in ("checkpoints", "files", "rundir", "variables")),
+        *(f"trnslurm.contract.{each}" for each in ("checkpoints", "files", "meant")),
+        *("trnslurm.contract.rundir", "trnslurm.contract.variables"),
         *("trnslurm.frozen", "trnslurm.tracing"),
     ]
     assert done.ok.strip() == str(needed)
