@@ -234,7 +234,8 @@ def test_python_takes_what_the_command_takes(name: str) -> None:
     command = group.get_command(click.Context(group), name)
     assert command
     printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach", "--csv"}
-    words = {p.opts[-1] for p in command.params} - printing - _OF_A_SWEEP
+    in_words = {"-m", "--per"}  # as a recipe `-m MODULE`, and as a launcher
+    words = {p.opts[-1] for p in command.params} - printing - _OF_A_SWEEP - in_words
     named = {"--set": "settings", "--from": "from_run", "--in": "in_job"}
     expected = {named.get(word, word.lstrip("-").replace("-", "_")) for word in words}
     assert set(inspect.signature(getattr(trnslurm, name)).parameters) == expected

@@ -172,7 +172,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         ),
         (["./train.py", "3e-4"], "put -- before the arguments of the script: -- 3e-4"),
         (["./train.py", "a b", "--", "c"], "the arguments of the script: -- 'a b'"),
-        (["toy", "tiny"], "toy tiny: a preset is chosen by --preset tiny; the argum"),
+        (["toy", "tiny"], "toy tiny: a command comes after --: -- toy tiny; a preset"),
         (["./train.py", "--lr", "1"], "options of a custom script come after -- ("),
         (
             ["./train.py", "--nodes", "3", "--set", "batch.global_batch=64",
@@ -240,17 +240,33 @@ def test_a_batch_script_of_a_recipe_or_a_bundle(site, cli, project) -> None:
     assert said.endswith(f" of a bundle: trnslurm submit --rendered {site.root}/out")
 
 
-def test_what_names_no_script_is_refused_with_what_works(site, cli, project) -> None:
-    said = cli("submit", "-m", "a.b").error
-    assert said.startswith("No such option '-m'; a script starts a module: write the line 'import")
-    code = said.split("'")[3]
-    Path("widths/main.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    text = code.replace("MODULE", "widths.main")
-    command = [sys.executable, "-c", text, "--lr", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.stdout == "__main__ ['--lr', '1']\n"
-    said = "; a program, such as `trl sft`, needs a script that calls it (./run.sh)"
-    assert cli("submit", "trl", *CPU).error.endswith(said)
+def test_a_module_or_a_program_is_started(site, cli, project) -> None:
+    def started(*words: str) -> list[str]:
+        done = cli("render", *CPU, *TIME, "-o", str(site.root / "out"), "--force", *words)
+        assert done.code == 0, done.err
+        return command_of((site.root / "out/node.sh").read_text())
+
+    ours = ["python", "-m", "trnslurm.node.launcher", "--workers=8"]
+    assert started("-m", "widths.main", "--", "--lr", "1") == [
+        *ours, "--", "-m", "widths.main", "--lr", "1"
+    ]  # fmt: skip
+    torchrun = started("--", "torchrun", "--nnodes=3", "--tee", "3", "-m", "widths.main", "{nodes}")
+    assert torchrun[-5:] == ["--tee", "3", "--module", "widths.main", "3"]
+    assert started("--", "axolotl", "fetch", "${HOME}") == ["axolotl", "fetch", "${HOME}"]
+    program = started("--per", "worker", "--", "./run.sh", "a b")
+    assert program == [*ours, "--program", "--", "./run.sh", "a b"]
+    assert started("--per", "job", "./run.sh")[-4:] == ["--once", "--program", "--", "./run.sh"]
+    mixed = started("--", "accelerate", "launch", "--mixed_precision", "bf16", "train.py")
+    assert mixed[-4:] == ["--multi_gpu", "--mixed_precision", "bf16", "train.py"]
+    for words, said in (
+        (("-m", "a", "./train.py"), "-m a starts a module: leave out ./train.py"),
+        (("axolotl", "train"), "axolotl train: a command comes after --: -- axolotl train"),
+        (("--launcher=srun", "--", "torchrun", "--tee=3", "x.py"), "srun does not know --tee=3"),
+        (("--per=node", "--launcher=srun", "./train.py"), "leave out --launcher"),
+        ((), "Missing argument 'RECIPE'"),
+    ):
+        assert said in cli("render", *CPU, *words).error
+    assert cli("submit", "trl", *CPU).error.endswith("-- trl sft --config sft.yaml")
 
 
 def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) -> None:

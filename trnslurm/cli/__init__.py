@@ -243,8 +243,6 @@ def end_with(command: Callable[[], object]) -> NoReturn:
         known = {parameter.name for parameter in error.ctx.command.params} if error.ctx else set()
         if isinstance(error, click.NoSuchOption) and "arguments" in known:
             where = f"; options of a custom script come after --{where}"
-            if error.option_name == "-m":
-                where = f"; {importlib.import_module('trnslurm.config.script').MODULE_HINT}"
         if isinstance(error, click.NoSuchOption) and error.option_name == "--on":
             where = "; it comes before the command: trnslurm --on HOST COMMAND"
         _fail(f"{error.format_message().removesuffix('.')}{where}", 2)

@@ -45,7 +45,7 @@ def _recipe_of(workspace: Workspace, ctx: click.Context) -> str | None:
 
 def _presets(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
     recipe = _recipe_of(workspace, ctx)
-    return presets_of(workspace.recipe_dir(recipe)) if recipe else []
+    return presets_of(workspace.source(recipe)) if recipe else []
 
 
 def _settings(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:

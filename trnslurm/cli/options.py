@@ -9,10 +9,14 @@ from shlex import join
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from trnslurm.cli import completer
 from trnslurm.cli.output import Terminal
-from trnslurm.config.script import SCRIPT_HINT, Launcher, is_script
+from trnslurm.config.command import Command as RealCommand
+from trnslurm.config.command import Per, launcher_for, read_command
+from trnslurm.config.entry import Entry
+from trnslurm.config.script import Launcher, is_script
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.search import run_roots, workspace_of
 from trnslurm.submission.options import parse_range
@@ -131,36 +135,93 @@ def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
 
 
 class ScriptCommand(click.Command):
-    """A command in which the arguments of a custom script come after `--`."""
+    """A command that takes a recipe, or a command of the user's, whose words come after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         after = len(args) - args.index("--") - 1 if "--" in args else 0
         rest = super().parse_args(ctx, args)
-        words: Sequence[str] = ctx.params.get("arguments") or ()
-        if (early := words[: max(0, len(words) - after)]) and not ctx.resilient_parsing:
-            _refuse_early(str(ctx.params.get("recipe") or ""), early)
+        if ctx.resilient_parsing:
+            return rest
+        recipe, arguments = ctx.params.get("recipe"), ctx.params.get("arguments") or ()
+        words = (*([recipe] if recipe else ()), *arguments)
+        early, late = words[: max(0, len(words) - after)], words[max(0, len(words) - after) :]
+        if "recipe" in ctx.params:
+            _take_command(ctx, early, late)
+        elif arguments[: max(0, len(arguments) - after)]:
+            _refuse_early("", arguments)
         return rest
 
 
+def _take_command(ctx: click.Context, early: Sequence[str], late: Sequence[str]) -> None:
+    """Set the job's options by the words before and after `--`, by -m, and by --per."""
+    params, module = ctx.params, ctx.params.pop("module", None)
+    params["launcher_arguments"] = ()
+    if module and early:
+        raise click.UsageError(f"-m {module} starts a module: leave out {early[0]}")
+    if len(early) > 1:
+        _refuse_early(early[0], early[1:])
+    if module:
+        params["recipe"], params["arguments"] = Entry.module(module).text, tuple(late)
+    elif late and not early:
+        _take(ctx, read_command(late))
+    elif not early and "rendered" not in params:
+        raise click.MissingParameter(ctx=ctx, param_type="argument", param_hint="'RECIPE'")
+    if per := params.pop("per", None):
+        if params["launcher"]:
+            raise click.UsageError("--per chooses a launcher: leave out --launcher")
+        params["launcher"] = launcher_for(str(params["recipe"] or ""), per)
+
+
+def _take(ctx: click.Context, command: RealCommand) -> None:
+    """Set the job's options by a command's own words, but for those that the user gives as well."""
+    params = ctx.params
+    if params["launcher"] and command.launcher_arguments:
+        what = " ".join(command.launcher_arguments)
+        raise click.UsageError(f"--launcher {params['launcher']} does not know {what}")
+    params["recipe"], params["arguments"] = command.recipe, command.arguments
+    params["launcher"] = params["launcher"] or (None if params.get("per") else command.launcher)
+    params["launcher_arguments"] = command.launcher_arguments
+    taken = []
+    if command.nodes and ctx.get_parameter_source("nodes") != ParameterSource.COMMANDLINE:
+        params["nodes"] = command.nodes
+        taken.append(f"--nodes {command.nodes}")
+    if command.workers and params["workers_per_node"] is None:
+        params["workers_per_node"] = command.workers
+        taken.append(f"--workers {command.workers}")
+    if taken:
+        click.echo(f"Using {' '.join(taken)}, as the command says", err=True)
+    if command.left_out:
+        click.echo(f"Left out {' '.join(command.left_out)}: trnslurm does this itself", err=True)
+
+
 def _refuse_early(recipe: str, words: Sequence[str]) -> None:
-    """Refuse words after the recipe that may be arguments, a preset or a mistake."""
+    """Refuse words after the recipe that may be arguments, a preset or a command."""
     if is_script(recipe) or not recipe:
         raise click.UsageError(f"put -- before the arguments of the script: -- {join(words)}")
     raise click.UsageError(
-        f"{recipe} {words[0]}: a preset is chosen by --preset {words[0]}; the arguments of a "
-        f"script come after --; {SCRIPT_HINT}"
+        f"{recipe} {words[0]}: a command comes after --: -- {join((recipe, *words))}; a preset of "
+        f"a recipe is chosen by --preset {words[0]}"
     )
 
 
 def recipe_argument(
     *, required: bool = True, with_arguments: bool = False
 ) -> Callable[[Command], Command]:
-    """Add RECIPE, and the arguments of a custom script."""
+    """Add RECIPE, and what else a ScriptCommand can start."""
+    required = required and not with_arguments
     recipe = click.argument("recipe", required=required, shell_complete=completer("recipe"))
     if not with_arguments:
         return recipe
-    more = click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
-    return lambda command: recipe(more(command))
+    more = click.argument("arguments", nargs=-1, metavar="[-- WORD...]", type=click.UNPROCESSED)
+    module = click.option(
+        "-m", "module", metavar="MODULE", help="Start a module of Python instead of a RECIPE."
+    )
+    per = click.option(
+        "--per",
+        type=click.Choice(get_args(Per)),
+        help="Start it once per worker, once per node, or once, on the first node.",
+    )
+    return lambda command: recipe(more(module(per(command))))
 
 
 def cluster_option(command: Command) -> Command:

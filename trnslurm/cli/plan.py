@@ -20,6 +20,7 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.load import describe, resolve
 from trnslurm.config.recipes import presets_of
+from trnslurm.config.script import Source
 from trnslurm.config.search import Workspace
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, TrnslurmError
@@ -118,7 +119,7 @@ def _listed(
 
 
 def _recipe_facts(directory: Path) -> tuple[list[str], str, str]:
-    return presets_of(directory), describe(directory / "recipe.yaml"), str(directory)
+    return presets_of(Source(path=directory)), describe(directory / "recipe.yaml"), str(directory)
 
 
 @click.command("show", cls=ScriptCommand)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from trnslurm.config.entry import Entry
 from trnslurm.config.models import published_layer
 from trnslurm.config.recipes import (
     JOB_SECTIONS,
@@ -22,7 +23,6 @@ from trnslurm.config.recipes import (
     strategy_layer,
 )
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
-from trnslurm.config.script import script_name
 from trnslurm.config.search import (
     Workspace,
     parse_yaml,
@@ -82,10 +82,10 @@ def resolve(
 
     `settings` are `key=value` words; `options` maps a dotted key to (option name, value).
     """
-    place, profile = workspace.recipe_dir(recipe), workspace.cluster_file(cluster)
+    source, profile = workspace.source(recipe), workspace.cluster_file(cluster)
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
     layers.append(_profile_layer(profile))
-    base, presets = recipe_layers(place)
+    base, presets = recipe_layers(source)
     chosen = preset or base.tree.get("default_preset")
     if base.tree.get("project"):  # a custom script cannot give a micro-batch the weight zero
         refuse = nest("batch.padding", "refuse")
@@ -102,14 +102,14 @@ def resolve(
     # The command line may name the model, and change single values of it.
     layers += [*published_layer(_merged([*layers, *asked]))]
     unasked = _merged(layers)
-    asked = [*strategy_layer(_merged([*layers, *asked]), place), *asked]
+    asked = [*strategy_layer(_merged([*layers, *asked]), source.path), *asked]
     layers += asked
     layers += _site_layers(layers)
     tree = _merged(layers)
     check_values(tree)
     return Config(
-        recipe_name=recipe if place.is_dir() else script_name(place),
-        recipe_dir=str(place),
+        recipe_name=recipe if source.has_file else Entry(base.tree["entry"]).label,
+        recipe_dir=str(source.path),
         preset=chosen,
         cluster_name=cluster,
         cluster=build(Cluster, tree),

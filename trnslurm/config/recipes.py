@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
-from trnslurm.config.script import script_tree
+from trnslurm.config.script import Source
 from trnslurm.config.search import mapping_in, read_text, take_description
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten, with_numbers
 from trnslurm.contract.files import load_json
@@ -25,13 +25,13 @@ _RECIPE_LAYER = {
 }
 
 
-def presets_of(recipe: Path) -> list[str]:
+def presets_of(recipe: Source) -> list[str]:
     """Return the names of a recipe's presets."""
     _, presets = recipe_layers(recipe)
     return list(presets)
 
 
-def chain_of(recipe: Path, preset: str | None) -> dict[str, dict[str, Any]]:
+def chain_of(recipe: Source, preset: str | None) -> dict[str, dict[str, Any]]:
     """Return a preset and the presets that follow it, in order, with the values that each sets.
 
     None means the recipe's default preset; without one the chain is empty.
@@ -39,24 +39,23 @@ def chain_of(recipe: Path, preset: str | None) -> dict[str, dict[str, Any]]:
     base, presets = recipe_layers(recipe)
     chosen = preset or base.tree.get("default_preset")
     names = [] if chosen is None else _followed(presets, str(chosen))
-    layers = [preset_layer(presets, name, recipe.name, base) for name in names]
+    layers = [preset_layer(presets, name, recipe.path.name, base) for name in names]
     return {name: dict(flatten(layer.tree)) for name, layer in zip(names, layers, strict=True)}
 
 
-def preset_before(recipe: Path, preset: str | None) -> str | None:
+def preset_before(recipe: Source, preset: str | None) -> str | None:
     """Return the preset from whose result another one continues, or None."""
+    if preset is None:
+        return None
     _, presets = recipe_layers(recipe)
-    return next((name for name in presets if preset and _then(presets, name) == preset), None)
+    return next((name for name in presets if _then(presets, name) == preset), None)
 
 
-def recipe_layers(recipe: Path) -> tuple[Layer, dict[str, Any]]:
-    """Return the values for all presets, and the presets as they are in the file.
-
-    A recipe is a directory with a recipe.yaml, or a custom script.
-    """
-    if not recipe.is_dir():
-        return Layer(name="script", source=str(recipe), tree=script_tree(recipe)), {}
-    file = recipe / "recipe.yaml"
+def recipe_layers(recipe: Source) -> tuple[Layer, dict[str, Any]]:
+    """Return the values for all presets, and the presets as they are in the file, if it has one."""
+    if not recipe.has_file:
+        return Layer(name="script", source=str(recipe.path), tree=recipe.tree()), {}
+    file = recipe.path / "recipe.yaml"
     return _layers_of(file, read_text(file))
 
 

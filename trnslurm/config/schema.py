@@ -336,7 +336,8 @@ class Recipe(Frozen):
     """One training job: the settings of the training, without those of a cluster."""
 
     entry: str = "train.py"
-    """The script to start, in the recipe's directory or in `project`."""
+    """The script to start, in the recipe's directory or in `project`; of a custom job also
+    `-m MODULE`, or `-- PROGRAM` on the nodes."""
     project: str = ""
     """The directory of a custom script, relative to the recipe's directory; the run gets a copy of
     it. Empty: the script is written for trnslurm and reads plan.json."""
@@ -346,7 +347,8 @@ class Recipe(Frozen):
     """More placeholders: the value of `places.lr` replaces {lr} in the arguments."""
     launcher: Launcher = OWN_LAUNCHER
     """The program that starts the script: trnslurm's own, torchrun, accelerate, deepspeed or srun,
-    once per worker; python, or script for a program that is not Python, once per node."""
+    once per worker; python, or script for a program that is not Python, once per node; job, once,
+    on the first node."""
     launcher_arguments: tuple[str, ...] = ()
     """Options for the launcher itself, such as --config_file of accelerate; trnslurm's has none."""
     links: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A custom training script, named on the command line: a recipe without a file."""
+"""A custom job, named on the command line: a recipe without a file."""
 
 from __future__ import annotations
 
@@ -8,30 +8,50 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
+from trnslurm.config.entry import Entry
 from trnslurm.contract.files import open_file
 from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU, CUDA
 from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
 
-Launcher = Literal["trnslurm", "torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
-"""What starts a script: the last two once per node, the others once per worker."""
+Launcher = Literal[
+    "trnslurm", "torchrun", "accelerate", "deepspeed", "srun", "python", "script", "job"
+]
+"""What starts a script: `python` and `script` once per node, `job` once on the first node, the
+others once per worker."""
 OWN_LAUNCHER: Launcher = "trnslurm"
 """trnslurm's own, trnslurm/node/launcher.py: the default."""
 
-_NO_NAME = r"[^A-Za-z0-9._-]+"
 _HEAD_BYTES = 64 << 10
 _PYTHON_FILE = r"(?<![^\s'\"])[\w./-]+\.py(?![^\s'\"])"
-MODULE_HINT = (
-    "a script starts a module: write the line 'import runpy; "
-    'runpy.run_module("MODULE", run_name="__main__", alter_sys=True)\' to run.py, then: '
-    "trnslurm submit ./run.py -- ARGUMENTS"
-)
-"""How to start a module of Python."""
 SCRIPT_HINT = (
-    "a script is named by its path (./train.py); a program, such as `trl sft`, needs a script that "
-    "calls it (./run.sh)"
+    "a script is named by its path (./train.py), a module by -m, and any other command comes after "
+    "--: trnslurm submit --nodes 2 -- trl sft --config sft.yaml"
 )
 """How to start what is not a recipe."""
+
+
+class Source(Frozen):
+    """Where a recipe comes from."""
+
+    path: Path
+    """The directory of recipe.yaml; of a custom script its file; of another command the directory
+    in which it is given."""
+    command: Entry | None = None
+    """A module or a program, instead of a file."""
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is a recipe.yaml."""
+        return self.command is None and self.path.is_dir()
+
+    def tree(self) -> dict[str, Any]:
+        """Return the content of the recipe that has no file."""
+        if self.command is None:
+            return script_tree(self.path)
+        python = self.command.is_python
+        return _tree(self.command, self.path, OWN_LAUNCHER if python else "script")
 
 
 def is_script(word: str) -> bool:
@@ -77,11 +97,6 @@ def _batch_script(file: Path) -> tuple[int, str]:
     return found, name if "/" in name else f"./{name}"
 
 
-def script_name(file: Path) -> str:
-    """Return the name of a custom script's recipe."""
-    return re.sub(_NO_NAME, "-", file.stem).strip("-.")[:40] or "script"
-
-
 def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     """Return the content of a recipe for the script.
 
@@ -96,11 +111,15 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     root = (project or (here if entry.is_relative_to(here) else entry.parent)).absolute()
     if not entry.is_relative_to(root):
         raise ConfigError(f"{file} is not below its project {root}")
-    python = file.suffix == ".py"
+    found = Entry(str(entry.relative_to(root)))
+    return _tree(found, root, OWN_LAUNCHER if found.is_python else "script")
+
+
+def _tree(entry: Entry, project: Path, launcher: Launcher) -> dict[str, Any]:
     return {
-        "entry": str(entry.relative_to(root)),
-        "project": str(root),
-        "launcher": OWN_LAUNCHER if python else "script",
+        "entry": entry.text,
+        "project": str(project),
+        "launcher": launcher,
         # The graphs of a custom script are unknown.
         "default_cluster": "local",
         "precompile": "never",

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from trnslurm.config.script import SCRIPT_HINT, is_script
+from trnslurm.config.entry import Entry
+from trnslurm.config.script import SCRIPT_HINT, Source, is_script
 from trnslurm.contract.files import read_file
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
@@ -77,19 +78,22 @@ class Workspace(Frozen):
         found = [f for root in reversed(self.roots) for f in root.glob("cluster-config/*.yaml")]
         return {f.stem: f for f in found}
 
-    def recipe_dir(self, name: str) -> Path:
-        """Return the directory of a recipe, or raise an error that suggests the nearest name.
+    def source(self, name: str) -> Source:
+        """Return where a recipe comes from, or raise an error that suggests the nearest name.
 
-        A word that is a path names a custom script, not a recipe.
+        A word that is a path names a custom script, and `-m NAME` or `-- NAME` another command.
         """
+        if not (entry := Entry(name)).is_file:
+            return Source(path=Path.cwd(), command=entry)
         if is_script(name):
             if Path(name).is_dir():
                 raise ConfigError(f"{name}: a directory, not a script; recipes go by their names")
-            return Path(name).absolute()
+            return Source(path=Path(name).absolute())
         known = self.recipes()
         if name not in known and Path("jobs", name, "recipe.yaml").is_file():
             raise ConfigError(f"unknown recipe {name!r}; it is in ./jobs: pass --path .")
-        return _known("recipe", name, known, "trnslurm recipes", more=f"; {SCRIPT_HINT}")
+        more = f"; {SCRIPT_HINT}"
+        return Source(path=_known("recipe", name, known, "trnslurm recipes", more=more))
 
     def cluster_file(self, name: str, place: str = "") -> Path:
         """Return the file of a cluster profile, or an error that suggests the nearest name.

@@ -3,7 +3,8 @@
     python -m trnslurm.node.launcher --workers=32 -- train.py …
 
 It does what torchrun does in a job, without the seconds that it takes to import PyTorch. After `--`
-are Python's own words, so a module is `-m NAME`. The nodes meet on the master port, and begin
+are Python's own words, so a module is `-m NAME`; with --program they are a command of its own. With
+--once it starts once, on the first node. The nodes meet on the master port, and begin
 together. The port is free again then: worker 0 keeps the store in which the workers meet. Until the
 end the first node stays connected to the others, so that all nodes leave together, and worker 0
 after all other workers (sitecustomize.py).
@@ -51,17 +52,22 @@ _FAILED = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the workers of this node; return 0 if all workers of the job have ended well."""
     parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
-    parser.add_argument("--workers", type=int, required=True, help="on each node")
+    parser.add_argument("--workers", type=int, default=1, help="on each node")
+    parser.add_argument("--once", action="store_true", help="start on the first node only")
+    parser.add_argument("--program", action="store_true", help="the words are not Python's")
     parser.add_argument("words", nargs="+", metavar="WORD", help="Python's: a script, or -m MODULE")
     options = parser.parse_args(argv)
+    command = [*([] if options.program else [sys.executable, "-u"]), *options.words]
     try:
         nodes = Nodes(read_rendezvous("launch"))
         nodes.meet()
     except MeetingError as error:
         processes.say(f"error: the workers cannot start: {error}")
         return _FAILED
+    if options.once:
+        return Once(nodes, command).run()
     with tempfile.TemporaryDirectory(prefix="trnslurm-errors-") as errors:
-        return Launcher(nodes, options.workers, options.words, Path(errors)).run()
+        return Launcher(nodes, options.workers, command, Path(errors)).run()
 
 
 class Nodes:
@@ -167,9 +173,9 @@ class Ended(NamedTuple):
 class Launcher:
     """The workers of this node."""
 
-    def __init__(self, nodes: Nodes, workers: int, words: Sequence[str], errors: Path) -> None:
+    def __init__(self, nodes: Nodes, workers: int, command: Sequence[str], errors: Path) -> None:
         self._nodes, self._workers, self._errors = nodes, workers, errors
-        self._command = [sys.executable, "-u", *words]
+        self._command = [*command]
         self._signals = processes.SignalQueue()
         self._running: dict[int, int] = {}
         """The local rank of each worker that runs, by its pid."""
@@ -311,6 +317,44 @@ class Launcher:
             return str(stack)
         except (OSError, ValueError, LookupError, TypeError):
             return ""
+
+
+class Once:
+    """A command that runs on the first node, and may start tasks on all."""
+
+    def __init__(self, nodes: Nodes, command: Sequence[str]) -> None:
+        self._nodes, self._command = nodes, command
+        self._signals = processes.SignalQueue()
+
+    def run(self) -> int:
+        """Run it here, or wait until it has ended; return the exit code."""
+        code = 0 if self._nodes.number else self._run_here()
+        if code == 0:
+            for signum in processes.heard_end_signals():
+                signal.signal(signum, _fail)
+            self._nodes.leave()
+        return code
+
+    def _run_here(self) -> int:
+        pid = processes.spawn(self._command, environ=_as_batch_script(os.environ))
+        deadline: float | None = None
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            within_s = deadline and max(0.0, deadline - time.monotonic())
+            arrived, _ = self._signals.wait(within_s, [])
+            if ending := arrived & processes.END_SIGNALS:
+                processes.send(pid, signal.Signals(min(ending)))
+                deadline = deadline or time.monotonic() + KILL_WAIT_S
+            if deadline and time.monotonic() >= deadline:
+                processes.send(pid, signal.SIGKILL)
+                deadline = None
+        return processes.exit_code(ended[1])
+
+
+def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of this step, so that srun starts steps of the job."""
+    kept = ("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CLUSTER")
+    found = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k.startswith(kept)}
+    return found | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
 def _name_of(signum: int) -> str:

@@ -13,8 +13,8 @@ from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
-# {{word}} is an escaped {word}; other braces, such as in JSON, have no meaning.
-_PLACE = r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}"
+# {{word}} is an escaped {word}; other braces, such as in JSON or ${word}, have no meaning.
+_PLACE = r"(?<!\$)(?:\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\})"
 _ON_NODE = {
     "run": Variable.RUN_DIR,
     CHECKPOINTS: Variable.CHECKPOINTS,

@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from trnslurm.config.entry import Entry
 from trnslurm.config.schema import Recipe
 from trnslurm.config.script import OWN_LAUNCHER
 from trnslurm.contract.rundir import PLAN
@@ -15,6 +16,15 @@ from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.project import module_of
+
+ONCE = ("python", "script", "job")
+"""The launchers that start a script once per node, or once."""
+_NO_PYTHON = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
+_KINDS = {
+    *("__config_file", "__use_deepspeed", "__use_fsdp", "__use_megatron_lm"),
+    *("__multi_gpu", "__cpu", "__tpu"),
+}
+"""The options that tell accelerate which kind of workers to start."""
 
 
 class WorkerLaunch(Frozen):
@@ -29,6 +39,8 @@ class WorkerLaunch(Frozen):
     once: str
     """Before a command that runs once per node, where node.sh runs once per worker."""
     workers_per_task: int
+    program: bool
+    """Whether the script is a program, not Python's."""
 
 
 def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> WorkerLaunch:
@@ -37,7 +49,8 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
     launcher = recipe.launcher
     if recipe.project:
         every, _ = argument_words(spec)
-        words = [*_launched(recipe, module_of(code, recipe.entry)), *every]
+        module = module_of(code, recipe.entry)
+        words = [*_launched(recipe, module, spec.batch.workers), *every]
     else:
         entry = f"code/{spec.config.code_name}/{recipe.entry}"
         words = [shlex.quote(entry), f"{place}{PLAN}"]
@@ -48,6 +61,7 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
         world_info=_world_info(spec),
         once='[ "$SLURM_LOCALID" != 0 ] ||\n' if launcher == "srun" else "",
         workers_per_task=spec.batch.workers_per_node // tasks_per_node(spec),
+        program=bool(recipe.project) and not Entry(recipe.entry).is_python,
     )
 
 
@@ -57,29 +71,44 @@ def tasks_per_node(spec: JobSpec) -> int:
 
 
 def has_standby(spec: JobSpec) -> bool:
-    """Check whether the next attempt can be started ahead: its workers run Python files."""
+    """Check whether the next attempt can be started ahead: its workers run Python."""
     recipe = spec.config.recipe
-    by_rank = not recipe.project or recipe.launcher not in ("python", "script")
-    python = not recipe.project or recipe.entry.endswith(".py")
+    by_rank = not recipe.project or recipe.launcher not in ONCE
+    python = not recipe.project or Entry(recipe.entry).is_python
     return recipe.standby and spec.requeues and by_rank and python
 
 
-def _launched(recipe: Recipe, module: str) -> list[str]:
+def _launched(recipe: Recipe, module: str, workers: int) -> list[str]:
     """Return the script's command: the launcher's options or the interpreter, and the script."""
-    by_itself = recipe.launcher in ("srun", "python", "script")
-    python = recipe.launcher == "python" or (by_itself and recipe.entry.endswith(".py"))
+    entry, launcher = Entry(recipe.entry), recipe.launcher
+    by_itself = launcher in ("srun", *ONCE)
+    python = launcher == "python" or (by_itself and entry.is_python)
     options = [*recipe.launcher_arguments]
-    if recipe.launcher == "accelerate" and not options:
-        options = ["--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no"]
-    program = (by_itself and not python) or recipe.entry.startswith("-")
-    entry = shlex.quote(f"./{recipe.entry}" if program else recipe.entry)
+    if launcher == "accelerate":
+        options = _for_accelerate(options, workers)
+    words = [*map(shlex.quote, options)]
+    if python:
+        words.insert(0, '"$TRNSLURM_PYTHON"')
+    name = entry.name
+    if entry.is_module or (module and launcher != "script"):
+        short = python or launcher == OWN_LAUNCHER
+        return [*words, "-m" if short else "--module", shlex.quote(module or name)]
+    if launcher in _NO_PYTHON and not entry.is_python:
+        words.append(_NO_PYTHON[launcher])
+    if entry.is_program:
+        return [*words, shlex.quote(name)]
     if recipe.container.workdir:
-        entry = f'"$TRNSLURM_RUN_DIR"/work/{shlex.quote(recipe.entry)}'
-    if module and recipe.launcher != "script":
-        option = "-m" if python or recipe.launcher == OWN_LAUNCHER else "--module"
-        entry = f"{option} {shlex.quote(module)}"
-    words = [*map(shlex.quote, options), entry]
-    return ['"$TRNSLURM_PYTHON"', *words] if python else words
+        return [*words, f'"$TRNSLURM_RUN_DIR"/work/{shlex.quote(name)}']
+    program = not entry.is_python or name.startswith("-")
+    return [*words, shlex.quote(f"./{name}" if program else name)]
+
+
+def _for_accelerate(options: list[str], workers: int) -> list[str]:
+    """Return accelerate's options with those that keep it from guessing (commands/launch.py)."""
+    if not options:
+        return ["--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no"]
+    kinds = {word.partition("=")[0].replace("-", "_") for word in options} & _KINDS
+    return options if kinds or workers < 2 else ["--multi_gpu", *options]
 
 
 def _world_info(spec: JobSpec) -> str:

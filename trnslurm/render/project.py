@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from trnslurm.config.entry import Entry
 from trnslurm.contract.files import read_file
 from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.errors import RenderError
@@ -192,7 +193,7 @@ def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, byt
             files[f"{PROJECT_CODE}{name}"] = read_file(path, _MOST_MIB << 20)
         except OSError as error:
             raise RenderError(f"{path}: cannot be read ({error.strerror})") from None
-    if f"{PROJECT_CODE}{entry}" not in files:
+    if Entry(entry).is_file and f"{PROJECT_CODE}{entry}" not in files:
         why = "is ignored by .gitignore" if (root / entry).is_file() else "does not exist"
         raise RenderError(f"project {root}: {entry} {why}")
     facts: dict[str, Any] = {"entry": entry, "links": walk.links, "left_out": sorted(walk.left_out)}

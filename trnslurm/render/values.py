@@ -23,7 +23,7 @@ from trnslurm.plan.spec import JobSpec, has_own_batch, has_own_steps, other_coun
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.container import container_parts
 from trnslurm.render.directives import data_resources, training_resources
-from trnslurm.render.launch import has_standby, training_launch
+from trnslurm.render.launch import ONCE, has_standby, training_launch
 from trnslurm.render.project import PROJECT_CODE, PROJECT_FACTS
 from trnslurm.render.search_path import search_path
 from trnslurm.render.subjects import (
@@ -84,7 +84,7 @@ def training_values(
         "environment": _environment(
             config,
             {**(recipe.neuron.env if spec.device.sets_neuron_env else {}), **cluster.env},
-            one_thread=recipe.launcher not in ("python", "script") or not recipe.project,
+            one_thread=recipe.launcher not in ONCE or not recipe.project,
         ),
         "network": Network(
             efa=efa,

@@ -10,6 +10,7 @@ from typing import Any
 
 from trnslurm.config.recipes import preset_before
 from trnslurm.config.schema import Config
+from trnslurm.config.script import Source
 from trnslurm.contract.checkpoints import (
     CHECKPOINT_FORMAT,
     checkpoints_in,
@@ -79,7 +80,7 @@ def no_result(config: Config) -> str | None:
 
     The command line may ask for that start by an empty train.init_from.
     """
-    before = preset_before(Path(config.recipe_dir), config.preset)
+    before = preset_before(Source(path=Path(config.recipe_dir)), config.preset)
     given = config.recipe.train.get(INIT_FROM.partition(".")[2])
     if not before or given or config.origins[INIT_FROM].layer == "command line":
         return None

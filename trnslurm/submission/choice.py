@@ -56,7 +56,7 @@ def _with_preset(
 
 def _recipes_cluster(options: JobOptions) -> str:
     """Return the recipe's default cluster, for a plan where no cluster is chosen."""
-    base, _ = recipe_layers(options.workspace.recipe_dir(options.recipe))
+    base, _ = recipe_layers(options.workspace.source(options.recipe))
     cluster = str(base.tree.get("default_cluster", "trn1"))
     options.workspace.cluster_file(cluster, f"{base.source}: default_cluster")
     return cluster
@@ -96,7 +96,7 @@ def cluster_of(workspace: Workspace, cluster: str | None, console: Console) -> C
 def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
     """Return the preset that the cluster profile prefers, if the recipe has it."""
     preset = read_yaml(workspace.cluster_file(cluster)).get("prefer_preset")
-    return str(preset) if preset in presets_of(workspace.recipe_dir(recipe)) else None
+    return str(preset) if preset in presets_of(workspace.source(recipe)) else None
 
 
 def _this_machine() -> str:
@@ -199,6 +199,7 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
         ("--allow-idle", "batch.allow_idle", options.allow_idle),
         ("--", "arguments", options.arguments),
         ("--launcher", "launcher", options.launcher),
+        ("--", "launcher_arguments", options.launcher_arguments),
         ("--precompile", "precompile", options.precompile),
     ):
         if value:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from trnslurm.config.entry import Entry
 from trnslurm.config.load import read_cluster, refuse_locked
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
@@ -207,7 +208,10 @@ def read_job(directory: Path) -> Job:
         ) from None
     refuse_locked(tree, str(directory))
     scripts = [*map(job.scheduler.script_name, job.phases)]
-    if missing := [n for n in (*scripts, NODE_SCRIPT, f"code/{entry}") if n not in bundle.files]:
+    files = [*scripts, NODE_SCRIPT]
+    if Entry(str(tree["entry"])).is_file:
+        files.append(f"code/{entry}")
+    if missing := [name for name in files if name not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
     if entry.endswith(".py"):
         code = sources(bundle.files)

@@ -15,6 +15,7 @@ import yaml
 
 from trnslurm import __version__
 from trnslurm.cluster.cache import CompileCache
+from trnslurm.config.entry import Entry
 from trnslurm.config.load import resolve_again
 from trnslurm.config.search import Workspace, parse_yaml
 from trnslurm.config.values import parse_notify
@@ -136,7 +137,7 @@ def _check(job: Job, spec: JobSpec, place: str) -> None:
     """Check the values of the job by what its code declares."""
     recipe, files = spec.config.recipe, job.bundle.files
     entry = f"{spec.config.code_name}/{recipe.entry}"
-    if f"code/{entry}" not in files:
+    if Entry(recipe.entry).is_file and f"code/{entry}" not in files:
         raise RunError(f"{place}: {CODE} has no {entry}")
     if entry.endswith(".py"):
         code = sources(files)

@@ -49,6 +49,7 @@ class JobOptions(Frozen):
     allow_idle: bool = False
     arguments: Sequence[str] = ()
     launcher: str | None = None
+    launcher_arguments: Sequence[str] = ()
     notify: Sequence[str] = ()
     precompile: str | None = None
     after: str | None = None

@@ -89,7 +89,7 @@ def _propose_run(options: JobOptions, console: Console, elastic: Sequence[int]) 
 def _propose_chain(options: JobOptions, console: Console) -> Submission:
     """Return the runs of a preset and of the presets that follow it; each starts from the last."""
     options = choose_to_submit(options, console)
-    chain = chain_of(options.workspace.recipe_dir(options.recipe), options.preset)
+    chain = chain_of(options.workspace.source(options.recipe), options.preset)
     if len(chain) < 2:
         name = next(iter(chain), None)
         raise ConfigError(

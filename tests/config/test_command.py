@@ -1,0 +1,140 @@
+"""A command after `--`: what it starts, what trnslurm does in its place, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from trnslurm.config import command
+from trnslurm.config.command import launcher_for, read_command
+from trnslurm.config.entry import Entry
+from trnslurm.errors import ConfigError
+
+
+def read(text: str) -> tuple[str, str, str, str]:
+    """What is started, its arguments, by which launcher, and what is left out."""
+    found = read_command(text.split())
+    launcher = " ".join((found.launcher, *found.launcher_arguments))
+    return found.recipe, " ".join(found.arguments), launcher, " ".join(found.left_out)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("torchrun --nnodes=2 --nproc-per-node 8 -m a.b --x 1",
+         ("-m a.b", "--x 1", "trnslurm", "--nnodes=2 --nproc-per-node 8")),
+        ("python3 -m torch.distributed.run --standalone train.py -m",
+         ("./train.py", "-m", "trnslurm", "--standalone")),
+        ("torchrun --rdzv_endpoint h:1 --tee 3 --role=a scripts/x.py",
+         ("scripts/x.py", "", "torchrun --tee 3 --role=a", "--rdzv_endpoint h:1")),
+        ("torchrun --no-python ./a.out 3", ("./a.out", "3", "trnslurm", "")),
+        ("accelerate launch --num_machines 2 --mixed-precision bf16 -m a", (
+            "-m a", "", "accelerate --mixed-precision bf16", "--num_machines 2")),
+        ("accelerate launch train.py", ("./train.py", "", "accelerate", "")),
+        ("deepspeed --hostfile h --num_gpus 8 --no_local_rank train.py --deepspeed c.json", (
+            "./train.py", "--deepspeed c.json", "deepspeed --no_local_rank",
+            "--hostfile h --num_gpus 8")),
+        ("python -u -m pkg.train +a=b", ("-m pkg.train", "+a=b", "trnslurm", "")),
+        ("/opt/venv/bin/python3.11 /data/x.py", ("/data/x.py", "", "trnslurm", "")),
+        ("uv run torchrun --nnodes 2 x.py", ("./x.py", "", "trnslurm", "uv run --nnodes 2")),
+        ("trl sft --config a.yaml", ("-m trl.scripts.sft", "--config a.yaml", "trnslurm", "")),
+        ("axolotl train a.yml", ("-m axolotl.cli.train", "a.yml", "trnslurm", "")),
+        ("axolotl preprocess a.yml", ("-- axolotl", "preprocess a.yml", "script", "")),
+        ("llamafactory-cli train a", ("-- llamafactory-cli", "train a", "script", "")),
+        ("./here.sh 1", ("./here.sh", "1", "script", "")),
+        ("/usr/bin/env x", ("-- /usr/bin/env", "x", "script", "")),
+    ],
+)  # fmt: skip
+def test_a_command_in_our_terms(text: str, found, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.out", "here.sh"):
+        Path(name).touch()
+    assert read(text) == found
+
+
+def test_the_numbers_of_nodes_and_workers() -> None:
+    def numbers(text: str) -> tuple[int | None, int | None]:
+        found = read_command(text.split())
+        return found.nodes, found.workers
+
+    assert numbers("torchrun --nnodes 4 --nproc_per_node=gpu x.py") == (4, None)
+    assert numbers("torchrun --nnodes 1:4 --nproc_per_node=2 x.py") == (None, 2)
+    # accelerate counts the processes of all machines.
+    assert numbers("accelerate launch --num_machines 2 --num_processes 16 x.py") == (2, 8)
+    assert numbers("accelerate launch --num_machines 3 --num_processes 16 x.py") == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("torchrun --nnodes", "torchrun: --nnodes lacks its value"),
+        ("torchrun --nnodes 2", "torchrun: it starts no script"),
+        ("srun -n 2 python x.py", "give that command, and --launcher srun"),
+        ("mpirun -np 2 x", "give that command, and --launcher srun"),
+        ("accelerate test", "-- accelerate launch …"),
+        ("A=1 python x.py", "A=1 sets a variable: --set env.A=1"),
+        ("python -c 1", "not its option -c"),
+        ("python", "not its interactive shell"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_with_what_works(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_command(text.split())
+    assert said in str(refused.value)
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    return {"torchrun": get_args_parser(), "accelerate": launch_command_parser()}
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate"])
+def test_the_launchers_have_these_options(name: str) -> None:
+    """A flag that took a value, or the other way round, would shift all words after it."""
+    known = command._HEADS[name]
+    options = {
+        (word[:2] + word[2:].replace("-", "_")): action.nargs == 0
+        for action in parsers()[name]._actions
+        for word in action.option_strings
+    }
+    flags = {word for word, flag in options.items() if flag} - {"-h", "--help"}
+    assert known.flags == flags
+    assert known.ours | known.module <= {*options}
+
+
+def test_deepspeed_has_these_options(monkeypatch, capsys) -> None:
+    runner = pytest.importorskip("deepspeed.launcher.runner")
+    known = command._HEADS["deepspeed"]
+    made: list[argparse.ArgumentParser] = []
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "parse_args", lambda parser, args=None: made.append(parser)
+    )
+    runner.parse_args([])
+    options = {word: a.nargs == 0 for a in made[0]._actions for word in a.option_strings}
+    flags = {word for word, flag in options.items() if flag} - {"-h", "--help"}
+    assert known.flags == flags
+    assert known.ours <= {*options}
+
+
+def test_how_many_times_a_command_starts() -> None:
+    assert launcher_for("-m a", "worker") == "trnslurm"
+    assert launcher_for("./a.py", "node") == "python"
+    assert launcher_for("-- a", "node") == "script"
+    assert launcher_for("-- a", "job") == "job"
+
+
+def test_an_entry_is_a_file_a_module_or_a_program() -> None:
+    file, module, program = Entry("scripts/a b.py"), Entry("-m pkg.cli.train"), Entry("-- /x/y.sh")
+    assert [e.is_python for e in (file, module, program)] == [True, True, False]
+    assert [e.is_file for e in (file, module, program)] == [True, False, False]
+    assert [e.name for e in (file, module, program)] == [
+        "scripts/a b.py",
+        "pkg.cli.train",
+        "/x/y.sh",
+    ]
+    assert [e.label for e in (file, module, program)] == ["a-b", "pkg", "y"]
+    assert Entry.module("train").label == "train"

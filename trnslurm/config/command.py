@@ -1,0 +1,240 @@
+"""The command of a custom job: what it starts, how many times, and what trnslurm does in its place.
+
+    torchrun --nnodes=2 --rdzv_endpoint=$HOST:29500 -m torchtitan.train --job.config_file a.toml
+
+The nodes, their ranks and the place where they meet are trnslurm's. Options that say so are left
+out, and the user is told which. Options that only a launcher understands keep that launcher.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from trnslurm.config.entry import Entry
+from trnslurm.config.script import OWN_LAUNCHER, Launcher
+from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
+
+Per = Literal["worker", "node", "job"]
+"""How many times a command is started."""
+
+
+class Command(Frozen):
+    """A command, as the options of a job say it."""
+
+    recipe: str
+    """The word that names a recipe: here a script's path, `-m MODULE` or `-- PROGRAM`."""
+    arguments: tuple[str, ...]
+    launcher: Launcher
+    launcher_arguments: tuple[str, ...] = ()
+    nodes: int | None = None
+    """The number that the command itself asks for."""
+    workers: int | None = None
+    """Likewise, on each node."""
+    left_out: tuple[str, ...] = ()
+    """The options in whose place trnslurm acts."""
+
+
+class _Options(Frozen):
+    """A launcher's options, by their names with `_`; all others take a value and are kept."""
+
+    launcher: Launcher
+    flags: frozenset[str]
+    """Those without a value."""
+    ours: frozenset[str]
+    """Those that trnslurm sets."""
+    module: frozenset[str] = frozenset({"--module"})
+    no_python: str = "--no_python"
+    nodes: str
+    workers: str
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# torch/distributed/run.py, get_args_parser
+_TORCHRUN = _Options(
+    launcher="torchrun",
+    flags=_names("--standalone -m --module --no_python --run_path"),
+    ours=_names(
+        "--nnodes --nproc_per_node --node_rank --master_addr --master_port --local_addr "
+        "--standalone --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf --max_restarts "
+        "--monitor_interval --start_method"
+    ),
+    module=frozenset({"-m", "--module"}),
+    nodes="--nnodes",
+    workers="--nproc_per_node",
+)
+# accelerate/commands/launch.py, launch_command_parser
+_ACCELERATE = _Options(
+    launcher="accelerate",
+    flags=_names(
+        "-q --quiet --cpu --multi_gpu --tpu --enable_cpu_affinity --dynamo_use_fullgraph "
+        "--dynamo_use_dynamic --dynamo_use_regional_compilation --use_deepspeed --use_fsdp "
+        "--use_parallelism_config --use_megatron_lm --same_network -m --module --no_python "
+        "--tpu_cluster --no_tpu_cluster --tpu_use_sudo --downcast_bf16 --debug "
+        "--fp8_use_autocast_during_eval"
+    ),
+    ours=_names(
+        "--num_processes --num_machines --machine_rank --main_process_ip --main_process_port "
+        "--same_network --rdzv_backend --rdzv_conf --max_restarts --monitor_interval --gpu_ids "
+        "--deepspeed_hostfile --deepspeed_exclusion_filter --deepspeed_inclusion_filter "
+        "--deepspeed_multinode_launcher --mpirun_hostfile"
+    ),
+    module=frozenset({"-m", "--module"}),
+    nodes="--num_machines",
+    workers="--num_processes",
+)
+# deepspeed/launcher/runner.py, parse_args. Its options for one node are those of launch.py.
+_DEEPSPEED = _Options(
+    launcher="deepspeed",
+    flags=_names(
+        "--module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid "
+        "--bind_cores_to_rank -q --quiet"
+    ),
+    ours=_names(
+        "-H --hostfile -i --include -e --exclude --num_nodes --num_gpus --master_port "
+        "--master_addr --node_rank --launcher --launcher_args --no_ssh --no_ssh_check "
+        "--force_multi --ssh_port --venv_script"
+    ),
+    nodes="--num_nodes",
+    workers="--num_gpus",
+)
+_HEADS = {
+    "torchrun": _TORCHRUN,
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "accelerate": _ACCELERATE,
+    "accelerate.commands.launch": _ACCELERATE,
+    "deepspeed": _DEEPSPEED,
+}
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+# Their commands start accelerate on this node alone, with a module of theirs:
+# https://github.com/huggingface/trl/blob/main/trl/cli.py,
+# https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/cli/main.py
+_MODULES = {
+    ("trl", "sft"): "trl.scripts.sft",
+    ("trl", "dpo"): "trl.scripts.dpo",
+    ("trl", "grpo"): "trl.scripts.grpo",
+    ("trl", "kto"): "trl.scripts.kto",
+    ("trl", "reward"): "trl.scripts.reward",
+    ("trl", "rloo"): "trl.scripts.rloo",
+    ("axolotl", "train"): "axolotl.cli.train",
+}
+_START_TASKS = frozenset({"srun", "mpirun", "mpiexec"})
+# What finds a Python on this machine: the nodes' is the profile's.
+_FIND_PYTHON = frozenset({"uv", "poetry", "pdm", "pixi", "rye"})
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """Return a command in trnslurm's terms, or raise an error that says what to type."""
+    head, rest = words[0], [*words[1:]]
+    name = Path(head).name
+    if name in _FIND_PYTHON and rest[:1] == ["run"] and rest[1:] and not rest[1].startswith("-"):
+        found = read_command(rest[1:])
+        return replace(found, left_out=(f"{name} run", *found.left_out))
+    if re.match(r"[A-Za-z_]\w*=", head):
+        raise ConfigError(f"{head} sets a variable: --set {shlex.quote(f'env.{head}')}")
+    if name in _START_TASKS:
+        raise ConfigError(
+            f"{name} starts a command on the nodes, which trnslurm does itself: give that command, "
+            "and --launcher srun to start a task of Slurm for each worker"
+        )
+    if name == "accelerate":
+        if rest[:1] != ["launch"]:
+            raise ConfigError("accelerate trains by `accelerate launch`: -- accelerate launch …")
+        return _launched(_ACCELERATE, "accelerate launch", rest[1:])
+    if name in _HEADS:
+        return _launched(_HEADS[name], name, rest)
+    if _PYTHON.fullmatch(name):
+        return _by_python(name, rest)
+    if rest and (module := _MODULES.get((name, rest[0]))):
+        return _of(Entry.module(module), rest[1:])
+    return _of(_entry_of(head), rest)
+
+
+def launcher_for(recipe: str, per: Per) -> Launcher:
+    """Return the launcher that starts a custom job so many times."""
+    entry = Entry(recipe)
+    if per == "worker":
+        return OWN_LAUNCHER
+    if per == "job":
+        return "job"
+    return "python" if entry.is_python else "script"
+
+
+def _by_python(name: str, words: Sequence[str]) -> Command:
+    """Return the command of a Python; the nodes' own Python runs it."""
+    rest = [*words]
+    while rest[:1] == ["-u"]:  # workers write without a buffer as it is
+        del rest[0]
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        module = rest[1]
+        if module in _HEADS:
+            return _launched(_HEADS[module], f"{name} -m {module}", rest[2:])
+        return _of(Entry.module(module), rest[2:])
+    if not rest or rest[0].startswith("-"):
+        option = f"option {rest[0]}" if rest else "interactive shell"
+        raise ConfigError(f"{name}: trnslurm starts a script or -m MODULE, not its {option}")
+    return _of(_entry_of(rest[0], python=True), rest[1:])
+
+
+def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
+    """Return the command that a launcher starts."""
+    rest, kept, ours = [*words], [], []
+    numbers: dict[str, int] = {}
+    module = program = False
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        known = option[:2] + option[2:].replace("-", "_")
+        given = [f"{option}{equals}{value}"]
+        if known not in options.flags and not equals:
+            if not rest:
+                raise ConfigError(f"{name}: {option} lacks its value")
+            value = rest.pop(0)
+            given.append(value)
+        if known in options.module:
+            module = True
+        elif known == options.no_python:
+            program = True
+        elif known in options.ours:
+            ours.append(shlex.join(given))
+            if value.isdecimal():
+                numbers[known] = int(value)
+        else:
+            kept += given
+    if not rest:
+        raise ConfigError(f"{name}: it starts no script: {name} … SCRIPT ARGUMENTS")
+    entry = Entry.module(rest[0]) if module else _entry_of(rest[0], python=not program)
+    nodes, workers = numbers.get(options.nodes), numbers.get(options.workers)
+    if options is _ACCELERATE and workers is not None:  # of all machines
+        workers = workers // (nodes or 1) if workers % (nodes or 1) == 0 else None
+    return Command(
+        recipe=entry.text,
+        arguments=tuple(rest[1:]),
+        # accelerate and DeepSpeed set more for their workers than ranks.
+        launcher=OWN_LAUNCHER if options is _TORCHRUN and not kept else options.launcher,
+        launcher_arguments=tuple(kept),
+        nodes=nodes,
+        workers=workers,
+        left_out=tuple(ours),
+    )
+
+
+def _of(entry: Entry, arguments: Sequence[str]) -> Command:
+    launcher: Launcher = OWN_LAUNCHER if entry.is_python else "script"
+    return Command(recipe=entry.text, arguments=tuple(arguments), launcher=launcher)
+
+
+def _entry_of(word: str, *, python: bool = False) -> Entry:
+    """Return the entry of a file in this directory, or of a program of the nodes."""
+    file = Path(word)
+    if python or file.suffix == ".py" or (file.is_file() and not file.is_absolute()):
+        return Entry(word if "/" in word else f"./{word}")
+    return Entry.program(word)
