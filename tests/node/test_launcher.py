@@ -23,8 +23,8 @@ ROOT = Path(trnslurm.__file__).parents[1]
 # With other limits, as no test waits for minutes.
 WITHIN = """
 import sys
-from trnslurm.node import launcher
-launcher.MEET_S, launcher.KILL_WAIT_S = 2.0, 0.2
+from trnslurm.node import launcher, processes
+launcher.MEET_S, processes.KILL_WAIT_S = 2.0, 0.2
 sys.exit(launcher.main())
 """
 FOR_EVER = """

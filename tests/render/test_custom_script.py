@@ -205,27 +205,39 @@ def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) 
     assert said in cli("render", *words[:1], *options, *TIME, *words[1:]).error
 
 
-BATCH_SCRIPT = """#!/bin/bash
+BATCH_SCRIPT = """#!/bin/bash -l
 # from https://example.org
 
-#SBATCH --nodes=2
-#SBATCH --time=1:00:00
+#SBATCH --nodes=2 --job-name=two
+#SBATCH --time=1:00:00 --gres=gpu:4
+#SBATCH --comment='a b $c' -o x
 srun torchrun --nnodes 2 "scripts/other.py" --lr 1
 """
 
 
-@pytest.mark.parametrize("word", ["job.sbatch", "./x.slurm", "job.sh", "job", "scripts/../job.py"])
-def test_a_batch_script_is_refused_with_what_works(site, cli, project, word, tmp_path) -> None:
-    Path(word).write_text(BATCH_SCRIPT)
-    start = "./train.py" if word.endswith(".py") else "scripts/other.py"
-    for command in ("submit", "render", "plan", "show"):
-        said = cli(command, word, *CPU).error
-        assert f"{Path(word).name}: a batch script (#SBATCH in line 4), which `sbatch " in said
-        assert f"trnslurm submit {start.removeprefix('./')} --nodes N" in said.replace(" ./", " ")
-    assert "a batch script" in cli("submit", word, *CPU, "--sweep", "seed=1,2").error
-    assert "a batch script" in cli("new", "mine", "--from", word).error
-    with pytest.raises(TrnslurmError, match="a batch script"):
-        trnslurm.submit(word, cluster="pc")
+def test_a_batch_script_is_the_job(site, cli, project) -> None:
+    """Its options size the job, its commands run once, and the profile adds what it lacks."""
+    Path("job.sbatch").write_text(BATCH_SCRIPT)
+    done = cli("render", "job.sbatch", *CPU, "-o", str(site.root / "out"), "--", "a b")
+    assert done.code == 0, done.err
+    assert "job.sbatch asks for --nodes=2 --gres=gpu:4" in done.err
+    assert "Left out --output=x: the run has its own log: trnslurm logs" in done.err
+    script = (site.root / "out/train.sbatch").read_text()
+    lines = re.findall(r"^#SBATCH (.*?)(?: +#.*)?$", script, re.M)
+    assert lines == [
+        "--job-name=two-train", "--nodes=2", "--gres=gpu:4", '--comment="a b $c"',
+        "--time=01:00:00", "--wait-all-nodes=1", "--open-mode=append",
+        "--output=logs/train-%j.log", "--export=ALL", "--partition=compute",
+        "--signal=B:USR1@300", "--requeue",
+    ]  # fmt: skip
+    command = command_of((site.root / "out/node.sh").read_text())
+    assert command[-4:] == ["--given", "--", "./job.sbatch", "a b"]
+    for words, said in (
+        (("--launcher", "srun"), "is a batch script, which starts its workers itself: leave out"),
+        (("--per", "node"), "leave out --per"),
+    ):
+        assert said in cli("render", "job.sbatch", *CPU, *words).error
+    assert "#SBATCH --nodes=1\n" in cli("render", "job.sbatch", *CPU, "--nodes", "1").out
 
 
 def test_a_batch_script_of_a_recipe_or_a_bundle(site, cli, project) -> None:
@@ -735,3 +747,10 @@ def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project)
         (run.path / place / "newest.pt").touch()
         told = f"{run.name} starts again; its script may continue from {run.path / place}\n"
         assert cli("resume", run.name).err == told
+
+
+def test_a_batch_script_in_python_has_its_own_nodes(site, project) -> None:
+    Path("job.sbatch").write_text(BATCH_SCRIPT)
+    values = {"path": str(site.root), "cluster": "pc"}
+    assert trnslurm.plan("job.sbatch", **values).batch.nodes == 2
+    assert trnslurm.plan("job.sbatch", nodes=4, **values).batch.nodes == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,49 @@ def test_a_program_that_is_no_python(user: User, project: Path) -> None:
     run = submit(user, project / "run.sh", "--time", "10", "--", "a b", "{workers}")
     run.until("COMPLETED")
     assert (run.path / "work/said-1.txt").read_text() == "node 1 of 2: a b 4\n"
+
+
+BATCH = """#!/bin/bash
+#SBATCH --job-name=mine
+#SBATCH -N 2 --ntasks-per-node=2 -c 3
+#SBATCH --time=20 --comment="a b"
+#SBATCH --output=out-%j
+export HERE=$PWD
+env | grep "^SLURM" | cut -d= -f1 | sort > names
+srun bash -c 'echo "rank $SLURM_PROCID of $SLURM_NTASKS, $MINE, $HERE"'
+echo "once: $*"
+"""
+# What `scontrol show job` says of a job's size.
+SIZE = ("NumNodes", "NumCPUs", "NumTasks", "CPUs/Task", "TRES", "NtasksPerN:B:S:C", "MinCPUsNode",
+        "MinMemoryNode", "OverSubscribe", "TimeLimit", "Partition", "Features", "Comment",
+        "TresPerNode", "Licenses", "Contiguous")  # fmt: skip
+
+
+@pytest.mark.first
+def test_a_batch_script_runs_as_by_sbatch(user: User, project: Path) -> None:
+    """Once, with the same size and variables, and with srun in it."""
+    (file := project / "job.sbatch").write_text(BATCH)
+    file.chmod(0o755)
+    mine = replace(user, environ={**user.environ, "MINE": "a'b c"})
+    words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}")
+    run = mine._submit(str(file), *words, "--", "one", "two  words")
+    run.until("COMPLETED")
+    log = run.logs("--node", "0")
+    place = run.path / "work"
+    ranks = sorted(line for line in log.splitlines() if line.startswith("rank "))
+    assert ranks == [f"rank {n} of 4, a'b c, {place}" for n in range(4)]
+    assert log.count("once: one two  words\n") == 1
+    by_hand = mine.shell("sbatch --parsable -D . --wait job.sbatch", project).split()[-1]
+    show = ("scontrol", "show", "job", "-o")
+
+    def size(job: str) -> dict[str, str]:
+        text = user.sandbox.slurm(*show, job).ok
+        return {key: value for key, value in (w.split("=", 1) for w in text.split() if "=" in w)
+                if key in SIZE}  # fmt: skip
+
+    assert size(run.jobs["train"]) == size(by_hand)
+    ours, theirs = ({*(d / "names").read_text().split()} for d in (place, project))
+    assert ours == theirs
 
 
 @pytest.mark.first

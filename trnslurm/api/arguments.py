@@ -14,7 +14,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 import yaml
 
-from trnslurm.config.script import Launcher
+from trnslurm.config.entry import as_name
+from trnslurm.config.script import Launcher, batch_script
 from trnslurm.config.search import yaml_line
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
@@ -198,16 +199,17 @@ FIELD_OF = {"workers": "workers_per_node"}
 
 def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> JobOptions:
     """Check the arguments of a call, and return them as options; None is not given."""
-    return JobOptions(
-        workspace=workspace_of(search_path(given.get("path", ()))),
-        recipe=file_name("recipe", recipe),
-        **nodes_of(nodes),
-        **{
-            FIELD_OF.get(name, name): check(name, given[name])
-            for name, check in _CHECKS.items()
-            if given.get(name) is not None
-        },
-    )
+    word, asked = file_name("recipe", recipe), nodes_of(nodes)
+    values = {
+        FIELD_OF.get(name, name): check(name, given[name])
+        for name, check in _CHECKS.items()
+        if given.get(name) is not None
+    }
+    if script := batch_script(word):
+        asked = {"nodes": script.nodes} if asked == {"nodes": 1} else asked
+        values.setdefault("name", as_name(script.name) if script.name else None)
+    workspace = workspace_of(search_path(given.get("path", ())))
+    return JobOptions(workspace=workspace, recipe=word, **asked, **values)
 
 
 def nodes_of(nodes: object) -> dict[str, Any]:

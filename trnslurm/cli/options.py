@@ -13,10 +13,11 @@ from click.core import ParameterSource
 
 from trnslurm.cli import completer
 from trnslurm.cli.output import Terminal
-from trnslurm.config.command import Command as RealCommand
+from trnslurm.config.batch_script import BatchScript
+from trnslurm.config.command import Command as UsersCommand
 from trnslurm.config.command import Per, launcher_for, read_command
-from trnslurm.config.entry import Entry
-from trnslurm.config.script import Launcher, is_script
+from trnslurm.config.entry import Entry, as_name
+from trnslurm.config.script import Launcher, batch_script, is_script
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.search import run_roots, workspace_of
 from trnslurm.submission.options import parse_range
@@ -164,6 +165,8 @@ def _take_command(ctx: click.Context, early: Sequence[str], late: Sequence[str])
         params["recipe"], params["arguments"] = Entry.module(module).text, tuple(late)
     elif late and not early:
         _take(ctx, read_command(late))
+    elif early and (script := batch_script(early[0])):
+        _take_script(ctx, script)
     elif not early and "rendered" not in params:
         raise click.MissingParameter(ctx=ctx, param_type="argument", param_hint="'RECIPE'")
     if per := params.pop("per", None):
@@ -172,7 +175,25 @@ def _take_command(ctx: click.Context, early: Sequence[str], late: Sequence[str])
         params["launcher"] = launcher_for(str(params["recipe"] or ""), per)
 
 
-def _take(ctx: click.Context, command: RealCommand) -> None:
+def _take_script(ctx: click.Context, script: BatchScript) -> None:
+    """Set the number of nodes and the name by a batch script, and tell what becomes of the rest."""
+    params = ctx.params
+    if params["launcher"] or params.get("per"):
+        raise click.UsageError(
+            f"{script.file} is a batch script, which starts its workers itself: leave out "
+            f"{'--launcher' if params['launcher'] else '--per'}"
+        )
+    if ctx.get_parameter_source("nodes") != ParameterSource.COMMANDLINE:
+        params["nodes"] = script.nodes
+    if params["name"] is None and script.name:
+        params["name"] = as_name(script.name)
+    kept = [f"--nodes={params['nodes']}", *script.kept]
+    click.echo(f"{script.file} asks for {' '.join(kept)}", err=True)
+    for word, instead in script.replaced:
+        click.echo(f"Left out {word}{f': {instead}' if instead else ''}", err=True)
+
+
+def _take(ctx: click.Context, command: UsersCommand) -> None:
     """Set the job's options by a command's own words, but for those that the user gives as well."""
     params = ctx.params
     if params["launcher"] and command.launcher_arguments:

@@ -61,4 +61,9 @@ class Entry(Frozen, kw_only=False):
             name = next((part for part in reversed(parts) if part not in _GENERAL), parts[0])
         else:
             name = PurePosixPath(self.name).stem
-        return re.sub(_NO_NAME, "-", name).strip("-.")[:40] or "script"
+        return as_name(name)
+
+
+def as_name(text: str) -> str:
+    """Return a text as the name of a job."""
+    return re.sub(_NO_NAME, "-", text).strip("-.")[:40] or "script"

@@ -84,6 +84,8 @@ class Slurm(Frozen):
     """How long srun waits for the other nodes after the first one succeeds."""
     sbatch: tuple[str, ...] = ()
     """Other sbatch options, such as `--mail-type=FAIL`; each is in the file."""
+    directives: tuple[str, ...] | None = None
+    """The options of a user's batch script, which say the size of its job; None: there is none."""
     bin_dir: NotEmpty[str | None] = None
     """Directory of sbatch, srun, squeue, scontrol, if they are not on PATH."""
     data_partition: NotEmpty[str | None] = None

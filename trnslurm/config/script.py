@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from pathlib import Path
 from typing import Any, Literal
 
+from trnslurm.config.batch_script import BatchScript, first_directive, read_batch_script
 from trnslurm.config.entry import Entry
-from trnslurm.contract.files import open_file
 from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU, CUDA
 from trnslurm.errors import ConfigError
@@ -23,8 +22,6 @@ others once per worker."""
 OWN_LAUNCHER: Launcher = "trnslurm"
 """trnslurm's own, trnslurm/node/launcher.py: the default."""
 
-_HEAD_BYTES = 64 << 10
-_PYTHON_FILE = r"(?<![^\s'\"])[\w./-]+\.py(?![^\s'\"])"
 SCRIPT_HINT = (
     "a script is named by its path (./train.py), a module by -m, and any other command comes after "
     "--: trnslurm submit --nodes 2 -- trl sft --config sft.yaml"
@@ -59,42 +56,27 @@ def is_script(word: str) -> bool:
     if "/" in word:
         return True
     file = Path(word)
-    return file.is_file() and (file.suffix in (".py", ".sh") or _batch_script(file)[0] > 0)
+    return file.is_file() and (file.suffix in (".py", ".sh") or first_directive(file) > 0)
+
+
+def batch_script(word: str) -> BatchScript | None:
+    """Return the batch script that a word on the command line names, if it names one."""
+    file = Path(word)
+    if not is_script(word) or not first_directive(file) or (file.parent / PLAN).is_file():
+        return None
+    return read_batch_script(file)
 
 
 def refuse_batch_script(file: Path) -> None:
-    """Refuse a script with options for sbatch: its commands would run on every node at once."""
-    line, script = _batch_script(file)
-    if not line:
-        return
-    where = f"{file}: a batch script (#SBATCH in line {line})"
-    if (file.parent / PLAN).is_file():
-        raise ConfigError(f"{where} of a bundle: trnslurm submit --rendered {file.parent}")
-    raise ConfigError(
-        f"{where}, which `sbatch {shlex.quote(str(file))}` runs as it is; trnslurm starts the "
-        "training script itself, without srun or torchrun: "
-        f"trnslurm submit {script} --nodes N --time TIME -- ARGUMENTS"
-    )
+    """Refuse a script with options for sbatch where nothing would read them.
 
-
-def _batch_script(file: Path) -> tuple[int, str]:
-    """Return the number of a file's first #SBATCH line, and the Python file that it starts.
-
-    The number is 0 if sbatch would find no such line. It reads up to the first line that is neither
-    empty nor a comment: https://slurm.schedmd.com/sbatch.html#SECTION_DESCRIPTION
+    Its commands would run on every node at once, too.
     """
-    try:
-        with open_file(file) as stream:
-            head = stream.read(_HEAD_BYTES).decode(errors="replace")
-    except OSError:  # whoever reads all of it says why
-        return 0, ""
-    lines = head.splitlines()
-    commands = (n for n, line in enumerate(lines) if line.strip() and not line.startswith("#"))
-    first = next(commands, len(lines))
-    found = next((n for n, line in enumerate(lines[:first], 1) if line.startswith("#SBATCH")), 0)
-    started = re.search(_PYTHON_FILE, "\n".join(lines[first:]))
-    name = started[0] if started and file.suffix != ".py" else "train.py"
-    return found, name if "/" in name else f"./{name}"
+    if line := first_directive(file):
+        raise ConfigError(
+            f"{file}: a batch script (#SBATCH in line {line}): trnslurm submit "
+            f"{shlex.quote(str(file))} runs it once, with its own options"
+        )
 
 
 def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
@@ -105,13 +87,14 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     """
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    refuse_batch_script(file)
     # Without "..", which would seem to be below this directory.
     entry, here = Path(os.path.abspath(file)), Path.cwd()  # noqa: PTH100
     root = (project or (here if entry.is_relative_to(here) else entry.parent)).absolute()
     if not entry.is_relative_to(root):
         raise ConfigError(f"{file} is not below its project {root}")
     found = Entry(str(entry.relative_to(root)))
+    if first_directive(file):
+        return _batch_tree(found, root, file)
     return _tree(found, root, OWN_LAUNCHER if found.is_python else "script")
 
 
@@ -124,4 +107,25 @@ def _tree(entry: Entry, project: Path, launcher: Launcher) -> dict[str, Any]:
         "default_cluster": "local",
         "precompile": "never",
         "devices": [CUDA.name, CPU.name],
+    }
+
+
+def _batch_tree(entry: Entry, project: Path, file: Path) -> dict[str, Any]:
+    """Return the content of the recipe that runs a batch script."""
+    if (file.parent / PLAN).is_file():
+        raise ConfigError(
+            f"{file}: a batch script of a bundle: trnslurm submit --rendered {file.parent}"
+        )
+    script = read_batch_script(file)
+    options = ["--given"]
+    if script.signal:
+        options.append(f"--signal={script.signal}")
+    if directory := script.directory:
+        inside = Path(os.path.abspath(directory))  # noqa: PTH100
+        below = inside.is_relative_to(project)
+        options.append(f"--directory={inside.relative_to(project) if below else directory}")
+    return _tree(entry, project, "job") | {
+        "launcher_arguments": options,
+        "devices": [],  # it knows what its nodes have
+        "slurm": {**script.slurm, "directives": [*script.kept]},
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import OWN_LAUNCHER
+from trnslurm.config.times import LONGEST_MIN
 from trnslurm.config.tree import flatten, lookup, marks_of
 from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.declared import keeps
@@ -68,8 +69,6 @@ _IMAGE = r"[^\s$`\"\\.-][^\s$`\"\\]*"
 _URL = r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*"
 # As trnslurm.mirror.store, which also says whose characters these are.
 _S3 = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()-]+)*/?"
-LONGEST_MIN = 365 * 24 * 60
-"""A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
 _OF_A_SCRIPT: dict[str, Any] = {
     "arguments": [], "places": {}, "launcher_arguments": [], "links": [], CHECKPOINTS: "",
 }  # fmt: skip

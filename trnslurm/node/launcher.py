@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
-from trnslurm.node import processes
+from trnslurm.node import once, processes
 from trnslurm.node.killed import ended_by_kernel, tell_of_kill
 from trnslurm.node.meeting import (
     MESSAGE_S,
@@ -43,8 +43,6 @@ from trnslurm.node.meeting import (
 
 MEET_S = 600.0
 """How long the nodes wait for each other, as with torchrun (static_tcp_rendezvous.py)."""
-KILL_WAIT_S = 30.0
-"""The time between TERM and KILL (PContext.close)."""
 _STARTUP = str(Path(__file__).with_name("startup"))
 _FAILED = 1
 
@@ -54,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=1, help="on each node")
     parser.add_argument("--once", action="store_true", help="start on the first node only")
+    once.add_options(parser)
     parser.add_argument("--program", action="store_true", help="the words are not Python's")
     parser.add_argument("words", nargs="+", metavar="WORD", help="Python's: a script, or -m MODULE")
     options = parser.parse_args(argv)
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         processes.say(f"error: the workers cannot start: {error}")
         return _FAILED
     if options.once:
-        return Once(nodes, command).run()
+        return once.Once(nodes, command, options).run()
     with tempfile.TemporaryDirectory(prefix="trnslurm-errors-") as errors:
         return Launcher(nodes, options.workers, command, Path(errors)).run()
 
@@ -271,7 +270,7 @@ class Launcher:
         return found
 
     def _end(self, signum: signal.Signals) -> None:
-        self._failed, self._deadline = True, time.monotonic() + KILL_WAIT_S
+        self._failed, self._deadline = True, time.monotonic() + processes.KILL_WAIT_S
         self._signal(signum)
 
     def _signal(self, signum: signal.Signals) -> None:
@@ -317,44 +316,6 @@ class Launcher:
             return str(stack)
         except (OSError, ValueError, LookupError, TypeError):
             return ""
-
-
-class Once:
-    """A command that runs on the first node, and may start tasks on all."""
-
-    def __init__(self, nodes: Nodes, command: Sequence[str]) -> None:
-        self._nodes, self._command = nodes, command
-        self._signals = processes.SignalQueue()
-
-    def run(self) -> int:
-        """Run it here, or wait until it has ended; return the exit code."""
-        code = 0 if self._nodes.number else self._run_here()
-        if code == 0:
-            for signum in processes.heard_end_signals():
-                signal.signal(signum, _fail)
-            self._nodes.leave()
-        return code
-
-    def _run_here(self) -> int:
-        pid = processes.spawn(self._command, environ=_as_batch_script(os.environ))
-        deadline: float | None = None
-        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-            within_s = deadline and max(0.0, deadline - time.monotonic())
-            arrived, _ = self._signals.wait(within_s, [])
-            if ending := arrived & processes.END_SIGNALS:
-                processes.send(pid, signal.Signals(min(ending)))
-                deadline = deadline or time.monotonic() + KILL_WAIT_S
-            if deadline and time.monotonic() >= deadline:
-                processes.send(pid, signal.SIGKILL)
-                deadline = None
-        return processes.exit_code(ended[1])
-
-
-def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of this step, so that srun starts steps of the job."""
-    kept = ("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CLUSTER")
-    found = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k.startswith(kept)}
-    return found | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
 def _name_of(signum: int) -> str:

@@ -19,6 +19,8 @@ from typing import NamedTuple, NoReturn
 END_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 TERM_WAIT_S = 2.0
 """How long left-over descendants have between TERM and KILL."""
+KILL_WAIT_S = 30.0
+"""How long workers have: as with torchrun (PContext.close in multiprocessing/api.py)."""
 _TOOL_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -12,8 +12,8 @@ from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Cluster, Config, Recipe, Reference
 from trnslurm.config.software import device_of, device_of_sdk
+from trnslurm.config.times import LONGEST_MIN
 from trnslurm.config.tree import lookup
-from trnslurm.config.values import LONGEST_MIN
 from trnslurm.contract.plan import BatchPlan
 from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.errors import ConfigError, PlanError

@@ -48,7 +48,8 @@ def check_declared(config: Config) -> None:
     if not entry.is_file():  # rendering refuses the missing file
         return
     if config.recipe.project:
-        refuse_batch_script(entry)
+        if config.recipe.launcher != "job":
+            refuse_batch_script(entry)
         if entry.suffix != ".py":
             return
     try:

@@ -86,13 +86,18 @@ class Resources(Frozen):
     """Options that depend on the cluster."""
     tasks: int
     """Slurm's tasks of a node."""
-    cpus_per_task: int
+    cpus_per_task: int | None
+    """None: all that the job has on the node."""
     srun_wait_s: int
+    environment: str = "NIL"
+    """What of the submitting shell's environment reaches the job."""
 
 
 def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
     """Return the resources of a job that trains, or compiles for training, on so many nodes."""
     slurm, tasks = spec.config.cluster.slurm, tasks_per_node(spec)
+    if slurm.directives is not None:
+        return _as_directed(spec, phase)
     cpus = max(1, (slurm.cpus_per_task or spec.instance.vcpus) // tasks)
     each = "one launcher per node, which starts the workers"
     if spec.config.recipe.launcher == "srun":
@@ -111,6 +116,29 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
         tasks=tasks,
         cpus_per_task=cpus,
         srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,
+    )
+
+
+def _as_directed(spec: JobSpec, phase: str) -> Resources:
+    """Return the resources of a user's batch script: its own options, and the profile's others."""
+    slurm, reason = spec.config.cluster.slurm, f"from {spec.config.recipe.entry}"
+    every = slurm.directives or ()
+    own = [word for word in every if not word.startswith("--export=")]
+    size = [(word, reason) for word in own]
+    if phase in spec.time_min:
+        size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
+    names = {word.partition("=")[0] for word in own}
+    site = _training_options(spec, phase) if spec.scheduler.has_sbatch_lines else []
+    exports = [word.partition("=")[2] for word in every if word not in own]
+    return Resources(
+        job_name=f"{spec.name}-{phase}",
+        nodes=str(spec.nodes),
+        size=tuple(size),
+        site=tuple(option for option in site if option[0].partition("=")[0] not in names),
+        tasks=1,
+        cpus_per_task=None,
+        srun_wait_s=0,
+        environment=exports[-1] if exports else "ALL",
     )
 
 

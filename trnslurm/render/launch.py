@@ -19,6 +19,8 @@ from trnslurm.render.project import module_of
 
 ONCE = ("python", "script", "job")
 """The launchers that start a script once per node, or once."""
+GIVEN = "--given"
+"""The launcher's option that gives a batch script the environment of the submitting shell."""
 _NO_PYTHON = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
 _KINDS = {
     *("__config_file", "__use_deepspeed", "__use_fsdp", "__use_megatron_lm"),
@@ -41,6 +43,8 @@ class WorkerLaunch(Frozen):
     workers_per_task: int
     program: bool
     """Whether the script is a program, not Python's."""
+    options: str
+    """Shell words for trnslurm's own launcher, which follow a blank."""
 
 
 def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> WorkerLaunch:
@@ -62,7 +66,14 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
         once='[ "$SLURM_LOCALID" != 0 ] ||\n' if launcher == "srun" else "",
         workers_per_task=spec.batch.workers_per_node // tasks_per_node(spec),
         program=bool(recipe.project) and not Entry(recipe.entry).is_python,
+        options="".join(f" {shlex.quote(word)}" for word in _options_of_job(spec)),
     )
+
+
+def _options_of_job(spec: JobSpec) -> list[str]:
+    """Return the options of `launcher: job`; a batch script keeps the variables of the profile."""
+    words, names = [*spec.config.recipe.launcher_arguments], [*spec.config.cluster.env]
+    return [*words, f"--keep={','.join(names)}"] if GIVEN in words and names else words
 
 
 def tasks_per_node(spec: JobSpec) -> int:
@@ -83,7 +94,7 @@ def _launched(recipe: Recipe, module: str, workers: int) -> list[str]:
     entry, launcher = Entry(recipe.entry), recipe.launcher
     by_itself = launcher in ("srun", *ONCE)
     python = launcher == "python" or (by_itself and entry.is_python)
-    options = [*recipe.launcher_arguments]
+    options = [] if launcher == "job" else [*recipe.launcher_arguments]
     if launcher == "accelerate":
         options = _for_accelerate(options, workers)
     words = [*map(shlex.quote, options)]

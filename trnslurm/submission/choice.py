@@ -13,7 +13,8 @@ from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.sweep import Point
-from trnslurm.config.values import LONGEST_MIN, parse_notify
+from trnslurm.config.times import parse_time
+from trnslurm.config.values import parse_notify
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
@@ -213,27 +214,6 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
     for key, value in parse_notify(options.notify).items():
         layers[f"notify.{key}"] = ("--notify", value)
     return layers
-
-
-def parse_time(text: str) -> int:
-    """Return minutes for a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
-    match = re.fullmatch(r"(?:(\d{1,999})-)?(\d{1,999})(?::(\d{1,999}))?(?::(\d{1,999}))?", text)
-    if not match:
-        raise ConfigError(f"--time {text}: expected minutes, HH:MM:SS or D-HH:MM:SS")
-    days, first, second, third = (int(g) if g else 0 for g in match.groups())
-    if max(second, third) > 59:
-        raise ConfigError(f"--time {text}: minutes and seconds after a colon go up to 59")
-    if match[1] is not None:  # D-H:M:S
-        seconds = days * 86400 + first * 3600 + second * 60 + third
-    elif match[4] is not None:  # H:M:S
-        seconds = first * 3600 + second * 60 + third
-    else:  # M or M:S
-        seconds = first * 60 + second
-    if seconds < 60:
-        raise ConfigError(f"--time {text}: at least one minute")
-    if seconds > LONGEST_MIN * 60:
-        raise ConfigError(f"--time {text}: at most a year, 365-00:00:00")
-    return -(-seconds // 60)
 
 
 def _whole_range(text: str) -> range:

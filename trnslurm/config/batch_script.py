@@ -1,0 +1,240 @@
+"""A user's batch script: its #SBATCH options, as sbatch reads them, and what becomes of each.
+
+Those that a profile has a key for become the recipe's values, so that the site's locks hold. The
+rest are the job's own options, word for word. A few are trnslurm's: the run has its own log.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trnslurm.config.times import parse_time
+from trnslurm.contract.files import open_file, read_file
+from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
+
+_HEAD_BYTES = 64 << 10
+_MARK = "#SBATCH"
+# https://slurm.schedmd.com/sbatch.html#SECTION_OPTIONS
+_SHORT = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
+    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile",
+    "G": "gpus", "H": "hold", "h": "help", "i": "input", "J": "job-name", "k": "no-kill",
+    "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks",
+    "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose",
+    "W": "wait", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+# Without a value, or with one only after "=".
+_FLAGS = frozenset({
+    "contiguous", "exclusive", "get-user-env", "help", "hold", "ignore-pbs", "nice", "no-kill",
+    "no-requeue", "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot",
+    "requeue", "share", "spread-job", "test-only", "usage", "use-min-nodes", "verbose", "version",
+    "wait",
+})  # fmt: skip
+_AS_KEYS = ("partition", "account", "qos", "constraint", "reservation")
+_LOGS = "the run has its own log: trnslurm logs"
+# What the run does itself, and what it says instead.
+_REPLACED = {
+    "output": _LOGS,
+    "error": _LOGS,
+    "open-mode": _LOGS,
+    "input": "the script's input is empty",
+    "wait-all-nodes": "the job starts when all nodes are up",
+    "parsable": "", "quiet": "", "verbose": "", "wait": "", "ignore-pbs": "", "test-only": "",
+    "kill-on-invalid-dep": "",
+}  # fmt: skip
+_REFUSED = {
+    "array": "submit it once per task, or with --sweep: trnslurm has no task number for it",
+    "clusters": "submit it on the cluster itself",
+    "nodefile": "name the nodes with --nodelist",
+    "uid": "a run is its own user's",
+    "gid": "a run is its own user's",
+    "export-file": "use --export",
+    "wrap": "give the command to trnslurm",
+}
+
+
+class Directive(NamedTuple):
+    """One option of a #SBATCH line."""
+
+    line: int
+    name: str
+    """The long name, without dashes."""
+    value: str | None
+
+    @property
+    def word(self) -> str:
+        return f"--{self.name}" + ("" if self.value is None else f"={self.value}")
+
+
+class BatchScript(Frozen):
+    """A file with #SBATCH lines."""
+
+    file: Path
+    nodes: int
+    name: str | None
+    kept: tuple[str, ...]
+    """The job's options, word for word."""
+    replaced: tuple[tuple[str, str], ...]
+    """Options that trnslurm sets, and what it does instead."""
+    slurm: Mapping[str, Any]
+    """Values of the section `slurm`."""
+    signal: str
+    """The signal that the script wants before its time limit; with `B:` it alone gets it."""
+    directory: str
+    """Where its commands run, if it says so."""
+
+
+def first_directive(file: Path) -> int:
+    """Return the number of a file's first #SBATCH line; 0: sbatch would find none."""
+    try:
+        with open_file(file) as stream:
+            head = stream.read(_HEAD_BYTES).decode(errors="replace")
+    except OSError:  # whoever reads all of it says why
+        return 0
+    return next((number for number, _ in _lines(head)), 0)
+
+
+def read_batch_script(file: Path) -> BatchScript:
+    """Return what a batch script asks for, or raise an error with the line that cannot be."""
+    text = read_file(file).decode(errors="replace")
+    if not text.startswith("#!"):  # as sbatch does
+        raise ConfigError(f"{file}: a batch script begins with #! and its shell, as in #!/bin/bash")
+    found: dict[str, Directive] = {}
+    for number, line in _lines(text):
+        if line.split()[:1] == ["hetjob"] or line.split()[:1] == ["packjob"]:
+            raise ConfigError(
+                f"{file}:{number}: a heterogeneous job: trnslurm's jobs have nodes of one kind; "
+                f"sbatch {shlex.quote(str(file))} runs it as it is"
+            )
+        for directive in _directives(file, number, line):
+            found[directive.name] = directive  # the last one counts
+    for name, why in _REFUSED.items():
+        if name in found:
+            raise ConfigError(f"{file}:{found[name].line}: {found[name].word}: {why}")
+    return _meaning(file, found)
+
+
+def _meaning(file: Path, found: dict[str, Directive]) -> BatchScript:
+    def take(name: str) -> str | None:
+        directive = found.pop(name, None)
+        return None if directive is None else directive.value or ""
+
+    nodes = _nodes(file, found)
+    found.pop("nodes", None)
+    # sbatch adds nothing to them.
+    slurm: dict[str, Any] = {"exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None}
+    if (limit := found.pop("time", None)) is not None:
+        try:
+            slurm["time_min"] = parse_time(limit.value or "")
+        except ConfigError as error:
+            raise ConfigError(f"{file}:{limit.line}: {error}") from None
+    slurm |= {name: value for name in _AS_KEYS if (value := take(name))}
+    if take("no-requeue") is not None:
+        slurm["requeue"] = False
+    take("requeue")
+    wish = take("signal") or ""
+    signal, _, seconds = wish.partition("@")
+    if wish:  # Slurm's default is a minute
+        slurm["stop_before_s"] = int(seconds) if seconds.isdecimal() else 60
+    name, directory = take("job-name"), take("chdir")
+    replaced = [(d.word, _REPLACED[d.name]) for d in found.values() if d.name in _REPLACED]
+    kept = [d.word for d in found.values() if d.name not in _REPLACED]
+    return BatchScript(
+        file=file,
+        nodes=nodes,
+        name=name or None,
+        kept=tuple(kept),
+        replaced=tuple(replaced),
+        slurm=slurm,
+        signal=signal.upper(),
+        directory=directory or "",
+    )
+
+
+def _nodes(file: Path, found: Mapping[str, Directive]) -> int:
+    """Return the number of nodes, which sbatch may leave to Slurm."""
+
+    def number(name: str) -> int | None:
+        directive = found.get(name)
+        if directive is None:
+            return None
+        if not re.fullmatch(r"[1-9]\d{0,6}", directive.value or ""):
+            raise ConfigError(
+                f"{file}:{directive.line}: {directive.word}: pass --nodes with one number"
+            )
+        return int(directive.value or "")
+
+    if (nodes := number("nodes")) is not None:
+        return nodes
+    tasks, each = number("ntasks") or 1, number("ntasks-per-node")
+    if each or tasks == 1:
+        return -(-tasks // (each or 1))
+    raise ConfigError(
+        f"{file}:{found['ntasks'].line}: {found['ntasks'].word} leaves the nodes to Slurm: write "
+        "#SBATCH --nodes=N, or #SBATCH --ntasks-per-node=N"
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the #SBATCH lines up to the first command, as sbatch finds them (sbatch/opt.c)."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith(_MARK):
+            yield number, line.removeprefix(_MARK)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            return
+
+
+def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
+    """Yield the options of a line."""
+    words = _words(line)
+    if words is None:
+        raise ConfigError(f"{file}:{number}: a quotation is not closed")
+    while words:
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = {"workdir": "chdir", "tasks": "ntasks", "share": "oversubscribe"}.get(name, name)
+            needs = not equals and name not in _FLAGS
+        elif word.startswith("-") and word[1:2] in _SHORT:
+            name, value = _SHORT[word[1]], word[2:].removeprefix("=")
+            equals = "=" if value else ""
+            needs = not value and name not in _FLAGS
+        else:
+            raise ConfigError(f"{file}:{number}: {word!r} is no option of sbatch")
+        if needs:
+            if not words:
+                raise ConfigError(f"{file}:{number}: {word} lacks its value")
+            value, equals = words.pop(0), "="
+        yield Directive(number, name, value if equals else None)
+
+
+def _words(line: str) -> list[str] | None:
+    """Return the words of a line as sbatch splits it; None: a quotation is not closed.
+
+    Unlike in a shell, a backslash means the next character inside every kind of quotes, but never
+    a blank outside of them (get_argument in src/sbatch/opt.c; measured with 22.05).
+    """
+    words: list[str] = []
+    word, quote, at = "", "", 0
+    while at < len(line):
+        character, at = line[at], at + 1
+        if character == "\\":
+            if at < len(line) and (quote or not line[at].isspace()):
+                word, at = word + line[at], at + 1
+        elif quote:
+            quote, word = ("", word) if character == quote else (quote, word + character)
+        elif character in "\"'":
+            quote = character
+        elif character == "#":
+            break
+        elif character.isspace():
+            words, word = [*words, word], ""
+        else:
+            word += character
+    return None if quote else [word for word in (*words, word) if word]

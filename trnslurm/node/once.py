@@ -1,0 +1,139 @@
+"""Runs a command on the first node only, as sbatch runs a batch script; the other nodes wait.
+
+With --given the command gets the environment that the job was submitted with, as the batch script
+has kept it, and the variables of this run. Its own srun then starts steps of the job.
+"""
+
+import argparse
+import base64
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.variables import Variable
+from trnslurm.node import processes
+
+_LOOK_S = 1.0
+_FAILED = 1
+_GIVEN = "TRNSLURM_GIVEN"
+# What a step has, and a batch script has not.
+_OF_THE_JOB = ("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CLUSTER")
+_FIRST = {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+
+
+class Meets(Protocol):
+    """The launchers of the other nodes."""
+
+    number: int
+
+    def leave(self) -> None:
+        """Leave together with them."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a batch script."""
+    parser.add_argument("--given", action="store_true", help="give it the submitter's environment")
+    parser.add_argument("--keep", default="", metavar="NAME,…", help="and these variables")
+    parser.add_argument("--directory", default=".", help="where it runs, below work/ or anywhere")
+    parser.add_argument("--signal", default="", help="as in #SBATCH --signal, without the time")
+
+
+class Once:
+    """A command that runs on the first node, and may start tasks on all."""
+
+    def __init__(self, nodes: Meets, command: Sequence[str], options: argparse.Namespace) -> None:
+        self._nodes, self._command, self._options = nodes, [*command], options
+        self._signals = processes.SignalQueue()
+
+    def run(self) -> int:
+        """Run it here, or wait until it has ended; return the exit code."""
+        code = 0 if self._nodes.number else self._run_here()
+        if code == 0:
+            for signum in processes.heard_end_signals():
+                signal.signal(signum, lambda *_: os._exit(_FAILED))
+            self._nodes.leave()
+        return code
+
+    def _run_here(self) -> int:
+        environ = _as_batch_script(os.environ)
+        if self._options.given:
+            environ = given_environment(os.environ, self._options.keep.split(","))
+            self._command[0] = str(Path(self._command[0]).absolute())
+            os.chdir(self._options.directory)
+            environ |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(Path.cwd()))
+        pid = processes.spawn(self._command, environ=environ)
+        wish = Wish(self._options.signal)
+        deadline: float | None = None
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            within_s = deadline and max(0.0, deadline - time.monotonic())
+            arrived, _ = self._signals.wait(_LOOK_S if wish.open else within_s)
+            if ending := arrived & processes.END_SIGNALS:
+                processes.send(pid, signal.Signals(min(ending)))
+                deadline = deadline or time.monotonic() + processes.KILL_WAIT_S
+            if deadline and time.monotonic() >= deadline:
+                processes.send(pid, signal.SIGKILL)
+                deadline = None
+            wish.look(pid)
+        return processes.exit_code(ended[1])
+
+
+class Wish:
+    """The signal that a batch script wants before its time limit: trnslurm has that from Slurm."""
+
+    def __init__(self, text: str) -> None:
+        to, _, name = text.rpartition(":")
+        self._alone = "B" in to  # else the steps get it
+        self._signum = _number(name) if text else None
+        files = RunFiles(Path(os.environ[Variable.RUN_DIR]))
+        self._asked = files.stop_file("train", int(os.environ[Variable.ATTEMPT]))
+
+    @property
+    def open(self) -> bool:
+        """Whether the script still waits for it."""
+        return self._signum is not None
+
+    def look(self, pid: int) -> None:
+        """Send the signal once the run is asked to stop."""
+        if self._signum is None or not self._asked.exists():
+            return
+        to = [pid] if self._alone else [p for p in processes.descendants() if p != pid]
+        processes.say(f"trnslurm: {signal.Signals(self._signum).name} for the batch script")
+        for one in to:
+            processes.send(one, self._signum)
+        self._signum = None
+
+
+def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str, str]:
+    """Return the environment that the job was submitted with, and the variables of this run."""
+    raw = base64.b64decode(environ[_GIVEN]).decode(errors="surrogateescape")
+    found = dict(line.split("=", 1) for line in raw.split("\0") if "=" in line)
+    run = {k: v for k, v in environ.items() if k.startswith(("TRNSLURM_", "WANDB_")) or k in keep}
+    run.pop(_GIVEN, None)
+    # Its Python may be older than what sitecustomize.py needs.
+    own = [p for p in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(p).name != "startup"]
+    run["PYTHONPATH"] = os.pathsep.join(filter(None, [*own, found.get("PYTHONPATH", "")]))
+    # Slurm's commands, if they were not on the submitter's PATH.
+    found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH"), environ.get("PATH"))))
+    found.pop("SLURM_OPEN_MODE", None)  # for srun, too, and from a line that is not the script's
+    return found | run | {"PYTHONUNBUFFERED": "1"}
+
+
+def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of this step, so that srun starts steps of the job."""
+    found = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("SLURM_") or name.startswith(_OF_THE_JOB)
+    }
+    return found | _FIRST
+
+
+def _number(name: str) -> int:
+    """Return a signal's number; its name may lack SIG."""
+    if name.isdecimal():
+        return int(name)
+    return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
