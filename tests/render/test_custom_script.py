@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-import trnslurm
+from trnslurm.api.arguments import options_of
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
 from trnslurm.contract.checkpoints import saves_in
@@ -751,6 +751,5 @@ def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project)
 
 def test_a_batch_script_in_python_has_its_own_nodes(site, project) -> None:
     Path("job.sbatch").write_text(BATCH_SCRIPT)
-    values = {"path": str(site.root), "cluster": "pc"}
-    assert trnslurm.plan("job.sbatch", **values).batch.nodes == 2
-    assert trnslurm.plan("job.sbatch", nodes=4, **values).batch.nodes == 4
+    assert [options_of("job.sbatch", nodes, {}).nodes for nodes in (1, 3)] == [2, 3]
+    assert options_of("job.sbatch", 1, {}).name == "two"
