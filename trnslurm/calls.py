@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.checkpoints import reported_step
 from trnslurm.contract.files import write_json
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
@@ -137,7 +137,7 @@ class _Worker:
         if not self._stops and self._calls >= self._pause:
             self._stops = self._agree()
             if self._stops and not self._rank:
-                self._note_stop(newest_step(self._files), saved=False)
+                self._note_stop(reported_step(self._files), saved=False)
         return self._stops
 
     def _agree(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import yaml
 from trnslurm.api.arguments import options_of
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
-from trnslurm.contract.checkpoints import saves_in
+from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.spec import make_spec
@@ -618,6 +621,67 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
     assert accepted or what in ("NUL", "surrogate", "blank")
 
 
+def test_arguments_of_a_first_and_a_later_start(site, cli, project) -> None:
+    """Each in its place; what becomes empty is left out, with an option before it."""
+    arguments = (
+        "a", "--init={first:scratch}{later:resume}", "--from", "{later:last one}", "--lr", "1",
+        "--load={first:no $HOME}{resume}", "--only={first:x}", "-r", "{resume}", "{{later:x}}",
+        "{first:}", '{"first": 1}', "z",
+    )  # fmt: skip
+    files = rendered(site, cli, "./train.py", "--launcher", "python", "--", *arguments)
+    assert "export TRNSLURM_RESUMES=told\n" in files["train.sbatch"]
+    first = command_of(files["node.sh"])
+    assert first == [
+        "python", "train.py", "a", "--init=scratch", "--lr", "1", "--load=no $HOME", "--only=x",
+        "{later:x}", '{"first": 1}', "z",
+    ]  # fmt: skip
+    later = command_of(files["node.sh"], TRNSLURM_RESUME="@resume@")  # as workers start ahead
+    assert later == [
+        "python", "train.py", "a", "--init=resume", "--from", "last one", "--lr", "1",
+        "--load=@resume@", "-r", "@resume@", "{later:x}", '{"first": 1}', "z",
+    ]  # fmt: skip
+    only = rendered(site, cli, "./train.py", "--launcher", "python", "--", "--new", "{first:1}")
+    assert command_of(only["node.sh"])[2:] == ["--new", "1"]
+    assert command_of(only["node.sh"], TRNSLURM_RESUME="x")[2:] == []
+
+
+def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:
+    """Nothing reported it, and the arguments did not ask for it."""
+    assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
+    run, resume = site.run(), "trnslurm resume {}"
+    (run.code / "project").rename(run.path / "work")
+    shutil.copytree(run.path / "work", run.code / "project")
+    checkpoint = run.path / "work/out/checkpoint-9"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{\n}\n")
+    os.utime(checkpoint / "trainer_state.json", 2 * (time.time() - 3 * 3600,))
+    write_attempt(run, "train", 1, state="FAILED", cause="crash", exit_code=1)
+    fake_slurm.queue("1001|FAILED|NonZeroExitCode|x|node-1")
+    resume = f"trnslurm resume {run.name}"
+    words = "-- --resume_from_checkpoint {resume}"
+    said = cli("status", run.name).out
+    assert "saved: checkpoint-9 of Trainer, 3 h ago; the script does not take it\n" in said
+    assert f"`{resume} --force` if the script finds work/out/checkpoint-9 itself; if not" in said
+    assert f"by the option that it has for this, then {resume} {words}\n" in said
+    assert newest_checkpoint(run) is None
+    refused = cli("resume", run.name).error
+    assert f"may write over work/out/checkpoint-9 in its directory: {resume} {words} pas" in refused
+    done = cli("resume", run.name, *words.replace("--resume_from", "--r").split())
+    assert done.code == 0
+    assert f"continues after step 9, from {checkpoint} (Trainer)" in done.err
+    node = (run.path / "node.sh").read_text()
+    assert command_of(node)[-1] == "--a"
+    assert command_of(node, TRNSLURM_RESUME="x")[-2:] == ["--r_checkpoint", "x"]
+    assert newest_checkpoint(run) == checkpoint
+    assert "saved: checkpoint-9 of Trainer, 3 h ago\n" in cli("status", run.name).out
+    fake_slurm.queue("1002|FAILED|NonZeroExitCode|x|node-1")
+    assert cli("resume", run.name, "x").error.count(
+        "put -- before the arguments of the script: -- x"
+    )
+    run.project_file.unlink()
+    assert "only a custom script has arguments" in cli("resume", run.name, "--", "x").error
+
+
 def test_a_recipe_is_made_of_what_was_given(site, cli, project) -> None:
     """It renders what the script itself renders, whatever its arguments are."""
     arguments = ("--", "--lr", "1e-4", "{seed}", "yes", "a: b #c", "", "{x: 1}", 'q"\\', "-", "ünï")
@@ -667,7 +731,15 @@ def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(
     assert len(fake_slurm.calls("sbatch")) == 2
 
 
-TORCH_FILE = b"PK\x03\x04 data PK\x05\x06" + bytes(18)
+def torch_file(pickled: bytes = b"") -> bytes:
+    """A file as torch.save writes it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+    return file.getvalue()
+
+
+TORCH_FILE = torch_file()
 # What a script left in work/ -> the path that is named; nothing: it is no whole checkpoint.
 LEFT = {
     "Trainer": ({"out/checkpoint-9/trainer_state.json": b"{}", "out/trainer_state.json": b"{}"},
@@ -680,13 +752,12 @@ LEFT = {
     "before torch 1.6": ({"model_12.pt": b"\x80\x02"}, "model_12.pt"),
     "accelerate": ({"step_40/random_states_0.pkl": b"\x80", "step_40/model.safetensors": b"x"},
                    "step_40"),
-    "torch.distributed.checkpoint": ({"o/step-7/.metadata": b"\x80", "o/step-7/__0_0.distcp": b""},
-                                     "o/step-7"),
+    "torch.distributed.checkpoint": ({"o/step-7/.metadata": b"\x80"}, "o/step-7"),
     "DeepSpeed": ({"out/latest": b"global_step5\n", "out/global_step5/mp_rank_00": b""},
                   "out/global_step5"),
     "DeepSpeed, elsewhere": ({"out/latest": b"../../../..", "out/x": b""}, ""),
-    "Megatron": ({"c/latest_checkpointed_iteration.txt": b"30", "c/iter_0000030/x": b""},
-                 "c/iter_0000030"),
+    "Megatron": ({"c/iter_0000030/x.pt": TORCH_FILE[:9],
+                  "c/latest_checkpointed_iteration.txt": b"30"}, "c/iter_0000030"),
     "data": ({"data/train.pt.lock": b"x", "data/rows.bin": b"x", "wandb/last.ckpt": b"x"}, ""),
     "its own": ({"base.ckpt": b"given"}, ""),
     "its own, trained": ({"base.ckpt": b"taken"}, "base.ckpt"),

@@ -10,6 +10,7 @@ import click
 
 from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import (
+    ScriptCommand,
     cluster_option,
     json_option,
     notify_option,
@@ -36,8 +37,9 @@ _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-@click.command("resume")
+@click.command("resume", cls=ScriptCommand)
 @run_name_argument
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @click.option(
     "-n",
     "--nodes",
@@ -86,7 +88,8 @@ def resume_command(
     with more of them: --set.
 
     A custom script that has left checkpoints without reporting them may begin at step 0, over them:
-    --force says that it finds them itself.
+    --force says that it finds them itself. Words after -- are added to the script's arguments, from
+    now on; {resume} is the newest checkpoint.
 
     --notify replaces the receivers of the run's notifications, as for submit; '' removes them.
 
@@ -103,10 +106,13 @@ def resume_command(
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
       trnslurm resume last --set slurm.max_cost=500
+      trnslurm resume last -- --resume_from_checkpoint {resume}
       trnslurm resume s3://bucket/runs/20261127-025400-gpt2_zero1 --cluster p4d
     """
     how = Continuation(template_dirs=workspace.template_dirs(), **options)
     if run.startswith(_IN_S3):
+        if how.arguments:
+            raise click.UsageError("arguments are for a run that continues where it is")
         from trnslurm.submission.moved import propose_moved  # few need it
 
         submission = propose_moved(run, how, cluster, workspace, console)

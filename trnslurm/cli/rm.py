@@ -16,11 +16,12 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
-from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.checkpoints import has_saved
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.marks import keep, write_note
+from trnslurm.runs.mend import saved_words
 from trnslurm.runs.removal import left_over, named, oldest, remove
 from trnslurm.runs.search import run_roots
 from trnslurm.runs.tables import count, parse_age, parse_size, size_of, stamp_before
@@ -54,8 +55,8 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
     for each in cancelled:
         name = each.run.name
         saving = f"Cancelling {name}: it is asked to save and to end; --now does not wait"
-        step = each.run.cancelled_file.exists() and newest_step(each.run)
-        resume = f"; step {step} is saved: trnslurm resume {name}" if step else ""
+        saved = each.run.cancelled_file.exists() and has_saved(each.run)
+        resume = f"; {saved_words(each.run)}: trnslurm resume {name}" if saved else ""
         click.echo(saving if each.saves else f"Cancelled {name}{resume}")
 
 

@@ -26,8 +26,10 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.checkpoints import found, reported_step, takes_checkpoint
 from trnslurm.contract.states import OF_A_RUN, EndCause, State
 from trnslurm.node.hosts import brief
+from trnslurm.records.foreign import printable
 from trnslurm.records.run import ByHand, RunDir
 from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.explain import explained
@@ -176,9 +178,9 @@ def status_command(
         return
     if lowest or highest:
         raise click.UsageError("--lowest and --highest compare the runs of a sweep")
-    status, found = explained(run, run_status(run, leftovers=True))
+    status, failure = explained(run, run_status(run, leftovers=True))
     if console.as_json:
-        echo_json(facts_of(run, status, found))
+        echo_json(facts_of(run, status, failure))
         return
     click.echo(f"{status.run}: {status.words}")
     if status.next:
@@ -212,10 +214,12 @@ def status_command(
         click.echo(line)
     for name, text in nodes_told(run, status.nodes, status.attempts).items():
         click.echo(f"{name}: {text}")
+    if line := _saved(run):
+        click.echo(f"saved: {line}")
     if copies := mirrored(run):
         click.echo(f"mirror: {copies}")
     _say_attempts(status)
-    for line in found.report() if found else ():
+    for line in failure.report() if failure else ():
         click.echo(line)
     if status.note:
         click.echo(f"note: {status.note}")
@@ -247,6 +251,14 @@ def _age_of(status: RunStatus) -> str:
     if (attempt := status.metrics.get("attempt")) not in (None, status.phases[-1].attempt):
         return f" in attempt {attempt}; attempt {status.phases[-1].attempt} begins"
     return f", {_in_words(time.time() - at)} ago"
+
+
+def _saved(run: RunDir) -> str:
+    """Return which checkpoint a custom script left without reporting it, and how old it is."""
+    if not run.project_file.exists() or reported_step(run) or not (left := found(run)):
+        return ""
+    taken = "" if takes_checkpoint(run) else "; the script does not take it"
+    return f"{printable(str(left))}, {_in_words(time.time() - left.time)} ago{taken}"
 
 
 def _in_words(seconds: float) -> str:

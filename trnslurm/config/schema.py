@@ -358,6 +358,9 @@ class Recipe(Frozen):
     checkpoints: str = ""
     """The script's directory of checkpoints, relative to its working directory; empty:
     {checkpoints}, if the arguments have that placeholder."""
+    checkpoint_glob: str = ""
+    """A pattern of the script's checkpoints, relative to its working directory or to {checkpoints},
+    such as out/ckpt-*.pt; empty: the forms that libraries write are known."""
     hang_minutes: NotNegative[float] = 30.0
     """Minutes without output and without use of processors after which a training is ended as hung;
     0: never."""

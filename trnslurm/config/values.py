@@ -72,6 +72,7 @@ _URL = r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*"
 _S3 = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()-]+)*/?"
 _OF_A_SCRIPT: dict[str, Any] = {
     "arguments": [], "places": {}, "launcher_arguments": [], "links": [], CHECKPOINTS: "",
+    "checkpoint_glob": "",
 }  # fmt: skip
 _OF_ANY_JOB = (OWN_LAUNCHER, "torchrun")
 
@@ -135,7 +136,8 @@ def _check_script(tree: Mapping[str, Any]) -> None:
             f"container.workdir is set, so {CHECKPOINTS} would be a directory of the image: give "
             "the script {checkpoints} instead"
         )
-    for key, paths in (("links", tree["links"]), (CHECKPOINTS, [tree[CHECKPOINTS]])):
+    alone = {key: [tree[key]] for key in (CHECKPOINTS, "checkpoint_glob")}
+    for key, paths in {"links": tree["links"], **alone}.items():
         for path in paths:
             if path.startswith(("/", "~")) or ".." in path.split("/") or path == ".":
                 raise ConfigError(f"{key}: {path!r}: it must be a path inside the project")

@@ -1,14 +1,22 @@
-"""The checkpoints of a run: their names, and the newest."""
+"""The checkpoints of a run: their names, and the newest.
+
+A custom script reports its own by `trnslurm.saved`, by saved.json or by a name. Those of a script
+that reports none are found by what its library writes (forms.py), when somebody asks.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnslurm.contract.files import read_file, read_json
 from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.variables import Variable
+
+if TYPE_CHECKING:
+    from trnslurm.contract.forms import Found
 
 CHECKPOINT_FORMAT = 1
 _STEP = r"step-([0-9]{8,})"
@@ -48,18 +56,90 @@ def newest_in(directory: Path) -> int:
         return 0
 
 
+class Newest(NamedTuple):
+    """The newest checkpoint of a run."""
+
+    path: Path
+    step: int
+    """0: not known."""
+    form: str = ""
+    """The library that wrote it, if nobody has reported it; else empty."""
+    time: float = 0.0
+    """When it was complete, if nobody has reported it; else 0."""
+
+    @property
+    def name(self) -> str:
+        """Return what it is, in words."""
+        return f"{self.path.name} of {self.form}" if self.form else f"step {self.step}"
+
+
+def newest(run: RunFiles, *, takes: bool | None = None) -> Newest | None:
+    """Return the newest checkpoint, with which the next attempt begins; None if there is none.
+
+    What a script has reported counts, and else what is found of one that takes a checkpoint, which
+    its run says, or `takes`: another script may begin at step 0 over it.
+    """
+    told = _reported(run)
+    if not run.project_file.exists():
+        return told
+    saved = read_json(run.saved_file)
+    calls = saved and saved.get("attempt") != 0  # the mirror fetches as attempt 0
+    if (calls and told) or not (takes_checkpoint(run) if takes is None else takes):
+        return told
+    since = _changed(run.saved_file) if saved else 0.0
+    seen = found(run)
+    if seen is None or (told and seen.time <= since):
+        return told
+    if told and not saved and told.path not in (seen.path, *seen.path.parents):
+        return told  # by its name, which the script gives to a whole one
+    return Newest(seen.path, seen.step or 0, seen.form, seen.time)
+
+
 def newest_step(run: RunFiles) -> int:
     """Return the step of the newest checkpoint; 0 if there is none, or none is readable."""
-    return max(newest_in(run.checkpoints), _step_in(read_json(run.saved_file)))
+    step = reported_step(run)
+    if step or not run.project_file.exists():
+        return step
+    one = newest(run)
+    return one.step if one else 0
+
+
+def reported_step(run: RunFiles) -> int:
+    """Return the newest step that the training itself has told to be saved; 0 if it told none."""
+    return max(_newest_named(run), _step_in(read_json(run.saved_file)))
+
+
+def has_saved(run: RunFiles) -> bool:
+    """Check whether a run has a checkpoint, even one of which only the step was reported."""
+    return newest_step(run) > 0 or newest(run) is not None
 
 
 def newest_checkpoint(run: RunFiles) -> Path | None:
     """Return the path of the newest checkpoint; None if there is none."""
-    saved = read_json(run.saved_file)
-    path, own = saved.get("path"), newest_in(run.checkpoints)
-    if isinstance(path, str) and path and _step_in(saved) >= own and Path(path).exists():
-        return Path(path)
-    return run.checkpoints / checkpoint_name(own) if own else None
+    one = newest(run)
+    return one.path if one else None
+
+
+def found(run: RunFiles) -> Found | None:
+    """Return the newest whole checkpoint that a custom script has left, reported or not."""
+    from trnslurm.contract import forms  # a script that reports need not wait for it
+
+    work, place = run.path / "work", saves_in(run)
+    places = [forms.Place(work, run.code / "project")]
+    inside = place.is_relative_to(run.path) and ".." not in place.parts
+    if inside and not place.is_relative_to(work):
+        places.append(forms.Place(place))
+    return forms.newest_whole(
+        places,
+        exported(run, Variable.CHECKPOINT_GLOB),
+        alive_at=_changed(run.heartbeat_file),
+        workers=_workers(run),
+    )
+
+
+def takes_checkpoint(run: RunFiles) -> bool:
+    """Check whether a custom script takes a checkpoint in its arguments, or looks for its own."""
+    return exported(run, Variable.RESUMES) in ("told", "looks")
 
 
 def saves_in(run: RunFiles) -> Path:
@@ -67,18 +147,68 @@ def saves_in(run: RunFiles) -> Path:
 
     The batch script says where. Without one, as without the key, it is checkpoints/.
     """
+    place = exported(run, Variable.CHECKPOINTS)
+    return run.path / place.removeprefix("$PWD/") if place else run.checkpoints
+
+
+def exported(run: RunFiles, name: str) -> str:
+    """Return the value that a training's batch script gives to a variable; empty if to none."""
     try:
         script = read_file(run.script("train")).decode(errors="surrogateescape")
     except OSError:
-        return run.checkpoints
-    _, _, rest = script.partition("\nexport TRNSLURM_CHECKPOINTS=")
+        return ""
+    return exported_in(script, name)
+
+
+def exported_in(script: str, name: str) -> str:
+    """Return the value that a batch script gives to a variable; empty if to none."""
+    _, _, rest = script.partition(f"\nexport {name}=")
     words = shlex.shlex(rest, posix=True)
     words.whitespace_split, words.commenters = True, ""
     try:
-        place = words.get_token() if rest else ""
+        return (words.get_token() if rest[:1].strip() else "") or ""
     except ValueError:  # no closing quotation
-        place = ""
-    return run.path / place.removeprefix("$PWD/") if place else run.checkpoints
+        return ""
+
+
+def _reported(run: RunFiles) -> Newest | None:
+    saved = read_json(run.saved_file)
+    path, step, own = saved.get("path"), _step_in(saved), _newest_named(run)
+    if isinstance(path, str) and path and step >= own and Path(path).exists():
+        return Newest(Path(path), step)
+    return Newest(run.checkpoints / checkpoint_name(own), own) if own else None
+
+
+def _newest_named(run: RunFiles) -> int:
+    """Return the step of the newest checkpoint by name; 0 if there is none.
+
+    A custom script may give the name to what it has yet to write.
+    """
+    if not run.project_file.exists():
+        return newest_in(run.checkpoints)
+    try:
+        paths = checkpoints_in(run.checkpoints)
+    except OSError:
+        return 0
+    if not paths:
+        return 0
+    from trnslurm.contract.forms import is_torn
+
+    return next((step_of(path.name) or 0 for path in paths if not is_torn(path)), 0)
+
+
+def _workers(run: RunFiles) -> int:
+    plan = read_json(run.plan_file)
+    batch = plan.get("batch")
+    workers = plan.get("workers", batch.get("workers") if isinstance(batch, dict) else 0)
+    return workers if isinstance(workers, int) else 0
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _step_in(saved: dict[str, Any]) -> int:

@@ -35,6 +35,7 @@ class Variable(Meant):
     ARCHIVE = "TRNSLURM_ARCHIVE", "the packed environment that each node unpacks"
     # Of checkpoints and graphs.
     CHECKPOINTS = "TRNSLURM_CHECKPOINTS", "where a custom script saves"
+    CHECKPOINT_GLOB = "TRNSLURM_CHECKPOINT_GLOB", "a pattern of the checkpoints of a custom script"
     RESUME = "TRNSLURM_RESUME", "the newest whole checkpoint; empty if there is none"
     RESUMES = "TRNSLURM_RESUMES", "told: a custom script takes {resume}; looks: it finds its files"
     CACHE = "TRNSLURM_CACHE", "the compile cache"

@@ -20,7 +20,7 @@ from trnslurm.node.controller import is_here
 from trnslurm.node.hosts import brief
 from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
 from trnslurm.node.ports import who_holds
-from trnslurm.node.state import RUN, knows_resuming, saved_by_now
+from trnslurm.node.state import RUN, knows_resuming, saved_by_now, saves_whole
 from trnslurm.node.triage.finding import Finding
 
 _LOG_BYTES = 64 << 10
@@ -39,7 +39,9 @@ class Facts:
     """The newest checkpoint's step, 0 if there is none."""
     changed: float = 0.0
     """When a custom script, whose steps are unknown, last saved anything. After a crash this is no
-    progress, because the checkpoint may be incomplete."""
+    progress unless it is whole."""
+    whole: bool = False
+    """Whether only whole checkpoints count there."""
     repeats: int = 0
     """The step at which it began, if that is where the attempt before it had begun too."""
     max_crashes: int
@@ -174,7 +176,8 @@ def _crash(facts: Facts) -> Ending:
     if not facts.resumes:
         what = textwrap.shorten(what, 320, placeholder="…")
         return _final(State.FAILED, f"{what}; {_NO_WAY_BACK}", EndCause.CRASH)
-    crashes = crashes_in_a_row(facts.attempts, facts.newest)
+    changed = facts.changed if facts.whole and not facts.repeats else None
+    crashes = crashes_in_a_row(facts.attempts, facts.newest, changed)
     if crashes >= facts.max_crashes:
         return _final(State.FAILED, given_up(crashes, what), EndCause.CRASH)
     if crashes:
@@ -184,19 +187,23 @@ def _crash(facts: Facts) -> Ending:
         # The queue gives a second crash in a row more time, and other nodes.
         here = facts.fit and (crashes == 1 or facts.moves)
         return _again(State.FAILED, EndCause.CRASH, f"{nth}: {what}", here=here)
-    saved = f"crash after step {facts.newest} was saved: {what}"
-    return _again(State.FAILED, EndCause.CRASH, saved, here=facts.fit)
+    saved = f"step {facts.newest}" if facts.newest else "a checkpoint"
+    after = f"crash after {saved} was saved: {what}"
+    return _again(State.FAILED, EndCause.CRASH, after, here=facts.fit)
 
 
-def crashes_in_a_row(attempts: Sequence[Attempt], newest: int) -> int:
-    """Count the crashes since an attempt left a newer checkpoint than it had found."""
+def crashes_in_a_row(attempts: Sequence[Attempt], newest: int, changed: float | None = None) -> int:
+    """Count the crashes since an attempt left a newer checkpoint than it had found.
+
+    `changed` is when the newest one was complete, if only that tells.
+    """
     crashes = 0
-    left = newest
+    left, left_at = newest, changed
     for attempt in reversed(attempts):
-        if left > attempt.checkpoint:
+        if left > attempt.checkpoint or (left_at is not None and left_at > attempt.changed):
             break
         crashes += attempt.crashed
-        left = attempt.checkpoint
+        left, left_at = attempt.checkpoint, None if left_at is None else attempt.changed
     return crashes
 
 
@@ -235,7 +242,7 @@ def earlier_attempts(state: Attempt) -> list[Attempt]:
 def reason_to_give_up(state: Attempt, max_crashes: int) -> str:
     """Return why the run is given up instead of starting this attempt; empty: it is not."""
     earlier = earlier_attempts(state)
-    crashes = crashes_in_a_row(earlier, state.checkpoint)
+    crashes = crashes_in_a_row(earlier, state.checkpoint, state.changed if saves_whole() else None)
     if crashes < max_crashes:
         return ""
     why = earlier[-1].reason or "it ended without recording its state"
@@ -329,6 +336,7 @@ def read_facts(
         exit_code=exit_code,
         newest=step,
         changed=changed,
+        whole=saves_whole(),
         repeats=step_repeated(state.attempt) if changed else 0,
         max_crashes=max_crashes,
         requeue=requeue,

@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt
-from trnslurm.contract.checkpoints import newest_step, saves_in
+from trnslurm.contract.checkpoints import has_saved, saves_in
 from trnslurm.contract.files import last_lines, read_json
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.times import changed_at
@@ -154,7 +154,7 @@ def what_next(state: Attempt, found_before: Callable[[], Finding | None]) -> str
     capped = state.cause == EndCause.CAP  # the reason says what more needs
     if not state.state.stopped_short or capped or "run" not in record:
         return ""
-    saved = bool(newest_step(RUN) or changed_at(saves_in(RUN)))
+    saved = bool(has_saved(RUN) or changed_at(saves_in(RUN)))
     if state.state is State.TIMEOUT and not saved:
         return in_words(*longer(record))
     if state.state is not State.FAILED:

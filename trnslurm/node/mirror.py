@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.checkpoints import has_saved, newest_step
 from trnslurm.contract.files import read_json
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
@@ -29,7 +29,7 @@ _POLL_S = 0.05
 def begins_elsewhere() -> str:
     """Return the place in S3 whose newest checkpoint the run has yet to fetch; empty: none."""
     place = read_json(RUN.record_file).get("copied_from")
-    return place if isinstance(place, str) and not newest_step(RUN) else ""
+    return place if isinstance(place, str) and not has_saved(RUN) else ""
 
 
 def start_fetching(place: str) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trnslurm.contract.attempt import Attempt
-from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.checkpoints import newest, newest_step
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.times import changed_at
 from trnslurm.contract.variables import Variable
@@ -29,11 +29,18 @@ def note(attempt: Attempt) -> None:
 def saved_by_now() -> tuple[int, float]:
     """Return the newest saved step, and when a custom script last saved anything.
 
-    The time is 0 if the script resumes only from a checkpoint that its run names.
+    Of a script that resumes only from a checkpoint that its run names, only such a one counts; the
+    time is 0 if there is none but what it has reported.
     """
-    own = os.environ.get(Variable.CHECKPOINTS)
-    looks = own and os.environ.get(Variable.RESUMES) != "told"
-    return newest_step(RUN), changed_at(Path(own)) if own and looks else 0.0
+    own, one = os.environ.get(Variable.CHECKPOINTS), newest(RUN)
+    looks = own and not saves_whole()
+    changed = changed_at(Path(own)) if own and looks else 0.0
+    return newest_step(RUN), max(changed, one.time if one else 0.0)
+
+
+def saves_whole() -> bool:
+    """Check whether only whole checkpoints of a custom script count as saved."""
+    return os.environ.get(Variable.RESUMES) == "told"
 
 
 def knows_resuming() -> bool:

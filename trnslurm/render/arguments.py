@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from trnslurm.config.schema import Recipe
 from trnslurm.contract.rundir import CHECKPOINTS
@@ -14,7 +15,10 @@ from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
 # {{word}} is an escaped {word}; other braces, such as in JSON or ${word}, have no meaning.
-_PLACE = r"(?<!\$)(?:\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\})"
+_PLACE = (
+    r"(?<!\$)(?:\{(\{[A-Za-z_]\w*\}|\{(?:first|later):[^{}]*\})\}"
+    r"|\{(?P<place>[A-Za-z_]\w*)\}|\{(?P<start>first|later):(?P<text>[^{}]*)\})"
+)
 _ON_NODE = {
     "run": Variable.RUN_DIR,
     CHECKPOINTS: Variable.CHECKPOINTS,
@@ -46,18 +50,48 @@ def known_places(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:
-    """Return two lists of shell words: arguments for every attempt, and arguments to resume.
+class Words(NamedTuple):
+    """A script's arguments as shell words."""
 
-    An argument with {resume}, and an option before it, is passed only if there is a checkpoint.
+    every: list[str]
+    """For every attempt: those before the first that depends on a checkpoint."""
+    later: list[str]
+    """The rest, for an attempt that continues from a checkpoint."""
+    first: list[str]
+    """The rest, for an attempt that has none."""
+    takes_checkpoint: bool
+
+
+def argument_words(spec: JobSpec) -> Words:
+    """Return the arguments of a script.
+
+    An argument with {resume}, and an option before it, is passed only if there is a checkpoint, and
+    so is one of which {first:TEXT} or {later:TEXT} leaves nothing.
     """
-    every: list[str] = []
-    resuming: list[str] = []
     known = known_places(spec)
     _refuse_own(spec.config.recipe, known)
     known |= spec.config.recipe.places
     _refuse_unknown(spec, known)
-    for argument in spec.config.recipe.arguments:
+    arguments = spec.config.recipe.arguments
+    depends = [bool(_starts(each) or RESUME in _places(each)) for each in arguments]
+    if not any(depends):
+        return Words([_word(each, known) for each in arguments], [], [], takes_checkpoint=False)
+    if not any(map(_starts, arguments)):
+        return _with_resume_last(arguments, known)
+    at = depends.index(True)
+    at -= at > 0 and arguments[at - 1].startswith("-") and not arguments[at].startswith("-")
+    return Words(
+        [_word(each, known) for each in arguments[:at]],
+        _of_start("later", arguments[at:], known),
+        _of_start("first", arguments[at:], known),
+        takes_checkpoint=True,
+    )
+
+
+def _with_resume_last(arguments: Sequence[str], known: Mapping[str, str]) -> Words:
+    every: list[str] = []
+    resuming: list[str] = []
+    for argument in arguments:
         word = _word(argument, known)
         if RESUME in _places(argument):
             if not argument.startswith("-") and every and every[-1].startswith("-"):
@@ -65,11 +99,33 @@ def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:
             resuming.append(word)
         else:
             every.append(word)
-    return every, resuming
+    return Words(every, resuming, [], takes_checkpoint=True)
+
+
+def _of_start(start: str, arguments: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """Return the words of an attempt that is the first, or a later one, in their order."""
+    words: list[str] = []
+    option = False
+    """Whether the word before is an option without a value of its own."""
+    for argument in arguments:
+        own = "first" in _starts(argument)
+        gone = start == "first" and RESUME in _places(argument) and not own
+        word = "" if gone else "".join(_parts(argument, known, start))
+        empty = gone or (bool(_starts(argument)) and re.fullmatch(r"(--?[\w.-]+=)?", word))
+        if not empty:
+            words.append(word or "''")
+        elif option and not argument.startswith("-"):
+            words.pop()
+        option = not empty and argument.startswith("-") and "=" not in argument
+    return words
 
 
 def _places(argument: str) -> list[str]:
-    return [match[2] for match in re.finditer(_PLACE, argument) if match[2]]
+    return [match["place"] for match in re.finditer(_PLACE, argument) if match["place"]]
+
+
+def _starts(argument: str) -> list[str]:
+    return [match["start"] for match in re.finditer(_PLACE, argument) if match["start"]]
 
 
 def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
@@ -109,17 +165,19 @@ def _word(argument: str, known: Mapping[str, str]) -> str:
     return "".join(_parts(argument, known)) or "''"
 
 
-def _parts(argument: str, known: Mapping[str, str]) -> Iterator[str]:
+def _parts(argument: str, known: Mapping[str, str], start: str = "") -> Iterator[str]:
     literal, at = "", 0
     for match in re.finditer(_PLACE, argument):
         literal += argument[at : match.start()]
         at = match.end()
-        place = match[2]
-        if place is None:
+        place = match["place"]
+        if match["start"]:
+            literal += match["text"] if match["start"] == start else ""
+        elif place is None:
             literal += match[1]
         elif place in known:
             literal += known[place]
-        else:
+        elif place != RESUME or start != "first":
             yield shlex.quote(literal) if literal else ""
             yield f'"${_ON_NODE[place]}"'
             literal = ""

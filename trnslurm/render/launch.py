@@ -52,7 +52,7 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
     recipe = spec.config.recipe
     launcher = recipe.launcher
     if recipe.project:
-        every, _ = argument_words(spec)
+        every = argument_words(spec).every
         module = module_of(code, recipe.entry)
         words = [*_launched(recipe, module, spec.batch.workers), *every]
     else:

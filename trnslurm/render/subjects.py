@@ -125,8 +125,11 @@ class ProjectPart(Frozen):
     """Below the copy of the project: where Python finds its modules."""
     checkpoints: str
     """A shell word."""
+    checkpoint_glob: str
     resuming: str
     """Shell words: arguments for an attempt that continues from a checkpoint."""
+    beginning: str
+    """Shell words: arguments for an attempt that has none."""
     resumes: str
     """told or looks; empty: every attempt starts from the first step."""
 

@@ -273,13 +273,15 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
     recipe, facts = spec.config.recipe, json.loads(code[PROJECT_FACTS])
     saves_in = recipe.checkpoints
     has_src = any(re.match(rf"{PROJECT_CODE}src/.*\.py$", name) for name in code)
-    _, resuming = argument_words(spec)
+    words = argument_words(spec)
     return ProjectPart(
         links=tuple(sorted(facts["links"].items())),
         imports=("", "/src") if has_src else ("",),
         checkpoints=f'"$PWD/work/"{shlex.quote(saves_in)}' if saves_in else '"$PWD/checkpoints"',
-        resuming=" ".join(resuming),
-        resumes="told" if resuming else "looks" if saves_in else "",
+        checkpoint_glob=recipe.checkpoint_glob,
+        resuming=" ".join(words.later),
+        beginning=" ".join(words.first),
+        resumes="told" if words.takes_checkpoint else "looks" if saves_in else "",
     )
 
 

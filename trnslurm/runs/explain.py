@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from trnslurm.contract.checkpoints import newest_step, saves_in
+from trnslurm.contract.checkpoints import has_saved, saves_in
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.times import changed_at
 from trnslurm.node.triage.mend import SUBMIT, longer, new_submission, short, way_back
@@ -31,7 +31,7 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
             continue
         crashed = phase.state is State.REQUEUED and not run.was_stopped(phase.phase, phase.attempt)
         # Nothing reported or saved until the time limit: the workers may never have met.
-        still = phase.state is State.TIMEOUT and not (newest_step(run) or run.last_metrics())
+        still = phase.state is State.TIMEOUT and not (has_saved(run) or run.last_metrics())
         if phase.state.failed or crashed or still:
             from trnslurm.node.triage.finding import find_cause  # its patterns are for this only
 
@@ -91,7 +91,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     from trnslurm.node.triage.causes import cause_of  # many patterns
 
     record = run.record()
-    saved = bool(newest_step(run) or changed_at(saves_in(run)))  # a script may find its own
+    saved = bool(has_saved(run) or changed_at(saves_in(run)))  # a script may find its own
     known = cause_of([record.refused]) if failed and not found else None
     if (last := run.newest_attempt(record, record.phases[-1])) and last.cause == EndCause.REPEATS:
         fix = "have the script load what it finds in {checkpoints} when it starts"
@@ -121,7 +121,7 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
 
 def _continues_work(run: RunDir) -> bool:
     """Check whether a custom script would go on from what it saved, with the run's copy of it."""
-    return bool(newest_step(run)) and run.project_file.exists() and (run.path / "work").is_dir()
+    return has_saved(run) and run.project_file.exists() and (run.path / "work").is_dir()
 
 
 def _by_hand(run: RunDir, status: RunStatus) -> RunStatus:
@@ -141,9 +141,12 @@ def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatu
     if resume not in (before.mend, status.mend) or not (left := unreported(run)):
         return status
     fix, mend, record = status.fix, status.mend, run.record()
+    again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
+    own = f"`{again}` if the script finds {left} itself; if not, "
+    if left.whole and mend == resume and not isinstance(record, ByHand):
+        own += "pass it to the script, by the option that it has for this"
+        return replace(status, fix=own, mend=f"{resume} {left.words}")
     if mend == resume:
         fix, mend = new_submission(asdict(record), "")
-    again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
-    own = f"`{again}` if the script finds {left} itself; if not, pass it to the script, and call "
-    own += "trnslurm.saved() there"
+    own += "pass it to the script, and call trnslurm.saved() there"
     return replace(status, fix=", then ".join(filter(None, [own, fix])), mend=mend)

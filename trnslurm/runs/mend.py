@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trnslurm.contract.checkpoints import newest_step, saves_in
+from trnslurm.contract.checkpoints import found, has_saved, newest, newest_step, saves_in
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.times import changed_at, utc_time
@@ -19,7 +19,11 @@ _CAP_KEY = re.compile(r"\((slurm\.max_\w+)[:)]")
 def saved_words(run: RunDir) -> str:
     """Return what a run has saved, in words; empty if that is nothing."""
     if step := newest_step(run):
-        return f"step {step} is saved"
+        one = newest(run)
+        form = f" ({one.name})" if one and one.form else ""
+        return f"step {step} is saved{form}"
+    if run.project_file.exists() and (left := found(run)):
+        return f"{left} is saved, of {utc_time(left.time)}"
     place = saves_in(run)
     changed = changed_at(place)  # a custom script may not report its steps
     return f"{place.relative_to(run.path)}/ was written {utc_time(changed)}" if changed else ""
@@ -36,7 +40,7 @@ def next_command(
     if PREPARE in record.phases:
         return ""  # another submission continues where this run ended
     if state is State.COMPLETED:
-        has_more = ended and newest_step(run)
+        has_more = ended and has_saved(run)
         return f"trnslurm resume {run.name}" if has_more else ""
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state.queued for phase in phases)

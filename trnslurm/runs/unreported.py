@@ -1,31 +1,29 @@
-"""Finds the checkpoints that a custom script left in its run without reporting them.
+"""Finds the checkpoints in the run of a custom script which takes none, so far as its run knows.
 
-Such a script may begin again at step 0 and write over them. Files are recognized by their names
-and by what each library writes last; nothing in them is loaded, and no link is followed.
+Such a script may begin again at step 0 and write over them. What is known to be whole can be given
+to the script; what only looks like a checkpoint counts here, too, since it would be lost.
 """
 
 from __future__ import annotations
 
-import filecmp
 import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
-from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
-from trnslurm.contract.files import open_file, read_file
+from trnslurm.contract.checkpoints import exported, found, newest, saves_in
+from trnslurm.contract.files import read_file
+from trnslurm.contract.forms import Found, same, walk
 from trnslurm.contract.rundir import NODE_SCRIPT
 from trnslurm.contract.times import changed_at
+from trnslurm.contract.variables import Variable
+from trnslurm.contract.whole import is_whole
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir
 
-# What each library writes last into the directory of a checkpoint:
-# - transformers 4.57's Trainer: trainer_state.json, also of the whole run next to checkpoint-N.
-# - torch.distributed.checkpoint (torchtitan, Lightning, NeMo): .metadata, by a rename, torch 2.9.
-# - accelerate 1.12's save_state: the random states of each process.
+# What each library writes last into the directory of a checkpoint, as forms.py knows them.
 _MARKS = {".metadata", "random_states_0.pkl"}
 _OF_TRAINER, _STATE_OF_TRAINER = re.compile(r"checkpoint-\d+"), "trainer_state.json"
 # DeepSpeed and Megatron write the name of the newest complete checkpoint to a file next to it.
@@ -36,16 +34,19 @@ _FILE = re.compile(
     r"\.(pt|pth|pth\.tar|pth\.gz|tar)|(\d+)\.(pt|pth)",
     re.IGNORECASE | re.DOTALL,
 )
-_ZIP_BEGINS, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
-_ZIP_END_BYTES = 22 + (64 << 10)  # with the longest comment
-_DEEPEST, _MOST_ENTRIES = 8, 20_000
-_NO_RESULTS = {"wandb", "mlruns", "node_modules", "__pycache__", "site-packages"}
+# The option by which the scripts of a library mostly take a checkpoint.
+_OPTIONS = {
+    "Trainer": "--resume_from_checkpoint", "accelerate": "--resume_from_checkpoint",
+    "Lightning": "--ckpt_path", "DeepSpeed": "--load_dir", "Megatron": "--load",
+}  # fmt: skip
 
 
 class Unreported(Frozen):
     """The checkpoints that a script has not reported: paths in the run, the newest first."""
 
     paths: tuple[str, ...]
+    whole: Found | None = None
+    """The newest one that is whole."""
 
     @property
     def newest(self) -> str:
@@ -54,31 +55,41 @@ class Unreported(Frozen):
     def __str__(self) -> str:
         return self.newest + (f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else "")
 
+    @property
+    def words(self) -> str:
+        """Return the words to add to the script's arguments, as far as its library tells."""
+        option = _OPTIONS.get(self.whole.form, "--resume") if self.whole else "--resume"
+        return f"-- {option} {{resume}}"
 
-def unreported(run: RunDir) -> Unreported | None:
+
+def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
     """Return the checkpoints that a run's next attempt would not begin with, but may replace.
 
-    None: there are none, or the run knows how its script continues. Of a script with {resume} the
-    directory {checkpoints} counts, too, whatever is in it.
+    None: there are none, or the run knows how its script continues, or `takes` tells that it takes
+    one. Of a script with {resume} the directory {checkpoints} counts, too, whatever is in it.
     """
-    if not run.project_file.exists() or newest_checkpoint(run) is not None:
+    if not run.project_file.exists() or newest(run, takes=takes) is not None:
         return None
     work, place = run.path / "work", saves_in(run)
     wrote = bool(changed_at(place))
-    if wrote and _says(run.script("train"), b"TRNSLURM_RESUMES=looks"):
+    if wrote and exported(run, Variable.RESUMES) == "looks":
         return None
-    found: dict[str, float] = {}
+    left: dict[str, float] = {}
     inside = place.is_relative_to(run.path) and ".." not in place.parts
     for each in {work, place} if inside else {work}:
-        for path in _whole(each):
+        for path in _traces(each):
             name = path.relative_to(run.path)
             with suppress(OSError):  # the script has deleted it
-                if not _same(path, run.code / "project" / Path(*name.parts[1:])):
-                    found[str(name)] = path.lstat().st_mtime
-    newest = sorted(found, key=lambda name: found[name], reverse=True)
-    if not newest and wrote and _says(run.path / NODE_SCRIPT, b'"$TRNSLURM_RESUME"'):
-        newest = [str(place.relative_to(run.path))]
-    return Unreported(paths=tuple(newest)) if newest else None
+                if not same(path, run.code / "project" / Path(*name.parts[1:])):
+                    left[str(name)] = path.lstat().st_mtime
+    ordered = sorted(left, key=lambda name: left[name], reverse=True)
+    if not ordered and wrote and _says(run.path / NODE_SCRIPT, b'"$TRNSLURM_RESUME"'):
+        ordered = [str(place.relative_to(run.path))]
+    if whole := found(run):
+        first = str(whole.path.relative_to(run.path))
+        below = f"{first}/"
+        ordered = [first, *(name for name in ordered if not f"{name}/".startswith(below))]
+    return Unreported(paths=tuple(ordered), whole=whole) if ordered else None
 
 
 def _says(script: Path, words: bytes) -> bool:
@@ -88,32 +99,21 @@ def _says(script: Path, words: bytes) -> bool:
         return False
 
 
-def _whole(directory: Path) -> Iterator[Path]:
-    """Yield the whole checkpoints below a directory."""
-    todo, seen = [(directory, 0)], 0
-    while todo and not directory.is_symlink():
-        place, depth = todo.pop()
-        try:
-            with os.scandir(place) as entries:
-                names = {entry.name: entry for entry in islice(entries, _MOST_ENTRIES - seen)}
-        except OSError:
-            continue
-        seen += len(names)
-        of_trainer = _STATE_OF_TRAINER in names and _OF_TRAINER.fullmatch(place.name)
-        if place != directory and (of_trainer or _MARKS & names.keys()):
-            yield place
+def _traces(directory: Path) -> Iterator[Path]:
+    """Yield what looks like a checkpoint below a directory, unless it shows that it was cut."""
+    for here, named, below in walk(directory):
+        of_trainer = _STATE_OF_TRAINER in named and _OF_TRAINER.fullmatch(here.name)
+        if here != directory and (of_trainer or _MARKS & named.keys()):
+            below.clear()
+            yield here
             continue
         for pointer, name in _POINTERS.items():
-            target = name.format(_word(place / pointer)) if pointer in names else ""
-            if target in names and names[target].is_dir(follow_symlinks=False):
-                yield place / target
-        for entry in names.values():
-            if entry.is_dir(follow_symlinks=False):
-                hidden = entry.name.startswith(".") or entry.name in _NO_RESULTS
-                if depth < _DEEPEST and not hidden:
-                    todo.append((place / entry.name, depth + 1))
-            elif _FILE.fullmatch(entry.name) and _is_whole(place / entry.name):
-                yield place / entry.name
+            target = name.format(_word(here / pointer)) if pointer in named else ""
+            if target in below:
+                yield here / target
+        for entry in named.values():
+            if _FILE.fullmatch(entry.name) and _is_trace(entry):
+                yield here / entry.name
 
 
 def _word(pointer: Path) -> str:
@@ -123,22 +123,8 @@ def _word(pointer: Path) -> str:
         return ""
 
 
-def _is_whole(file: Path) -> bool:
-    """Check whether a file has its end, as far as known: zip files, torch's since 1.6, mark it."""
+def _is_trace(entry: os.DirEntry[str]) -> bool:
     try:
-        if file.is_symlink():
-            return False
-        with open_file(file) as stream:
-            begins = stream.read(len(_ZIP_BEGINS))
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _ZIP_END_BYTES))
-            return _ZIP_END in stream.read() if begins == _ZIP_BEGINS else bool(begins)
-    except OSError:
-        return False
-
-
-def _same(path: Path, ours: Path) -> bool:
-    """Check whether a file came with the project."""
-    try:
-        return path.is_file() and filecmp.cmp(path, ours, shallow=False)
+        return entry.is_file(follow_symlinks=False) and is_whole(Path(entry.path)) is not False
     except OSError:
         return False

@@ -46,18 +46,14 @@ def resize(
 
     Refuse if the training would differ.
     """
-    head = parse_yaml(job.bundle.files[CONFIG])
-    source = str(run.code / "jobs" / job.recipe)
-    config = read_config(head, recipe_dir=source, where=str(run.config_file))
-    code = {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
-    was = _spec(config, job, job.nodes)
-    again = render_job(was, template_dirs, code=code).files
-    if other := [n for n, data in job.bundle.files.items() if not _same(n, data, again.get(n))]:
+    head, source = parse_yaml(job.bundle.files[CONFIG]), _source(run, job)
+    code = _code(job)
+    if other := _differs(run, job, template_dirs):
         raise RunError(
-            f"{run.path / other[0]} (rendered by trnslurm {head['trnslurm']}) is not what trnslurm "
-            f"{__version__} renders: for {nodes} nodes more than the count would change; resume it "
+            f"{other}: for {nodes} nodes more than the count would change; resume it "
             f"on {job.nodes}, or trnslurm submit {job.recipe} --from {run.name} --nodes {nodes}"
         )
+    was = _spec(read_config(head, recipe_dir=source, where=str(run.config_file)), job, job.nodes)
     head["config"] = merge(head["config"], {"slurm": {"min_nodes": least}})
     config = read_config(head, recipe_dir=source, where=str(run.config_file))
     try:
@@ -77,6 +73,23 @@ def resize(
             f"that is another training: trnslurm submit {job.recipe} --from {run.name}"
         )
     return make_job(spec, template_dirs, code=code)
+
+
+def add_arguments(
+    run: RunDir, job: Job, words: Sequence[str], template_dirs: Sequence[Path]
+) -> Job:
+    """Return a custom script's job with these words after its arguments.
+
+    A word with {resume} passes the newest checkpoint to a script that was submitted without it.
+    """
+    if not run.project_file.exists():
+        raise ConfigError(f"{run.name}: {words[0]}: only a custom script has arguments")
+    if other := _differs(run, job, template_dirs):
+        raise RunError(f"{other}: more than the arguments would change; submit it again, with them")
+    head = parse_yaml(job.bundle.files[CONFIG])
+    head["config"]["arguments"] = [*head["config"].get("arguments", []), *words]
+    config = read_config(head, recipe_dir=_source(run, job), where=f"{run.name}: arguments")
+    return make_job(_spec(config, job, job.nodes), template_dirs, code=_code(job))
 
 
 def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
@@ -180,6 +193,26 @@ def adopt_files(run: RunDir) -> None:
         if not any(name.startswith(f"{place.name}/") for name in wanted):
             shutil.rmtree(place)
     shutil.rmtree(run.files_aside)
+
+
+def _differs(run: RunDir, job: Job, template_dirs: Sequence[Path]) -> str:
+    """Return which file this trnslurm would render in other words than the run has; empty: none."""
+    head = parse_yaml(job.bundle.files[CONFIG])
+    config = read_config(head, recipe_dir=_source(run, job), where=str(run.config_file))
+    again = render_job(_spec(config, job, job.nodes), template_dirs, code=_code(job)).files
+    for name, data in job.bundle.files.items():
+        if not _same(name, data, again.get(name)):
+            by = f"(rendered by trnslurm {head['trnslurm']})"
+            return f"{run.path / name} {by} is not what trnslurm {__version__} renders"
+    return ""
+
+
+def _source(run: RunDir, job: Job) -> str:
+    return str(run.code / "jobs" / job.recipe)
+
+
+def _code(job: Job) -> dict[str, bytes]:
+    return {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
 
 
 def _spec(config: Config, job: Job, nodes: int) -> JobSpec:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
-from trnslurm.contract.checkpoints import newest_checkpoint, newest_step, saves_in
+from trnslurm.contract.checkpoints import exported_in, newest, saves_in
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.contract.times import changed_at
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.caps import Caps
@@ -30,7 +31,14 @@ from trnslurm.schedulers.interface import WaitsFor
 from trnslurm.submission.here import check_here, check_notify, refuse_crowded
 from trnslurm.submission.job import Job, read_job
 from trnslurm.submission.lock import lock_run
-from trnslurm.submission.resize import adopt_files, resize, set_caps, set_notify, set_stop_at
+from trnslurm.submission.resize import (
+    add_arguments,
+    adopt_files,
+    resize,
+    set_caps,
+    set_notify,
+    set_stop_at,
+)
 from trnslurm.submission.submission import PlannedRun, Submission
 from trnslurm.submission.submit import submit
 
@@ -50,6 +58,8 @@ class Continuation(Frozen):
     """The values of --set: other caps."""
     notify: Sequence[str] = ()
     """The values of --notify, also for the runs that wait for this run."""
+    arguments: Sequence[str] = ()
+    """Words that a custom script's arguments get, from now on."""
     force: bool = False
     """Whether a custom script may begin over checkpoints that it has not reported."""
     template_dirs: Sequence[Path] = ()
@@ -67,7 +77,7 @@ class Continuation(Frozen):
             self.nodes not in (None, nodes)
             or self.least_nodes is not None
             or self.stop_at is not None
-            or any((self.notify, self.settings))
+            or any((self.notify, self.settings, self.arguments))
         )
 
     def job_of(self, run: RunDir) -> Job:
@@ -118,8 +128,11 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
                 scheduler.release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [how.job_of(each) for each in chain]
+        if how.arguments:
+            jobs[0] = add_arguments(run, jobs[0], how.arguments, how.template_dirs)
+        takes = _takes_checkpoint(run, jobs[0])
         if not how.force:
-            _refuse_start_over(run)
+            _refuse_start_over(run, takes=takes)
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
         if how.settings:
@@ -138,7 +151,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             PlannedRun(job=job, waits_for=awaited, resumes=each, ended=status)
             for job, awaited, each, status in zip(jobs, waits_for, chain, statuses, strict=True)
         ]
-        console.say(_where_it_continues(run))
+        console.say(_where_it_continues(run, takes=takes))
         submit(Submission(runs=planned, cache=CompileCache(jobs[0].profile)), (), console)
     return Resumed(runs=chain)
 
@@ -214,9 +227,23 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     return status
 
 
-def _refuse_start_over(run: RunDir) -> None:
+def _takes_checkpoint(run: RunDir, job: Job) -> bool:
+    """Check whether a custom script will take a checkpoint, or looks for its own."""
+    script = job.bundle.files.get(run.script("train").name, b"").decode(errors="replace")
+    return exported_in(script, Variable.RESUMES) in ("told", "looks")
+
+
+def _refuse_start_over(run: RunDir, *, takes: bool) -> None:
     """Refuse a script that would begin at step 0, over checkpoints that it has not reported."""
-    if left := unreported(run):
+    left = unreported(run, takes=takes)
+    if left and left.whole:
+        raise RunError(
+            f"{run.name} takes no checkpoint, so it would begin at step 0, and may write over "
+            f"{left} in its directory: trnslurm resume {run.name} {left.words} passes that to the "
+            f"script, by the option that it has for this; if the script finds it itself, trnslurm "
+            f"resume {run.name} --force"
+        )
+    if left:
         raise RunError(
             f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
             f"over {left} in its directory: if the script finds that itself, trnslurm resume "
@@ -235,11 +262,12 @@ def _refuse_capped(run: RunDir, job: Job) -> None:
         )
 
 
-def _where_it_continues(run: RunDir) -> str:
-    step, newest = newest_step(run), newest_checkpoint(run)
-    if newest:
-        return f"{run.name} continues after step {step}, from {newest}"
-    left = unreported(run)
+def _where_it_continues(run: RunDir, *, takes: bool) -> str:
+    if one := newest(run, takes=takes):
+        after = f" after step {one.step}" if one.step else ""
+        form = f" ({one.form})" if one.form else ""
+        return f"{run.name} continues{after}, from {one.path}{form}"
+    left = unreported(run, takes=takes)
     if left or (run.project_file.exists() and changed_at(saves_in(run))):
         place = run.path / left.newest if left else saves_in(run)
         return f"{run.name} starts again; its script may continue from {place}"

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from trnslurm.contract.checkpoints import newest_step
+from trnslurm.contract.checkpoints import reported_step
 from trnslurm.contract.files import read_file
 from trnslurm.contract.states import State
 from trnslurm.errors import NotYetError
@@ -60,7 +60,7 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     if not job or not last or (last[0].state, last[0].job_id) != (State.RUNNING, job):
         return ""
     # A custom script that reported nothing does not check for a stop, or has nothing to save.
-    told = run.last_metrics().get("attempt") == last[0].attempt or newest_step(run)
+    told = run.last_metrics().get("attempt") == last[0].attempt or reported_step(run)
     if run.project_file.exists() and not told:
         return ""
     try:
