@@ -41,7 +41,7 @@ _PART = re.compile(r"pytorch_model(_fsdp)?(_\d+)?|optimizer_\d+|weights")
 """Directories that are part of a checkpoint of accelerate, Trainer or NeMo."""
 _SHARD = re.compile(r"(^|[-_.])(mp|pp|tp|dp|ep)?_?(rank|shard|part)[-_]?\d|[-_]of[-_]\d", re.I)
 _UNFINISHED = re.compile(r"(^|[-_.])(tmp|temp|partial|unfinished|incomplete)([-_.\d]|$)", re.I)
-_TORCH = (".pt", ".pth", ".pth.tar", ".pt.tar", ".ckpt", ".tar", ".bin", ".pkl")
+_OF_ACCELERATE = re.compile(r"(random_states|custom_checkpoint)_\d+\.pkl|.*\.bin")
 _SAVED_BY_TORCH = (".pt", ".pth", ".pth.tar", ".pt.tar", ".ckpt")
 _BEST = re.compile(r"(^|[-_.\d])best", re.I)
 # In the pickle of a whole training: names of parameters, beside the optimizer's weight_decay; what
@@ -358,8 +358,9 @@ def _parts_are_whole(
     """Check all files of a directory that show their end, and of the directories in it."""
     for name, entry in named.items():
         if _is_file(entry):
-            known = name.endswith((*_TORCH, ".safetensors"))
-            if known and whole.is_whole(here / name) is False:
+            torch = name.endswith(_SAVED_BY_TORCH) or _OF_ACCELERATE.fullmatch(name)
+            known = torch or name.endswith(".safetensors")
+            if known and not whole.is_whole(here / name):
                 return False
         elif _is_directory(entry) and depth < 2:
             inside = _entries(here / name)
