@@ -190,6 +190,35 @@ def test_a_script_reports_a_file_and_a_directory(
     assert newest_step(other) == 3
 
 
+def test_what_a_library_wrote_is_copied(server: Server, make_run: Callable[..., Run]) -> None:
+    """If the script takes it, and its name tells the step."""
+    run = make_run()
+    write_json(run.project_file, {})
+    (run.path / "train.sh").write_text("#\nexport TRNSLURM_CHECKPOINT_GLOB='out/*.bin'\n")
+    place = run.path / "work" / "out"
+    place.mkdir(parents=True)
+    (place / "step-1.bin").write_bytes(b"1")
+    os.utime(place / "step-1.bin", (1, 1))
+    (place / "x.bin").write_bytes(b"PK\x03\x04")
+    done = run.mirror("send")
+    assert done.code == 3
+    assert run.why == (
+        "step-1.bin of the pattern out/*.bin is not copied: the script takes no checkpoint"
+    )
+    with (run.path / "train.sh").open("a") as script:
+        script.write("export TRNSLURM_RESUMES=told\n")
+    assert run.mirror("send").code == 0
+    assert in_s3(server, run) == {"step-00000001.json", "step-00000001/step-1.bin"}
+    other = make_run("elsewhere")
+    write_json(other.project_file, {})
+    (other.path / "train.sh").write_text("\nexport TRNSLURM_RESUMES=told\n")
+    assert other.mirror("fetch", f"s3://{BUCKET}/{run.path.parent.name}/{run.name}").code == 0
+    assert newest_checkpoint(other) == other.path / "work/out/step-1.bin"
+    (place / "step-1.bin").rename(place / "one.bin")  # no step
+    assert run.mirror("send").code == 3
+    assert "one.bin of the pattern out/*.bin is not copied: its name tells no step" in run.why
+
+
 def test_it_says_what_s3_says(server: Server, make_run: Callable[..., Run], home: Path) -> None:
     run = make_run()
     run.save(10, 1000)

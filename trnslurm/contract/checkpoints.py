@@ -68,6 +68,11 @@ class Newest(NamedTuple):
     """When it was complete, if nobody has reported it; else 0."""
 
     @property
+    def is_alone(self) -> bool:
+        """Check whether its path has this checkpoint only, and the name of its step."""
+        return not self.form or (self.step > 0 and self.form not in ("DeepSpeed", "Megatron"))
+
+    @property
     def name(self) -> str:
         """Return what it is, in words."""
         return f"{self.path.name} of {self.form}" if self.form else f"step {self.step}"

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from trnslurm.contract.checkpoints import (
     checkpoint_name,
     checkpoints_in,
-    newest_checkpoint,
-    newest_step,
+    found,
+    newest,
     step_of,
 )
 from trnslurm.contract.files import read_json, write_json
@@ -69,15 +69,27 @@ class OnDisk(NamedTuple):
 def on_disk(run: RunFiles) -> list[OnDisk]:
     """Return the checkpoints that a run has, the newest first.
 
-    Of a custom script that is the one which it reported last.
+    Of a custom script that is the one which it reported last, or which its library wrote.
     """
     if not run.project_file.exists():
         whole = [p for p in checkpoints_in(run.checkpoints) if (p / _MANIFEST).is_file()]
         found = (_look(run, step_of(path.name) or 0, path) for path in whole)
         return [one for one in found if one]
-    newest, step = newest_checkpoint(run), newest_step(run)
-    one = _look(run, step, newest) if newest else None
+    last = newest(run)
+    one = _look(run, last.step, last.path) if last and last.is_alone else None
     return [one] if one else []
+
+
+def not_copied(run: RunFiles) -> str:
+    """Return which checkpoint of a custom script has no copy, and why; empty: there is none."""
+    last = newest(run) if run.project_file.exists() else None
+    if not run.project_file.exists() or (last and last.is_alone):
+        return ""
+    if last:
+        why = "its directory has others" if last.step else "its name tells no step"
+        return f"{last.path.name} of {last.form} is not copied: {why}: call trnslurm.saved()"
+    left = found(run)
+    return f"{left} is not copied: the script takes no checkpoint" if left else ""
 
 
 def _look(run: RunFiles, step: int, path: Path) -> OnDisk | None:

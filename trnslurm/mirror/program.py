@@ -30,6 +30,7 @@ from trnslurm.mirror.copies import (
     OnDisk,
     fetch,
     known_copies,
+    not_copied,
     on_disk,
     outdated,
     remove,
@@ -45,6 +46,8 @@ FINISH = b"finish\n"
 """What the training's end writes; the end of the pipe without it is the end of the attempt."""
 
 _LOOK_S = 2.0
+_SPARING = 20
+"""How much longer a pause is than the look before it, where directories are large."""
 _PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 _SAY_S = 600.0
 _NOTE_S = 5.0
@@ -110,6 +113,7 @@ class Mirror:
         self._why, self._since, self._said_at = "", 0.0, -math.inf
         self._noted: dict[str, Any] = {}
         self._noted_at = -math.inf
+        self._looked_s = 0.0
 
     def follow(self, patience_s: float) -> int:
         """Copy every checkpoint that appears, until the training has ended and all are there."""
@@ -120,6 +124,7 @@ class Mirror:
                 self._copy_all()
                 failures = 0
                 unfit = [why for one, why in self._unfit.items() if one.path.exists()]
+                unfit += filter(None, [not_copied(self._run)])
                 self._explain("; ".join(unfit))
                 if finishes:
                     return GAVE_UP if unfit else 0
@@ -133,7 +138,8 @@ class Mirror:
             if finishes and left_s <= 0:
                 say(f"mirror: given up after {patience_s:.0f} s without progress: {self._why}")
                 return GAVE_UP
-            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else _LOOK_S
+            look_s = max(_LOOK_S, _SPARING * self._looked_s)
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else look_s
             ending.wait(min(pause_s, left_s) if finishes else pause_s)
 
     def _copy_all(self) -> None:
@@ -170,9 +176,12 @@ class Mirror:
         return store
 
     def _missing(self) -> list[OnDisk]:
+        began = time.monotonic()
+        there = on_disk(self._run)
+        self._looked_s = time.monotonic() - began
         return [
             one
-            for one in on_disk(self._run)
+            for one in there
             if not one.is_in(self._copies.get(one.step)) and one not in self._unfit
         ]
 
