@@ -184,6 +184,12 @@ NO_CRASHES = [
             "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted: it takes no "
             "{resume} and reported no checkpoint",
         ),
+        # A whole checkpoint whose step is unknown is progress.
+        (
+            {"changed": 1.0, "whole": True, "newest": 0, "attempts": [CRASHED, attempt()]},
+            "REQUEUED|FAILED|crash|crash after a checkpoint was saved: exit code 1 while running "
+            "on a,b",
+        ),
         # Its files have changed: whether they are a whole checkpoint is unknown.
         (
             {"changed": 1.0, "attempts": [CRASHED, attempt()]},
