@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from trnslurm.contract.forms import Found, Place, newest_whole
+from trnslurm.contract.forms import Found, Life, Place, newest_whole
 
 from .layouts import LAYOUTS, dated, safetensors, save, state
 
 WORKERS = 2
 
 
-def find(root: Path, pattern: str = "", **known: float) -> Found | None:
-    return newest_whole([Place(root, root / "none")], pattern, workers=WORKERS, **known)
+def find(root: Path, pattern: str = "", lives: Sequence[Life] = ()) -> Found | None:
+    return newest_whole([Place(root, root / "none")], pattern, workers=WORKERS, lives=lives)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -121,8 +122,9 @@ def test_the_first_of_accelerate_needs_a_run_that_went_on(tmp_path) -> None:
     path = LAYOUTS["accelerate"][0](tmp_path)
     shutil.rmtree(tmp_path / "out/step_10")
     last = dated(tmp_path)[-1].stat().st_mtime
-    assert find(tmp_path, alive_at=last + 59) is None
-    found = find(tmp_path, alive_at=last + 60)
+    assert find(tmp_path, lives=[Life(0, last + 59)]) is None
+    assert find(tmp_path, lives=[Life(0, last), Life(last + 1, 9e9)]) is None, "the next attempt's"
+    found = find(tmp_path, lives=[Life(0, last + 60), Life(last + 61, last + 62)])
     assert found and found.path == path
 
 
@@ -136,14 +138,14 @@ def test_a_pattern_of_the_user(tmp_path) -> None:
     assert find(tmp_path) is None
     found = find(tmp_path, "out/ckpt-*.bin")
     assert found and found.path.name == "ckpt-1.npz.bin"
-    found = find(tmp_path, "./out/ckpt-*.bin", alive_at=1e9 + 62)
+    found = find(tmp_path, "./out/ckpt-*.bin", lives=[Life(0, 1e9 + 62)])
     assert found and found.path.name == "ckpt-2.npz.bin"
     assert find(tmp_path, "ckpt-*.bin") is None and find(tmp_path, "*/*.pt") is None
     save({"any": 1}, tmp_path / "out/ckpt-3.bin")
     found = find(tmp_path, "*/ckpt-?.bin")
     assert found and found.path.name == "ckpt-3.bin"
     (tmp_path / "out/ckpt-3.bin").write_bytes((tmp_path / "out/ckpt-3.bin").read_bytes()[:-1])
-    assert find(tmp_path, "*/ckpt-?.bin", alive_at=9e9) is None
+    assert find(tmp_path, "*/ckpt-?.bin", lives=[Life(0, 9e9)]) is None
 
 
 def test_a_hostile_directory_is_only_looked_at(tmp_path) -> None:

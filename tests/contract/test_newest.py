@@ -71,8 +71,11 @@ def test_a_checkpoint_without_a_step(run: RunFiles) -> None:
     script = "#!\nexport TRNSLURM_RESUMES=told\nexport TRNSLURM_CHECKPOINT_GLOB='l*.bin'\n"
     (run.path / "train.sh").write_text(script)
     assert newest(run) is None
-    run.heartbeat_file.touch()
     os.utime(run.path / "work/last.bin", (1000, 1000))
+    write_json(run.state_file("train", 1), {"started": "1970-01-01T00:16:00Z"})
+    os.utime(run.state_file("train", 1), (1001, 1001))
+    assert newest(run) is None
+    run.heartbeat_file.touch()
     one = newest(run)
     assert one == Newest(run.path / "work/last.bin", 0, "the pattern l*.bin", 1000.0)
     assert has_saved(run) and newest_step(run) == 0 and not one.is_alone

@@ -16,9 +16,10 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 
 if TYPE_CHECKING:
-    from trnslurm.contract.forms import Found
+    from trnslurm.contract.forms import Found, Life
 
 CHECKPOINT_FORMAT = 1
+_MOST_ATTEMPTS = 100
 _STEP = r"step-([0-9]{8,})"
 _REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
 
@@ -137,7 +138,7 @@ def found(run: RunFiles) -> Found | None:
     return forms.newest_whole(
         places,
         exported(run, Variable.CHECKPOINT_GLOB),
-        alive_at=_changed(run.heartbeat_file),
+        lives=_lives(run),
         workers=_workers(run),
     )
 
@@ -200,6 +201,22 @@ def _newest_named(run: RunFiles) -> int:
     from trnslurm.contract.forms import is_torn
 
     return next((step_of(path.name) or 0 for path in paths if not is_torn(path)), 0)
+
+
+def _lives(run: RunFiles) -> list[Life]:
+    """Return when each attempt began, and when it last wrote its state or showed life."""
+    from trnslurm.contract.forms import Life
+    from trnslurm.contract.times import seconds_of
+
+    found: list[Life] = []
+    numbers = sorted(run.attempt_numbers("train"))[-_MOST_ATTEMPTS:]
+    for number in numbers:
+        file = run.state_file("train", number)
+        start = seconds_of(str(read_json(file).get("started")))
+        if start is not None:
+            beat = _changed(run.heartbeat_file) if number == numbers[-1] else 0.0
+            found.append(Life(start, max(_changed(file), beat)))
+    return found
 
 
 def _workers(run: RunFiles) -> int:

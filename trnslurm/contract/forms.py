@@ -40,6 +40,7 @@ _BEFORE = re.compile(
 _PART = re.compile(r"pytorch_model(_fsdp)?(_\d+)?|optimizer_\d+|weights")
 """Directories that are part of a checkpoint of accelerate, Trainer or NeMo."""
 _SHARD = re.compile(r"(^|[-_.])(mp|pp|tp|dp|ep)?_?(rank|shard|part)[-_]?\d|[-_]of[-_]\d", re.I)
+_OPTIMIZER_FILE = re.compile(r"(optim|opt|sched|scaler|rng|ema)[a-z]*([-_.\d]|$)", re.I)
 _UNFINISHED = re.compile(r"(^|[-_.])(tmp|temp|partial|unfinished|incomplete)([-_.\d]|$)", re.I)
 _OF_ACCELERATE = re.compile(r"(random_states|custom_checkpoint)_\d+\.pkl|.*\.bin")
 _SAVED_BY_TORCH = (".pt", ".pth", ".pth.tar", ".pt.tar", ".ckpt")
@@ -58,6 +59,13 @@ class Place(NamedTuple):
     path: Path
     copy: Path | None = None
     """The project of which it is a copy: what is there in the same words is not the script's."""
+
+
+class Life(NamedTuple):
+    """When an attempt began, and when it last showed life, by the clock of its files."""
+
+    start: float
+    end: float
 
 
 class Found(NamedTuple):
@@ -86,16 +94,16 @@ class _Candidate(NamedTuple):
 
 
 def newest_whole(
-    places: Iterable[Place], pattern: str = "", *, alive_at: float = 0.0, workers: int = 0
+    places: Iterable[Place], pattern: str = "", *, lives: Sequence[Life] = (), workers: int = 0
 ) -> Found | None:
     """Return the newest whole checkpoint in these places; None if there is none, as far as known.
 
-    With a pattern, of paths relative to a place, only what it matches counts. `alive_at` is when
-    the run last showed life, by the clock of its files; `workers` is how many write.
+    With a pattern, of paths relative to a place, only what it matches counts. `lives` are those of
+    the attempts, the oldest first; `workers` is how many write.
     """
     found: list[tuple[bool, float, int, _Candidate]] = []
     for place in places:
-        for each in _candidates(place, pattern, alive_at, workers):
+        for each in _candidates(place, pattern, lives, workers):
             if place.copy is None or not same(each.mark, place.copy / _below(each.mark, place)):
                 best = bool(_BEST.search(each.found.path.name))
                 step = -1 if each.found.step is None else each.found.step
@@ -163,14 +171,16 @@ def _below(path: Path, place: Place) -> Path:
     return path.relative_to(place.path)
 
 
-def _candidates(place: Place, pattern: str, alive_at: float, workers: int) -> Iterator[_Candidate]:
+def _candidates(
+    place: Place, pattern: str, lives: Sequence[Life], workers: int
+) -> Iterator[_Candidate]:
     for here, named, below in walk(place.path):
         if pattern:
-            yield from _matched(place.path, here, named, pattern, alive_at)
+            yield from _matched(place.path, here, named, pattern, lives)
             continue
         # The directory that a script has for its checkpoints may be one itself.
         if here != place.path or place.copy is None:
-            own = list(_directory(here, named, alive_at, workers))
+            own = list(_directory(here, named, lives, workers))
             if own or _STATE in named or _RANDOM in named or _OF_TRAINER.fullmatch(here.name):
                 below.clear()  # its parts are no checkpoints
                 yield from own
@@ -181,7 +191,7 @@ def _candidates(place: Place, pattern: str, alive_at: float, workers: int) -> It
 
 
 def _directory(
-    here: Path, named: Mapping[str, os.DirEntry[str]], alive_at: float, workers: int
+    here: Path, named: Mapping[str, os.DirEntry[str]], lives: Sequence[Life], workers: int
 ) -> Iterator[_Candidate]:
     """Yield a directory that is a checkpoint as a whole, whether or not it is complete."""
     if _UNFINISHED.search(here.name):
@@ -207,7 +217,7 @@ def _directory(
             found,
             lambda: _precede(named, _RANDOM, _BEFORE),
             lambda: _parts_are_whole(here, named, workers),
-            lambda: _customs_are_there(here, named, alive_at),
+            lambda: _customs_are_there(here, named, lives),
         )
         yield _Candidate(found, check, here / _RANDOM)
     elif _INDEX in named and not _PART.fullmatch(here.name):
@@ -286,6 +296,8 @@ def _file(here: Path, entry: os.DirEntry[str]) -> Iterator[_Candidate]:
         return
     if _SHARD.search(name) or _SHARD.search(here.name) or _UNFINISHED.search(name):
         return
+    if _OPTIMIZER_FILE.match(name):
+        return
     path = here / name
     found = Found(path, _step_in(name, here.name), _time(entry), "torch.save")
     yield _Candidate(found, partial(_if_training_state, found), path)
@@ -306,7 +318,11 @@ def _if_training_state(found: Found) -> Found | None:
 
 
 def _matched(
-    root: Path, here: Path, named: Mapping[str, os.DirEntry[str]], pattern: str, alive_at: float
+    root: Path,
+    here: Path,
+    named: Mapping[str, os.DirEntry[str]],
+    pattern: str,
+    lives: Sequence[Life],
 ) -> Iterator[_Candidate]:
     """Yield what a user's pattern matches."""
     wanted = pattern.removeprefix("./").rstrip("/").split("/")
@@ -319,7 +335,7 @@ def _matched(
         if entry.is_symlink() or _UNFINISHED.search(name):
             continue
         path, changed = here / name, _changed(here / name, entry)
-        last = changed >= newest and not alive_at >= changed + _QUIET_S
+        last = changed >= newest and not _outlived(changed, lives)
 
         found = Found(path, _step_in(name, here.name), changed, f"the pattern {pattern}")
         yield _Candidate(found, _if(found, partial(_tells, path, otherwise=not last)), path)
@@ -335,7 +351,7 @@ def _tells(path: Path, *, otherwise: bool) -> bool:
         told = whole.is_whole(path)
         return otherwise if told is None else told
     named = _entries(path)
-    if own := list(_directory(path, named, 0.0, 0)):
+    if own := list(_directory(path, named, (), 0)):
         return all(each.whole() for each in own)
     if any(name.endswith(".distcp") for name in named) and _INDEX not in named:
         return False
@@ -373,7 +389,9 @@ def _parts_are_whole(
     return True
 
 
-def _customs_are_there(here: Path, named: Mapping[str, os.DirEntry[str]], alive_at: float) -> bool:
+def _customs_are_there(
+    here: Path, named: Mapping[str, os.DirEntry[str]], lives: Sequence[Life]
+) -> bool:
     """Check for the objects of the script that accelerate writes last of all.
 
     Their number is known from the checkpoints beside this one; without one the run must have gone
@@ -383,7 +401,7 @@ def _customs_are_there(here: Path, named: Mapping[str, os.DirEntry[str]], alive_
     others = [_entries(here.parent / name) for name in _siblings(here) if name != here.name]
     known = [_customs(other) for other in others if _RANDOM in other]
     newest = max([_time(e) for e in named.values() if _is_file(e)], default=0.0)
-    return count >= max(known) if known else alive_at >= newest + _QUIET_S
+    return count >= max(known) if known else _outlived(newest, lives)
 
 
 def _customs(named: Iterable[str]) -> int:
@@ -453,6 +471,12 @@ def _siblings(here: Path) -> list[str]:
             return [entry.name for entry in islice(entries, _MOST_CHECKED)]
     except OSError:
         return []
+
+
+def _outlived(changed: float, lives: Sequence[Life]) -> bool:
+    """Check whether the attempt that wrote something went on for a while after it."""
+    writer = next((life for life in reversed(lives) if life.start <= changed), None)
+    return writer is not None and writer.end >= changed + _QUIET_S
 
 
 def _entries(directory: Path) -> dict[str, os.DirEntry[str]]:
