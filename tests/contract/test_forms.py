@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.contract.forms import Found, Life, Place, newest_whole
+from trnslurm.contract.forms import Place, newest_whole
+from trnslurm.contract.layouts import Found, Life
 
 from .layouts import LAYOUTS, dated, safetensors, save, state
 

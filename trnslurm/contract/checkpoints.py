@@ -16,7 +16,7 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 
 if TYPE_CHECKING:
-    from trnslurm.contract.forms import Found, Life
+    from trnslurm.contract.layouts import Found, Life
 
 CHECKPOINT_FORMAT = 1
 _MOST_ATTEMPTS = 100
@@ -205,7 +205,7 @@ def _newest_named(run: RunFiles) -> int:
 
 def _lives(run: RunFiles) -> list[Life]:
     """Return when each attempt began, and when it last wrote its state or showed life."""
-    from trnslurm.contract.forms import Life
+    from trnslurm.contract.layouts import Life
     from trnslurm.contract.times import seconds_of
 
     found: list[Life] = []

@@ -9,6 +9,7 @@ from trnslurm.contract.checkpoints import found, has_saved, newest, newest_step,
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.times import changed_at, utc_time
+from trnslurm.records.foreign import printable
 from trnslurm.records.run import Record, RunDir
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import PhaseStatus
@@ -20,10 +21,10 @@ def saved_words(run: RunDir) -> str:
     """Return what a run has saved, in words; empty if that is nothing."""
     if step := newest_step(run):
         one = newest(run)
-        form = f" ({one.name})" if one and one.form else ""
+        form = f" ({printable(one.name)})" if one and one.form else ""
         return f"step {step} is saved{form}"
     if run.project_file.exists() and (left := found(run)):
-        return f"{left} is saved, of {utc_time(left.time)}"
+        return f"{printable(str(left))} is saved, of {utc_time(left.time)}"
     place = saves_in(run)
     changed = changed_at(place)  # a custom script may not report its steps
     return f"{place.relative_to(run.path)}/ was written {utc_time(changed)}" if changed else ""

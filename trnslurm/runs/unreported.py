@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from trnslurm.contract.checkpoints import exported, found, newest, saves_in
+from trnslurm.contract.entries import same, walk, word_in
 from trnslurm.contract.files import read_file
-from trnslurm.contract.forms import Found, same, walk
+from trnslurm.contract.layouts import Found
 from trnslurm.contract.rundir import NODE_SCRIPT
 from trnslurm.contract.times import changed_at
 from trnslurm.contract.variables import Variable
@@ -28,7 +29,6 @@ _MARKS = {".metadata", "random_states_0.pkl"}
 _OF_TRAINER, _STATE_OF_TRAINER = re.compile(r"checkpoint-\d+"), "trainer_state.json"
 # DeepSpeed and Megatron write the name of the newest complete checkpoint to a file next to it.
 _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
-_POINTER_BYTES = 256
 _FILE = re.compile(
     r".*\.ckpt|.*(ckpt|checkpoint|chkpt|snapshot|last|latest|best|epoch|step|iter|state|model).*"
     r"\.(pt|pth|pth\.tar|pth\.gz|tar)|(\d+)\.(pt|pth)",
@@ -108,19 +108,12 @@ def _traces(directory: Path) -> Iterator[Path]:
             yield here
             continue
         for pointer, name in _POINTERS.items():
-            target = name.format(_word(here / pointer)) if pointer in named else ""
+            target = name.format(word_in(here / pointer)) if pointer in named else ""
             if target in below:
                 yield here / target
         for entry in named.values():
             if _FILE.fullmatch(entry.name) and _is_trace(entry):
                 yield here / entry.name
-
-
-def _word(pointer: Path) -> str:
-    try:
-        return read_file(pointer, _POINTER_BYTES).decode().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _is_trace(entry: os.DirEntry[str]) -> bool:
