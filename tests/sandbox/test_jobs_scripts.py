@@ -159,6 +159,48 @@ def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path
     run.until("CANCELLED")
 
 
+# As nanoGPT: saves in place, tells nobody, and crashes twice.
+UNTOLD = """
+import argparse, os, time, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--init_from")
+given = parser.parse_args()
+torch.distributed.init_process_group("gloo")
+model, first = torch.nn.Linear(4, 4), 0
+optimizer = torch.optim.AdamW(model.parameters())
+if given.init_from == "resume":
+    whole = torch.load("out/ckpt.pt")
+    model.load_state_dict(whole["model"])
+    optimizer.load_state_dict(whole["optimizer"])
+    first = whole["iter_num"]
+print("began", given.init_from, first, flush=True)
+os.makedirs("out", exist_ok=True)
+for iter_num in range(first + 1, 31):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    if iter_num % 10 == 0 and os.environ["RANK"] == "0":
+        whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(whole | {"iter_num": iter_num}, "out/ckpt.pt")
+    torch.distributed.barrier()
+    if iter_num == first + 15:
+        raise SystemExit(7)
+"""
+
+
+def test_a_script_continues_from_what_nobody_reported(user: User, project: Path) -> None:
+    (project / "untold.py").write_text(UNTOLD)
+    given = ("--", "--init_from={first:scratch}{later:resume}")
+    run = submit(user, project / "untold.py", "--time", "10", *given)
+    run.until("COMPLETED")
+    *crashed, last = RunDir(run.path).attempts("train")
+    assert [attempt.state for attempt in crashed] == ["RESTARTED"] * 2 and last.attempt == 3
+    assert all("crash after a checkpoint was saved" in attempt.reason for attempt in crashed)
+    began = re.findall(r"began (\w+) (\d+)", "".join(
+        run.path.joinpath(f"logs/train-{n}-node0.log").read_text() for n in (1, 2, 3)
+    ))  # fmt: skip
+    assert [*dict.fromkeys(began)] == [("scratch", "0"), ("resume", "10"), ("resume", "20")]
+
+
 def test_nodes_are_lost(user: User, project: Path) -> None:
     """A spare takes the place of the first; without the second, training has fewer nodes. Without
     the node of the batch script there are too few, and the other one requeues the job."""

@@ -38,6 +38,12 @@ def saved_by_now() -> tuple[int, float]:
     return newest_step(RUN), max(changed, one.time if one else 0.0)
 
 
+def has_saved_since(attempt: Attempt) -> bool:
+    """Check whether there is a newer checkpoint than the one with which an attempt began."""
+    step, changed = saved_by_now()
+    return step > attempt.checkpoint or (saves_whole() and changed > attempt.changed)
+
+
 def saves_whole() -> bool:
     """Check whether only whole checkpoints of a custom script count as saved."""
     return os.environ.get(Variable.RESUMES) == "told"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trnslurm.contract.attempt import Attempt, read_attempt
-from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
+from trnslurm.contract.checkpoints import newest_checkpoint
 from trnslurm.contract.files import read_json, write_json
 from trnslurm.contract.options import AttemptOptions, parse
 from trnslurm.contract.states import EndCause, State
@@ -46,7 +46,7 @@ from trnslurm.node.hang import HangWatch
 from trnslurm.node.job import Job
 from trnslurm.node.lookout import period_of
 from trnslurm.node.mirror import MirrorProcess, start_fetching, why_not
-from trnslurm.node.state import RUN, note, saved_by_now, start_heartbeat
+from trnslurm.node.state import RUN, has_saved_since, note, saved_by_now, start_heartbeat
 from trnslurm.node.steps import Successor
 from trnslurm.node.triage.causes import matching
 
@@ -407,7 +407,7 @@ class Program:
                 processes.say(traceback.format_exc())
                 self._hang = None
         near = self._trains and bool(self._caps.near())
-        saved = self._options.standby and newest_step(RUN) > state.checkpoint
+        saved = self._options.standby and has_saved_since(state)
         grows = bool(
             self._growth
             and self._growth.wanted(self._job.counts())
