@@ -174,13 +174,17 @@ class Run:
         settings: Settings = (),
         notify: str | Sequence[str] = (),
         force: bool = False,
+        arguments: Sequence[str] = (),
     ) -> Run:
         """Resume the run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
         `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
-        `force` starts a custom script again over checkpoints that it has not reported.
+        `force` starts a custom script again over checkpoints that it has not reported; it gets
+        `arguments` after its own from then on.
         """
-        how = _continuation(nodes, stop_at, settings, notify, self._path, force=force)
+        how = _continuation(
+            nodes, stop_at, settings, notify, self._path, force=force, arguments=arguments
+        )
         console = PythonConsole(detach=True)
         resume_run(self._files, how, console)
         self.remarks = console.other_remarks
@@ -345,12 +349,14 @@ def resume(
     cluster: str | None = None,
     notify: str | Sequence[str] = (),
     force: bool = False,
+    arguments: Sequence[str] = (),
     path: Paths = (),
 ) -> Run:
     """Resume a run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
 
     `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
-    `force` starts a custom script again over checkpoints that it has not reported.
+    `force` starts a custom script again over checkpoints that it has not reported; it gets
+    `arguments` after its own from then on.
     "s3://BUCKET/PREFIX/RUN" starts a new run, on a `cluster`, with any settings.
     """
     if isinstance(run, str) and run.startswith("s3://"):
@@ -358,6 +364,8 @@ def resume(
         from trnslurm.submission.submit import submit
 
         console = PythonConsole(detach=True)
+        if arguments:
+            raise ConfigError("arguments are for a run that continues where it is")
         how = _continuation(nodes, stop_at, settings, notify, path)
         name = None if cluster is None else text("cluster", cluster)
         submission = propose_moved(run, how, name, workspace_of(search_path(path)), console)
@@ -366,7 +374,12 @@ def resume(
     if cluster is not None:
         raise ConfigError("cluster is for a run in S3: others continue where they are")
     return _run(run, path).resume(
-        nodes=nodes, stop_at=stop_at, settings=settings, notify=notify, force=force
+        nodes=nodes,
+        stop_at=stop_at,
+        settings=settings,
+        notify=notify,
+        force=force,
+        arguments=arguments,
     )
 
 
@@ -387,6 +400,7 @@ def _continuation(
     path: Paths,
     *,
     force: bool = False,
+    arguments: Sequence[str] = (),
 ) -> Continuation:
     """Return what changes when a run continues."""
     return Continuation(
@@ -395,6 +409,7 @@ def _continuation(
         stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
         settings=settings_of(settings),
         notify=texts("notify", notify),
+        arguments=texts("arguments", arguments, one_word=False),
         template_dirs=workspace_of(search_path(path)).template_dirs(),
     )
 
