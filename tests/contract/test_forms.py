@@ -110,6 +110,12 @@ def test_the_newest_counts_and_the_best_only_without_another(tmp_path) -> None:
     assert found and found.path.name == "model_best.pt"
 
 
+def test_what_is_marked_as_unfinished_does_not_count(tmp_path) -> None:
+    path = LAYOUTS["Lightning"][0](tmp_path)
+    (path.parent / "last-unfinished").touch()  # as NeMo has it
+    assert find(tmp_path) is None
+
+
 def test_what_other_ranks_have_yet_to_write(tmp_path) -> None:
     """DeepSpeed's rank 0 does not wait for them before it writes `latest`."""
     LAYOUTS["DeepSpeed"][0](tmp_path)

@@ -190,7 +190,7 @@ def file_at(here: Path, entry: os.DirEntry[str]) -> Iterator[Candidate]:
         return
     path = here / name
     found = Found(path, step_in(name, here.name), time_of(entry), "torch.save")
-    yield Candidate(found, partial(_if_training_state, found), path)
+    yield Candidate(found, lambda: if_all(found)() and _if_training_state(found), path)
 
 
 def _if_training_state(found: Found) -> Found | None:
@@ -208,6 +208,8 @@ def _if_training_state(found: Found) -> Found | None:
 
 
 def if_all(found: Found, *checks: Callable[[], bool]) -> Callable[[], Found | None]:
+    """Return a function that returns a checkpoint if all checks of it are met."""
+
     def complete() -> Found | None:
         path = found.path
         # NeMo 2 has such a file beside a checkpoint until it is complete (nemo/lightning/pytorch/
