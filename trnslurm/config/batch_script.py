@@ -202,7 +202,7 @@ def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
             name = {"workdir": "chdir", "tasks": "ntasks", "share": "oversubscribe"}.get(name, name)
             needs = not equals and name not in _FLAGS
         elif word.startswith("-") and word[1:2] in _SHORT:
-            name, value = _SHORT[word[1]], word[2:].removeprefix("=")
+            name, value = _SHORT[word[1]], word[2:]
             equals = "=" if value else ""
             needs = not value and name not in _FLAGS
         else:
