@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from trnslurm.cli.options import json_option, path_option, refuse_pairs, run_or_sweep_argument
 from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.contract.metrics import READ
 from trnslurm.errors import RunError, did_you_mean
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir, is_number
@@ -169,7 +170,7 @@ def _columns(
     """Return the metrics to show, and the format of each."""
     columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
     if run.project_file.exists():  # a custom script chooses its metrics' names
-        known = {*columns, "steps", "time"}
+        known = {*columns, "steps", "time", READ}
         more = {name: ".4g" for step in shown for name in step if name not in known}
         columns |= dict(list(more.items())[:_MOST_OWN])
     return columns

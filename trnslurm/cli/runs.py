@@ -27,6 +27,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.checkpoints import found, reported_step, takes_checkpoint
+from trnslurm.contract.metrics import read_from
 from trnslurm.contract.states import OF_A_RUN, EndCause, State
 from trnslurm.node.hosts import brief
 from trnslurm.records.foreign import printable
@@ -203,7 +204,9 @@ def status_command(
     _say_chain(status)
     if "step" in status.metrics:
         step, loss = progress(status)
-        click.echo(f"step {step}, loss {loss}{_age_of(status)}")
+        place = read_from(status.metrics)
+        whence = f" (read from {place})" if place else ""
+        click.echo(f"step {step}, loss {loss}{_age_of(status)}{whence}")
     elif line := no_numbers([status]):
         click.echo(line)
     _say_silence(run, status)

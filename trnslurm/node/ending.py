@@ -361,13 +361,14 @@ def read_facts(
 def step_repeated(attempt: int) -> int:
     """Return the first step that an attempt reported, if the one before had begun there too.
 
-    A script may count its steps from 1 and still continue: then its loss has become smaller.
+    A script may count its steps from 1 and still continue: then its loss has become smaller. What
+    was read from a script's output does not tell where it began.
     """
     first: dict[int, dict[str, Any]] = {}
     with suppress(OSError, ValueError), open_file(RUN.metrics_file) as file:
         for line in file:
             found = re.match(rb'{"attempt": (\d+), "step": \d', line)
-            if found and int(found[1]) not in first:
+            if found and int(found[1]) not in first and b'"read": ' not in line:
                 first[int(found[1])] = json.loads(line)
     now, before = first.get(attempt, {}), first.get(attempt - 1, {})
     if not 0 < now.get("step", 0) <= before.get("step", 0):

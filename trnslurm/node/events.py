@@ -16,6 +16,7 @@ from typing import Any
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.checkpoints import has_saved, saves_in
 from trnslurm.contract.files import last_lines, read_json
+from trnslurm.contract.metrics import is_reported
 from trnslurm.contract.states import EndCause, State
 from trnslurm.contract.times import changed_at
 from trnslurm.node.hosts import brief
@@ -199,12 +200,13 @@ class StallWatch:
         """Check whether no step was reported for longer than the watchdog would wait.
 
         Evaluations and saves have no steps, so twice the longest pause so far must pass as well.
+        Numbers that were read from a script's output may end before its steps do.
         """
         lines = [
             (line["step"], float(line["time"]))
             for line in islice(last_lines(RUN.metrics_file), _MOST_LINES)
             if line.get("attempt") == self._attempt and isinstance(line.get("step"), int)
-            if isinstance(line.get("time"), int | float)
+            if isinstance(line.get("time"), int | float) and is_reported(line)
         ][::-1]
         step, at = lines[-1] if lines else (0, now)
         if step != self._step:

@@ -24,6 +24,7 @@ from trnslurm.contract.files import (
     read_json_lines,
     write_json,
 )
+from trnslurm.contract.metrics import READ
 from trnslurm.contract.rundir import PLAN, RECORD, RUN_FORMAT, RunFiles
 from trnslurm.contract.times import now_there, utc_time
 from trnslurm.errors import ConfigError, RunError
@@ -308,7 +309,7 @@ def latest_values(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for step in steps:
         last |= step
     for name in [*last]:
-        if name in ("attempt", "step", "steps", "time"):
+        if name in ("attempt", "step", "steps", "time", READ):
             del last[name]
         elif not is_number(last[name]):  # take the latest line that has a number
             last[name] = next((s[name] for s in reversed(steps) if is_number(s.get(name))), None)

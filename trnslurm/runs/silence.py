@@ -12,8 +12,8 @@ from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
 
 NO_NUMBERS = (
-    "its script has reported no numbers: call trnslurm.report(step=, loss=) after each step, "
-    "or give Trainer a RunCallback (docs/scripts.md)"
+    "its script has reported no numbers, and none were found in its log and files: call "
+    "trnslurm.report(step=, loss=) after each step, or give Trainer a RunCallback (docs/scripts.md)"
 )
 UNTOLD_S = 60.0
 """How long a training gives no sign of progress before `status` says so."""

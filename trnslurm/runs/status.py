@@ -8,6 +8,7 @@ from typing import Any
 
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.files import read_json
+from trnslurm.contract.metrics import is_reported
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
@@ -224,6 +225,8 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
     """
     step, steps = (metrics.get(key, 0) for key in ("step", "steps"))
     if not isinstance(step, int) or not isinstance(steps, int) or not 0 < step < steps:
+        return ""
+    if not is_reported(metrics):  # a script need not print its last step
         return ""
     train = read_json(run.plan_file).get("train")
     stop_at = train.get("stop_at") if isinstance(train, Mapping) else None

@@ -31,6 +31,10 @@ export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm.zip/trnslurm/node/startup:$PY
 # Note what this node's devices, processors, memory and network do, until the work ends.
 ("$TRNSLURM_PYTHON" -m trnslurm.node.usage --task=$$ --node="$SLURM_NODEID" --seconds=10 &)
 
+# On the first node, read the numbers of a script that does not report them, until it ends.
+[ "$TRNSLURM_PHASE" != train ] || [ "$SLURM_NODEID" != 0 ] ||
+("$TRNSLURM_PYTHON" -m trnslurm.node.numbers --task=$$ &)
+
 # Watch this node's processes for a hang, until they end.
 export TRNSLURM_NODE="$SLURM_NODEID"
 ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)

@@ -15,6 +15,7 @@ from typing import Any
 
 from trnslurm.contract.checkpoints import newest_step
 from trnslurm.contract.files import last_line, read_file, read_json
+from trnslurm.contract.metrics import is_reported
 from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.contract.times import seconds_of
 from trnslurm.frozen import Frozen
@@ -208,7 +209,7 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
         return True
     if isinstance(began_at, int) and newest_step(files) > began_at:
         return True
-    if newest or chosen.kinds:  # the script reports its steps
+    if is_reported(newest) or chosen.kinds:  # the script reports its steps
         return False
     # Workers that lost a peer had started working together.
     missed = any(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from trnslurm.contract.checkpoints import reported_step
 from trnslurm.contract.files import read_file
+from trnslurm.contract.metrics import is_reported
 from trnslurm.contract.states import State
 from trnslurm.errors import NotYetError
 from trnslurm.records.run import Record, RunDir
@@ -60,7 +61,9 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     if not job or not last or (last[0].state, last[0].job_id) != (State.RUNNING, job):
         return ""
     # A custom script that reported nothing does not check for a stop, or has nothing to save.
-    told = run.last_metrics().get("attempt") == last[0].attempt or reported_step(run)
+    metrics = run.last_metrics()
+    reports = is_reported(metrics) and metrics.get("attempt") == last[0].attempt
+    told = reports or reported_step(run)
     if run.project_file.exists() and not told:
         return ""
     try:

@@ -1,0 +1,26 @@
+"""Who wrote a line of metrics.jsonl: the script, or a program that read the script's output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+READ = "read"
+"""Where trnslurm.node.numbers has read the numbers of a line; a script's own line lacks it."""
+_PLACES = {
+    "log": "its log",
+    "tensorboard": "its files for TensorBoard",
+    "csv": "its metrics.csv",
+    "trainer": "Trainer's checkpoints",
+    "wandb": "its log for Weights & Biases",
+}
+
+
+def is_reported(line: Mapping[str, Any]) -> bool:
+    """Check whether the script itself has written a line, after each step that it reports."""
+    return bool(line) and READ not in line
+
+
+def read_from(line: Mapping[str, Any]) -> str:
+    """Return where the numbers of a line were read, in words; empty if they were reported."""
+    return _PLACES.get(str(line.get(READ, "")), "")

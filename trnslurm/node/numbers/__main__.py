@@ -1,0 +1,178 @@
+"""Writes the numbers of a script that does not report them into metrics.jsonl, until it ends.
+
+    python -m trnslurm.node.numbers --task=PID
+
+It runs on the first node. The script's own report ends it: any line of this attempt that it has not
+written itself. No error here ends anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from trnslurm.contract.files import open_file
+from trnslurm.contract.metrics import is_reported
+from trnslurm.contract.variables import Variable
+from trnslurm.node.guard import Watched
+from trnslurm.node.numbers.choice import Choice
+from trnslurm.node.numbers.files import found_in
+from trnslurm.node.numbers.log import LogReader
+from trnslurm.node.numbers.sighting import line_of
+from trnslurm.node.numbers.sources import Log, Source, Table, Tensorboard, Trainer, Wandb
+from trnslurm.node.state import RUN
+
+LEAST_S, MOST_S = 3.0, 20.0
+"""Between two looks: while numbers come, and when none have come for a while."""
+_POLL_S = 0.2
+# To list directories takes longer than to read what has grown: at most this share of the time.
+_SHARE = 0.01
+_FILES_S = 15.0
+_HEAD_BYTES = 256 << 10
+_OWN_BYTES = 4 << 20
+
+
+def main() -> int:
+    """Look until the task ends, or the script reports."""
+    parser = argparse.ArgumentParser(prog="numbers", allow_abbrev=False)
+    parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
+    options = parser.parse_args()
+    with suppress(OSError):
+        os.nice(10)
+    # The last lines come with the end, at which whoever started the task ends what is left.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    task = Watched(options.task)
+    reader = Numbers(int(os.environ[Variable.ATTEMPT]), os.environ.get(Variable.CHECKPOINTS, ""))
+    # A step that was started ahead has no attempt yet.
+    while not reader.begun():
+        if _ends_within(task, LEAST_S):
+            return 0
+    while not _ends_within(task, reader.pause_s):
+        if not reader.look(time.time()):
+            return 0
+    reader.look(time.time(), end=True)
+    return 0
+
+
+def _ends_within(task: Watched, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    fds = [task.fd] if task.fd is not None else []
+    while not task.gone() and (left_s := end - time.monotonic()) > 0:
+        select.select(fds, [], [], left_s if fds else min(left_s, _POLL_S))
+    return task.gone()
+
+
+class Numbers:
+    """The numbers of one attempt."""
+
+    def __init__(self, attempt: int, checkpoints: str = "") -> None:
+        """Begin before the workers do: what is there already is of earlier attempts."""
+        self._attempt = attempt
+        self.pause_s = LEAST_S
+        places = [RUN.path / "work", Path(checkpoints) if checkpoints else RUN.checkpoints]
+        self._places = [place.resolve() for place in places]
+        old = [*found_in(self._places)]
+        self._written = Written(RUN.metrics_file, attempt)
+        self._sources: list[Source] = [
+            Tensorboard(old),
+            Trainer(old),
+            Table(old),
+            Wandb(old),
+            Log(RUN.node_log("train", attempt, 0), first_epoch(attempt)),
+        ]
+        self._choice = Choice(self._sources)
+        self._find_at = 0.0
+
+    def begun(self) -> bool:
+        """Check whether the attempt has begun."""
+        return RUN.state_file("train", self._attempt).exists()
+
+    def look(self, now: float, *, end: bool = False) -> bool:
+        """Look once; return False if the script reports its numbers itself."""
+        self._find(now, end=end)
+        for source in self._sources:
+            source.look()
+        if self._written.by_others():
+            return False
+        due = self._choice.due(now, end=end)
+        lines = [json.dumps(line_of(seen, self._attempt, read)) for read, seen in due]
+        if lines:
+            with suppress(OSError):
+                self._written.append("".join(f"{line}\n" for line in lines))
+        self.pause_s = LEAST_S if lines else min(MOST_S, 1.2 * self.pause_s)
+        return True
+
+    def _find(self, now: float, *, end: bool) -> None:
+        """Look for files, so rarely that it costs little."""
+        if now < self._find_at and not end:
+            return
+        start = time.monotonic()
+        found = [*found_in(self._places)]
+        for source in self._sources:
+            source.offer(found)
+        self._find_at = now + max(_FILES_S, (time.monotonic() - start) / _SHARE)
+
+
+class Written:
+    """What is in metrics.jsonl: who else writes to it."""
+
+    def __init__(self, file: Path, attempt: int) -> None:
+        self._file, self._attempt = file, attempt
+        self._at = self._size()
+        self._part = b""
+        self._others = False
+
+    def by_others(self) -> bool:
+        """Check whether anyone else has written a line of this attempt."""
+        if self._others or self._size() <= self._at:
+            return self._others
+        with suppress(OSError), open_file(self._file) as stream:
+            stream.seek(self._at)
+            data = stream.read(_OWN_BYTES)
+            self._at += len(data)
+            *lines, self._part = (self._part + data).split(b"\n")
+            self._others = any(self._is_of_script(line) for line in lines)
+        return self._others
+
+    def append(self, text: str) -> None:
+        """Write whole lines at once."""
+        data = text.encode()
+        with self._file.open("ab", buffering=0) as stream:
+            stream.write(data)
+
+    def _is_of_script(self, line: bytes) -> bool:
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        ours = isinstance(told, dict) and told.get("attempt") == self._attempt
+        return ours and is_reported(told)
+
+    def _size(self) -> int:
+        try:
+            return self._file.stat().st_size
+        except OSError:
+            return 0
+
+
+def first_epoch(attempt: int) -> int | None:
+    """Return the first epoch that the run's first attempt has named; None: this is the first."""
+    if attempt == 1:
+        return None
+    reader = LogReader()
+    with suppress(OSError), open_file(RUN.node_log("train", 1, 0)) as stream:
+        for line in stream.read(_HEAD_BYTES).decode(errors="replace").split("\n"):
+            for _ in reader.feed(line):
+                pass
+    return reader.first_epoch
+
+
+if __name__ == "__main__":
+    sys.exit(main())

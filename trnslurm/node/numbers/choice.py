@@ -1,0 +1,71 @@
+"""Decides which source counts, and when a line is written. No I/O; the clock is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from trnslurm.node.numbers.sighting import Sighting, Steps
+
+_GRACE_S = 15.0
+"""How long the first numbers wait: a script that calls report does so meanwhile."""
+
+# A file's time that is older, or to come, is of a wrong clock.
+_OLDEST_S = 30 * 86400.0
+
+
+class Offers(Protocol):
+    """A source, as far as the choice needs it."""
+
+    read: str
+    steps: Steps
+
+
+class Choice:
+    """Which source's steps are written: one at a time, and each step once.
+
+    Sources come in order of trust, the log last. A source takes over from a later one once it has
+    a loss, or where none has; what was written stays. It never gives way again.
+    """
+
+    def __init__(self, sources: Sequence[Offers]) -> None:
+        self._sources = sources
+        self._chosen: Offers | None = None
+        self._has_loss = False
+        self._last = -1
+        self._first_at: float | None = None
+        self._waiting: list[tuple[str, Sighting]] = []
+
+    def due(self, now: float, *, end: bool = False) -> list[tuple[str, Sighting]]:
+        """Return what is to be written now: each sighting with its source."""
+        for source in self._sources:
+            seen = source.steps.take(end=end)
+            if not seen or not self._may(source, seen):
+                continue
+            for each in seen:
+                held_out = "loss" not in each.numbers and each.step == self._last
+                if each.step > self._last or (held_out and source is self._chosen):
+                    self._last = each.step
+                    at = each.time if each.time and 0 <= now - each.time < _OLDEST_S else now
+                    self._waiting.append((source.read, each._replace(time=at)))
+        if self._waiting and self._first_at is None:
+            self._first_at = now
+        if not end and (self._first_at is None or now - self._first_at < _GRACE_S):
+            return []
+        due, self._waiting = self._waiting, []
+        return due
+
+    def _may(self, source: Offers, seen: Sequence[Sighting]) -> bool:
+        """Check whether a source counts, and choose it if it now does."""
+        if source is self._chosen:
+            self._has_loss = self._has_loss or any("loss" in each.numbers for each in seen)
+            return True
+        has_loss = any("loss" in each.numbers for each in seen)
+        if self._chosen is not None:
+            trusted = self._sources.index(source) < self._sources.index(self._chosen)
+            # What is behind would end the numbers until it has caught up.
+            ahead = seen[-1].step >= self._last
+            if not ((has_loss and not self._has_loss) or (trusted and has_loss and ahead)):
+                return False
+        self._chosen, self._has_loss = source, has_loss
+        return True

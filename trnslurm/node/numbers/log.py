@@ -1,0 +1,195 @@
+"""Reads steps from the lines of a worker's log, one after the other.
+
+Lines alone do not say enough: a bar counts anew in each epoch, several workers write the same step,
+and Trainer prints its records without a step, next to a bar that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trnslurm.node.numbers.lines import Counter, Line, parse, pieces
+from trnslurm.node.numbers.names import HELD_OUT
+from trnslurm.node.numbers.sighting import Sighting
+
+_MOST_STEP = 1 << 53
+
+
+class LogReader:
+    """What the lines so far tell about the next one."""
+
+    def __init__(self, first_epoch: int | None = None) -> None:
+        """Take the first epoch that the run's first attempt has named, if it is known."""
+        self._leader: int | None = None
+        self._counts = ""
+        """What counts the steps: step, position or epoch; empty until that is known."""
+        self.first_epoch = first_epoch
+        self._epoch: int | None = None
+        self._epochs: int | None = None
+        self._at = -1
+        self._of: int | None = None
+        self._rounds = 0
+        self._goes_on = False
+        """Whether a counter with a total goes on in the next epoch."""
+        self._step: int | None = None
+        self._records = Records()
+
+    def feed(self, line: str) -> Iterator[Sighting]:
+        """Yield what a whole line says about steps."""
+        for piece in pieces(line):
+            yield from self._piece(piece)
+
+    def _piece(self, piece: str) -> Iterator[Sighting]:
+        seen = parse(piece)
+        before = self._leader
+        if seen and not self._leads(seen):
+            return
+        yield from self._records.next(seen)
+        if seen is None:
+            return
+        if seen.in_dict and seen.counter is None and seen.epoch is None:
+            self._records.hold(seen)
+            return
+        step, steps = self._place(seen)
+        if step is None or not seen.numbers or step > _MOST_STEP:
+            return
+        leads = before is not None and before != self._leader
+        samples = seen.counter is not None and seen.counter.word == "samples"
+        yield Sighting(
+            step,
+            seen.numbers,
+            steps,
+            derived=seen.derived,
+            leads=leads,
+            unfinished=samples and not seen.held_out,
+        )
+
+    def _leads(self, seen: Line) -> bool:
+        """Check whether a line is of the lowest worker that writes numbers."""
+        rank = seen.rank or 0
+        if not seen.numbers:
+            return self._leader is None or rank <= self._leader
+        if self._leader is None or rank < self._leader:
+            self._leader = rank
+        return rank == self._leader
+
+    def _place(self, seen: Line) -> tuple[int | None, int | None]:
+        """Return the step of a line, and the number of all steps if that is sure."""
+        counter = seen.counter
+        if seen.held_out:
+            return self._step_of_evaluation(seen), None
+        if seen.epoch is not None:
+            self._follow_epoch(seen.epoch, seen.epochs, counter)
+        if counter is None or counter.word == "samples":
+            return self._by_epoch(seen), None
+        if not seen.numbers:
+            return None, None  # a bar without numbers may count anything
+        step, steps = self._by_counter(counter, seen.epoch is not None)
+        if step is not None:
+            self._counts = "step"
+            self._step = step
+        return step, steps
+
+    def _step_of_evaluation(self, seen: Line) -> int | None:
+        """Return the step that an evaluation is about: its own, or the last one."""
+        counter = seen.counter
+        if counter and (counter.of is not None and counter.word != "step"):
+            return None  # it counts the evaluation's batches
+        if counter and counter.word == "step" and self._counts in ("", "step"):
+            if self._step is None or counter.at >= self._step:
+                return counter.at
+            return None
+        if self._counts == "" and seen.epoch is not None and counter is None:
+            self._follow_epoch(seen.epoch, seen.epochs, None)
+            return self._by_epoch(seen)
+        return self._step
+
+    def _follow_epoch(self, epoch: int, epochs: int | None, counter: Counter | None) -> None:
+        if self.first_epoch is None:
+            self.first_epoch = min(epoch, 1)
+        if self._epoch is not None and epoch == self._epoch + 1 and counter and counter.of:
+            # The first line of the next epoch: has the counter begun again?
+            self._goes_on = self._goes_on or (self._of == counter.of and counter.at > self._at)
+        self._epoch, self._epochs = epoch, epochs or self._epochs
+
+    def _by_epoch(self, seen: Line) -> int | None:
+        """Return the step of a line without a counter: the last, or the epoch if nothing counts."""
+        if self._counts == "step":
+            # A mean over the epoch is not the loss of its last step.
+            numbers = [*seen.numbers]
+            seen_only = {n: v for n, v in seen.numbers.items() if n.startswith(HELD_OUT)}
+            for name in numbers:
+                if name not in seen_only:
+                    del seen.numbers[name]
+            return self._step if seen_only else None
+        if seen.epoch is None or not seen.numbers:
+            return None
+        self._counts = "epoch"
+        self._step = seen.epoch
+        return seen.epoch
+
+    def _by_counter(self, counter: Counter, has_epoch: bool) -> tuple[int | None, int | None]:
+        """Return the step that a counter means, and the total."""
+        at, of = counter.at, counter.of
+        before, before_of = self._at, self._of
+        self._at, self._of = at, of
+        if of is None:
+            return (at, None) if counter.word != "batch" or not has_epoch else (None, None)
+        if at > of:
+            return None, None
+        if has_epoch and not self._goes_on and self._epoch is not None:
+            base = self.first_epoch or 0
+            total = self._epochs * of if self._epochs else None
+            return (self._epoch - base) * of + at, total
+        if has_epoch or counter.word == "step":
+            return at, of
+        if before_of == of and at < before:  # the bar of the next epoch
+            self._rounds += 1
+        return self._rounds * of + at, None
+
+
+class Records:
+    """Finds the steps of records without one, as Trainer prints them: its bar has the step.
+
+    ProgressCallback of transformers 4.57 writes with tqdm.write, which draws the bar again at once,
+    so the bar is the next piece. If a log is cut or buffered, another bar may follow. So a step
+    counts only if it and the one before are both multiples of the steps between them.
+    """
+
+    def __init__(self) -> None:
+        self._held: Line | None = None
+        self._before: tuple[int, Line, int] | None = None
+        self._every = 0
+
+    def hold(self, record: Line) -> None:
+        """Take a record whose step the next piece may tell."""
+        self._held = record
+
+    def next(self, seen: Line | None) -> Iterator[Sighting]:
+        """Take the next piece; yield the records whose steps are now sure."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        counter = seen.counter if seen and seen.bar and not seen.held_out else None
+        if counter is None or counter.of is None:
+            return
+        now = (counter.at, held, counter.of)
+        if held.held_out:
+            if self._every and counter.at % self._every == 0:
+                yield _sighting(*now)
+            return
+        before, self._before = self._before, now
+        if self._every and counter.at % self._every == 0:
+            yield _sighting(*now)
+        elif before and before[0] < counter.at and before[2] == counter.of:
+            every = counter.at - before[0]
+            if before[0] == 1:
+                every += 1  # logging_first_step
+            if counter.at % every == 0 and (before[0] % every == 0 or before[0] == 1):
+                self._every = every
+                yield _sighting(*before)
+                yield _sighting(*now)
+
+
+def _sighting(step: int, record: Line, steps: int) -> Sighting:
+    return Sighting(step, record.numbers, steps, derived=record.derived)

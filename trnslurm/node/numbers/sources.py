@@ -1,0 +1,229 @@
+"""The sources of numbers: each finds its files and turns what is new in them into steps."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from trnslurm.contract.files import load_json, read_file
+from trnslurm.node.numbers import table, tensorboard, trainer, wandb
+from trnslurm.node.numbers.files import Tail
+from trnslurm.node.numbers.log import LogReader
+from trnslurm.node.numbers.names import HELD_OUT, canonical, held_out_name, with_loss
+from trnslurm.node.numbers.sighting import Sighting, Steps
+
+# What one look reads of one file. Of a log that grows faster, the middle is passed over.
+_LOOK_BYTES = 1 << 20
+_BACKLOG_BYTES = 8 << 20
+_TABLE_BYTES = 16 << 20
+_MOST_FILES = 16
+_MOST_LINE = 64 << 10
+_HELD_OUT_PARTS = {"val", "valid", "validation", "eval", "evaluation", "dev"}
+
+
+class Source(ABC):
+    """One way in which a script writes its numbers."""
+
+    read = ""
+    """What `read` is in the lines of metrics.jsonl."""
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+
+    @abstractmethod
+    def look(self) -> None:
+        """Read what is new into `steps`."""
+
+    def offer(self, files: Iterable[Path]) -> None:  # noqa: B027 (the log is no such file)
+        """Take the files of the run, of which some may be the source's."""
+
+
+class Log(Source):
+    """The log of the first node."""
+
+    read = "log"
+
+    def __init__(self, path: Path, first_epoch: int | None) -> None:
+        super().__init__()
+        self._tail = Tail(path)
+        self.reader = LogReader(first_epoch)
+        self._part = b""
+
+    def look(self) -> None:
+        """Read the lines, and what bars have overwritten; a line without its end waits."""
+        if self._tail.behind() > _BACKLOG_BYTES:
+            self._tail.done(self._tail.behind() - _LOOK_BYTES)
+            self._part = b""
+        with suppress(OSError):
+            data, first = self._tail.read(_LOOK_BYTES)
+            self._tail.done(len(data))
+            data = (b"" if first else self._part) + data
+            whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            self._part = data[whole:][-_MOST_LINE:]
+            for line in data[:whole].decode(errors="replace").split("\n"):
+                for seen in self.reader.feed(line):
+                    self.steps.add(seen)
+
+
+class Tensorboard(Source):
+    """The event files that this attempt began, of one writer or of several."""
+
+    read = "tensorboard"
+
+    def __init__(self, old: Iterable[Path]) -> None:
+        """Pass over files of earlier attempts."""
+        super().__init__()
+        self._old = {p for p in old if tensorboard.NAME in p.name}
+        self._files: dict[Path, Tail] = {}
+
+    def offer(self, files: Iterable[Path]) -> None:
+        """Take event files that are new."""
+        new = [p for p in files if tensorboard.NAME in p.name and p not in self._old]
+        for path in new:
+            if path not in self._files and len(self._files) < _MOST_FILES:
+                self._files[path] = Tail(path)
+
+    def look(self) -> None:
+        """Read whole records."""
+        for path, tail in [*self._files.items()]:
+            try:
+                data, _ = tail.read(_LOOK_BYTES)
+                found, done = tensorboard.scalars(data)
+            except OSError:
+                continue
+            except ValueError:
+                del self._files[path]
+                self._old.add(path)
+                continue
+            tail.done(done)
+            held_out = not _HELD_OUT_PARTS.isdisjoint(path.parent.name.lower().split("_"))
+            for scalar in found:
+                name = canonical(scalar.tag)
+                if held_out and name and not name.startswith(HELD_OUT):
+                    name = held_out_name(name)
+                numbers, derived = with_loss({name: scalar.value})
+                if not numbers:
+                    continue
+                self.steps.add(Sighting(scalar.step, numbers, None, scalar.time, derived))
+
+
+class Trainer(Source):
+    """The state in each of Trainer's checkpoints."""
+
+    read = "trainer"
+
+    def __init__(self, old: Iterable[Path]) -> None:
+        """Pass over the steps in checkpoints of earlier attempts, with which this one began."""
+        super().__init__()
+        self._done = -1
+        self._seen: dict[Path, float] = {}
+        for path in _newest([p for p in old if p.name == trainer.NAME]):
+            for seen in self._history(path):
+                self._done = max(self._done, seen.step)
+
+    def offer(self, files: Iterable[Path]) -> None:
+        """Read the newest states that have changed."""
+        for path in _newest([p for p in files if p.name == trainer.NAME]):
+            for seen in self._history(path):
+                if seen.step > self._done:
+                    self.steps.add(seen)
+
+    def look(self) -> None:
+        """Nothing grows: a state is written with its checkpoint."""
+
+    def _history(self, path: Path) -> list[Sighting]:
+        with suppress(OSError, ValueError):
+            changed = path.stat().st_mtime
+            if self._seen.get(path) != changed:
+                self._seen[path] = changed
+                return trainer.history(load_json(path))
+        return []
+
+
+class Table(Source):
+    """Lightning's metrics.csv, which is written anew when a number is."""
+
+    read = "csv"
+
+    def __init__(self, old: Iterable[Path]) -> None:
+        """Pass over the rows of earlier attempts."""
+        super().__init__()
+        self._marks = {p: _mark(p) for p in old if p.name == table.NAME}
+        self._done: dict[Path, int] = {}
+        self._files: list[Path] = []
+        for path in _newest([*self._marks]):
+            self._done[path] = max((seen.step for seen in _rows(path)), default=-1)
+
+    def offer(self, files: Iterable[Path]) -> None:
+        """Take tables that are new, or have changed since the attempt began."""
+        new = [p for p in files if p.name == table.NAME and self._marks.get(p) != _mark(p)]
+        for path in new:
+            if path not in self._files and len(self._files) < _MOST_FILES:
+                self._files.append(path)
+
+    def look(self) -> None:
+        """Read a table that has changed, whole."""
+        for path in self._files:
+            if (mark := _mark(path)) == self._marks.get(path):
+                continue
+            self._marks[path] = mark
+            for seen in _rows(path):
+                if seen.step > self._done.get(path, -1):
+                    self.steps.add(seen)
+
+
+class Wandb(Source):
+    """The offline log of Weights & Biases."""
+
+    read = "wandb"
+
+    def __init__(self, old: Iterable[Path]) -> None:
+        """Pass over files of earlier attempts."""
+        super().__init__()
+        self._old = {p for p in old if p.suffix == wandb.SUFFIX}
+        self._files: dict[Path, tuple[Tail, wandb.WandbReader]] = {}
+
+    def offer(self, files: Iterable[Path]) -> None:
+        """Take files that are new."""
+        new = [p for p in files if p.suffix == wandb.SUFFIX and p not in self._old]
+        for path in new:
+            if path not in self._files and len(self._files) < _MOST_FILES:
+                self._files[path] = (Tail(path), wandb.WandbReader())
+
+    def look(self) -> None:
+        """Read whole records."""
+        for path, (tail, reader) in [*self._files.items()]:
+            try:
+                data, _ = tail.read(_LOOK_BYTES)
+                found, done = reader.feed(data)
+            except OSError:
+                continue
+            except ValueError:
+                del self._files[path]
+                self._old.add(path)
+                continue
+            tail.done(done)
+            for seen in found:
+                self.steps.add(seen)
+
+
+def _rows(path: Path) -> list[Sighting]:
+    with suppress(OSError):
+        return table.rows(read_file(path, _TABLE_BYTES).decode(errors="replace"))
+    return []
+
+
+def _newest(paths: list[Path]) -> list[Path]:
+    """Return the files that changed last, the oldest of them first."""
+    return sorted(paths, key=lambda p: _mark(p)[1])[-_MOST_FILES:]
+
+
+def _mark(path: Path) -> tuple[int, float]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, -math.inf
+    return found.st_size, found.st_mtime
