@@ -33,6 +33,8 @@ class Choice:
         self._chosen: Offers | None = None
         self._has_loss = False
         self._last = -1
+        self._steps: int | None = None
+        """The number of all steps, if a source has stated it."""
         self._first_at: float | None = None
         self._waiting: list[tuple[str, Sighting]] = []
 
@@ -47,7 +49,9 @@ class Choice:
                 if each.step > self._last or (held_out and source is self._chosen):
                     self._last = each.step
                     at = each.time if each.time and 0 <= now - each.time < _OLDEST_S else now
-                    self._waiting.append((source.read, each._replace(time=at)))
+                    self._steps = self._steps if each.steps is None else each.steps
+                    steps = self._steps if each.step <= (self._steps or 0) else None
+                    self._waiting.append((source.read, each._replace(time=at, steps=steps)))
         if self._waiting and self._first_at is None:
             self._first_at = now
         if not end and (self._first_at is None or now - self._first_at < _GRACE_S):

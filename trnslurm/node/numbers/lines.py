@@ -74,9 +74,12 @@ _IN_DICT = re.compile(
 _DICT = re.compile(r"\{\s*[\"'][^{}]*[\"']\s*:[^{}]*\}")
 _STEPS_IN_DICT = (
     *("global_step", "step", "_step", "iteration", "iter", "current_steps", "num_updates"),
-    *("train_steps", "steps", "it", "itr", "update"),
+    *("train_steps", "steps", "it", "itr", "valid_num_updates"),
 )
+# Trainer's last record, and fairseq's of an epoch: means over many steps.
+_MEANS = {"train_runtime", "train_num_updates"}
 _TOTALS_IN_DICT = ("total_steps", "max_steps", "total_iterations", "max_iters", "num_steps")
+_UNIT = re.compile(r"\w+/\w+|m?s|sec|[GMK]i?B|it", re.IGNORECASE)
 _ENDS = re.compile(r"_(?:value|avg|mean|total|train|ppl)$")
 # Tells of another time than the step's: what was best, what a checkpoint had, a mean over all.
 _OTHER_TIME = re.compile(
@@ -214,6 +217,8 @@ def _known_name(words: str, *, bare: bool) -> str:
     if "/" in words and _HELD_OUT_NAME.search(words) and "train" in words.lower():
         return ""  # "Train/Val Loss" is one of two
     parts = words.split(" ")
+    while len(parts) > 1 and _UNIT.fullmatch(parts[0]):  # of the number before
+        parts = parts[1:]
     for count in range(min(3, len(parts)), 0, -1):
         name = canonical(" ".join(parts[-count:]))
         ends = _ENDS.sub("", name)
@@ -252,7 +257,7 @@ def _of_record(rank: int | None, body: str, record: re.Match[str]) -> Line | Non
             name = name.partition("/")[0]
             totals[name] = int(found["of"])
         raw[name] = _value(found["number"])
-    if "train_runtime" in raw:  # Trainer's last record: means over all steps
+    if not _MEANS.isdisjoint(raw):
         return None
     step = next((n for n in _STEPS_IN_DICT if n in raw and raw[n] == raw[n] // 1 >= 0), None)
     counter = None
@@ -272,7 +277,8 @@ def _of_record(rank: int | None, body: str, record: re.Match[str]) -> Line | Non
 
 
 def _is_whole(record: str) -> bool:
-    return bool(re.search(r"[\"']epoch[\"']\s*:\s*[\"']?\d+[\"']?\s*[,}]", record))
+    """Check whether a JSON object counts epochs; Trainer's dicts have a part of one, or '5'."""
+    return bool(re.search(r"\"epoch\"\s*:\s*\d+\s*[,}]", record))
 
 
 def _value(digits: str) -> float:
