@@ -46,6 +46,14 @@ _EPOCH = re.compile(
 _BRACKETS = re.compile(
     r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)\s*(?:,\s*)?(?P<share>\(\s*[\d.]+\s*%\))?\s*\]"
 )
+# "[3/30][200/938]": an epoch, and what it has done of it.
+_PAIR_OF_BRACKETS = re.compile(
+    r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)\s*\](?=\s*\[\s*\d+\s*/\s*\d+\s*\])"
+)
+# PyTorch's MNIST example counts samples there, and so do its many copies.
+_SAMPLES = re.compile(r"train(?:ing)?\s+\Z", re.IGNORECASE)
+_UNKNOWN = re.compile(r"\A[\s|,-]*(?P<at>\d+)\s*/\s*(?P<of>\d+)(?![\d/])")
+_HEADING = re.compile(r"[\s*=#-]*epoch\s*:?\s*\d+\s*/\s*\d+[\s*=#:.-]*", re.IGNORECASE)
 # fairseq: "epoch 001:  10 / 500 loss=…"; otherwise the numbers of a fraction could mean anything.
 _AFTER_EPOCH = re.compile(r"\A\s*:\s+(?P<at>\d+)\s*/\s*(?P<of>\d+)\s")
 _BAR = re.compile(
@@ -73,13 +81,24 @@ _IN_DICT = re.compile(
 )
 _DICT = re.compile(r"\{\s*[\"'][^{}]*[\"']\s*:[^{}]*\}")
 _STEPS_IN_DICT = (
-    *("global_step", "step", "_step", "iteration", "iter", "current_steps", "num_updates"),
+    *(
+        "global_step",
+        "global_steps",
+        "step",
+        "_step",
+        "iteration",
+        "iter",
+        "current_steps",
+        "num_updates",
+    ),
     *("train_steps", "steps", "it", "itr", "valid_num_updates"),
 )
 # Trainer's last record, and fairseq's of an epoch: means over many steps.
 _MEANS = {"train_runtime", "train_num_updates"}
 _TOTALS_IN_DICT = ("total_steps", "max_steps", "total_iterations", "max_iters", "num_steps")
-_UNIT = re.compile(r"\w+/\w+|m?s|sec|[GMK]i?B|it", re.IGNORECASE)
+_UNIT = re.compile(
+    r"\w+/\w+|m?s|sec|[GMK]i?B|it|with|and|at|the|of|in|for|done|after", re.IGNORECASE
+)
 _ENDS = re.compile(r"_(?:value|avg|mean|total|train|ppl)$")
 # Tells of another time than the step's: what was best, what a checkpoint had, a mean over all.
 _OTHER_TIME = re.compile(
@@ -142,8 +161,10 @@ def parse(text: str) -> Line | None:
         return _of_record(rank, body, record)
     if not any(c.isdigit() for c in body):
         return None
+    if _HEADING.fullmatch(body) and (head := _EPOCH.search(body)):
+        return Line(rank, None, int(head["at"]), _int(head["of"]), {}, False, False, False, False)
     bar = _BAR.search(body)
-    epoch = _EPOCH.search(body)
+    epoch = _EPOCH.search(body) or _PAIR_OF_BRACKETS.search(body)
     counter = _counter(body, bar, epoch)
     if counter is None and epoch is None and not _HELD_OUT_LINE.search(body):
         return None
@@ -182,15 +203,20 @@ def _counter(body: str, bar: re.Match[str] | None, epoch: re.Match[str] | None) 
     if named or steps:
         best = next((s for s in named if "global" in s["word"].lower()), (named or steps)[0])
         word = "step" if named else "batch"
+        if word == "batch" and epoch and not best["of"]:
+            word = "samples"  # of an epoch of unknown length
         return Counter(_whole(best["at"]), _int(best["of"]), word)
     if bar:
         return Counter(int(bar["at"]), int(bar["of"]), "bar")
     behind = body[epoch.end() :] if epoch else body
     if found := _BRACKETS.search(behind):
-        word = "samples" if found["share"] else "brackets"
+        samples = found["share"] or (epoch and _SAMPLES.search(body[: epoch.start()]))
+        word = "samples" if samples else "brackets"
         return Counter(int(found["at"]), int(found["of"]), word)
     if found := (_AFTER_EPOCH.search(behind) if epoch else None) or _KERAS.search(body):
         return Counter(int(found["at"]), int(found["of"]), "batch")
+    if epoch and (found := _UNKNOWN.search(behind)):
+        return Counter(int(found["at"]), int(found["of"]), "samples")
     return None
 
 
@@ -217,7 +243,7 @@ def _known_name(words: str, *, bare: bool) -> str:
     if "/" in words and _HELD_OUT_NAME.search(words) and "train" in words.lower():
         return ""  # "Train/Val Loss" is one of two
     parts = words.split(" ")
-    while len(parts) > 1 and _UNIT.fullmatch(parts[0]):  # of the number before
+    while len(parts) > 1 and _UNIT.fullmatch(parts[0]):  # of the number before, or no name
         parts = parts[1:]
     for count in range(min(3, len(parts)), 0, -1):
         name = canonical(" ".join(parts[-count:]))

@@ -26,8 +26,8 @@ class LogReader:
         self.first_epoch = first_epoch
         self._epoch: int | None = None
         self._epochs: int | None = None
-        self._at = -1
-        self._of: int | None = None
+        self._before: tuple[int, int | None, int | None] | None = None
+        """The counter of the line before, its total, and its epoch."""
         self._rounds = 0
         self._goes_on = False
         """Whether a counter with a total goes on in the next epoch."""
@@ -79,12 +79,12 @@ class LogReader:
         if seen.held_out:
             return self._step_of_evaluation(seen), None
         if seen.epoch is not None:
-            self._follow_epoch(seen.epoch, seen.epochs, counter)
+            self._follow_epoch(seen.epoch, seen.epochs)
         if counter is None or counter.word == "samples":
             return self._by_epoch(seen), None
         if not seen.numbers:
             return None, None  # a bar without numbers may count anything
-        step, steps = self._by_counter(counter, seen.epoch is not None)
+        step, steps = self._by_counter(counter)
         if step is not None:
             self._counts = "step"
             self._step = step
@@ -100,16 +100,13 @@ class LogReader:
                 return counter.at
             return None
         if self._counts == "" and seen.epoch is not None and counter is None:
-            self._follow_epoch(seen.epoch, seen.epochs, None)
+            self._follow_epoch(seen.epoch, seen.epochs)
             return self._by_epoch(seen)
         return self._step
 
-    def _follow_epoch(self, epoch: int, epochs: int | None, counter: Counter | None) -> None:
+    def _follow_epoch(self, epoch: int, epochs: int | None) -> None:
         if self.first_epoch is None:
             self.first_epoch = min(epoch, 1)
-        if self._epoch is not None and epoch == self._epoch + 1 and counter and counter.of:
-            # The first line of the next epoch: has the counter begun again?
-            self._goes_on = self._goes_on or (self._of == counter.of and counter.at > self._at)
         self._epoch, self._epochs = epoch, epochs or self._epochs
 
     def _by_epoch(self, seen: Line) -> int | None:
@@ -128,22 +125,23 @@ class LogReader:
         self._step = seen.epoch
         return seen.epoch
 
-    def _by_counter(self, counter: Counter, has_epoch: bool) -> tuple[int | None, int | None]:
+    def _by_counter(self, counter: Counter) -> tuple[int | None, int | None]:
         """Return the step that a counter means, and the total."""
-        at, of = counter.at, counter.of
-        before, before_of = self._at, self._of
-        self._at, self._of = at, of
+        at, of, epoch = counter.at, counter.of, self._epoch
+        before, self._before = self._before, (at, of, epoch)
         if of is None:
-            return (at, None) if counter.word != "batch" or not has_epoch else (None, None)
+            return at, None
         if at > of:
             return None, None
-        if has_epoch and not self._goes_on and self._epoch is not None:
+        if epoch is not None and before and before[2] == epoch - 1:
+            # The first line of the next epoch: has the counter begun again?
+            self._goes_on = self._goes_on or (before[1] == of and at > before[0])
+        if epoch is not None and not self._goes_on:
             base = self.first_epoch or 0
-            total = self._epochs * of if self._epochs else None
-            return (self._epoch - base) * of + at, total
-        if has_epoch or counter.word == "step":
+            return (epoch - base) * of + at, self._epochs * of if self._epochs else None
+        if epoch is not None or counter.word == "step":
             return at, of
-        if before_of == of and at < before:  # the bar of the next epoch
+        if before and before[1] == of and at < before[0]:  # the bar of the next epoch
             self._rounds += 1
         return self._rounds * of + at, None
 

@@ -15,6 +15,7 @@ _MOST_CHARACTERS = 60
 _WHOLE = (
     *("train_loss", "training_loss", "loss_train", "total_loss", "loss_total", "tot_loss"),
     *("lm_loss", "train_total_loss", "loss_train_total", "train_loss_total", "avg_loss"),
+    *("avg_train_loss", "average_train_loss", "mean_train_loss"),
     *("average_loss", "mean_loss", "train_avg_loss", "reduced_train_loss", "train_loss_step"),
     *("train_loss_epoch", "loss_step", "loss_avg", "loss_value"),
 )
