@@ -52,8 +52,13 @@ _PAIR_OF_BRACKETS = re.compile(
 )
 # PyTorch's MNIST example counts samples there, and so do its many copies.
 _SAMPLES = re.compile(r"train(?:ing)?\s+\Z", re.IGNORECASE)
-_UNKNOWN = re.compile(r"\A[\s|,-]*(?P<at>\d+)\s*/\s*(?P<of>\d+)(?![\d/])")
-_HEADING = re.compile(r"[\s*=#-]*epoch\s*:?\s*\d+\s*/\s*\d+[\s*=#:.-]*", re.IGNORECASE)
+_UNKNOWN = re.compile(r"(?<![\d/.])(?P<at>\d+)\s*/\s*(?P<of>\d+)(?![\d/.])")
+# A line that says only where the training is; what follows is about that.
+_HEADING = re.compile(
+    r"[^A-Za-z]{0,12}(?:epoch[^A-Za-z]*(?:(?:epoch )?time\b.*)?"
+    r"|(?:step|batch|iter|iteration)[^A-Za-z]*/[^A-Za-z]*(?:global_step\b[^A-Za-z]*)?)",
+    re.IGNORECASE,
+)
 # fairseq: "epoch 001:  10 / 500 loss=…"; otherwise the numbers of a fraction could mean anything.
 _AFTER_EPOCH = re.compile(r"\A\s*:\s+(?P<at>\d+)\s*/\s*(?P<of>\d+)\s")
 _BAR = re.compile(
@@ -66,7 +71,7 @@ _TORCHTUNE = re.compile(r"\A\s*\d+\|(?P<at>\d+)\|(?=[A-Z])")
 _WORD = r"[A-Za-z][\w./@%]*(?:-[A-Za-z]\w*)*(?: ?\([A-Za-z/%]+\))?"
 _PAIR = re.compile(
     rf"(?<![\w.\-/])(?P<name>{_WORD}(?: {_WORD}){{0,4}})[\"']?"
-    rf"(?P<by>\s*[:=]\s*|[ \t]+)(?:tensor)?\(?[\"']?(?P<number>{_NUMBER})"
+    rf"(?P<by>\s*[:=]\s*|[ \t]+)(?:tensor)?[\[(]?[\"']?(?P<number>{_NUMBER})"
     r"(?P<unit>\s?(?:GiB|GB|MiB|MB|ms|s|%|M|G)(?![\w/]))?(?![\w/.]|:\d|-\d)",
     re.IGNORECASE,
 )
@@ -74,6 +79,7 @@ _RATE = re.compile(
     rf"(?<![\w.])(?P<number>{_NUMBER}) ?(?P<of>tokens?|tok|samples?)(?:/| per )s(?:ec(?:ond)?)?\b",
     re.IGNORECASE,
 )
+_AFTER_NUMBER = re.compile(r"\d ?\Z")
 _IN_DICT = re.compile(
     rf"[\"'](?P<name>[^\"'\\]{{1,60}})[\"']\s*:\s*[\"']?(?P<number>{_NUMBER})%?"
     r"(?:/(?P<of>\d+))?[\"']?\s*(?=[,}])",
@@ -81,17 +87,8 @@ _IN_DICT = re.compile(
 )
 _DICT = re.compile(r"\{\s*[\"'][^{}]*[\"']\s*:[^{}]*\}")
 _STEPS_IN_DICT = (
-    *(
-        "global_step",
-        "global_steps",
-        "step",
-        "_step",
-        "iteration",
-        "iter",
-        "current_steps",
-        "num_updates",
-    ),
-    *("train_steps", "steps", "it", "itr", "valid_num_updates"),
+    *("global_step", "global_steps", "step", "_step", "iteration", "iter", "current_steps"),
+    *("num_updates", "train_steps", "steps", "it", "itr", "valid_num_updates"),
 )
 # Trainer's last record, and fairseq's of an epoch: means over many steps.
 _MEANS = {"train_runtime", "train_num_updates"}
@@ -110,7 +107,7 @@ _SETTINGS = re.compile(
     r"[=(]\s*\Z|\b(?:config\w*|args|arguments|h?param\w*|settings|options)\b", re.IGNORECASE
 )
 _HELD_OUT_LINE = re.compile(
-    r"(?:^|[\s\[(|'\"])(?:val|valid|validation|validating|eval|evaluation|evaluating|dev|test|"
+    r"(?:^|[\s\[(|'\"])(?:eval_\w+|val|valid|validation|validating|eval|evaluation|evaluating|dev|test|"
     r"testing|inference|predict\w*)(?=$|[\s:\])|'\",])",
     re.IGNORECASE,
 )
@@ -137,10 +134,12 @@ class Line(NamedTuple):
     derived: bool
     held_out: bool
     """Whether the line is about an evaluation."""
-    in_dict: bool
+    in_dict: bool = False
     """Whether it is a record, as Trainer prints it."""
-    bar: bool
+    bar: bool = False
     """Whether it is a progress bar."""
+    heads: bool = False
+    """Whether it says only where the training is."""
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -161,25 +160,24 @@ def parse(text: str) -> Line | None:
         return _of_record(rank, body, record)
     if not any(c.isdigit() for c in body):
         return None
-    if _HEADING.fullmatch(body) and (head := _EPOCH.search(body)):
-        return Line(rank, None, int(head["at"]), _int(head["of"]), {}, False, False, False, False)
     bar = _BAR.search(body)
     epoch = _EPOCH.search(body) or _PAIR_OF_BRACKETS.search(body)
     counter = _counter(body, bar, epoch)
-    if counter is None and epoch is None and not _HELD_OUT_LINE.search(body):
-        return None
     numbers, first_at = _pairs(body)
+    known = "lr" in numbers  # such as DeepSpeed's own lines: where it is, but no loss
     if not any(is_sure(name) for name in numbers):
         numbers = {}
     if numbers and _OTHER_TIME.search(body[:first_at]):
         return None
     held_out = bool(_HELD_OUT_LINE.search(body[:first_at] if numbers else body))
-    if not numbers and not bar:
-        return None
+    heads = not numbers and bool((counter or epoch) and _HEADING.fullmatch(body))
+    if not numbers and not bar and not heads:
+        weak = counter is not None and counter.word == "step" and known
+        return Line(rank, counter, None, None, {}, False, False) if weak else None
     numbers, held_out = _as_held_out(numbers, held_out)
     numbers, derived = with_loss(numbers)
     at, of = (int(epoch["at"]), _int(epoch["of"])) if epoch else (None, None)
-    return Line(rank, counter, at, of, numbers, derived, held_out, False, bool(bar))
+    return Line(rank, counter, at, of, numbers, derived, held_out, bar=bool(bar), heads=heads)
 
 
 def _rank_of(text: str) -> tuple[int | None, str]:
@@ -227,7 +225,10 @@ def _pairs(body: str) -> tuple[dict[str, float], int]:
     for pair in _PAIR.finditer(body):
         if len(numbers) >= _MOST_NUMBERS:
             break
-        name = _known_name(pair["name"], bare=not pair["by"].strip())
+        bare = not pair["by"].strip()
+        if bare and "/" in pair["name"] and _AFTER_NUMBER.search(body[: pair.start()]):
+            continue  # the unit of the number before
+        name = _known_name(pair["name"], bare=bare)
         if name and name not in numbers:
             numbers[name] = _value(pair["number"])
             first = min(first, pair.start("number"))
@@ -299,7 +300,7 @@ def _of_record(rank: int | None, body: str, record: re.Match[str]) -> Line | Non
     held_out = all(n.startswith(HELD_OUT) for n in numbers if is_sure(n))
     numbers, derived = with_loss(numbers)
     whole = int(epoch) if step is None and epoch is not None and _is_whole(record[0]) else None
-    return Line(rank, counter, whole, None, numbers, derived, held_out, True, False)
+    return Line(rank, counter, whole, None, numbers, derived, held_out, in_dict=True)
 
 
 def _is_whole(record: str) -> bool:

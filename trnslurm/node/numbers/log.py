@@ -7,6 +7,7 @@ and Trainer prints its records without a step, next to a bar that shows it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from trnslurm.node.numbers.lines import Counter, Line, parse, pieces
 from trnslurm.node.numbers.names import HELD_OUT
@@ -32,6 +33,7 @@ class LogReader:
         self._goes_on = False
         """Whether a counter with a total goes on in the next epoch."""
         self._step: int | None = None
+        self._heading: Line | None = None
         self._records = Records()
 
     def feed(self, line: str) -> Iterator[Sighting]:
@@ -46,21 +48,30 @@ class LogReader:
             return
         yield from self._records.next(seen)
         if seen is None:
+            self._heading = None
             return
+        if seen.heads:
+            self._heading = seen
+        elif seen.counter or seen.bar or seen.in_dict:
+            self._heading = None
+        elif seen.epoch is None and self._heading:
+            head = self._heading
+            seen = seen._replace(counter=head.counter, epoch=head.epoch, epochs=head.epochs)
+        elif seen.epoch is None and not seen.held_out:
+            return  # a line of unknown place
         if seen.in_dict and seen.counter is None and seen.epoch is None:
             self._records.hold(seen)
             return
         step, steps = self._place(seen)
         if step is None or not seen.numbers or step > _MOST_STEP:
             return
-        leads = before is not None and before != self._leader
         samples = seen.counter is not None and seen.counter.word == "samples"
         yield Sighting(
             step,
             seen.numbers,
             steps,
             derived=seen.derived,
-            leads=leads,
+            leads=before is not None and before != self._leader,
             unfinished=samples and not seen.held_out,
         )
 
@@ -80,10 +91,12 @@ class LogReader:
             return self._step_of_evaluation(seen), None
         if seen.epoch is not None:
             self._follow_epoch(seen.epoch, seen.epochs)
-        if counter is None or counter.word == "samples":
+        if counter is None or counter.word == "samples" or self._is_of_epoch(counter):
             return self._by_epoch(seen), None
-        if not seen.numbers:
-            return None, None  # a bar without numbers may count anything
+        if not seen.numbers:  # a bar without numbers may count anything
+            if counter.word == "step" and not seen.bar and not seen.heads:
+                self._counts, self._step = "step", max(self._step or 0, counter.at)
+            return None, None
         step, steps = self._by_counter(counter)
         if step is not None:
             self._counts = "step"
@@ -108,6 +121,17 @@ class LogReader:
         if self.first_epoch is None:
             self.first_epoch = min(epoch, 1)
         self._epoch, self._epochs = epoch, epochs or self._epochs
+
+    def _is_of_epoch(self, counter: Counter) -> bool:
+        """Check whether a counter without a total surely begins again in each epoch."""
+        if counter.of is not None or self._epoch is None or counter.word != "step":
+            return False
+        passed = self._epoch - (self.first_epoch or 0)
+        return counter.at < passed or (
+            self._before is not None
+            and self._before[2] == self._epoch - 1
+            and counter.at < self._before[0]
+        )
 
     def _by_epoch(self, seen: Line) -> int | None:
         """Return the step of a line without a counter: the last, or the epoch if nothing counts."""
@@ -156,7 +180,9 @@ class Records:
 
     def __init__(self) -> None:
         self._held: Line | None = None
-        self._before: tuple[int, Line, int] | None = None
+        self._sure: list[tuple[int, Line, int]] = []
+        """The records since the last one that no bar followed, if their steps fit together."""
+        self._least = 2
         self._every = 0
 
     def hold(self, record: Line) -> None:
@@ -169,24 +195,32 @@ class Records:
         if held is None:
             return
         counter = seen.counter if seen and seen.bar and not seen.held_out else None
-        if counter is None or counter.of is None:
+        if counter is None or counter.of is None:  # the log lacks bars
+            self._sure, self._every, self._least = [], 0, 4
             return
         now = (counter.at, held, counter.of)
-        if held.held_out:
-            if self._every and counter.at % self._every == 0:
+        if self._every:
+            if counter.at % self._every == 0:
                 yield _sighting(*now)
             return
-        before, self._before = self._before, now
-        if self._every and counter.at % self._every == 0:
-            yield _sighting(*now)
-        elif before and before[0] < counter.at and before[2] == counter.of:
-            every = counter.at - before[0]
-            if before[0] == 1:
-                every += 1  # logging_first_step
-            if counter.at % every == 0 and (before[0] % every == 0 or before[0] == 1):
-                self._every = every
-                yield _sighting(*before)
-                yield _sighting(*now)
+        if held.held_out:
+            return
+        if self._sure and self._sure[-1][0] >= counter.at:
+            self._sure = []
+        self._sure.append(now)
+        if len(self._sure) >= self._least:
+            self._every = _interval([step for step, _, _ in self._sure])
+            sure, self._sure = self._sure, []
+            if self._every:
+                yield from (_sighting(*each) for each in sure)
+
+
+def _interval(steps: list[int]) -> int:
+    """Return n if these are n, 2n and so on, perhaps behind 1 (logging_first_step); else 0."""
+    later = steps[1:] if steps[0] == 1 else steps
+    every = later[1] - later[0] if len(later) > 1 else later[0]
+    fits = all(b - a == every for a, b in pairwise(later))
+    return every if fits and all(step % every == 0 for step in later) else 0
 
 
 def _sighting(step: int, record: Line, steps: int) -> Sighting:

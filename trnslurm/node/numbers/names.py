@@ -38,7 +38,7 @@ _SAME = {
 _SETTING = re.compile(
     r"(?:^|_)(?:weights?|scale|type|coef|coeff|factor|fn|func|function|ratio|interval|beta|alpha|"
     r"gamma|lambda|threshold|mult|every|patience|best|min|minimum|max|eps|target|initial|final|"
-    r"lowest|smoothing|decay|bs|size|runtime)(?:_|$)"
+    r"lowest|smoothing|decay|bs|size|runtime|scaler|py|landscape|curve)(?:_|$)"
 )
 _LOSS = re.compile(
     r"(?:^|.*_)(?:loss|losses|ppl|perplexity|nll|bpb|bpc|cross_?entropy|xent|elbo|logloss|mlogloss)"

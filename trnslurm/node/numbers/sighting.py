@@ -36,15 +36,17 @@ class Steps:
         self._open: dict[int, Sighting] = {}
         self._given: dict[int, set[str]] = {}
         self._changed = False
+        self._newest = -1
         self.last = -1
         """The last step that was given out."""
         self.rests = False
         """Whether no step has been added since the last time."""
 
     def add(self, seen: Sighting) -> None:
-        """Add a sighting; a step before the last one cannot be added."""
-        if seen.step < self.last:
+        """Add a sighting; steps only go on, and a step is not added behind a later one."""
+        if seen.step < self.last or (seen.step < self._newest and seen.step not in self._open):
             return
+        self._newest = max(self._newest, seen.step)
         self._changed = True
         before = self._open.get(seen.step)
         if before is None or seen.leads:
