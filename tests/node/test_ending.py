@@ -298,6 +298,9 @@ def test_an_attempt_that_begins_where_the_one_before_had(run, first, then, repea
     Path("metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert step_repeated(4) == repeats
     assert step_repeated(3) == 0
+    read = [line | {"read": "log"} for line in lines]
+    Path("metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in read))
+    assert step_repeated(4) == 0
 
 
 def preflight(*bad, host="ip-10-0-0-{}"):

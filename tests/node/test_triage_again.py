@@ -273,6 +273,11 @@ def test_a_script_that_tells_no_steps(run) -> None:
     log(run, 1, PEER_GONE.format(1))
     assert not found(run).again
     log(run, 1, "")
+    run.metrics_file.write_text('{"attempt": 1, "step": 40, "read": "log"}\n')
+    assert found(run).again
+    run.metrics_file.write_text('{"attempt": 2, "step": 41, "read": "log"}\n')
+    assert not found(run).again
+    run.metrics_file.unlink()
     times = {"started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:09:59Z"}
     for ended, again in (("2026-01-01T00:09:59Z", True), ("2026-01-01T00:10:01Z", False)):
         run.state_file("train", 2).write_text(json.dumps(STARTED | times | {"ended": ended}))

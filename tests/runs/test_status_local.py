@@ -200,6 +200,15 @@ def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> No
     begins = f"{run.name}: COMPLETED (its script ended at step 12 of 100)\n"
     shown = cli("status", run.name).out
     assert shown.startswith(begins) and "next: " not in shown
+    # A log need not have the last step.
+    run.metrics_file.write_text(
+        '{"attempt": 1, "step": 90, "steps": 100, "loss": 2.5, "read": "log"}\n'
+    )
+    shown = cli("status", run.name).out
+    assert shown.startswith(f"{run.name}: COMPLETED\n")
+    assert "\nstep 90/100, loss 2.5000 (read from its log)\n" in shown
+    assert "log" not in cli("metrics", run.name).out
+    run.metrics_file.write_text('{"attempt": 1, "step": 12, "steps": 100, "loss": 2.5}\n')
     (run.checkpoints / "step-00000010").mkdir(parents=True)
     shown = cli("status", run.name).out
     assert shown.startswith(f"{begins}next: trnslurm resume {run.name}\n")

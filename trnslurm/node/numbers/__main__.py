@@ -35,6 +35,7 @@ _POLL_S = 0.2
 # To list directories takes longer than to read what has grown: at most this share of the time.
 _SHARE = 0.01
 _FILES_S = 15.0
+_LAST_LOOKS = 8
 _HEAD_BYTES = 256 << 10
 _OWN_BYTES = 4 << 20
 
@@ -96,9 +97,12 @@ class Numbers:
 
     def look(self, now: float, *, end: bool = False) -> bool:
         """Look once; return False if the script reports its numbers itself."""
+        for source in self._sources:
+            source.steps.now = now
         self._find(now, end=end)
         for source in self._sources:
-            source.look()
+            for _ in range(_LAST_LOOKS if end else 1):
+                source.look()
         if self._written.by_others():
             return False
         due = self._choice.due(now, end=end)

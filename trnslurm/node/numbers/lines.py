@@ -26,6 +26,8 @@ _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # [rank3]: of PyTorch; [default3]: of torchrun --tee; 3: of srun --label; [Rank 3] of many.
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]:|\[rank:? ?(\d+)\]|\A\s*(\d+): ", re.IGNORECASE)
 
+_NO_TEXT = re.compile(r"\d{40}")  # bytes, a matrix; slow to search
+
 # --- counters
 _STEP_WORD = (
     r"(?<![\w./@-])(?P<word>(?:global|total|train|training|optim|optimizer|current)[ _-]"
@@ -158,7 +160,7 @@ def parse(text: str) -> Line | None:
     rank, body = _rank_of(text)
     if record := _DICT.search(body):
         return _of_record(rank, body, record)
-    if not any(c.isdigit() for c in body):
+    if not any(c.isdigit() for c in body) or _NO_TEXT.search(body):
         return None
     bar = _BAR.search(body)
     epoch = _EPOCH.search(body) or _PAIR_OF_BRACKETS.search(body)
@@ -226,7 +228,11 @@ def _pairs(body: str) -> tuple[dict[str, float], int]:
         if len(numbers) >= _MOST_NUMBERS:
             break
         bare = not pair["by"].strip()
-        if bare and "/" in pair["name"] and _AFTER_NUMBER.search(body[: pair.start()]):
+        if (
+            bare
+            and "/" in pair["name"].split(" ")[-1]
+            and _AFTER_NUMBER.search(body[: pair.start()])
+        ):
             continue  # the unit of the number before
         name = _known_name(pair["name"], bare=bare)
         if name and name not in numbers:

@@ -37,6 +37,8 @@ class Steps:
         self._given: dict[int, set[str]] = {}
         self._changed = False
         self._newest = -1
+        self.now = 0.0
+        """The time of this look, for sightings without a time."""
         self.last = -1
         """The last step that was given out."""
         self.rests = False
@@ -47,6 +49,8 @@ class Steps:
         if seen.step < self.last or (seen.step < self._newest and seen.step not in self._open):
             return
         self._newest = max(self._newest, seen.step)
+        if seen.time is None:
+            seen = seen._replace(time=self.now)
         self._changed = True
         before = self._open.get(seen.step)
         if before is None or seen.leads:
@@ -63,7 +67,7 @@ class Steps:
             seen.step,
             numbers,
             before.steps if seen.steps is None else seen.steps,
-            before.time if before.time is not None else seen.time,
+            seen.time if before.unfinished else before.time,
             before.derived and not exact,
             unfinished=before.unfinished and seen.unfinished,
         )
