@@ -7,12 +7,13 @@ from typing import Any
 
 READ = "read"
 """Where trnslurm.node.numbers has read the numbers of a line; a script's own line lacks it."""
+LOG, TENSORBOARD, CSV, TRAINER, WANDB = "log", "tensorboard", "csv", "trainer", "wandb"
 _PLACES = {
-    "log": "its log",
-    "tensorboard": "its files for TensorBoard",
-    "csv": "its metrics.csv",
-    "trainer": "Trainer's checkpoints",
-    "wandb": "its log for Weights & Biases",
+    LOG: "its log",
+    TENSORBOARD: "its files for TensorBoard",
+    CSV: "its metrics.csv",
+    TRAINER: "Trainer's checkpoints",
+    WANDB: "its log for Weights & Biases",
 }
 
 

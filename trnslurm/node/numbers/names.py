@@ -9,6 +9,7 @@ HELD_OUT = "eval_"
 """The prefix of what was measured on held-out data, as in our own trainings."""
 _NO_WORD = re.compile(r"[^a-z0-9]+")
 _HELD_OUT = re.compile(r"(?:val|valid|validation|eval|evaluation|dev|heldout|held_out)_(.+)")
+_TIMES = re.compile(r"(?:eval|test|train)_(?:runtime|(?:samples|steps)_per_second)")
 _HELD_OUT_LAST = re.compile(r"(.+)_(?:val|valid|validation|eval|evaluation|dev)")
 _MOST_CHARACTERS = 60
 # The loss of the whole step, where no number is named loss: the first that is there.
@@ -63,10 +64,11 @@ def snake(name: str) -> str:
 def canonical(name: str) -> str:
     """Return the name that a number has in metrics.jsonl; train_loss and the like stay.
 
-    It is empty for what Trainer tells about a whole training, such as the mean of all losses.
+    It is empty for what Trainer tells about a whole training, such as the mean of all losses, and
+    for how long an evaluation took.
     """
     word = snake(name)
-    if name.startswith(("train/train_", "train/total_flos")):
+    if name.startswith(("train/train_", "train/total_flos")) or _TIMES.fullmatch(word):
         return ""
     if held := _HELD_OUT.fullmatch(word) or _HELD_OUT_LAST.fullmatch(word):
         word = f"{HELD_OUT}{held[1]}"

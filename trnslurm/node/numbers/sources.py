@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from trnslurm.contract import metrics
 from trnslurm.contract.files import load_json, read_file
 from trnslurm.node.numbers import table, tensorboard, trainer, wandb
 from trnslurm.node.numbers.files import Tail
@@ -45,7 +46,7 @@ class Source(ABC):
 class Log(Source):
     """The log of the first node."""
 
-    read = "log"
+    read = metrics.LOG
 
     def __init__(self, path: Path, first_epoch: int | None) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Log(Source):
 class Tensorboard(Source):
     """The event files that this attempt began, of one writer or of several."""
 
-    read = "tensorboard"
+    read = metrics.TENSORBOARD
 
     def __init__(self, old: Iterable[Path]) -> None:
         """Pass over files of earlier attempts."""
@@ -114,7 +115,7 @@ class Tensorboard(Source):
 class Trainer(Source):
     """The state in each of Trainer's checkpoints."""
 
-    read = "trainer"
+    read = metrics.TRAINER
 
     def __init__(self, old: Iterable[Path]) -> None:
         """Pass over the steps in checkpoints of earlier attempts, with which this one began."""
@@ -147,7 +148,7 @@ class Trainer(Source):
 class Table(Source):
     """Lightning's metrics.csv, which is written anew when a number is."""
 
-    read = "csv"
+    read = metrics.CSV
 
     def __init__(self, old: Iterable[Path]) -> None:
         """Pass over the rows of earlier attempts."""
@@ -179,7 +180,7 @@ class Table(Source):
 class Wandb(Source):
     """The offline log of Weights & Biases."""
 
-    read = "wandb"
+    read = metrics.WANDB
 
     def __init__(self, old: Iterable[Path]) -> None:
         """Pass over files of earlier attempts."""
