@@ -823,3 +823,30 @@ def test_a_batch_script_in_python_has_its_own_nodes(site, project) -> None:
     Path("job.sbatch").write_text(BATCH_SCRIPT)
     assert [options_of("job.sbatch", nodes, {}).nodes for nodes in (1, 3)] == [2, 3]
     assert options_of("job.sbatch", 1, {}).name == "two"
+
+
+def test_a_part_of_a_node(site, cli, project) -> None:
+    """Only what was asked for is taken, with a worker per GPU."""
+
+    def lines(*words: str) -> list[str]:
+        done = cli("render", "./train.py", *CPU, *TIME, *words)
+        assert done.code == 0, done.err
+        return re.findall(r"^#SBATCH (--(?:cpus|gpus|mem|excl)\S*)", done.out, re.M)
+
+    assert lines() == ["--cpus-per-task=96", "--gpus-per-node=8", "--exclusive"]
+    assert lines("--gpus", "2") == ["--cpus-per-task=24", "--gpus-per-node=2"]
+    assert lines("--gpus", "1g.5gb:3", "--cpus", "4", "--mem", "64G") == [
+        "--cpus-per-task=4", "--mem=65536", "--gpus-per-node=1g.5gb:3"
+    ]  # fmt: skip
+    assert "--workers=2" in rendered(site, cli, "./train.py", "--gpus", "2")["node.sh"]
+    assert (
+        "--workers=1"
+        in rendered(site, cli, "./train.py", "--gpus", "2", "--workers", "1")["node.sh"]
+    )
+    for words, said in (
+        (("--gpus", "all"), "--gpus all: expected a number, or a type and a number: a100:2"),
+        (("--mem", "much"), "--mem much: expected a number and K, M, G or T: 64G"),
+        (("--cpus", "0"), "--cpus 0: at least one"),
+        (("--gpus", "2", "--set", "slurm.exclusive=true"), "contradict each other"),
+    ):
+        assert said in cli("render", "./train.py", *CPU, *TIME, *words).error

@@ -156,6 +156,9 @@ class JobArguments(TypedDict, total=False):
     settings: Settings
     spares: int | None
     workers: int | None
+    gpus: str | int | None
+    cpus: int | None
+    mem: str | int | None
     from_run: object
     time: str | int | None
     name: str | None
@@ -181,6 +184,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "settings": lambda _, value: settings_of(value),
     "spares": whole,
     "workers": whole,
+    "gpus": lambda name, value: text(name, str(value) if isinstance(value, int) else value),
+    "cpus": whole,
+    "mem": lambda name, value: text(name, str(value) if isinstance(value, int) else value),
     "from_run": lambda name, value: file_name(name, getattr(value, "directory", value)),  # a Run
     "time": lambda name, value: text(name, str(value) if isinstance(value, int) else value),
     "name": text,

@@ -290,6 +290,11 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
     ),
     click.option("--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."),
     click.option(
+        "--gpus", metavar="[TYPE:]N", help="GPUs of each node; other jobs may have the others."
+    ),
+    click.option("--cpus", type=int, metavar="N", help="CPUs of each node, likewise."),
+    click.option("--mem", metavar="SIZE", help="Memory of each node, likewise: 64G."),
+    click.option(
         "--from",
         "from_run",
         metavar="RUN",

@@ -1,4 +1,4 @@
-"""Time limits, as Slurm writes them."""
+"""Times and sizes, as Slurm writes them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def parse_time(text: str) -> int:
     if seconds > LONGEST_MIN * 60:
         raise ConfigError(f"--time {text}: at most a year, 365-00:00:00")
     return -(-seconds // 60)
+
+
+def parse_size(text: str) -> int:
+    """Return the MiB of a size; without a unit it is in MiB, as for sbatch --mem."""
+    found = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.IGNORECASE)
+    if not found:
+        raise ConfigError(f"--mem {text}: expected a number and K, M, G or T: 64G")
+    kib = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}[found[2].upper() or "M"]
+    return -(-int(found[1]) * kib // 1024)

@@ -98,13 +98,14 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
     slurm, tasks = spec.config.cluster.slurm, tasks_per_node(spec)
     if slurm.directives is not None:
         return _as_directed(spec, phase)
-    cpus = max(1, (slurm.cpus_per_task or spec.instance.vcpus) // tasks)
+    of_node, whose = _cpus_of_node(slurm, spec.instance)
+    cpus = max(1, of_node // tasks)
     each = "one launcher per node, which starts the workers"
     if spec.config.recipe.launcher == "srun":
         each = "the workers of a node, each of which srun starts"
     # With --ntasks-per-node, Slurm gives no more than the least number of a range (22.05).
     size = [] if "-" in nodes else [(f"--ntasks-per-node={tasks}", each)]
-    size.append((f"--cpus-per-task={cpus}", "every CPU of the node, for its workers"))
+    size.append((f"--cpus-per-task={cpus}", f"{whose}, for its workers"))
     if phase in spec.time_min:
         size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
     has_lines = spec.scheduler.has_sbatch_lines
@@ -117,6 +118,16 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
         cpus_per_task=cpus,
         srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,
     )
+
+
+def _cpus_of_node(slurm: Slurm, instance: InstanceType) -> tuple[int, str]:
+    """Return how many CPUs of a node a job has, and in words which."""
+    if slurm.cpus_per_task:
+        return slurm.cpus_per_task, "CPUs of the node"
+    gpus = instance.gpus if slurm.gpus_per_node is None else slurm.gpus_per_node
+    if 0 < gpus < instance.gpus and not slurm.exclusive:
+        return instance.vcpus * gpus // instance.gpus, "as large a part of the CPUs as of the GPUs"
+    return instance.vcpus, "every CPU of the node"
 
 
 def _as_directed(spec: JobSpec, phase: str) -> Resources:

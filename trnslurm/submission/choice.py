@@ -13,7 +13,7 @@ from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.sweep import Point
-from trnslurm.config.times import parse_time
+from trnslurm.config.times import parse_size, parse_time
 from trnslurm.config.values import parse_notify
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
@@ -186,6 +186,7 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
         if workers < 1:
             raise ConfigError(f"--workers {workers}: a node needs at least one worker")
         layers["workers_per_node"] = ("--workers", workers)
+    layers |= _part_of_a_node(options)
     if options.time:
         layers["slurm.time_min"] = ("--time", parse_time(options.time))
     if options.least_nodes is not None:
@@ -235,3 +236,27 @@ def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
         if count < 1:
             raise ConfigError(f"{option} {text}: a job needs at least one node")
     return counts
+
+
+def _part_of_a_node(options: JobOptions) -> dict[str, tuple[str, Any]]:
+    """Return the keys that --gpus, --cpus and --mem set: the rest of a node is for other jobs."""
+    layers: dict[str, tuple[str, Any]] = {}
+    if text := options.gpus:
+        kind, _, number = text.rpartition(":")
+        if not re.fullmatch(r"[1-9]\d{0,3}", number):
+            raise ConfigError(f"--gpus {text}: expected a number, or a type and a number: a100:2")
+        layers["slurm.gpus_per_node"] = ("--gpus", int(number))
+        if kind:
+            layers["slurm.gpu_type"] = ("--gpus", kind)
+        if options.workers_per_node is None:
+            layers["workers_per_node"] = ("--gpus", int(number))
+    if (cpus := options.cpus) is not None:
+        if cpus < 1:
+            raise ConfigError(f"--cpus {cpus}: at least one")
+        layers["slurm.cpus_per_task"] = ("--cpus", cpus)
+    if options.mem:
+        layers["slurm.mem_per_node_mib"] = ("--mem", parse_size(options.mem))
+    if layers:
+        option = next(iter(layers.values()))[0]
+        layers["slurm.exclusive"] = (option, False)
+    return layers

@@ -40,6 +40,9 @@ class JobOptions(Frozen):
     preset: str | None = None
     settings: Sequence[str] = ()
     workers_per_node: int | None = None
+    gpus: str | None = None
+    cpus: int | None = None
+    mem: str | None = None
     from_run: str | None = None
     spares: int | None = None
     time: str | None = None
