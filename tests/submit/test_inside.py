@@ -45,7 +45,7 @@ def test_a_job_that_does_not_fit(site, fake_slurm, cli, differs, word, said) -> 
     assert not site.run_root.exists()
 
 
-def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli) -> None:
+def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli, tmp_path) -> None:
     fake_slurm.answer("show-job", " ".join(f"{k}={v}" for k, v in JOB.items()))
     fake_slurm.answer("show-hostnames", "n1", "n2")
     fake_slurm.answer("show-partition", f"PartitionName={JOB['Partition']}")
@@ -53,6 +53,9 @@ def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli) -> None:
     said = "warning: --time 30 does not end the run in job 7, which ends with that job: "
     assert said in cli(*inside, "--time", "30").err
     assert "--time" not in cli(*inside).err
+    (tmp_path / "train.py").touch()  # whose time nothing is known of
+    done = cli("submit", str(tmp_path / "train.py"), *inside[2:], "--set", "devices=[neuron]")
+    assert (done.code, "time" in done.err) == (0, False), done.err
 
 
 def test_an_unknown_job_and_a_job_around(site, fake_slurm, cli, monkeypatch) -> None:

@@ -128,9 +128,17 @@ def caps_of(cluster: Cluster, instance: InstanceType) -> dict[str, Any]:
 
 
 def make_spec(
-    config: Config, nodes: int, *, name: str | None = None, need_time: bool = True
+    config: Config,
+    nodes: int,
+    *,
+    name: str | None = None,
+    need_time: bool = True,
+    held: bool = False,
 ) -> JobSpec:
-    """Make a job from a configuration and a node count; refuse settings that contradict."""
+    """Make a job from a configuration and a node count; refuse settings that contradict.
+
+    In a job that is held, an unknown time limit is that job's.
+    """
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     device = _device(config, instance)
@@ -160,7 +168,7 @@ def make_spec(
         strategy=strategy,
         estimate=expected,
         phases=phases,
-        time_min=_time_limits(config, instance, phases, expected) if need_time else {},
+        time_min=_time_limits(config, instance, phases, expected, held=held) if need_time else {},
     )
 
 
@@ -420,7 +428,12 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
 
 
 def _time_limits(
-    config: Config, instance: InstanceType, phases: tuple[str, ...], expected: Estimate | None
+    config: Config,
+    instance: InstanceType,
+    phases: tuple[str, ...],
+    expected: Estimate | None,
+    *,
+    held: bool,
 ) -> dict[str, int]:
     if not scheduler_of(config.cluster).has_queue:
         return {}
@@ -435,6 +448,8 @@ def _time_limits(
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
     if train is None:
         train = slurm.default_time_min
+    if train is None and held:
+        return {}
     if train is None:
         raise PlanError(
             f"{why_no_hours(config, instance, config.title)}, so its time limit cannot be "

@@ -143,7 +143,9 @@ def config_of(options: JobOptions, console: Console) -> Config:
     return config
 
 
-def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSpec:
+def spec_of(
+    options: JobOptions, console: Console, *, suffix: str = "", held: bool = False
+) -> JobSpec:
     """Plan the job to submit: refuse missing initial parameters, warn if memory may be too small.
 
     `suffix` is added to the name of a sweep's run.
@@ -152,7 +154,7 @@ def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSp
     if problem := no_result(config):
         raise ConfigError(problem)
     name = (options.name or config.recipe_name) + suffix
-    spec = make_spec(config, options.nodes, name=name)
+    spec = make_spec(config, options.nodes, name=name, held=held)
     for warning in filter(None, (check_memory(spec), check_script(spec))):
         console.warn(warning)
     return spec

@@ -60,17 +60,20 @@ def propose(request: Request, console: Console) -> Submission:
     elif request.chain:
         submission = _propose_chain(options, console)
     else:
-        submission = _propose_run(options, console, request.elastic)
+        held = request.holder is not None
+        submission = _propose_run(options, console, request.elastic, held=held)
     submission = _after(submission, options, console)
     if request.holder is None:
         return submission
     return _inside(submission, request.holder, options, console)
 
 
-def _propose_run(options: JobOptions, console: Console, elastic: Sequence[int]) -> Submission:
+def _propose_run(
+    options: JobOptions, console: Console, elastic: Sequence[int], *, held: bool
+) -> Submission:
     """Return the run of a recipe, and runs that compile for the node counts of --elastic."""
     options = choose_to_submit(options, console)
-    spec = spec_of(options, console)
+    spec = spec_of(options, console, held=held)
     cache = CompileCache(spec.config.cluster)
     if PRECOMPILE in spec.phases and not options.host.remote:
         cache.ask_ahead()
