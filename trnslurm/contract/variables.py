@@ -30,6 +30,7 @@ class Variable(Meant):
     DEVICE_PORT = "TRNSLURM_DEVICE_PORT", "the second of them, for the device's own meeting point"
     STEP = "TRNSLURM_STEP", "the step's number, inside a job that the user holds"
     TASK = "TRNSLURM_TASK", "JOB_N of a task of a job array"
+    GIVEN = "TRNSLURM_GIVEN", "the environment of the submitting shell, for a batch script"
     INSIDE = "TRNSLURM_INSIDE", "the command that enters the container"
     VERSIONS = "TRNSLURM_VERSIONS", "the packages of the container's image"
     ARCHIVE = "TRNSLURM_ARCHIVE", "the packed environment that each node unpacks"

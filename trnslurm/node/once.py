@@ -19,7 +19,6 @@ from trnslurm.node import processes
 
 _LOOK_S = 1.0
 _FAILED = 1
-_GIVEN = "TRNSLURM_GIVEN"
 # What a step has, and a batch script has not.
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CLUSTER")
 _FIRST = {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -109,10 +108,10 @@ class Wish:
 
 def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str, str]:
     """Return the environment that the job was submitted with, and the variables of this run."""
-    raw = base64.b64decode(environ[_GIVEN]).decode(errors="surrogateescape")
+    raw = base64.b64decode(environ[Variable.GIVEN]).decode(errors="surrogateescape")
     found = dict(line.split("=", 1) for line in raw.split("\0") if "=" in line)
     run = {k: v for k, v in environ.items() if k.startswith(("TRNSLURM_", "WANDB_")) or k in keep}
-    run.pop(_GIVEN, None)
+    run.pop(Variable.GIVEN, None)
     # Its Python may be older than what sitecustomize.py needs.
     own = [p for p in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(p).name != "startup"]
     run["PYTHONPATH"] = os.pathsep.join(filter(None, [*own, found.get("PYTHONPATH", "")]))
