@@ -107,6 +107,9 @@ def submit_command(
 
     On the local cluster the run is followed until it ends, and Ctrl-C stops it.
 
+    RECIPE may be a script's path, or a batch script with its own #SBATCH options. Any other command
+    comes after --, as in: -- torchrun train.py --lr 1e-4.
+
     --from starts from the result of another run. --chain also submits a run for each preset that
     follows this one in the recipe; each waits for the run before it and starts from its result.
     In a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
@@ -131,6 +134,10 @@ def submit_command(
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit gpt2_zero1 --nodes 2 --sweep train.lr=1e-4,3e-4 --sweep seed=1,2 --at-most 2
+      trnslurm submit job.sbatch
+      trnslurm submit --nodes 2 -- torchrun train.py --lr 1e-4
+      trnslurm submit --nodes 2 -m torchtitan.train -- --job.config_file llama.toml
+      trnslurm submit ./train.py --time 60 --gpus 2 --cpus 8 --mem 64G
       trnslurm submit ./train.py --nodes 2 --env HF_HOME --env WANDB_PROJECT
       trnslurm submit ./train.py --nodes 2 --in 4711
       trnslurm submit gpt2_zero1 --nodes 2 --after 4711:any
