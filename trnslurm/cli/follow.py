@@ -81,7 +81,7 @@ def _follow(run: RunDir, console: Console) -> int:
     try:
         if PREPARE in record.phases:
             status = _with_log(run)
-        elif record.inside and not console.as_json:
+        elif (record.inside or run.project_file.exists()) and not console.as_json:
             status = _with_node_log(run)
         else:
             # A custom script may never say how many steps it makes: no bar, then.
@@ -115,7 +115,12 @@ def _stop(run: RunDir) -> RunStatus:
 
 
 def _with_node_log(run: RunDir) -> RunStatus:
-    """Show what the first node says."""
+    """Show the states of a run until it runs, and then what the first node says."""
+    say_state = once_each(say)
+    for status in follow(run):
+        if status.final or status.state is State.RUNNING:
+            break
+        say_state(status, status.words)
     chunks = follow_log(lambda: choose_log(run), lambda: run_status(run).final, lines=None)
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
