@@ -62,11 +62,11 @@ def tensor(tag: str, value: float) -> bytes:
     return field(1, tag.encode()) + field(8, content)
 
 
-def history(step: int, **numbers: float) -> bytes:
-    """A record of W&B's log with the numbers of a step."""
+def history(call: int, **numbers: float) -> bytes:
+    """A record of W&B's log with the numbers of a call."""
     items = [field(1, field(1, n.encode()) + field(16, json.dumps(v).encode()))
              for n, v in numbers.items()]  # fmt: skip
-    return field(2, b"".join(items) + field(2, field(1, step)))
+    return field(2, b"".join(items) + field(2, field(1, call)))
 
 
 def offline_log(records: list[bytes]) -> bytes:
@@ -122,12 +122,13 @@ def test_the_file_of_a_real_writer(tmp_path: Path) -> None:
 
 
 def test_the_log_of_weights_and_biases() -> None:
-    """Records are parts in blocks; the step is the script's own, if it names one."""
+    """Records are parts in blocks; the step is the one that the script names."""
     numbers = {"train/loss": 2.5, "train/global_step": 40, "_timestamp": BEGIN, "text": 0.5}
     records = [
-        history(0, loss=3.5),
+        history(0, loss=3.5, step=0),
         b"\x32\x05other",
-        history(1, **{f"x{n}": 1.5 for n in range(6000)}),
+        history(7, loss=3.5),  # the seventh call
+        history(1, step=1, **{f"x{n}": 1.5 for n in range(6000)}),
     ]
     log = offline_log([*records, history(2, **numbers)])
     assert len(log) > 64 << 10
@@ -218,12 +219,10 @@ def test_a_log_is_read_as_it_grows(run: RunFiles, log) -> None:
     pause_s = numbers.pause_s
     assert look(numbers, run, *range(30, 90, 3)) == expected
     assert numbers.pause_s > 3 * pause_s
-    log("step 2: val loss 4.0\niter 3: loss 4.0\niter 4: loss 3.5")  # the script ends there
-    expected.append({"attempt": 1, "step": 2, "eval_loss": 4.0, "read": "log"})
+    log("iter 3: loss 4.0\niter 4: loss 3.5")  # the script ends there
     assert look(numbers, run, 100, end=True) == [*expected, line(3, loss=4.0)]
     assert [told["time"] - BEGIN for told in read_lines(run.metrics_file)] == [
         *(3, 6, 6),
-        100,
         100,
     ]
     assert not any(is_reported(each) for each in expected) and read_from(expected[0]) == "its log"
@@ -273,10 +272,10 @@ def test_an_attempt_reads_only_its_own(run: RunFiles, log) -> None:
     entries = [{"step": 10, "loss": 4.5}, {"step": 20, "loss": 4.0}]
     write_json(state, {"log_history": entries})
     (out / "metrics.csv").write_text("step,loss\n1,4.5\n")
-    log("Epoch: [0][ 10/20] Loss 4.5\n")
-    log("Epoch: [2][ 10/20] Loss 2.5\n", attempt=2)
+    log("iter 10: loss 4.5\n")
+    log("iter 50: loss 2.5\n", attempt=2)
     numbers = Numbers(2)
-    assert look(numbers, run, 0, 3, 20) == [line(50, attempt=2, loss=2.5)]  # its epochs begin at 0
+    assert look(numbers, run, 0, 3, 20) == [line(50, attempt=2, loss=2.5)]
     (out / "checkpoint-60").mkdir()
     entries.append({"step": 60, "loss": 2.25})
     write_json(out / "checkpoint-60/trainer_state.json", {"log_history": entries})
@@ -287,13 +286,16 @@ def test_logs_that_are_cut_or_long(run: RunFiles, log, monkeypatch: pytest.Monke
     monkeypatch.setattr("trnslurm.node.numbers.sources._BACKLOG_BYTES", 2000)
     monkeypatch.setattr("trnslurm.node.numbers.sources._LOG_BYTES", 500)
     path = run.node_log("train", 1, 0)
-    source = Log(path, None)
+    source = Log(path)
     log("".join(f"iter {n}: loss 2.5\n" for n in range(1000)))
     source.look()
     assert min(seen.step for seen in source.steps.take(end=True)) > 900
     path.write_text("iter 5000: loss 2.5\n")  # cut, as logrotate's copytruncate does
     source.look()
     assert [seen.step for seen in source.steps.take(end=True)] == [5000]
+    log("iter 5001: loss 2.5\niter 7: loss 2.5\niter 8: loss 2.5\n")  # they contradict
+    source.look()
+    assert source.steps.take(end=True) == []
     path.unlink()
     source.look()
 

@@ -24,7 +24,6 @@ from trnslurm.contract.variables import Variable
 from trnslurm.node.guard import Watched
 from trnslurm.node.numbers.choice import Choice
 from trnslurm.node.numbers.files import found_in
-from trnslurm.node.numbers.log import LogReader
 from trnslurm.node.numbers.sighting import line_of
 from trnslurm.node.numbers.sources import Log, Source, Table, Tensorboard, Trainer, Wandb
 from trnslurm.node.state import RUN
@@ -36,7 +35,6 @@ _POLL_S = 0.2
 _SHARE = 0.01
 _FILES_S = 15.0
 _LAST_LOOKS = 8
-_HEAD_BYTES = 256 << 10
 _OWN_BYTES = 4 << 20
 
 
@@ -86,7 +84,7 @@ class Numbers:
             Trainer(old),
             Table(old),
             Wandb(old),
-            Log(RUN.node_log("train", attempt, 0), first_epoch(attempt)),
+            Log(RUN.node_log("train", attempt, 0)),
         ]
         self._choice = Choice(self._sources)
         self._find_at = 0.0
@@ -164,18 +162,6 @@ class Written:
             return self._file.stat().st_size
         except OSError:
             return 0
-
-
-def first_epoch(attempt: int) -> int | None:
-    """Return the first epoch that the run's first attempt has named; None: this is the first."""
-    if attempt == 1:
-        return None
-    reader = LogReader()
-    with suppress(OSError), open_file(RUN.node_log("train", 1, 0)) as stream:
-        for line in stream.read(_HEAD_BYTES).decode(errors="replace").split("\n"):
-            for _ in reader.feed(line):
-                pass
-    return reader.first_epoch
 
 
 if __name__ == "__main__":

@@ -19,14 +19,8 @@ class Sighting(NamedTuple):
     step: int
     numbers: Mapping[str, float]
     steps: int | None = None
-    """The number of all steps, if the source surely states it."""
+    """The number of all steps, if the source states it."""
     time: float | None = None
-    derived: bool = False
-    """Whether `loss` has another name in the source, such as train_loss."""
-    leads: bool = False
-    """Whether it counts more than what was seen of this step: it is of a lower worker."""
-    unfinished: bool = False
-    """Whether more about this step may come after a while, and then counts more."""
 
 
 class Steps:
@@ -39,58 +33,42 @@ class Steps:
         self._newest = -1
         self.now = 0.0
         """The time of this look, for sightings without a time."""
-        self.last = -1
-        """The last step that was given out."""
-        self.rests = False
-        """Whether no step has been added since the last time."""
 
     def add(self, seen: Sighting) -> None:
-        """Add a sighting; steps only go on, and a step is not added behind a later one."""
-        if seen.step < self.last or (seen.step < self._newest and seen.step not in self._open):
+        """Add a sighting; steps only go on, and what was seen first of a step stays."""
+        if seen.step < self._newest and seen.step not in self._open:
             return
         self._newest = max(self._newest, seen.step)
-        if seen.time is None:
-            seen = seen._replace(time=self.now)
         self._changed = True
-        before = self._open.get(seen.step)
-        if before is None or seen.leads:
-            self._open[seen.step] = seen._replace(numbers=dict(seen.numbers))
-            return
-        numbers = dict(before.numbers)
-        exact = before.derived and not seen.derived and "loss" in seen.numbers
-        for name, value in seen.numbers.items():
-            if before.unfinished or name not in numbers or (name == "loss" and exact):
-                numbers[name] = value
-        if seen.derived and "loss" in before.numbers and not before.derived:
-            numbers["loss"] = before.numbers["loss"]
+        before = self._open.get(seen.step, seen)
         self._open[seen.step] = Sighting(
             seen.step,
-            numbers,
+            {**seen.numbers, **before.numbers},
             before.steps if seen.steps is None else seen.steps,
-            seen.time if before.unfinished else before.time,
-            before.derived and not exact,
-            unfinished=before.unfinished and seen.unfinished,
+            self.now if before.time is None else before.time,
         )
+
+    def clear(self) -> None:
+        """Forget what was not given out."""
+        self._open.clear()
 
     def take(self, *, end: bool = False) -> list[Sighting]:
         """Return the steps to which nothing more will come: all but the newest, which may rest."""
-        self.rests, self._changed = not self._changed, False
+        rests, self._changed = not self._changed, False
         newest = max(self._open, default=-1)
-        rests = self.rests and newest in self._open and not self._open[newest].unfinished
-        done = sorted(s for s in self._open if end or rests or s < newest)
         found = []
-        for step in done:
+        for step in sorted(s for s in self._open if end or rests or s < newest):
             seen = self._open.pop(step)
             given = self._given.get(step, set())
-            fresh = {n: v for n, v in [*seen.numbers.items()][:_MOST_NAMES] if n not in given}
             # A step that is out already gets only what an evaluation says about it.
-            if given:
-                fresh = {n: v for n, v in fresh.items() if n.startswith(HELD_OUT)}
-            if not fresh:
-                continue
-            self.last = step
-            self._given = {step: given | fresh.keys()}
-            found.append(seen._replace(numbers=fresh))
+            fresh = {
+                n: v
+                for n, v in [*seen.numbers.items()][:_MOST_NAMES]
+                if not given or (n not in given and n.startswith(HELD_OUT))
+            }
+            if fresh:
+                self._given = {step: given | fresh.keys()}
+                found.append(seen._replace(numbers=fresh))
         return found
 
 

@@ -13,7 +13,7 @@ from trnslurm.contract.files import load_json, read_file
 from trnslurm.node.numbers import table, tensorboard, trainer, wandb
 from trnslurm.node.numbers.files import Tail
 from trnslurm.node.numbers.log import LogReader
-from trnslurm.node.numbers.names import HELD_OUT, canonical, held_out_name, with_loss
+from trnslurm.node.numbers.names import HELD_OUT, canonical, with_loss
 from trnslurm.node.numbers.sighting import Sighting, Steps
 
 # What one look reads of one file. Of a log that grows faster, the middle is passed over.
@@ -48,10 +48,10 @@ class Log(Source):
 
     read = metrics.LOG
 
-    def __init__(self, path: Path, first_epoch: int | None) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self._tail = Tail(path)
-        self.reader = LogReader(first_epoch)
+        self.reader = LogReader()
         self._part = b""
 
     def look(self) -> None:
@@ -68,32 +68,32 @@ class Log(Source):
             for line in data[:whole].decode(errors="replace").split("\n"):
                 for seen in self.reader.feed(line):
                     self.steps.add(seen)
+        if self.reader.contradicts:
+            self.steps.clear()
 
 
-class Tensorboard(Source):
-    """The event files that this attempt began, of one writer or of several."""
-
-    read = metrics.TENSORBOARD
+class _Grown(Source):
+    """Files that grow by records, which this attempt began."""
 
     def __init__(self, old: Iterable[Path]) -> None:
         """Pass over files of earlier attempts."""
         super().__init__()
-        self._old = {p for p in old if tensorboard.NAME in p.name}
-        self._files: dict[Path, Tail] = {}
+        self._old = {p for p in old if self._is_one(p)}
+        self._files: dict[Path, tuple[Tail, wandb.WandbReader]] = {}
 
     def offer(self, files: Iterable[Path]) -> None:
-        """Take event files that are new."""
-        new = [p for p in files if tensorboard.NAME in p.name and p not in self._old]
-        for path in new:
-            if path not in self._files and len(self._files) < _MOST_FILES:
-                self._files[path] = Tail(path)
+        """Take files that are new."""
+        for path in files:
+            new = self._is_one(path) and path not in self._old and path not in self._files
+            if new and len(self._files) < _MOST_FILES:
+                self._files[path] = (Tail(path), wandb.WandbReader())
 
     def look(self) -> None:
-        """Read whole records."""
-        for path, tail in [*self._files.items()]:
+        """Read whole records; a file that is damaged is left alone from then on."""
+        for path, (tail, reader) in [*self._files.items()]:
             try:
                 data, _ = tail.read(_LOOK_BYTES)
-                found, done = tensorboard.scalars(data)
+                found, done = self._read(path, reader, data)
             except OSError:
                 continue
             except ValueError:
@@ -101,15 +101,56 @@ class Tensorboard(Source):
                 self._old.add(path)
                 continue
             tail.done(done)
-            held_out = not _HELD_OUT_PARTS.isdisjoint(path.parent.name.lower().split("_"))
-            for scalar in found:
-                name = canonical(scalar.tag)
-                if held_out and name and not name.startswith(HELD_OUT):
-                    name = held_out_name(name)
-                numbers, derived = with_loss({name: scalar.value})
-                if not numbers:
-                    continue
-                self.steps.add(Sighting(scalar.step, numbers, None, scalar.time, derived))
+            for seen in found:
+                self.steps.add(seen)
+
+    @abstractmethod
+    def _is_one(self, path: Path) -> bool:
+        """Check whether a file is one of these, by its name."""
+
+    @abstractmethod
+    def _read(
+        self, path: Path, reader: wandb.WandbReader, data: bytes
+    ) -> tuple[list[Sighting], int]:
+        """Return what whole records say, and how many bytes are done; raise a ValueError."""
+
+
+class Tensorboard(_Grown):
+    """The event files of one writer or of several."""
+
+    read = metrics.TENSORBOARD
+
+    def _is_one(self, path: Path) -> bool:
+        return tensorboard.NAME in path.name
+
+    def _read(
+        self, path: Path, reader: wandb.WandbReader, data: bytes
+    ) -> tuple[list[Sighting], int]:
+        found, done = tensorboard.scalars(data)
+        held_out = not _HELD_OUT_PARTS.isdisjoint(path.parent.name.lower().split("_"))
+        seen = []
+        for scalar in found:
+            name = canonical(scalar.tag)
+            if held_out and name and not name.startswith(HELD_OUT):
+                name = f"{HELD_OUT}{name}"
+            if name:
+                numbers = with_loss({name: scalar.value})
+                seen.append(Sighting(scalar.step, numbers, None, scalar.time))
+        return seen, done
+
+
+class Wandb(_Grown):
+    """The offline log of Weights & Biases."""
+
+    read = metrics.WANDB
+
+    def _is_one(self, path: Path) -> bool:
+        return path.suffix == wandb.SUFFIX
+
+    def _read(
+        self, path: Path, reader: wandb.WandbReader, data: bytes
+    ) -> tuple[list[Sighting], int]:
+        return reader.feed(data)
 
 
 class Trainer(Source):
@@ -175,41 +216,6 @@ class Table(Source):
             for seen in _rows(path):
                 if seen.step > self._done.get(path, -1):
                     self.steps.add(seen)
-
-
-class Wandb(Source):
-    """The offline log of Weights & Biases."""
-
-    read = metrics.WANDB
-
-    def __init__(self, old: Iterable[Path]) -> None:
-        """Pass over files of earlier attempts."""
-        super().__init__()
-        self._old = {p for p in old if p.suffix == wandb.SUFFIX}
-        self._files: dict[Path, tuple[Tail, wandb.WandbReader]] = {}
-
-    def offer(self, files: Iterable[Path]) -> None:
-        """Take files that are new."""
-        new = [p for p in files if p.suffix == wandb.SUFFIX and p not in self._old]
-        for path in new:
-            if path not in self._files and len(self._files) < _MOST_FILES:
-                self._files[path] = (Tail(path), wandb.WandbReader())
-
-    def look(self) -> None:
-        """Read whole records."""
-        for path, (tail, reader) in [*self._files.items()]:
-            try:
-                data, _ = tail.read(_LOOK_BYTES)
-                found, done = reader.feed(data)
-            except OSError:
-                continue
-            except ValueError:
-                del self._files[path]
-                self._old.add(path)
-                continue
-            tail.done(done)
-            for seen in found:
-                self.steps.add(seen)
 
 
 def _rows(path: Path) -> list[Sighting]:

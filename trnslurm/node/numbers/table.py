@@ -32,9 +32,8 @@ def rows(text: str) -> list[Sighting]:
         for at, (name, cell) in enumerate(zip(names, row, strict=True)):
             if at != step_at and (value := _number(cell)) is not None:
                 numbers[canonical(name)] = value
-        numbers, derived = with_loss(numbers)
-        if numbers:
-            found.append(Sighting(int(row[step_at]), numbers, derived=derived))
+        if named := with_loss(numbers):
+            found.append(Sighting(int(row[step_at]), named))
     return found
 
 

@@ -23,7 +23,7 @@ def history(state: Mapping[str, Any]) -> list[Sighting]:
         step = entry.get("step") if isinstance(entry, dict) else None
         if not isinstance(step, int) or isinstance(step, bool) or step < 0 or _OF_ALL in entry:
             continue
-        numbers, derived = with_loss(
+        numbers = with_loss(
             {
                 canonical(str(name)): float(value)
                 for name, value in entry.items()
@@ -31,5 +31,5 @@ def history(state: Mapping[str, Any]) -> list[Sighting]:
             }
         )
         if numbers:
-            found.append(Sighting(step, numbers, total, derived=derived))
+            found.append(Sighting(step, numbers, total))
     return found

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 
 from trnslurm.node.numbers.names import canonical, with_loss
-from trnslurm.node.numbers.proto import BYTES, VARINT, fields, signed
+from trnslurm.node.numbers.proto import BYTES, VARINT, fields
 from trnslurm.node.numbers.sighting import Sighting
 
 SUFFIX = ".wandb"
@@ -21,9 +21,12 @@ _IDENT = b":W&B"
 _FILE_HEAD, _HEAD, _BLOCK = 7, 7, 32 << 10
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MOST_RECORD = 1 << 20
-# Fields of Record, HistoryRecord, HistoryItem and HistoryStep.
-_HISTORY, _ITEM, _STEP, _KEY, _NESTED, _JSON, _NUMBER = 2, 1, 2, 1, 2, 16, 1
-_STEP_NAMES = ("train/global_step", "global_step", "trainer/global_step")
+# Fields of Record, HistoryRecord and HistoryItem.
+_HISTORY, _ITEM, _KEY, _NESTED, _JSON = 2, 1, 1, 2, 16
+_STEP_NAMES = (
+    *("train/global_step", "global_step", "trainer/global_step", "train/step"),
+    *("step", "iter", "iteration"),
+)
 
 
 class WandbReader:
@@ -78,26 +81,18 @@ def _of_record(record: bytes) -> Iterator[Sighting]:
 
 
 def _of_history(message: bytes) -> Iterator[Sighting]:
-    step: int | None = None
+    """Yield the numbers of a step that the script names; W&B's own counts calls of wandb.log."""
     numbers: dict[str, float] = {}
     for number, _, value in fields(message):
-        if not isinstance(value, bytes):
-            continue
-        if number == _STEP:
-            step = next((signed(v) for n, _, v in fields(value) if n == _NUMBER), 0)  # type: ignore[arg-type]
-        elif number == _ITEM:
+        if number == _ITEM and isinstance(value, bytes):
             name, one = _of_item(value)
             if one is not None:
                 numbers[name] = one
-    time = numbers.get("_timestamp")
-    step = int(numbers["_step"]) if step is None and "_step" in numbers else step
-    # The step of wandb counts its calls; a step that the script names is the script's own.
-    own = next((numbers[name] for name in _STEP_NAMES if name in numbers), None)
-    step = step if own is None else int(own)
+    step = next((numbers[name] for name in _STEP_NAMES if name in numbers), None)
     kept = {n: v for n, v in numbers.items() if not n.startswith("_") and n not in _STEP_NAMES}
-    named, derived = with_loss({canonical(name): value for name, value in kept.items()})
-    if step is not None and step >= 0 and named:
-        yield Sighting(step, named, time=time, derived=derived)
+    named = with_loss({canonical(name): value for name, value in kept.items()})
+    if step is not None and step >= 0 and step == step // 1 and named:
+        yield Sighting(int(step), named, time=numbers.get("_timestamp"))
 
 
 def _of_item(message: bytes) -> tuple[str, float | None]:
