@@ -273,6 +273,12 @@ def test_a_module_or_a_program_is_started(site, cli, project) -> None:
     assert started("--per", "job", "./run.sh")[-4:] == ["--once", "--program", "--", "./run.sh"]
     mixed = started("--", "accelerate", "launch", "--mixed_precision", "bf16", "train.py")
     assert mixed[-4:] == ["--multi_gpu", "--mixed_precision", "bf16", "train.py"]
+    done = cli("render", "--cluster", "local", "-o", str(site.root / "cpu"), "--",
+               *("accelerate", "launch", "--mixed_precision", "bf16", "-m", "widths"))  # fmt: skip
+    assert done.code == 0, done.err
+    on_cpu = command_of((site.root / "cpu/node.sh").read_text())
+    assert on_cpu[-2:] == ["--module", "widths"]
+    assert not {"--mixed_precision", "--multi_gpu"} & {*on_cpu}
     for words, said in (
         (("-m", "a", "./train.py"), "-m a starts a module: leave out ./train.py"),
         (("axolotl", "train"), "axolotl train: a command comes after --: -- axolotl train"),

@@ -51,14 +51,14 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
     """Return how the workers of a node start; `place` is the directory of their plan."""
     recipe = spec.config.recipe
     launcher = recipe.launcher
+    on_cpu = launcher == "accelerate" and spec.device is CPU
     if recipe.project:
         every = argument_words(spec).every
         module = module_of(code, recipe.entry)
-        words = [*_launched(recipe, module, spec.batch.workers), *every]
+        words = [*_launched(recipe, module, spec.batch.workers, on_cpu=on_cpu), *every]
     else:
         entry = f"code/{spec.config.code_name}/{recipe.entry}"
         words = [shlex.quote(entry), f"{place}{PLAN}"]
-    on_cpu = launcher == "accelerate" and spec.device is CPU
     return WorkerLaunch(
         launcher="accelerate-cpu" if on_cpu else launcher,
         script=" ".join(words),
@@ -89,14 +89,14 @@ def has_standby(spec: JobSpec) -> bool:
     return recipe.standby and spec.requeues and by_rank and python
 
 
-def _launched(recipe: Recipe, module: str, workers: int) -> list[str]:
+def _launched(recipe: Recipe, module: str, workers: int, *, on_cpu: bool) -> list[str]:
     """Return the script's command: the launcher's options or the interpreter, and the script."""
     entry, launcher = Entry(recipe.entry), recipe.launcher
     by_itself = launcher in ("srun", *ONCE)
     python = launcher == "python" or (by_itself and entry.is_python)
     options = [] if launcher == "job" else [*recipe.launcher_arguments]
     if launcher == "accelerate":
-        options = _for_accelerate(options, workers)
+        options = [] if on_cpu else _for_accelerate(options, workers)
     words = [*map(shlex.quote, options)]
     if python:
         words.insert(0, '"$TRNSLURM_PYTHON"')
