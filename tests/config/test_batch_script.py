@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnslurm.config.batch_script import _directives, _lines, first_directive, read_batch_script
+from trnslurm.config.script import script_tree
 from trnslurm.errors import ConfigError
 
 SLURM_CONF = """
@@ -136,3 +137,31 @@ def test_a_file_is_a_batch_script_by_its_options(tmp_path: Path) -> None:
     file.write_text("#SBATCH -N2\n")
     with pytest.raises(ConfigError, match="a batch script begins with #!"):
         read_batch_script(file)
+
+
+@pytest.mark.parametrize(
+    ("code", "levels"),
+    [
+        ("python train.py", 0), ("torchrun ../src/train.py", 1), ("cd ../..; cd ../../x/", 2),
+        ('python $(dirname "$PWD")/ddp.py', 1), ("python ${PWD}/../a.py", 1),
+        ("# see ../README", 0),
+        ("cd ..", 1), ("echo {1..8} ... x", 0), ("cd ../..", 2),
+        ("a=x/../y", 0), ("python $HOME/../a.py", 0), ("ls ./../a", 1),
+    ],
+)  # fmt: skip
+def test_how_far_up_its_commands_reach(tmp_path: Path, code: str, levels: int) -> None:
+    assert read_batch_script(written(tmp_path, "#SBATCH -N1", code)).levels_up == levels
+
+
+def test_the_copy_has_the_directories_above_that_it_names(tmp_path: Path, monkeypatch) -> None:
+    (place := tmp_path / "project/slurm").mkdir(parents=True)
+    monkeypatch.chdir(place)
+    file = written(place, "#SBATCH -N1", "python ../train.py")
+    tree = script_tree(file)
+    assert (tree["project"], tree["entry"]) == (str(tmp_path / "project"), "slurm/job.sbatch")
+    assert tree["launcher_arguments"] == ["--given", "--directory=slurm"]
+    monkeypatch.setenv("HOME", str(tmp_path / "project"))
+    tree = script_tree(file)
+    assert (tree["project"], tree["launcher_arguments"]) == (str(place), ["--given"])
+    file = written(place, "#SBATCH -N1 -D /data/run", "true")
+    assert script_tree(file)["launcher_arguments"] == ["--given", "--directory=/data/run"]

@@ -88,6 +88,8 @@ class BatchScript(Frozen):
     """The signal that the script wants before its time limit; with `B:` it alone gets it."""
     directory: str
     """Where its commands run, if it says so."""
+    levels_up: int
+    """How far above that directory its commands name files."""
 
 
 def first_directive(file: Path) -> int:
@@ -117,10 +119,10 @@ def read_batch_script(file: Path) -> BatchScript:
     for name, why in _REFUSED.items():
         if name in found:
             raise ConfigError(f"{file}:{found[name].line}: {found[name].word}: {why}")
-    return _meaning(file, found)
+    return _meaning(file, text, found)
 
 
-def _meaning(file: Path, found: dict[str, Directive]) -> BatchScript:
+def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
     def take(name: str) -> str | None:
         directive = found.pop(name, None)
         return None if directive is None else directive.value or ""
@@ -154,7 +156,18 @@ def _meaning(file: Path, found: dict[str, Directive]) -> BatchScript:
         slurm=slurm,
         signal=signal.upper(),
         directory=directory or "",
+        levels_up=_levels_up(text),
     )
+
+
+def _levels_up(text: str) -> int:
+    """Return how many directories up a script names files: `../src/train.py` is one."""
+    code = re.sub(r"(?m)^\s*#.*", "", text)
+    own = r"(?:\./|\$\{?PWD\}?/|\$\(pwd\)/)?"  # the directory itself
+    chains = re.findall(rf"(?<![\w./}}]){own}((?:\.\./)*\.\.)(?![\w.])", code)
+    levels = [chain.count("..") for chain in chains]
+    levels += [1 for _ in re.findall(r"dirname +[\"']?(?:\$\{?PWD\b|\$\(pwd\))", code)]
+    return max(levels, default=0)
 
 
 def _nodes(file: Path, found: Mapping[str, Directive]) -> int:

@@ -117,15 +117,23 @@ def _batch_tree(entry: Entry, project: Path, file: Path) -> dict[str, Any]:
             f"{file}: a batch script of a bundle: trnslurm submit --rendered {file.parent}"
         )
     script = read_batch_script(file)
+    runs_in = Path(os.path.abspath(project / script.directory))  # noqa: PTH100
+    if (root := _reached(runs_in, script.levels_up)) and project.is_relative_to(root):
+        entry, project = Entry(str((project / entry.name).relative_to(root))), root
     options = ["--given"]
     if script.signal:
         options.append(f"--signal={script.signal}")
-    if directory := script.directory:
-        inside = Path(os.path.abspath(directory))  # noqa: PTH100
-        below = inside.is_relative_to(project)
-        options.append(f"--directory={inside.relative_to(project) if below else directory}")
+    if runs_in != project:
+        below = runs_in.is_relative_to(project)
+        options.append(f"--directory={runs_in.relative_to(project) if below else runs_in}")
     return _tree(entry, project, "job") | {
         "launcher_arguments": options,
         "devices": [],  # it knows what its nodes have
         "slurm": {**script.slurm, "directives": [*script.kept]},
     }
+
+
+def _reached(directory: Path, levels: int) -> Path | None:
+    """Return the directory so many levels up, unless it is a home or has homes."""
+    root = directory.parents[levels - 1] if 0 < levels <= len(directory.parents) else directory
+    return None if root in (Path.home(), *Path.home().parents) else root
