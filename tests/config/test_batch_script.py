@@ -85,7 +85,8 @@ def test_what_becomes_of_each_option(tmp_path: Path) -> None:
     file = written(
         tmp_path, "#SBATCH -J a/b -p gpu -A lab -N 2 --ntasks-per-node=8 -t 1-2",
         "#SBATCH --gres=gpu:8 --exclusive --no-requeue -o out/%j --signal=B:usr1@90",
-        "#SBATCH --chdir=/data/run --new-option=3 --parsable",
+        "#SBATCH --chdir=/data/run --new-option=3 --parsable --mail-type=END",
+        "#SBATCH --mail-type=BEGIN",
     )  # fmt: skip
     found = read_batch_script(file)
     assert (found.nodes, found.name, found.directory, found.signal) == (
@@ -94,7 +95,8 @@ def test_what_becomes_of_each_option(tmp_path: Path) -> None:
         "/data/run",
         "B:USR1",
     )
-    assert found.kept == ("--ntasks-per-node=8", "--gres=gpu:8", "--exclusive", "--new-option=3")
+    assert found.kept == ("--ntasks-per-node=8", "--gres=gpu:8", "--exclusive", "--new-option=3",
+                          "--mail-type=END,BEGIN")  # fmt: skip
     assert found.slurm == {
         "partition": "gpu", "account": "lab", "time_min": 26 * 60, "requeue": False,
         "stop_before_s": 90, "exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None,
@@ -116,7 +118,7 @@ def test_the_number_of_nodes(tmp_path: Path, line: str, nodes: int) -> None:
     [
         (["#SBATCH -n 16"], ":2: --ntasks=16 leaves the nodes to Slurm"),
         (["#SBATCH -N 2-4"], ":2: --nodes=2-4: pass --nodes with one number"),
-        (["", "#SBATCH -a 0-3"], ":3: --array=0-3: submit it once per task"),
+        (["", "#SBATCH -a 0-3"], ":3: --array=0-3: delete the option, and pass the tasks"),
         (["#SBATCH -N1", "#SBATCH hetjob", "#SBATCH -N2"], ":3: a heterogeneous job"),
         (["#SBATCH --time=never"], ":2: --time never: expected minutes"),
         (["#SBATCH --mem"], ":2: --mem lacks its value"),

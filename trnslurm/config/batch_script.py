@@ -49,7 +49,7 @@ _REPLACED = {
     "kill-on-invalid-dep": "",
 }  # fmt: skip
 _REFUSED = {
-    "array": "submit it once per task, or with --sweep: trnslurm has no task number for it",
+    "array": "delete the option, and pass the tasks: --sweep places.task=0,1,2 -- {task}",
     "clusters": "submit it on the cluster itself",
     "nodefile": "name the nodes with --nodelist",
     "uid": "a run is its own user's",
@@ -115,7 +115,10 @@ def read_batch_script(file: Path) -> BatchScript:
                 f"sbatch {shlex.quote(str(file))} runs it as it is"
             )
         for directive in _directives(file, number, line):
-            found[directive.name] = directive  # the last one counts
+            before = found.get(directive.name)  # the last one counts, but all of --mail-type
+            if before and directive.name == "mail-type":
+                directive = directive._replace(value=f"{before.value},{directive.value}")
+            found[directive.name] = directive
     for name, why in _REFUSED.items():
         if name in found:
             raise ConfigError(f"{file}:{found[name].line}: {found[name].word}: {why}")
