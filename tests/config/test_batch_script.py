@@ -123,6 +123,7 @@ def test_the_number_of_nodes(tmp_path: Path, line: str, nodes: int) -> None:
         (["#SBATCH --time=never"], ":2: --time never: expected minutes"),
         (["#SBATCH --mem"], ":2: --mem lacks its value"),
         (["#SBATCH --comment='a"], ":2: a quotation is not closed"),
+        (["#SBATCH --signal=B:NONE@60"], ": --signal=B:NONE@60: no signal is called 'NONE'"),
         (["#SBATCH gpu"], ":2: 'gpu' is no option of sbatch"),
     ],
 )

@@ -138,3 +138,8 @@ def test_an_entry_is_a_file_a_module_or_a_program() -> None:
     ]
     assert [e.label for e in (file, module, program)] == ["a-b", "pkg", "y"]
     assert Entry.module("train").label == "train"
+
+
+def test_an_empty_word_is_no_command() -> None:
+    with pytest.raises(ConfigError, match="followed by an empty word"):
+        read_command([""])

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from signal import Signals
 from typing import Any, NamedTuple
 
 from trnslurm.config.times import parse_time
@@ -145,6 +146,9 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
     take("requeue")
     wish = take("signal") or ""
     signal, _, seconds = wish.partition("@")
+    number = signal.upper().rpartition(":")[2].removeprefix("SIG")
+    if wish and not number.isdecimal() and f"SIG{number}" not in Signals.__members__:
+        raise ConfigError(f"{file}: --signal={wish}: no signal is called {number!r}")
     if wish:  # Slurm's default is a minute
         slurm["stop_before_s"] = int(seconds) if seconds.isdecimal() else 60
     name, directory = take("job-name"), take("chdir")

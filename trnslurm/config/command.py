@@ -136,6 +136,10 @@ def read_command(words: Sequence[str]) -> Command:
     """Return a command in trnslurm's terms, or raise an error that says what to type."""
     head, rest = words[0], [*words[1:]]
     name = Path(head).name
+    if not name:
+        raise ConfigError(
+            "-- is followed by an empty word: give the command, as in -- torchrun x.py"
+        )
     if name in _FIND_PYTHON and rest[:1] == ["run"] and rest[1:] and not rest[1].startswith("-"):
         found = read_command(rest[1:])
         return replace(found, left_out=(f"{name} run", *found.left_out))

@@ -187,7 +187,7 @@ class Trainer(Source):
 
 
 class Table(Source):
-    """Lightning's metrics.csv, which is written anew when a number is."""
+    """Lightning's metrics.csv. Lightning writes the whole file again for each new number."""
 
     read = metrics.CSV
 
