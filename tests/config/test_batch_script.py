@@ -114,11 +114,21 @@ def test_the_number_of_nodes(tmp_path: Path, line: str, nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "tasks", "at_most"),
+    [("5", (5,), None), ("0-6:2,3%2", (0, 2, 3, 4, 6), 2), ("1,1-2", (1, 2), None)],
+)
+def test_the_tasks_of_an_array(tmp_path: Path, value: str, tasks, at_most) -> None:
+    found = read_batch_script(written(tmp_path, f"#SBATCH --array={value}"))
+    assert (found.tasks, found.at_most) == (tasks, at_most)
+
+
+@pytest.mark.parametrize(
     ("lines", "said"),
     [
         (["#SBATCH -n 16"], ":2: --ntasks=16 leaves the nodes to Slurm"),
         (["#SBATCH -N 2-4"], ":2: --nodes=2-4: pass --nodes with one number"),
-        (["", "#SBATCH -a 0-3"], ":3: --array=0-3: delete the option, and pass the tasks"),
+        (["", "#SBATCH -a 0-3%"], ":3: --array=0-3%: expected as in --array=0-15%4"),
+        (["#SBATCH --array=3-1"], ":2: --array=3-1: expected"),
         (["#SBATCH -N1", "#SBATCH hetjob", "#SBATCH -N2"], ":3: a heterogeneous job"),
         (["#SBATCH --time=never"], ":2: --time never: expected minutes"),
         (["#SBATCH --mem"], ":2: --mem lacks its value"),

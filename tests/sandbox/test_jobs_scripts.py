@@ -109,6 +109,25 @@ def test_a_batch_script_runs_as_by_sbatch(user: User, project: Path) -> None:
     assert ours == theirs
 
 
+def test_each_task_of_a_job_array_is_a_run(user: User, project: Path) -> None:
+    (file := project / "array.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --array=3,5-6%2 --time=10\n"
+        "env | grep ^SLURM_ARRAY_TASK | sort\nsrun bash -c 'echo step $SLURM_ARRAY_TASK_ID'\n"
+    )
+    words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}", "--json")
+    found = json.loads(user.trnslurm("submit", str(file), *words))
+    runs = [Run(user, Path(run["directory"]), run["jobs"]) for run in found]
+    assert len({run.jobs["train"].partition("_")[0] for run in runs}) == 1
+    for task, run in zip((3, 5, 6), runs, strict=True):
+        run.until("COMPLETED")
+        said = [f"{name}={value}" for name, value in zip(
+            ("COUNT", "ID", "MAX", "MIN", "STEP"), (3, task, 6, 3, 1), strict=True)]  # fmt: skip
+        log = run.logs("--node", "0")
+        variables = [line for line in log.splitlines() if line.startswith("SLURM_ARRAY_TASK_")]
+        assert variables == [f"SLURM_ARRAY_TASK_{word}" for word in said]
+        assert f"\nstep {task}\n" in log
+
+
 @pytest.mark.first
 def test_a_script_that_keeps_the_contract_starts_again(user: User, project: Path) -> None:
     """It saves before it is requeued at its time limit. After a crash or a hang it starts again in

@@ -187,6 +187,11 @@ def _take_script(ctx: click.Context, script: BatchScript) -> None:
         params["nodes"] = script.nodes
     if params["name"] is None and script.name:
         params["name"] = as_name(script.name)
+    if script.tasks and ("at_most" in params or params.get("output")):
+        tasks = ",".join(map(str, script.tasks))
+        params["sweep"] = (*params["sweep"], f"slurm.array_task={tasks}")
+        if "at_most" in params:
+            params["at_most"] = params["at_most"] or script.at_most
     kept = [f"--nodes={params['nodes']}", *script.kept]
     click.echo(f"{script.file} asks for {' '.join(kept)}", err=True)
     for word, instead in script.replaced:

@@ -50,7 +50,6 @@ _REPLACED = {
     "kill-on-invalid-dep": "",
 }  # fmt: skip
 _REFUSED = {
-    "array": "delete the option, and pass the tasks: --sweep places.task=0,1,2 -- {task}",
     "clusters": "submit it on the cluster itself",
     "nodefile": "name the nodes with --nodelist",
     "uid": "a run is its own user's",
@@ -91,6 +90,10 @@ class BatchScript(Frozen):
     """Where its commands run, if it says so."""
     levels_up: int
     """How far above that directory its commands name files."""
+    tasks: tuple[int, ...] = ()
+    """The indices of a job array."""
+    at_most: int | None = None
+    """How many of its tasks run at a time."""
 
 
 def first_directive(file: Path) -> int:
@@ -133,6 +136,7 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
 
     nodes = _nodes(file, found)
     found.pop("nodes", None)
+    tasks, at_most = _tasks(file, found.pop("array", None))
     # sbatch adds nothing to them.
     slurm: dict[str, Any] = {"exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None}
     if (limit := found.pop("time", None)) is not None:
@@ -151,6 +155,8 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
         raise ConfigError(f"{file}: --signal={wish}: no signal is called {number!r}")
     if wish:  # Slurm's default is a minute
         slurm["stop_before_s"] = int(seconds) if seconds.isdecimal() else 60
+    elif limit is None:  # it may be so short that every attempt would be stopped at its start
+        slurm["stop_before_s"] = 0
     name, directory = take("job-name"), take("chdir")
     replaced = [(d.word, _REPLACED[d.name]) for d in found.values() if d.name in _REPLACED]
     kept = [d.word for d in found.values() if d.name not in _REPLACED]
@@ -164,7 +170,24 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
         signal=signal.upper(),
         directory=directory or "",
         levels_up=_levels_up(text),
+        tasks=tasks,
+        at_most=at_most,
     )
+
+
+def _tasks(file: Path, array: Directive | None) -> tuple[tuple[int, ...], int | None]:
+    """Return the indices in `--array=0-6:2,9%4`, and how many of them run at a time."""
+    if array is None:
+        return (), None
+    words, percent, most = (array.value or "").partition("%")
+    tasks: set[int] = set()
+    for word in words.split(","):
+        ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::([1-9]\d{0,5}))?)?", word)
+        found = ends and range(int(ends[1]), int(ends[2] or ends[1]) + 1, int(ends[3] or 1))
+        if not found or (percent and not re.fullmatch(r"[1-9]\d{0,5}", most)):
+            raise ConfigError(f"{file}:{array.line}: {array.word}: expected as in --array=0-15%4")
+        tasks.update(found)
+    return tuple(sorted(tasks)), int(most) if percent else None
 
 
 def _levels_up(text: str) -> int:

@@ -86,6 +86,8 @@ class Slurm(Frozen):
     """Other sbatch options, such as `--mail-type=FAIL`; each is in the file."""
     directives: tuple[str, ...] | None = None
     """The options of a user's batch script, which say the size of its job; None: there is none."""
+    array_task: NotNegative[int | None] = None
+    """The index in its job array; the runs of a sweep have one each."""
     bin_dir: NotEmpty[str | None] = None
     """Directory of sbatch, srun, squeue, scontrol, if they are not on PATH."""
     data_partition: NotEmpty[str | None] = None

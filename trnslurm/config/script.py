@@ -123,6 +123,8 @@ def _batch_tree(entry: Entry, project: Path, file: Path) -> dict[str, Any]:
     options = ["--given"]
     if script.signal:
         options.append(f"--signal={script.signal}")
+    if script.tasks:
+        options.append(f"--array={','.join(map(str, script.tasks))}")
     if runs_in != project:
         below = runs_in.is_relative_to(project)
         options.append(f"--directory={runs_in.relative_to(project) if below else runs_in}")

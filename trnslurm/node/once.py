@@ -6,6 +6,7 @@ has kept it, and the variables of this run. Its own srun then starts steps of th
 
 import argparse
 import base64
+import itertools
 import os
 import signal
 import time
@@ -38,6 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--given", action="store_true", help="give it the submitter's environment")
     parser.add_argument("--keep", default="", metavar="NAME,…", help="and these variables")
     parser.add_argument("--directory", default=".", help="where it runs, below work/ or anywhere")
+    parser.add_argument("--array", default="", metavar="N,…", help="the indices of its job array")
+    parser.add_argument("--task", default="", metavar="N", help="its own of these")
     parser.add_argument("--signal", default="", help="as in #SBATCH --signal, without the time")
 
 
@@ -64,6 +67,8 @@ class Once:
             self._command[0] = str(Path(self._command[0]).absolute())
             os.chdir(self._options.directory)
             environ |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(Path.cwd()))
+        if self._options.task:
+            environ |= _task_of_array(environ, self._options.task, self._options.array)
         pid = processes.spawn(self._command, environ=environ)
         wish = Wish(self._options.signal)
         deadline: float | None = None
@@ -129,6 +134,20 @@ def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
         if not name.startswith("SLURM_") or name.startswith(_OF_THE_JOB)
     }
     return found | _FIRST
+
+
+def _task_of_array(environ: Mapping[str, str], task: str, array: str) -> dict[str, str]:
+    """Return what sbatch sets in a job array. Slurm's own index is that of the sweep's run."""
+    tasks = sorted(map(int, array.split(",")))
+    gaps = [after - before for before, after in itertools.pairwise(tasks)]
+    return {
+        "SLURM_ARRAY_JOB_ID": environ.get("SLURM_ARRAY_JOB_ID", environ.get("SLURM_JOB_ID", "")),
+        "SLURM_ARRAY_TASK_ID": task,
+        "SLURM_ARRAY_TASK_COUNT": str(len(tasks)),
+        "SLURM_ARRAY_TASK_MIN": str(min(tasks)),
+        "SLURM_ARRAY_TASK_MAX": str(max(tasks)),
+        "SLURM_ARRAY_TASK_STEP": str(min(gaps, default=1)),
+    }
 
 
 def _number(name: str) -> int:

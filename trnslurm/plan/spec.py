@@ -448,8 +448,10 @@ def _time_limits(
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
     if train is None:
         train = slurm.default_time_min
-    if train is None and held:
-        return {}
+    if train is None and (held or slurm.directives is not None):
+        return {}  # the job's that is held, or as for sbatch the partition's
+    if train is None and config.recipe.project:
+        raise PlanError(f"how long {config.title} takes is unknown: pass --time")
     if train is None:
         raise PlanError(
             f"{why_no_hours(config, instance, config.title)}, so its time limit cannot be "

@@ -206,8 +206,9 @@ def _training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
             "the script has --exclusive: set that with --set slurm.exclusive=false",
         )
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
-    # At most a fifth of a short time limit.
-    early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
+    early_s = slurm.stop_before_s
+    if (limit := spec.time_min.get("train")) is not None:
+        early_s = min(early_s, limit * 60 // 5)  # at most a fifth of a short one
     if phase == "train" and early_s:
         options.append(
             (f"--signal=B:USR1@{early_s}", "this long before the limit it saves and is requeued")

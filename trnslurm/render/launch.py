@@ -72,8 +72,12 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
 
 def _options_of_job(spec: JobSpec) -> list[str]:
     """Return the options of `launcher: job`; a batch script keeps the variables of the profile."""
-    words, names = [*spec.config.recipe.launcher_arguments], [*spec.config.cluster.env]
-    return [*words, f"--keep={','.join(names)}"] if GIVEN in words and names else words
+    words, cluster = [*spec.config.recipe.launcher_arguments], spec.config.cluster
+    if GIVEN in words and cluster.env:
+        words.append(f"--keep={','.join(cluster.env)}")
+    if cluster.slurm.array_task is not None:
+        words.append(f"--task={cluster.slurm.array_task}")
+    return words
 
 
 def tasks_per_node(spec: JobSpec) -> int:

@@ -206,10 +206,6 @@ def _propose_sweep(
         jobs.append(make_job(spec, options.workspace.template_dirs(), code=code))
     _refuse_unlike(jobs, points)
     if not jobs[0].has_queue:
-        if (at_most or 1) > 1:
-            raise ConfigError(
-                f"--at-most {at_most}: on this machine the runs of a sweep follow one another"
-            )
         if len(jobs) > _MOST_HERE:
             raise ConfigError(
                 f"the sweep has {len(jobs)} runs: at most {_MOST_HERE} on this machine"
