@@ -40,6 +40,12 @@ def read(text: str) -> tuple[str, str, str, str]:
         ("/opt/venv/bin/python3.11 /data/x.py", ("/data/x.py", "", "trnslurm", "")),
         ("uv run torchrun --nnodes 2 x.py", ("./x.py", "", "trnslurm", "uv run --nnodes 2")),
         ("trl sft --config a.yaml", ("-m trl.scripts.sft", "--config a.yaml", "trnslurm", "")),
+        ("composer -n 8 --world_size 16 -m llm.train a.yaml", (
+            "-m llm.train", "a.yaml", "trnslurm", "-n 8 --world_size 16")),
+        ("fabric run --strategy ddp --num-nodes=2 t.py --devices 4 --x 1", (
+            "-- fabric", "run --num_nodes={nodes} --devices={workers_per_node} --node_rank={node} "
+            "--main_address={master_addr} --main_port={master_port} --strategy ddp t.py --x 1",
+            "script", "--num-nodes=2 --devices 4")),
         ("axolotl train a.yml", ("-m axolotl.cli.train", "a.yml", "trnslurm", "")),
         ("axolotl preprocess a.yml", ("-- axolotl", "preprocess a.yml", "script", "")),
         ("llamafactory-cli train a", ("-- llamafactory-cli", "train a", "script", "")),
@@ -61,6 +67,8 @@ def test_the_numbers_of_nodes_and_workers() -> None:
 
     assert numbers("torchrun --nnodes 4 --nproc_per_node=gpu x.py") == (4, None)
     assert numbers("torchrun --nnodes 1:4 --nproc_per_node=2 x.py") == (None, 2)
+    assert numbers("composer -n 8 --world_size 16 x.py") == (2, 8)
+    assert numbers("fabric run --num-nodes 2 --devices 4 x.py") == (2, 4)
     # accelerate counts the processes of all machines.
     assert numbers("accelerate launch --num_machines 2 --num_processes 16 x.py") == (2, 8)
     assert numbers("accelerate launch --num_machines 3 --num_processes 16 x.py") == (3, None)
@@ -118,6 +126,12 @@ def test_deepspeed_has_these_options(monkeypatch, capsys) -> None:
     flags = {word for word, flag in options.items() if flag} - {"-h", "--help"}
     assert known.flags == flags
     assert known.ours <= {*options}
+
+
+def test_fabric_has_these_options() -> None:
+    cli = pytest.importorskip("lightning.fabric.cli")
+    words = {word for param in cli._run.params for word in param.opts}
+    assert {*command._FABRIC} <= words
 
 
 def test_how_many_times_a_command_starts() -> None:

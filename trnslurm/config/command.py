@@ -49,9 +49,11 @@ class _Options(Frozen):
     ours: frozenset[str]
     """Those that trnslurm sets."""
     module: frozenset[str] = frozenset({"--module"})
-    no_python: str = "--no_python"
-    nodes: str
-    workers: str
+    no_python: frozenset[str] = frozenset({"--no_python"})
+    nodes: str = ""
+    workers: str = ""
+    world: str = ""
+    """The option with the number of all workers."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -89,7 +91,7 @@ _ACCELERATE = _Options(
     ),
     module=frozenset({"-m", "--module"}),
     nodes="--num_machines",
-    workers="--num_processes",
+    world="--num_processes",
 )
 # deepspeed/launcher/runner.py, parse_args. Its options for one node are those of launch.py.
 _DEEPSPEED = _Options(
@@ -106,7 +108,30 @@ _DEEPSPEED = _Options(
     nodes="--num_nodes",
     workers="--num_gpus",
 )
+# https://github.com/mosaicml/composer/blob/main/composer/cli/launcher.py: its workers have no more
+# than ranks.
+_COMPOSER = _Options(
+    launcher=OWN_LAUNCHER,
+    flags=_names("-v --verbose -m --module_mode -c --command_mode"),
+    ours=_names(
+        "-n --nproc --world_size --base_rank --node_rank --master_addr --master_port --stdout "
+        "--stderr -v --verbose"
+    ),
+    module=frozenset({"-m", "--module_mode"}),
+    no_python=frozenset({"-c", "--command_mode"}),
+    workers="-n",
+    world="--world_size",
+)
+# lightning/fabric/cli.py. It starts torchrun on each node, and its workers compare the numbers.
+_FABRIC = {
+    "--num_nodes": "{nodes}",
+    "--devices": "{workers_per_node}",
+    "--node_rank": "{node}",
+    "--main_address": "{master_addr}",
+    "--main_port": "{master_port}",
+}
 _HEADS = {
+    "composer": _COMPOSER,
     "torchrun": _TORCHRUN,
     "torch.distributed.run": _TORCHRUN,
     "torch.distributed.launch": _TORCHRUN,
@@ -154,6 +179,8 @@ def read_command(words: Sequence[str]) -> Command:
         if rest[:1] != ["launch"]:
             raise ConfigError("accelerate trains by `accelerate launch`: -- accelerate launch …")
         return _launched(_ACCELERATE, "accelerate launch", rest[1:])
+    if name == "fabric" and rest[:1] == ["run"]:
+        return _by_fabric(head, rest[1:])
     if name in _HEADS:
         return _launched(_HEADS[name], name, rest)
     if _PYTHON.fullmatch(name):
@@ -205,7 +232,7 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
             given.append(value)
         if known in options.module:
             module = True
-        elif known == options.no_python:
+        elif known in options.no_python:
             program = True
         elif known in options.ours:
             ours.append(shlex.join(given))
@@ -217,8 +244,11 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
         raise ConfigError(f"{name}: it starts no script: {name} … SCRIPT ARGUMENTS")
     entry = Entry.module(rest[0]) if module else _entry_of(rest[0], python=not program)
     nodes, workers = numbers.get(options.nodes), numbers.get(options.workers)
-    if options is _ACCELERATE and workers is not None:  # of all machines
-        workers = workers // (nodes or 1) if workers % (nodes or 1) == 0 else None
+    world = numbers.get(options.world, 0)
+    if world and workers and world % workers == 0:
+        nodes = world // workers
+    elif world and world % (nodes or 1) == 0:
+        workers = world // (nodes or 1)
     return Command(
         recipe=entry.text,
         arguments=tuple(rest[1:]),
@@ -228,6 +258,33 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
         nodes=nodes,
         workers=workers,
         left_out=tuple(ours),
+    )
+
+
+def _by_fabric(head: str, words: Sequence[str]) -> Command:
+    """Return the command that starts Lightning's launcher on each node."""
+    rest, kept = [*words], []
+    ours: dict[str, str] = {}
+    given: list[str] = []
+    while rest and rest[0] != "--":  # its options may also follow the script
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        if (known := option.replace("-", "_").replace("__", "--", 1)) not in _FABRIC:
+            kept.append(word)
+            continue
+        if not equals and not rest:
+            raise ConfigError(f"fabric run: {option} lacks its value")
+        ours[known] = value if equals else rest.pop(0)
+        given.append(shlex.join([word] if equals else [option, ours[known]]))
+    numbers = {option: int(value) for option, value in ours.items() if value.isdecimal()}
+    places = [f"{option}={place}" for option, place in _FABRIC.items()]
+    return Command(
+        recipe=Entry.program(head).text,
+        arguments=("run", *places, *kept, *rest),
+        launcher="script",
+        nodes=numbers.get("--num_nodes"),
+        workers=numbers.get("--devices"),
+        left_out=tuple(given),
     )
 
 
