@@ -26,7 +26,10 @@ AHEAD_AFTER_S = 60.0
 """How long an attempt runs before the next one is started ahead."""
 # The program ends within this share of the time between TERM and KILL.
 _LAST_SHARE = 0.9
-_PATIENCE_SHARE = 0.75
+# Of the time between TERM and KILL, the step has this share, and what is left over is for the end of
+# the program itself: these seconds, if there are as many.
+_PATIENCE_SHARE, _LEAST_SHARE = 0.75, 0.3
+_OWN_END_S = 3.0
 TELL_AGAIN_S = 0.5
 END_WITHIN_S = 15.0
 """How long the nodes have to kill their processes, since the last of them did or was lost."""
@@ -198,7 +201,8 @@ class Machine:
     @property
     def patience_s(self) -> float:
         """How long after TERM to wait for the step to end."""
-        return _PATIENCE_SHARE * self.kill_wait_s
+        most = min(_PATIENCE_SHARE * self.kill_wait_s, self.kill_wait_s - _OWN_END_S)
+        return max(most, _LEAST_SHARE * self.kill_wait_s)
 
     @property
     def wakes_at(self) -> float:
