@@ -394,6 +394,23 @@ def test_what_git_keeps_though_it_is_ignored_is_taken_along(tmp_path: Path) -> N
     assert json.loads(files["code/project.json"])["left_out"] == [".env", "data/new.bin"]
 
 
+def test_the_repository_of_a_project_below_it_says_what_is_ignored(tmp_path: Path) -> None:
+    """Unless it ignores the whole project."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("*.bin\nscratch/\n/only.txt\n")
+    for name in ("examples/a/x.py", "examples/a/x.bin", "examples/a/only.txt", "scratch/x.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "scratch/x.bin").write_text("")
+
+    def taken(root: Path) -> set[str]:
+        files = project_files(root, "x.py", [])
+        return {name.removeprefix("code/project/") for name in files if "project/" in name}
+
+    assert taken(tmp_path / "examples/a") == {"x.py", "only.txt"}
+    assert taken(tmp_path / "scratch") == {"x.py", "x.bin"}
+
+
 def test_too_much_is_refused_by_name(site, cli, project) -> None:
     (project / "weights.bin").write_bytes(b"x" * (65 << 20))
     said = cli("render", "./train.py", *CPU, *TIME).error

@@ -63,6 +63,24 @@ def _read_rules(directory: Path) -> _Rules:
     return _Rules(directory, GitIgnoreSpec.from_lines(lines))
 
 
+def _rules_above(root: Path) -> tuple[_Rules, ...]:
+    """Return the rules of the directories above, up to the repository's; none: they ignore it."""
+    parents = [*root.parents]
+    top = next((n for n, parent in enumerate(parents) if (parent / ".git").exists()), None)
+    if top is None or (root / ".git").exists():
+        return ()
+    above = [p for p in reversed(parents[: top + 1]) if (p / ".gitignore").is_file()]
+    rules = tuple(map(_read_rules, above))
+    ways = (root, *parents[:top])
+    ignored = any(
+        rule.ignores(path, is_dir=True)
+        for rule in rules
+        for path in ways
+        if rule.directory in path.parents
+    )
+    return () if ignored else rules
+
+
 class _Walk:
     """A walk through a project, file by file, ordered by name; hidden files that git does not track
     are left out."""
@@ -72,6 +90,10 @@ class _Walk:
         self.links: dict[str, str] = {}
         self.left_out: list[str] = []
         self._tracked = _tracked(root)
+
+    def all(self) -> Iterator[Path]:
+        """Yield the files of the project to copy, as the rules of its whole repository have it."""
+        return self.files(self.root, _rules_above(self.root))
 
     def files(self, directory: Path, rules: tuple[_Rules, ...] = ()) -> Iterator[Path]:
         """Yield the files to copy; collect the links and the ignored files."""
@@ -183,7 +205,7 @@ def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, byt
     walk = _Walk(root, linked)
     files: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
-    for path in walk.files(root):
+    for path in walk.all():
         name = path.relative_to(root).as_posix()
         top = name.partition("/")[0]
         sizes[top] = sizes.get(top, 0) + path.stat().st_size
