@@ -824,6 +824,23 @@ def test_a_script_does_not_begin_over_its_checkpoints(
     assert cli("resume", run.name, "--force").err.endswith(f"continue from {run.path}/{path}\n")
 
 
+def test_words_of_a_resume_take_the_place_of_those_before(site, fake_slurm, cli, project) -> None:
+    assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
+    run = site.run()
+    write_attempt(run, "train", 1, state="FAILED", cause="crash", exit_code=1)
+
+    def resumed(*words: str) -> str:
+        fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
+        assert cli("resume", run.name, "--force", *words).code == 0
+        [line] = re.findall(r"train\.py (.*)", (run.path / "node.sh").read_text())
+        return line
+
+    assert resumed("--", "--wrong", "{seed}") == "--a --wrong 1234"
+    assert resumed("--", "--right") == "--a --right"
+    assert resumed() == "--a --right"
+    assert resumed("--", "") == "--a"
+
+
 def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project) -> None:
     """In {checkpoints}, or in the directory of the key checkpoints; not if that is empty."""
     for words, place in (

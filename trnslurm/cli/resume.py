@@ -88,8 +88,9 @@ def resume_command(
     with more of them: --set.
 
     A custom script that has left checkpoints without reporting them may begin at step 0, over them:
-    --force says that it finds them itself. Words after -- are added to the script's arguments, from
-    now on; {resume} is the newest checkpoint.
+    --force says that it finds them itself. Words after -- follow the script's own arguments from
+    now on, in place of those of an earlier resume; {resume} is the newest checkpoint, '' stands for
+    none.
 
     --notify replaces the receivers of the run's notifications, as for submit; '' removes them.
 

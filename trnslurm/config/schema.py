@@ -347,6 +347,8 @@ class Recipe(Frozen):
     it. Empty: the script is written for trnslurm and reads plan.json."""
     arguments: tuple[str, ...] = ()
     """The arguments of a custom script; placeholders such as {micro_batch} are filled in."""
+    resume_arguments: tuple[str, ...] = ()
+    """What `trnslurm resume RUN -- ARGUMENTS` adds to them."""
     places: Mapping[str, str] = field(default_factory=dict)
     """More placeholders: the value of `places.lr` replaces {lr} in the arguments."""
     launcher: Launcher = OWN_LAUNCHER

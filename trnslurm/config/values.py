@@ -71,8 +71,8 @@ _URL = r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*"
 # As trnslurm.mirror.store, which also says whose characters these are.
 _S3 = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()-]+)*/?"
 _OF_A_SCRIPT: dict[str, Any] = {
-    "arguments": [], "places": {}, "launcher_arguments": [], "links": [], CHECKPOINTS: "",
-    "checkpoint_glob": "",
+    "arguments": [], "resume_arguments": [], "places": {}, "launcher_arguments": [], "links": [],
+    CHECKPOINTS: "", "checkpoint_glob": "",
 }  # fmt: skip
 _OF_ANY_JOB = (OWN_LAUNCHER, "torchrun")
 
@@ -155,7 +155,7 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
     _check_environment("env", tree["env"])
     for line in tree["activate"]:
         for name, value in re.findall(_ASSIGNED, line):
-            if _is_secret(name, value) and not value.startswith(("$", "`")):
+            if is_secret(name, value) and not value.startswith(("$", "`")):
                 raise ConfigError(_secret(f"activate: {name}"))
     for key in ("python", "slurm.bin_dir", "container.python"):
         value = lookup(tree, key)
@@ -292,7 +292,7 @@ def _check_environment(prefix: str, env: Mapping[str, str]) -> None:
             raise ConfigError(f"{prefix}.{name}: the scripts set {name} themselves, and rely on it")
         if key := _DECIDED.get(name):
             raise ConfigError(f"{prefix}.{name}: {key} decides what {name} is: set that instead")
-        if _is_secret(name, value):
+        if is_secret(name, value):
             raise ConfigError(_secret(f"{prefix}.{name}"))
 
 
@@ -350,7 +350,12 @@ def _check_job_values(dotted: str, value: Any) -> None:
         raise ConfigError(f"{dotted} is a {type(value).__name__}: quote it")
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_reserved(name: str) -> bool:
+    """Check whether the scripts set a variable themselves."""
+    return re.fullmatch(_RESERVED, name) is not None or name in _DECIDED
+
+
+def is_secret(name: str, value: str) -> bool:
     path = re.fullmatch(_PATH_OF_SECRET, name) and value.startswith(("/", "~"))
     return bool(re.search(_SECRET, name)) and not (path or re.fullmatch(_SWITCH, value))
 

@@ -32,6 +32,11 @@ _ON_NODE = {
 _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 
 
+def every_argument(recipe: Recipe) -> tuple[str, ...]:
+    """Return a script's arguments, and those that a resume has added."""
+    return (*recipe.arguments, *recipe.resume_arguments)
+
+
 def known_places(spec: JobSpec) -> dict[str, str]:
     """Return the placeholders that the plan fills."""
     batch, recipe = spec.batch, spec.config.recipe
@@ -72,7 +77,7 @@ def argument_words(spec: JobSpec) -> Words:
     _refuse_own(spec.config.recipe, known)
     known |= spec.config.recipe.places
     _refuse_unknown(spec, known)
-    arguments = spec.config.recipe.arguments
+    arguments = every_argument(spec.config.recipe)
     depends = [bool(_starts(each) or RESUME in _places(each)) for each in arguments]
     if not any(depends):
         return Words([_word(each, known) for each in arguments], [], [], takes_checkpoint=False)
@@ -130,7 +135,7 @@ def _starts(argument: str) -> list[str]:
 
 def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
     """Refuse a recipe's placeholder that is never used, or that is built in."""
-    used = {place for argument in recipe.arguments for place in _places(argument)}
+    used = {place for argument in every_argument(recipe) for place in _places(argument)}
     for place in recipe.places:
         if place in known or place in _ON_NODE:
             raise ConfigError(f"places.{place}: {{{place}}} is built in; choose another name")
@@ -140,7 +145,7 @@ def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
 
 def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
     names = [*known, *_ON_NODE]
-    for argument in spec.config.recipe.arguments:
+    for argument in every_argument(spec.config.recipe):
         for place in _places(argument):
             if place not in names:
                 hint = did_you_mean(place, names) or f": there are {', '.join(sorted(names))}"
@@ -149,7 +154,7 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
                     f"places.{place}=VALUE makes one, {{{{{place}}}}} is for the braces themselves"
                 )
     recipe = spec.config.recipe
-    used = {place for one in recipe.arguments for place in _places(one)}
+    used = {place for one in every_argument(recipe) for place in _places(one)}
     if used & {*_OF_THE_BATCH} and has_own_batch(recipe):
         raise ConfigError(
             "the arguments use the batch, which is not known: set it with --set "

@@ -18,6 +18,7 @@ from trnslurm.config.schema import Recipe
 from trnslurm.declared import FREE, ON_OFF, read_declaration
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source
+from trnslurm.render.arguments import every_argument
 from trnslurm.render.package import sources
 
 # Variables that tracing and the compiler read. Variables for the runtime (NEURON_RT_), cache paths
@@ -78,7 +79,7 @@ def _script(recipe: Recipe) -> dict[str, Any]:
     if not recipe.project:
         return {}
     places = {name: v for name, v in recipe.places.items() if name not in recipe.graphs.free}
-    arguments = [*recipe.arguments]
+    arguments = [*every_argument(recipe)]
     return {"script": {"entry": recipe.entry, "arguments": arguments, "places": places}}
 
 

@@ -78,7 +78,8 @@ def resize(
 def add_arguments(
     run: RunDir, job: Job, words: Sequence[str], template_dirs: Sequence[Path]
 ) -> Job:
-    """Return a custom script's job with these words after its arguments.
+    """Return a custom script's job with these words after its own arguments, in place of those that
+    an earlier resume has added; an empty word stands for none.
 
     A word with {resume} passes the newest checkpoint to a script that was submitted without it.
     """
@@ -87,7 +88,7 @@ def add_arguments(
     if other := _differs(run, job, template_dirs):
         raise RunError(f"{other}: more than the arguments would change; submit it again, with them")
     head = parse_yaml(job.bundle.files[CONFIG])
-    head["config"]["arguments"] = [*head["config"].get("arguments", []), *words]
+    head["config"]["resume_arguments"] = [] if [*words] == [""] else [*words]
     config = read_config(head, recipe_dir=_source(run, job), where=f"{run.name}: arguments")
     return make_job(_spec(config, job, job.nodes), template_dirs, code=_code(job))
 

@@ -26,8 +26,8 @@ AHEAD_AFTER_S = 60.0
 """How long an attempt runs before the next one is started ahead."""
 # The program ends within this share of the time between TERM and KILL.
 _LAST_SHARE = 0.9
-# Of the time between TERM and KILL, the step has this share, and what is left over is for the end of
-# the program itself: these seconds, if there are as many.
+# Of the time between TERM and KILL, the step has this share. The rest is for the end of the program
+# itself: these seconds, if there are as many.
 _PATIENCE_SHARE, _LEAST_SHARE = 0.75, 0.3
 _OWN_END_S = 3.0
 TELL_AGAIN_S = 0.5
