@@ -103,6 +103,7 @@ FLOORS = [
     "console",
     "declared",
     "config",
+    "adopt",
     "records",
     "slurm",
     "schedulers",

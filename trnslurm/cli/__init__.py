@@ -28,6 +28,7 @@ _COMMANDS = {
     "render": ("render", "Print the scripts, or write them to a directory."),
     "submit": ("submit", "Submit a job: precompile if needed, then train."),
     "new": ("new", "Write a recipe for a custom script: jobs/NAME/recipe.yaml."),
+    "adopt": ("adopt", "Show what a batch script says in trnslurm's terms, line by line."),
     "data": ("data", "Fetch and prepare training data."),
     "runs": ("runs", "List runs, or the runs of one sweep, with their states, newest last."),
     "status": ("runs", "Show the state of a run or a sweep, and why."),
@@ -63,6 +64,7 @@ _COMMANDS = {
 }
 # Commands that always run on this host; `submit` sends the submission to the host of --on itself.
 _HERE = {
+    "adopt",
     "recipes",
     "show",
     "plan",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trnslurm.adopt.beside import beside
 from trnslurm.cli.options import (
     ScriptCommand,
     nodes_option,
@@ -16,6 +17,7 @@ from trnslurm.cli.options import (
     sweep_options,
 )
 from trnslurm.cli.output import Terminal
+from trnslurm.config.script import batch_script
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.contract.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.render.bundle import Bundle, diff, read_bundle
@@ -44,7 +46,10 @@ _READING_ORDER = (
 @click.option("-o", "--output", metavar="DIR", help="Write the bundle to this new directory.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @click.option(
-    "--diff", "against", metavar="RUN_OR_DIR", help="Show differences from another run or bundle."
+    "--diff",
+    "against",
+    metavar="RUN|DIR|FILE",
+    help="Show differences from another run or bundle, or from a batch script's options.",
 )
 @sweep_options("Write")
 def render_command(
@@ -58,13 +63,15 @@ def render_command(
     """Print the scripts, or write them to a directory.
 
     The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are
-    differences, like diff. --sweep writes a bundle for each run: DIR/1, DIR/2 and so on.
+    differences, like diff; of a batch script it compares the options for sbatch. --sweep writes a
+    bundle for each run: DIR/1, DIR/2 and so on.
 
     \b
     Example:
       trnslurm render gpt2_zero1 --nodes 2 --cluster trn1
       trnslurm render gpt2_zero1 --nodes 2 --cluster trn1 -o reviewed
       trnslurm render gpt2_zero1 --nodes 4 --cluster trn1 --diff reviewed
+      trnslurm render gpt2_zero1 --nodes 2 --cluster trn1 --diff job.sbatch
       trnslurm render gpt2_zero1 --cluster trn1 --sweep train.lr=1e-4,3e-4 -o reviewed
     """
     if against is not None and output is not None:
@@ -80,6 +87,12 @@ def render_command(
         return
     bundle = make_bundle(job, Terminal())
     if against is not None:
+        if batch_script(against):
+            if (ours := "train.sbatch") not in bundle.files:
+                raise click.UsageError("--diff FILE compares options for sbatch: --cluster NAME")
+            lines = beside(Path(against), bundle.files[ours].decode(), ours)
+            click.echo("\n".join(lines))
+            sys.exit(1 if any(not line.startswith(" ") for line in lines) else 0)
         is_bundle = Path(against).is_dir()
         other = Path(against) if is_bundle else find_run(against, run_roots(job.workspace)).path
         lines = list(diff(read_bundle(other), bundle))

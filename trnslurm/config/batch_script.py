@@ -84,6 +84,8 @@ class BatchScript(Frozen):
     """Options that trnslurm sets, and what it does instead."""
     slurm: Mapping[str, Any]
     """Values of the section `slurm`."""
+    directives: tuple[Directive, ...]
+    """All its options."""
     signal: str
     """The signal that the script wants before its time limit; with `B:` it alone gets it."""
     directory: str
@@ -111,6 +113,19 @@ def read_batch_script(file: Path) -> BatchScript:
     text = read_file(file).decode(errors="replace")
     if not text.startswith("#!"):  # as sbatch does
         raise ConfigError(f"{file}: a batch script begins with #! and its shell, as in #!/bin/bash")
+    found = _last_of_each(file, text)
+    for name, why in _REFUSED.items():
+        if name in found:
+            raise ConfigError(f"{file}:{found[name].line}: {found[name].word}: {why}")
+    return _meaning(file, text, found)
+
+
+def directives_of(file: Path, text: str) -> list[Directive]:
+    """Return a batch script's options as sbatch takes them; the last one of a name counts."""
+    return [*_last_of_each(file, text).values()]
+
+
+def _last_of_each(file: Path, text: str) -> dict[str, Directive]:
     found: dict[str, Directive] = {}
     for number, line in _lines(text):
         if line.split()[:1] == ["hetjob"] or line.split()[:1] == ["packjob"]:
@@ -123,10 +138,7 @@ def read_batch_script(file: Path) -> BatchScript:
             if before and directive.name == "mail-type":
                 directive = directive._replace(value=f"{before.value},{directive.value}")
             found[directive.name] = directive
-    for name, why in _REFUSED.items():
-        if name in found:
-            raise ConfigError(f"{file}:{found[name].line}: {found[name].word}: {why}")
-    return _meaning(file, text, found)
+    return found
 
 
 def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
@@ -134,6 +146,7 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
         directive = found.pop(name, None)
         return None if directive is None else directive.value or ""
 
+    directives = tuple(found.values())
     nodes = _nodes(file, found)
     found.pop("nodes", None)
     tasks, at_most = _tasks(file, found.pop("array", None))
@@ -167,6 +180,7 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
         kept=tuple(kept),
         replaced=tuple(replaced),
         slurm=slurm,
+        directives=directives,
         signal=signal.upper(),
         directory=directory or "",
         levels_up=_levels_up(text),

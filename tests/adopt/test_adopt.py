@@ -1,0 +1,145 @@
+"""What a batch script becomes, and what of it is not understood."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trnslurm.adopt.adopt import adopt
+
+HOME = {"HOME": "/home/ada", "USER": "ada", "SCRATCH": "/scratch/ada"}
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:8 --time=60\n"
+SIZE = "--nodes 2 --gpus 8 --time 60"
+ADDRESS = """
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head=${nodes[0]}
+export MASTER_ADDR=$(srun --nodes=1 -w "$head" hostname --ip-address) MASTER_PORT=29500
+echo $MASTER_ADDR; nvidia-smi | head -3
+"""
+TORCHRUN = "torchrun --nnodes $SLURM_NNODES --nproc_per_node=8 --rdzv_endpoint $MASTER_ADDR:1"
+
+
+def adopted(text: str, *arguments: str, head: str = HEAD):
+    Path("job.sbatch").write_text(head + text)
+    return adopt(Path("job.sbatch"), arguments, HOME)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{ADDRESS}srun {TORCHRUN} train.py --lr 1",
+         "--workers 8 -- torchrun train.py --lr 1"),
+        ("export NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=0,1\nLR=1e-4\nARGS=\"--lr $LR --name 'x'\"\n"
+         "srun python -u train.py $ARGS --dir runs/$SLURM_JOB_ID",
+         "--per node --set env.NCCL_DEBUG=INFO -- python -u train.py --lr 1e-4 --name "
+         "''\"'\"'x'\"'\"'' --dir 'runs/{run_id}'"),
+        ("srun --ntasks-per-node=8 python train.py",
+         "--launcher srun --workers 8 -- python train.py"),
+        ("module load cuda/12\nsource ~/venv/bin/activate\ncd $SLURM_SUBMIT_DIR\n"
+         "srun --cpu-bind=none bash -c \"torchrun --node_rank \\$SLURM_PROCID train.py\" | tee x",
+         "--set 'activate=[module load cuda/12, source ~/venv/bin/activate]' "
+         "--set python=/home/ada/venv/bin/python -- torchrun train.py"),
+        ("WORDS=(train.py --lr 1)\nWORDS+=(--data $SCRATCH/x)\n"
+         "OMP_NUM_THREADS=4 srun accelerate launch --num_processes 16 \"${WORDS[@]}\"",
+         "--set env.OMP_NUM_THREADS=4 --workers 8 -- accelerate launch train.py --lr 1 "
+         "--data \"${SCRATCH}\"/x"),
+        ("N=${N:-3}; if [ $N -gt 2 ]; then M=big; else M=small; fi\n"
+         "srun torchrun train.py $M ${1:-no}",
+         "-- torchrun train.py big no"),
+        ("srun --container-image=a/b:1 --container-mounts=/x:/y python train.py",
+         "--set container.image=a/b:1 --set 'container.mounts=[/x:/y]' --per node "
+         "-- python train.py"),
+    ],
+)  # fmt: skip
+def test_the_command(text: str, line: str) -> None:
+    found = adopted(text)
+    assert [(line.number, line.text, line.becomes) for line in found.unclear] == []
+    assert found.line == f"trnslurm submit {SIZE} {line}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "python prepare.py\nsrun torchrun train.py",
+            "without srun it runs on the first node only",
+        ),
+        (
+            "srun torchrun train.py\nsrun torchrun train.py 2",
+            "a second command, after that of line 3",
+        ),
+        ("for i in 1 2; do srun torchrun train.py $i; done", "a condition, loop or function"),
+        (
+            "X=1\nwhile read a; do X=$a; done < f\nsrun torchrun train.py $X",
+            "X is known only in the job",
+        ),
+        (
+            "srun --ntasks-per-node=8 torchrun train.py",
+            "8 tasks on a node would start torchrun 8 times",
+        ),
+        ("srun -N1 torchrun train.py", "srun --nodes=1 runs on a part of the nodes"),
+        ("srun --multi-prog x.conf", "srun: --multi-prog changes what runs where"),
+        ("cp -r data $TMPDIR\nsrun torchrun train.py", "a command that trnslurm does not know"),
+        ("cat << EOF > c.json\n{}\nEOF\nsrun torchrun train.py", "a condition, loop or function"),
+        ("export API_KEY=$(cat key)\nsrun torchrun train.py", "a secret: keep it in a file"),
+        ("export PYTHONPATH=/other\nsrun torchrun train.py", "the job has a PYTHONPATH of its own"),
+        ("srun pip install x", "no command that trains"),
+        ("mpirun -np 16 python train.py", "a command that trnslurm does not know"),
+    ],
+)
+def test_what_is_not_understood(text: str, why: str) -> None:
+    assert any(why in line.becomes for line in adopted(text).unclear)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("-N 2 -n 16 --gpus-per-task=1 -c 4 --mem=0 --exclusive",
+         "--nodes 2 --set slurm.gpus_per_node=8 --set slurm.cpus_per_task=32 "
+         "--set slurm.mem_per_node_mib=0 --set slurm.exclusive=true --launcher srun --workers 8"),
+        ("-N 1 -c 8 --mem=32G -p gpu -J a/b --mail-type=END -o log",
+         "--nodes 1 --cpus 8 --mem 32G --set slurm.partition=gpu --name a-b "
+         "--sbatch=--mail-type=END --per node"),
+        ("-N 1 --array=0-3%2", "--nodes 1 --sweep places.task=0,1,2,3 --at-most 2 "
+                               "--set slurm.exclusive=false --per node"),
+    ],
+)  # fmt: skip
+def test_the_size_of_the_job(options: str, line: str) -> None:
+    found = adopted("srun python train.py", head=f"#!/bin/bash\n#SBATCH {options}\n")
+    assert found.line == f"trnslurm submit {line} -- python train.py"
+
+
+def test_a_recipe_is_written(site, cli, stable) -> None:
+    Path("train.py").touch()
+    Path("job.sbatch").write_text(HEAD + "export A=1\nsrun torchrun train.py --lr 1e-4\ncp a b\n")
+    done = cli("adopt", "job.sbatch", "--recipe", "mine")
+    assert done.code == 0
+    command = re.findall(r"then: trnslurm (.*)", done.err)[0].split()
+    shown = cli("render", *command[1:], "--cluster", "p4d").out
+    assert "train.py --lr 1e-4" in shown and "export A=1" in shown
+    assert "#SBATCH --nodes=2" in shown and "#SBATCH --time=01:00:00" in shown
+    assert cli("adopt", "job.sbatch", "--recipe", "mine").error.endswith("or pass --force")
+    stable.json("adopt", json.loads(cli("adopt", "job.sbatch", "--json").out))
+    Path("job.sbatch").write_text(HEAD + "srun torchrun train.py\nfoo\n")
+    refused = cli("adopt", "job.sbatch", "--recipe", "other").error
+    assert refused.endswith("lines 4 were not understood: --force writes the recipe without them")
+
+
+def test_options_beside_ours(site, cli) -> None:
+    Path("train.py").touch()
+    Path("job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --qos=high\n")
+    words = ("--cluster", "p4d", "--nodes", "2", "--time", "60", "--diff", "job.sbatch")
+    done = cli("render", "./train.py", *words)
+    lines = done.out.splitlines()
+    assert done.code == 1 and "  --nodes=2" in lines
+    assert [line.split()[:2] for line in lines if "qos" in line] == [["-", "--qos=high"]]
+    assert any(line.startswith("+ --exclusive ") for line in lines)

@@ -1,0 +1,678 @@
+"""A batch script in trnslurm's terms: what becomes of each line, and the command that says it all.
+
+Nothing is run. A line that is not understood stays so: wrong would be worse. What the script
+computes for the rendezvous goes with the options that need it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from trnslurm.adopt.launch import Tasks, inner_script, read_apptainer, read_srun
+from trnslurm.adopt.resources import Option, Resources
+from trnslurm.adopt.shell import Block, Command, Word, branches, statements, value_of
+from trnslurm.adopt.variables import Variables, holds
+from trnslurm.config.batch_script import BatchScript, read_batch_script
+from trnslurm.config.command import Command as UsersCommand
+from trnslurm.config.command import read_command
+from trnslurm.config.values import is_reserved, is_secret
+from trnslurm.contract.files import read_file
+from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
+
+Fate = Literal["taken", "ours", "left out", "once", "unclear"]
+
+# A variable of the user's shell, and what only the script's own shell knows, within a text.
+_NAME, _UNKNOWN, _END = "\ue000", "\ue001", "\ue002"
+_MARKED = re.compile(f"({_NAME}|{_UNKNOWN})(.*?){_END}", re.DOTALL)
+# What variables of the job are in a script's arguments.
+_PLACES = {
+    "SLURM_NNODES": "{nodes}", "SLURM_JOB_NUM_NODES": "{nodes}", "SLURM_NTASKS": "{workers}",
+    "SLURM_NPROCS": "{workers}", "SLURM_NTASKS_PER_NODE": "{workers_per_node}",
+    "SLURM_GPUS_ON_NODE": "{workers_per_node}", "SLURM_GPUS_PER_NODE": "{workers_per_node}",
+    "SLURM_JOB_NAME": "{name}", "SLURM_NODEID": "{node}", "MASTER_ADDR": "{master_addr}",
+    "MASTER_PORT": "{master_port}", "SLURM_ARRAY_TASK_ID": "{task}", "SLURM_JOB_ID": "{run_id}",
+    "SLURM_JOBID": "{run_id}", "SLURM_ARRAY_JOB_ID": "{run_id}",
+}  # fmt: skip
+_SAYS = frozenset({
+    ":", "[", "[[", "cat", "clear", "command", "date", "df", "du", "echo", "exit", "false", "free",
+    "groups", "hash", "head", "hostname", "ibstat", "id", "ifconfig", "ip", "ldconfig", "ls",
+    "lscpu", "nvcc", "nvidia-smi", "printenv", "printf", "pwd", "rocm-smi", "sacct", "scontrol",
+    "set", "shopt", "sinfo", "sleep", "sort", "squeue", "sstat", "tail", "tee", "test", "true",
+    "type", "uname", "uptime", "wait", "which", "whoami",
+})  # fmt: skip
+_FILTERS = frozenset({"awk", "column", "cut", "grep", "egrep", "sed", "tr", "uniq", "wc", "xargs"})
+_SETS_UP = frozenset({
+    "module", "ml", "source", ".", "conda", "mamba", "micromamba", "eval", "spack", "ulimit",
+    "unset", "pyenv", "use",
+})  # fmt: skip
+_ENDS = frozenset({"deactivate"})
+# What is done once, before there is a run.
+_ONCE = re.compile(
+    r"(\S*python\S* -m )?pip3? (install|uninstall)|(conda|mamba|micromamba) (install|create|env)"
+    r"|uv (sync|pip|venv)|poetry install|git (clone|pull|checkout|submodule)|wget|curl"
+    r"|(huggingface-cli|hf) (login|download)|wandb (login|offline|online)|gdown|mkdir|chmod"
+)
+# What a job has in its closed environment.
+_IN_JOB = frozenset({"HOME", "USER", "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH"})
+_FOR_RANKS = re.compile(
+    r"(MAIN|MASTER|HEAD)\w*|\w*RANK|\w*WORLD_SIZE|N(UM)?_?(NODES|PROCS|PROCESSES|GPUS)"
+    r"|N?PROC_PER_NODE|NPROC_PER_NODE|(N_?)?GPUS_PER_NODE|\w*(NODE|HOST)(S|_?LIST|FILE)"
+    r"|\w*_?PORT|RDZV_\w+|(SLURM_)?JOB_?ID|\w*NODE_RANK|NNODES|\w*NODE_?IP|\w*IPADDR\w*|RDMA\w*",
+    re.IGNORECASE,
+)
+_SEEN_BY_SCRIPTS = re.compile(r"(HF|WANDB|TRANSFORMERS|TORCH|NCCL|NEURON|TRITON)_\w+")
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_STARTS = frozenset({
+    "torchrun", "accelerate", "deepspeed", "composer", "fabric", "srun", "singularity", "apptainer",
+    "trl", "axolotl", "litgpt", "llamafactory-cli", "oumi", "uv", "poetry", "pixi", "bash", "sh",
+    "exec", "time", "nohup", "env", "stdbuf",
+})  # fmt: skip
+# Launchers of a node's workers: more than one on a node would start too many.
+_OF_A_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "fabric"})
+_MODULES_OF_A_NODE = ("torch.distributed.run", "torch.distributed.launch",
+                      "accelerate.commands.launch", "torch.distributed.launcher")  # fmt: skip
+
+
+class Line(Frozen):
+    """What becomes of a statement, or of an option for sbatch."""
+
+    number: int
+    text: str
+    fate: Fate
+    becomes: str
+
+
+class Adopted(Frozen):
+    """A batch script, read."""
+
+    file: Path
+    lines: tuple[Line, ...]
+    options: tuple[str, ...]
+    """Options of `trnslurm submit`; marked names are of the user's shell."""
+    command: tuple[str, ...]
+    """What comes after --; empty: no command was understood."""
+    directory: str
+    """Where it is to be given; empty: here."""
+
+    @property
+    def unclear(self) -> list[Line]:
+        """The lines that were not understood."""
+        return [line for line in self.lines if line.fate == "unclear"]
+
+    @property
+    def line(self) -> str:
+        """The command line that submits it; empty: there is none."""
+        go = f"cd {shell_word(self.directory)} && " if self.directory else ""
+        words = [*map(shell_word, self.options), "--", *map(shell_word, self.command)]
+        return f"{go}trnslurm submit {' '.join(words)}" if self.command else ""
+
+
+def shell_word(text: str) -> str:
+    """Return a text as a word for the shell, which expands the marked names."""
+    words, at = "", 0
+    for found in _MARKED.finditer(text):
+        words += shlex.quote(text[at : found.start()]) if found.start() > at else ""
+        words += f'"${{{found[2]}}}"' if found[1] == _NAME else shlex.quote(found[2])
+        at = found.end()
+    return words + (shlex.quote(text[at:]) if at < len(text) or not text else "")
+
+
+def with_values(text: str, environ: Mapping[str, str]) -> str:
+    """Return a text with the values that the marked names have in the user's shell."""
+    return _MARKED.sub(lambda found: environ.get(found[2], ""), text)
+
+
+def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> Adopted:
+    """Read a batch script with these arguments; the variables are those of the user's shell."""
+    return _Reading(file, read_batch_script(file), arguments, environ).result()
+
+
+class _UnclearError(Exception):
+    """What in a statement is not understood."""
+
+
+class _Reading:
+    """A batch script as far as it is read."""
+
+    def __init__(
+        self, file: Path, script: BatchScript, arguments: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        self._file, self._script, self._environ = file, script, environ
+        self._resources = Resources(script)
+        self._variables = Variables(environ, arguments, self._resources.numbers)
+        self._lines: list[Line] = []
+        self._options: list[str] = []
+        self._exported: dict[str, tuple[int, str]] = {}
+        self._activate: list[str] = []
+        self._python = self._directory = ""
+        self._command: tuple[str, ...] = ()
+        self._launched_at = 0
+        self._said_before = False
+
+    def result(self) -> Adopted:
+        for directive in self._script.directives:
+            option = self._resources.option(directive)
+            if directive.name == "chdir" and "%" not in (directive.value or "%"):
+                self._directory = directive.value or ""
+                option = Option((), "the directory is the run's project")
+            fate: Fate = "unclear" if not option.clear else "taken" if option.words else "ours"
+            if not {*option.words} <= {*self._options}:
+                self._options += option.words
+            becomes = option.instead or " ".join(map(shell_word, option.words))
+            self._say(directive.line, f"#SBATCH {directive.word}", fate, becomes)
+        self._options += self._resources.shares
+        for statement in statements(read_file(self._file).decode(errors="replace")):
+            self._read(statement)
+        if not self._command:
+            self._say(0, "", "unclear", "no command that trains")
+        for name, (line, raw) in self._exported.items():
+            self._say(line, raw, *self._exported_variable(name))
+        if self._activate:
+            self._options += ["--set", f"activate={_yaml_list(self._activate)}"]
+        if self._python:
+            self._options += ["--set", f"python={self._python}"]
+        self._options += [w for name in self._wanted() for w in ("--env", name)]
+        return Adopted(
+            file=self._file,
+            lines=tuple(sorted(self._lines, key=lambda line: (line.number == 0, line.number))),
+            options=tuple(self._options),
+            command=self._command,
+            directory=self._directory,
+        )
+
+    def _say(self, number: int, text: str, fate: Fate, becomes: str) -> None:
+        shown = " ".join(text.replace("\\\n", " ").split())
+        self._lines.append(Line(number=number, text=shown, fate=fate, becomes=becomes))
+
+    def _read(self, statement: Command | Block) -> None:
+        if isinstance(statement, Block):
+            self._read_block(statement)
+            return
+        says, self._said_before = self._said_before, False
+        if says and statement.after == "|" and statement.head in _FILTERS | _SAYS:
+            self._said_before = True
+            self._say(statement.line, statement.raw, "left out", "it only prints or checks")
+            return
+        try:
+            self._read_command(statement)
+        except (_UnclearError, ConfigError) as why:
+            self._say(statement.line, statement.raw, "unclear", _plain(str(why)))
+
+    def _read_block(self, block: Block) -> None:
+        for branch in branches(block):
+            held = True if not branch.test else holds(branch.test, self._variables)
+            if held is None:
+                break
+            if held:
+                for statement in branch.body:
+                    self._read(statement)
+                return
+        else:
+            if branches(block):
+                self._say(block.line, block.raw, "left out", "its condition does not hold")
+                return
+        self._variables.forget_assigned(block.raw)
+        only_says = _only_says(block)
+        said = "it only prints or checks" if only_says else "a condition, loop or function"
+        self._say(block.line, block.raw, "left out" if only_says else "unclear", said)
+
+    def _read_command(self, command: Command) -> None:
+        head, plain = command.head, " ".join(word.raw for word in command.words)
+        if not command.words:
+            for name, value in command.assignments:
+                self._assign(command.line, command.raw, name, value)
+        elif head in ("export", "declare", "typeset"):
+            self._export(command)
+        elif head in _ENDS or (
+            self._launched_at and head in _SETS_UP | {"cd", "mv", "cp", "rsync"}
+        ):
+            self._say(command.line, command.raw, "left out", "it follows the training")
+        elif head == "cd":
+            self._go(command)
+        elif command.after == "|" and head == "tee":
+            self._say(command.line, command.raw, "left out", "the run keeps its log")
+        elif _ONCE.match(re.sub(r"^(srun( -\S+)*|sudo) ", "", plain)):
+            self._once(command)
+        elif head in _SETS_UP:
+            self._set_up(command)
+        elif head in _SAYS or (head == "env" and len(command.words) == 1) or self._prints(command):
+            self._writes(command)
+            self._said_before = True
+            self._say(command.line, command.raw, "left out", "it only prints or checks")
+        elif head == "trap" and (self._script.signal or "USR" in command.raw):
+            self._say(command.line, command.raw, "ours", "it is asked to save before its limit")
+        elif self._starts(command):
+            self._launch(command)
+        else:
+            raise _UnclearError("a command that trnslurm does not know")
+
+    def _prints(self, command: Command) -> bool:
+        """Check for a `python -c` that only imports and prints."""
+        words = [self._text(word) for word in command.words]
+        if len(words) != 3 or words[1] != "-c":
+            return False
+        with suppress(SyntaxError, ValueError, RecursionError):
+            text = re.sub(r"\{\{(\w+)\}\}", r"{\1}", words[2])
+            lines = [n for n in ast.parse(text).body if not isinstance(n, ast.Import)]
+            calls = [n.value for n in lines if isinstance(n, ast.Expr)]
+            return len(calls) == len(lines) and all(
+                isinstance(c, ast.Call) and isinstance(c.func, ast.Name) and c.func.id == "print"
+                for c in calls
+            )
+        return False
+
+    def _writes(self, command: Command) -> None:
+        """Refuse a command that writes a file, unless it is a list of hosts or a log."""
+        files = [word for word in command.redirections if ">" in word and "&" not in word]
+        if files and not any(re.search(r"host|nodes|/dev/null|log", word, re.I) for word in files):
+            raise _UnclearError(f"it writes a file: {files[0]}")
+
+    def _once(self, command: Command) -> None:
+        """Take a command that need not be in every run."""
+        texts = [self._text(word) for word in command.words]
+        if command.head == "mkdir":
+            relative = [t for t in texts[1:] if not t.startswith(("-", "/", _NAME, "~"))]
+            if any("{run_id}" in text or _UNKNOWN in text for text in texts):
+                raise _UnclearError("a directory of each run: the run has one, {run}")
+            if relative:
+                what = "in a fresh copy of the project: keep the directory there, with a file in it"
+                self._say(command.line, command.raw, "once", what)
+                return
+        if any(_UNKNOWN in text for text in texts):
+            raise _UnclearError("what it does is known only in the job")
+        self._say(command.line, command.raw, "once", "do it once, before")
+
+    # -- variables
+
+    def _assign(self, line: int, raw: str, name: str, value: Word) -> None:
+        if self._variables.assign(name, value):
+            self._say(line, raw, "taken", f"where ${name} stands")
+        else:
+            self._say(line, raw, "ours", "known only in the job; what trnslurm starts needs none")
+
+    def _export(self, command: Command) -> None:
+        for word in command.words[1:]:
+            name = word.raw.partition("=")[0]
+            if name.startswith("-"):
+                continue
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise _UnclearError("what it exports is not plain")
+            raw = f"export {word.raw}"
+            if "=" not in word.raw:
+                self._exported[name] = (command.line, raw)
+                continue
+            value = value_of(word)
+            if any(p.kind == "name" and p.text == name for p in value.parts):
+                self._extend(command, name, value)
+                continue
+            self._exported[name] = (command.line, raw)
+            self._variables.assign(name, value)
+
+    def _extend(self, command: Command, name: str, value: Word) -> None:
+        """Take a line such as export PATH=/x/bin:$PATH."""
+        if name == "PYTHONPATH" and self._is_project(value):
+            self._say(command.line, command.raw, "ours", "the copy of the project is on PYTHONPATH")
+        elif name in _IN_JOB:
+            self._activate.append(f"export {name}={self._shell(value)}")
+            self._say(command.line, command.raw, "taken", "activate")
+        else:
+            raise _UnclearError(f"it extends {name}, whose value in the job is not known")
+
+    def _is_project(self, value: Word) -> bool:
+        """Check whether a PYTHONPATH has only the project and its src/."""
+        text = self._text(value).replace(f"{_NAME}PYTHONPATH{_END}", "")
+        text = text.replace(f"{_UNKNOWN}$PYTHONPATH{_END}", "")
+        here = str(Path.cwd())
+        own = {"", ".", "./", "src", "./src", here, f"{here}/src"}
+        own |= {self._directory, f"{self._directory}/src"}
+        return {*text.split(":")} <= own
+
+    def _text(self, word: Word) -> str:
+        """Return a word as an argument: with places, and with marks for what is not known here."""
+        return self._joined(self._variables.expand(word))
+
+    def _texts(self, words: Sequence[Word]) -> list[str]:
+        return [self._joined(each) for word in words for each in self._variables.words(word)]
+
+    def _joined(self, word: Word) -> str:
+        text = ""
+        for part in word.parts:
+            if part.kind == "text":
+                text += re.sub(r"\{([A-Za-z_]\w*)\}", r"{{\1}}", part.text)
+            elif part.kind == "name" and part.text in _PLACES:
+                text += _PLACES[part.text]
+            elif part.kind == "other" or part.text in self._variables.computed:
+                text += f"{_UNKNOWN}{part.text}{_END}"
+            elif part.text in self._resources.numbers:
+                text += str(self._resources.numbers[part.text])
+            elif part.text in ("PWD", "SLURM_SUBMIT_DIR"):
+                text += "."
+            elif part.text in self._environ and not part.text.startswith("SLURM_"):
+                text += f"{_NAME}{part.text}{_END}"
+            else:
+                text += f"{_UNKNOWN}${part.text}{_END}"
+        return text
+
+    def _shell(self, word: Word) -> str:
+        """Return a word for a line of `activate`, in which only few variables are known."""
+        if all(p.kind == "text" or p.text in _IN_JOB for p in word.parts):
+            return word.raw
+        text = ""
+        for part in self._variables.expand(word).parts:
+            if part.kind == "text":
+                text += shlex.quote(part.text) if part.text else ""
+            elif part.kind == "name" and part.text in _IN_JOB:
+                text += f'"${{{part.text}:-}}"'
+            elif part.kind == "name" and part.text in self._environ:
+                text += shlex.quote(self._environ[part.text])
+            elif part.kind == "other" and re.fullmatch(r"\$\(\S*conda .*hook.*\)", part.text):
+                text += f'"{part.text}"'
+            else:
+                raise _UnclearError(f"{part.text} is not known in the job's environment")
+        return text
+
+    def _exported_variable(self, name: str) -> tuple[Fate, str]:
+        value = self._variables.value(name)
+        text = "" if value is None else self._text(Word("", value))
+        if is_reserved(name) and name not in ("PYTHONPATH", "PATH", "HOME", "USER"):
+            return "ours", "trnslurm sets it"
+        if value is None and _FOR_RANKS.fullmatch(name):
+            return "ours", "for the rendezvous, which is trnslurm's"
+        if name == "PYTHONPATH":
+            own = value is not None and self._is_project(Word("", value))
+            return ("ours", "the copy of the project is on it") if own else (
+                "unclear", "the job has a PYTHONPATH of its own")  # fmt: skip
+        if name == "CUDA_VISIBLE_DEVICES":
+            return "ours", "each worker sees the job's GPUs"
+        if is_secret(name, text) or is_secret(name, "0123456789abcdef" * 2):
+            return "unclear", "a secret: keep it in a file that the script reads"
+        if value is None and name not in self._variables.computed and name in self._environ:
+            self._options += ["--env", name]
+            return "taken", f"--env {name}"
+        if value is None or _UNKNOWN in text or re.search(r"(?<!\{)\{\w+\}", text):
+            if name in self._variables.used:
+                return "taken", f"where ${name} stands"
+            return "unclear", "its value is known only in the job"
+        words = ["--set", f"env.{name}={text.replace('{{', '{').replace('}}', '}')}"]
+        self._options += words
+        return "taken", " ".join(map(shell_word, words))
+
+    def _wanted(self) -> list[str]:
+        """Return the variables of this shell that scripts often read."""
+        return [
+            name
+            for name, value in sorted(self._environ.items())
+            if _SEEN_BY_SCRIPTS.fullmatch(name) and name not in self._exported
+            and name not in self._options and not is_secret(name, value) and not is_reserved(name)
+        ]  # fmt: skip
+
+    # -- the environment of its Python, and its directory
+
+    def _set_up(self, command: Command) -> None:
+        words = command.words[1:]
+        if command.assignments or [w for w in command.redirections if "/dev/null" not in w
+                                   and "&1" not in w]:  # fmt: skip
+            raise _UnclearError("it is not plain")
+        texts = [self._shell(word) for word in words]
+        head = command.head
+        if head in ("source", ".") and texts:
+            path = self._path(words[0])
+            if path == "activate" or path.endswith("conda/bin/activate"):
+                self._python = self._of_conda(words[1:])
+            elif not path.startswith("/"):
+                self._of_venv_here(path)
+                texts[0] = shlex.quote(f"{Path.cwd()}/{path}")
+            elif path.endswith("/bin/activate"):
+                self._python = f"{path.removesuffix('activate')}python"
+        if head in ("conda", "mamba", "micromamba") and texts[:1] == ["activate"]:
+            self._python = self._of_conda(words[1:])
+        self._activate.append(" ".join([head, *texts]))
+        self._say(command.line, command.raw, "taken", "activate")
+
+    def _of_venv_here(self, path: str) -> None:
+        """Take a virtual environment in the project: the job's copy of that has none."""
+        file = Path.cwd() / self._directory / path
+        if not path.endswith("/bin/activate") or not file.is_file():
+            raise _UnclearError(f"{path} is in the project: the job's environment comes before it")
+        self._python = str(file.parent / "python")
+
+    def _path(self, word: Word) -> str:
+        """Return a path with the variables of this shell in it."""
+        text = self._text(word)
+        return text if _UNKNOWN in text else with_values(text, self._environ)
+
+    def _of_conda(self, words: Sequence[Word]) -> str:
+        """Return the Python of a conda environment."""
+        name = self._path(words[0]) if words else "base"
+        if "/" in name:
+            return f"{name.rstrip('/')}/bin/python"
+        home = self._environ.get("HOME", "/")
+        exe = self._environ.get("CONDA_EXE", "")
+        bases = [str(Path(exe).parent.parent)] if exe else []
+        bases += [f"{home}/{base}" for base in ("miniconda3", "anaconda3", "miniforge3", ".conda")]
+        for base in bases:
+            python = Path(base, *([] if name == "base" else ["envs", name]), "bin/python")
+            if python.is_file():
+                return str(python)
+        raise _UnclearError(f"where is {name!r}? --set python=/…/envs/{name}/bin/python")
+
+    def _go(self, command: Command) -> None:
+        text = self._text(command.words[1]) if len(command.words) > 1 else ""
+        if _UNKNOWN in text or not text:
+            raise _UnclearError("where it goes is not known here")
+        if text not in (".", "./", str(Path.cwd())):
+            absolute = text.startswith(("/", _NAME))
+            self._directory = text if absolute or not self._directory else (
+                f"{self._directory}/{text}")  # fmt: skip
+        self._say(command.line, command.raw, "taken", "the directory is the run's project")
+
+    # -- the command that trains
+
+    def _starts(self, command: Command) -> bool:
+        words = self._texts(command.words)
+        if not words:
+            return False
+        text, name = words[0], Path(words[0]).name
+        if words[1:2] in (["-c"], ["--version"], ["-V"], ["-"], ["--help"]) and name != "bash":
+            return False
+        return (
+            _PYTHON.fullmatch(name) is not None
+            or name in _STARTS
+            or (text.startswith("./") or name.endswith(".sh"))
+        )
+
+    def _launch(self, command: Command) -> None:
+        if self._launched_at:
+            raise _UnclearError(f"a second command, after that of line {self._launched_at}")
+        environment = [f"{name}={self._text(value)}" for name, value in command.assignments]
+        words = self._texts(command.words)
+        options: list[str] = []
+        tasks: Tasks | None = None
+        while words:
+            head = Path(words[0]).name
+            if head in ("exec", "time", "nohup", "stdbuf"):
+                del words[0]
+                while words and words[0].startswith("-"):
+                    del words[0]
+            elif head == "env" and len(words) > 1 and re.match(r"\w+=", words[1]):
+                del words[0]
+                while words and re.match(r"\w+=", words[0]):
+                    environment.append(words.pop(0))
+            elif head == "srun" and tasks is None:
+                srun = read_srun(words[1:])
+                tasks, words = srun.tasks, [*srun.rest]
+                environment += srun.environment
+                options += _container(srun.container)
+            elif head in ("singularity", "apptainer"):
+                image = read_apptainer(words)
+                words = [*image.rest]
+                environment += image.environment
+                options += _container(image.container)
+            elif (inner := inner_script(words)) is not None:
+                words = self._inner(inner, environment)
+            else:
+                break
+        self._take(command, words, environment, options, tasks)
+
+    def _take(
+        self,
+        command: Command,
+        words: list[str],
+        environment: Sequence[str],
+        options: list[str],
+        tasks: Tasks | None,
+    ) -> None:
+        """Take the words as the command of the run."""
+        if not words or not (
+            _PYTHON.fullmatch(Path(words[0]).name)
+            or Path(words[0]).name in _STARTS
+            or words[0].startswith("./")
+            or words[0].endswith((".sh", ".py"))
+        ):
+            raise _UnclearError(f"{words[0]} may train or not" if words else "it starts nothing")
+        options += self._how_often(words, tasks)
+        found = read_command(words)
+        self._check(found, [*environment, *options])
+        for word in environment:
+            name, _, value = word.partition("=")
+            if name == "PYTHONPATH":
+                if not self._is_project(value_of(_word(word))):
+                    raise _UnclearError("the job has a PYTHONPATH of its own")
+            elif not is_reserved(name) and name != "CUDA_VISIBLE_DEVICES":
+                options += ["--set", f"env.{name}={value}"]
+        workers = read_command([*map(self._counted, words)]).workers_on(self._script.nodes)
+        if workers and "--workers" not in options:
+            options += ["--workers", str(workers)]
+        self._command = _without(words, found.left_out)
+        self._options += options
+        self._launched_at = command.line
+        if words[0].startswith("/") and _PYTHON.fullmatch(Path(words[0]).name):
+            self._python = words[0]
+        names = [re.split(r"[= ]", option)[0] for option in found.left_out]
+        said = f"without {', '.join(names)}" if names else "as it stands"
+        self._say(command.line, command.raw, "taken", f"the command, {said}")
+
+    def _counted(self, word: str) -> str:
+        """Return a word with the job's numbers in place of their places."""
+        for name, number in self._resources.numbers.items():
+            word = word.replace(_PLACES.get(name, name), str(number))
+        return word
+
+    def _inner(self, text: str, environment: list[str]) -> list[str]:
+        """Return the words of the one command that `bash -c` runs."""
+        plain = _MARKED.sub(lambda m: f"${m[2]}" if m[1] == _NAME else m[2], text)
+        plain = re.sub(r"\{\{(\w+)\}\}", r"{\1}", plain)
+        found: list[str] = []
+        for statement in statements(plain):
+            if isinstance(statement, Block):
+                raise _UnclearError("what bash -c runs has a condition, a loop or a function")
+            if statement.head in _SETS_UP:
+                self._set_up(statement)
+                self._lines.pop()
+            elif not statement.words:
+                for name, value in statement.assignments:
+                    self._variables.assign(name, value)
+            elif statement.head == "export":
+                self._export(statement)
+            elif statement.head in _SAYS or (statement.after == "|" and statement.head == "tee"):
+                continue
+            elif found:
+                raise _UnclearError("bash -c runs several commands")
+            else:
+                environment += [f"{n}={self._text(v)}" for n, v in statement.assignments]
+                found = self._texts(statement.words)
+        return found
+
+    def _how_often(self, words: Sequence[str], tasks: Tasks | None) -> list[str]:
+        """Return the options that start a command as often as the script does."""
+        name, nodes = Path(words[0]).name, self._script.nodes
+        found = read_command(words)
+        of_a_node = name in _OF_A_NODE or any(m in words[1:4] for m in _MODULES_OF_A_NODE)
+        of_a_node |= any(word in _OF_A_NODE for word in words[1:3] if found.left_out)
+        if tasks is None:
+            if nodes > 1 and name != "deepspeed":
+                raise _UnclearError("without srun it runs on the first node only")
+            return [] if of_a_node else ["--per", "node"]
+        if tasks.nodes not in ("", str(nodes), "{nodes}"):
+            raise _UnclearError(f"srun --nodes={tasks.nodes} runs on a part of the nodes")
+        each = self._tasks_of_a_node(tasks)
+        if of_a_node and each > 1:
+            raise _UnclearError(f"{each} tasks on a node would start {name} {each} times")
+        if of_a_node:
+            return []
+        return ["--launcher", "srun", "--workers", str(each)] if each > 1 else ["--per", "node"]
+
+    def _tasks_of_a_node(self, tasks: Tasks) -> int:
+        if tasks.ntasks_per_node and tasks.ntasks_per_node != "{workers_per_node}":
+            if not tasks.ntasks_per_node.isdecimal():
+                raise _UnclearError("how many tasks srun starts is not known here")
+            return int(tasks.ntasks_per_node)
+        if tasks.ntasks == "{nodes}":
+            return 1
+        if tasks.ntasks and tasks.ntasks != "{workers}":
+            if not tasks.ntasks.isdecimal() or int(tasks.ntasks) % self._script.nodes:
+                raise _UnclearError("how many tasks srun starts on a node is not known here")
+            return int(tasks.ntasks) // self._script.nodes
+        return self._resources.tasks_per_node
+
+    def _check(self, found: UsersCommand, more: Sequence[str]) -> None:
+        """Refuse a command with words that are known only in the job."""
+        for word in (found.recipe, *found.launcher_arguments, *found.arguments, *more):
+            if unknown := next((m[2] for m in _MARKED.finditer(word) if m[1] == _UNKNOWN), None):
+                raise _UnclearError(f"{unknown} is known only in the job")
+            if "{task}" in word and not self._script.tasks:
+                raise _UnclearError("SLURM_ARRAY_TASK_ID, without an --array")
+
+
+def _plain(text: str) -> str:
+    """Return a text without its marks."""
+    return _MARKED.sub(r"\2", text)
+
+
+def _word(text: str) -> Word:
+    [command] = [s for s in statements(f": {text}") if isinstance(s, Command)]
+    return command.words[1]
+
+
+def _without(words: Sequence[str], left_out: Sequence[str]) -> tuple[str, ...]:
+    """Return a command without the options in whose place trnslurm acts."""
+    rest = [*words]
+    for text in left_out:
+        if text in ("--use_env", "--use-env"):
+            continue  # it says what the script gets, too
+        gone = shlex.split(text)
+        places = (n for n in range(len(rest)) if rest[n : n + len(gone)] == gone)
+        if (at := next(places, None)) is not None:
+            del rest[at : at + len(gone)]
+    return tuple(rest)
+
+
+def _yaml_list(lines: Sequence[str]) -> str:
+    plain = re.compile(r"[\w./~$@+=-]+( [\w./~$@+=-]+)*")
+    return f"[{', '.join(x if plain.fullmatch(x) else json.dumps(x) for x in lines)}]"
+
+
+def _container(found: Mapping[str, str]) -> list[str]:
+    """Return the section `container` as options."""
+    words: list[str] = []
+    for key, value in found.items():
+        words += ["--set", f"container.{key}={f'[{value}]' if key == 'mounts' else value}"]
+    return words
+
+
+def _only_says(block: Block) -> bool:
+    """Check whether a block has only commands that print or check."""
+    raw = re.sub(r"(?<![\w./-])(for \w+ in [^;\n]*|while)(?![\w./-])", ";", block.raw)
+    raw = re.sub(r"(?<![\w./-])(if|then|else|elif|fi|do|done)(?![\w./-])", ";", raw)
+    return all(
+        isinstance(s, Command) and s.head in _SAYS and not s.redirections and not s.assignments
+        for s in statements(raw)
+    )

@@ -1,0 +1,161 @@
+"""The command of a batch script that trains: what srun, containers and shells around it say.
+
+https://slurm.schedmd.com/srun.html#SECTION_OPTIONS
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
+
+_SHORT = {
+    "A": "account", "b": "begin", "B": "extra-node-info", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "E": "preserve-env", "G": "gpus", "H": "hold",
+    "I": "immediate", "i": "input", "J": "job-name", "K": "kill-on-bad-exit", "k": "no-kill",
+    "l": "label", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "r": "relative", "s": "oversubscribe", "S": "core-spec", "T": "threads", "t": "time",
+    "u": "unbuffered", "v": "verbose", "w": "nodelist", "W": "wait", "X": "disable-status",
+    "x": "exclude", "Z": "no-allocate",
+}  # fmt: skip
+# Without a value, or with one only after "=". The last ones are pyxis's.
+_FLAGS = frozenset({
+    "contiguous", "disable-status", "exact", "exclusive", "hold", "immediate", "kill-on-bad-exit",
+    "label", "multi-prog", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe",
+    "preserve-env", "pty", "quiet", "reboot", "spread-job", "unbuffered", "use-min-nodes",
+    "verbose", "whole", "container-entrypoint", "container-mount-home", "container-readonly",
+    "container-remap-root", "container-writable", "no-container-entrypoint",
+    "no-container-mount-home", "no-container-remap-root",
+})  # fmt: skip
+_SIZE = frozenset({"nodes", "ntasks", "ntasks-per-node"})
+# What the run's own srun does, or what does not matter to one command on all nodes.
+_OURS = frozenset({
+    "cpu-bind", "cpus-per-gpu", "cpus-per-task", "disable-status", "distribution", "error", "exact",
+    "exclusive", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "input", "jobid",
+    "job-name", "kill-on-bad-exit", "label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu",
+    "mpi", "no-kill", "open-mode", "output", "overcommit", "overlap", "partition", "account", "qos",
+    "quiet", "threads-per-core", "hint", "time", "unbuffered", "verbose", "wait", "whole",
+    "tres-per-task", "ntasks-per-socket", "signal", "propagate", "preserve-env", "slurmd-debug",
+    "no-container-entrypoint", "no-container-mount-home", "container-mount-home",
+    "container-name", "oversubscribe", "acctg-freq", "profile", "network", "constraint",
+})  # fmt: skip
+_CONTAINER = {"container-image": "image", "container-mounts": "mounts",
+              "container-workdir": "workdir"}  # fmt: skip
+
+
+class Tasks(Frozen):
+    """How srun starts a command: the number of its nodes and tasks, as it says itself."""
+
+    nodes: str = ""
+    ntasks: str = ""
+    ntasks_per_node: str = ""
+
+
+class Srun(Frozen):
+    """An srun's options, and its command."""
+
+    tasks: Tasks
+    rest: tuple[str, ...]
+    container: Mapping[str, str]
+    """Keys of the section `container`."""
+    environment: tuple[str, ...]
+    """NAME=VALUE of --export."""
+
+
+def read_srun(words: Sequence[str]) -> Srun:
+    """Return the meaning of srun's options; refuse one that changes what runs where."""
+    rest, found = [*words], dict[str, str]()
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            needs = not equals and name not in _FLAGS
+        else:
+            name, value = _SHORT.get(word[1:2], word), word[2:]
+            needs = not value and name not in _FLAGS
+            if name in _FLAGS:  # several in one word: -lu
+                found |= {_SHORT[letter]: "" for letter in value if letter in _SHORT}
+                value = ""
+        if needs and not rest:
+            raise ConfigError(f"srun: {word} lacks its value")
+        found[name] = rest.pop(0) if needs else value
+    if rest[:1] == ["--"]:
+        del rest[0]
+    export = found.pop("export", "ALL")
+    named = [word for word in export.split(",") if word not in ("ALL", "")]
+    if export.startswith(("NONE", "NIL")) or any("=" not in word for word in named):
+        raise ConfigError(f"srun: --export={export} says what its tasks see")
+    odd = [name for name in found if name not in _SIZE | _OURS and name not in _CONTAINER]
+    if odd:
+        option = f"--{odd[0]}" + (f"={found[odd[0]]}" if found[odd[0]] else "")
+        raise ConfigError(f"srun: {option} changes what runs where")
+    if not rest:
+        raise ConfigError("srun: it starts nothing")
+    return Srun(
+        tasks=Tasks(**{name.replace("-", "_"): found[name] for name in _SIZE if name in found}),
+        rest=tuple(rest),
+        container={key: found[name] for name, key in _CONTAINER.items() if name in found},
+        environment=tuple(named),
+    )
+
+
+_IMAGE_FLAGS = frozenset({"--nv", "--rocm", "--cleanenv", "-e", "--no-home", "--writable-tmpfs"})
+
+
+class Image(Frozen):
+    """A command in an image."""
+
+    container: Mapping[str, str]
+    rest: tuple[str, ...]
+    environment: tuple[str, ...]
+
+
+def read_apptainer(words: Sequence[str]) -> Image:
+    """Return what `apptainer exec` says.
+
+    https://apptainer.org/docs/user/latest/cli/apptainer_exec.html
+    """
+    name, rest = Path(words[0]).name, [*words[1:]]
+    if rest[:1] != ["exec"]:
+        raise ConfigError(f"{name}: a run can start what `{name} exec` starts")
+    del rest[0]
+    mounts: list[str] = []
+    environment: list[str] = []
+    found = {"runtime": "apptainer"}
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        if option in _IMAGE_FLAGS:
+            continue
+        if not equals and not rest:
+            raise ConfigError(f"{name}: {option} lacks its value")
+        value = value if equals else rest.pop(0)
+        if option in ("-B", "--bind"):
+            mounts += value.split(",")
+        elif option == "--env" and "=" in value:
+            environment += value.split(",")
+        elif option in ("--pwd", "--cwd"):
+            found["workdir"] = value
+        else:
+            raise ConfigError(f"{name}: {option} has no key in the section container")
+    if len(rest) < 2:
+        raise ConfigError(f"{name}: it starts no command in an image")
+    if mounts:
+        found["mounts"] = ",".join(mounts)
+    return Image(
+        container=found | {"image": rest[0]}, rest=tuple(rest[1:]), environment=tuple(environment)
+    )
+
+
+def inner_script(words: Sequence[str]) -> str | None:
+    """Return the text that `bash -c` runs; None: it is another command."""
+    if not words or Path(words[0]).name not in ("bash", "sh"):
+        return None
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        if words[at].endswith("c") and not words[at].startswith("--"):
+            return words[at + 1] if len(words) == at + 2 else None
+        at += 1
+    return None

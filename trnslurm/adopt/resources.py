@@ -1,0 +1,124 @@
+"""The options for sbatch of a batch script as options of `trnslurm submit`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from trnslurm.config.batch_script import BatchScript, Directive
+from trnslurm.config.entry import as_name
+from trnslurm.config.times import parse_size
+
+_GPU_OPTIONS = frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task"})
+_KEYS = frozenset({"partition", "account", "qos", "constraint", "reservation"})
+
+
+class Option(NamedTuple):
+    """What becomes of one option."""
+
+    words: tuple[str, ...]
+    """Options of `trnslurm submit`."""
+    instead: str
+    """What trnslurm does in its place."""
+    clear: bool = True
+
+
+class Resources:
+    """The size of a batch script's job."""
+
+    def __init__(self, script: BatchScript) -> None:
+        self._script = script
+        self._given = {d.name: d.value or "" for d in script.directives}
+        tasks = _number(self._given.get("ntasks-per-node"))
+        every = _number(self._given.get("ntasks")) or script.nodes
+        self.tasks_per_node = tasks or -(-every // script.nodes)
+        self.gpus = _gpus_of_node(self._given, script.nodes, self.tasks_per_node)
+        """The GPUs of a node as in `--gpus`; empty: it asks for none, or not plainly."""
+        self._whole = self._given.get("exclusive") == "" or self._given.get("mem") == "0"
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return Slurm's variables that are numbers."""
+        nodes, tasks = self._script.nodes, self.tasks_per_node
+        found = {
+            "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": nodes * tasks,
+            "SLURM_NPROCS": nodes * tasks, "SLURM_NTASKS_PER_NODE": tasks,
+        }  # fmt: skip
+        if cpus := _number(self._given.get("cpus-per-task")):
+            found["SLURM_CPUS_PER_TASK"] = cpus
+        if gpus := _number(self.gpus.rpartition(":")[2]):
+            found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_GPUS_PER_NODE": gpus}
+        return found
+
+    def option(self, directive: Directive) -> Option:
+        """Return what becomes of an option."""
+        name, value = directive.name, directive.value or ""
+        if instead := dict(self._script.replaced).get(directive.word):
+            return Option((), instead)
+        if name in ("ntasks", "ntasks-per-node"):
+            return Option((), "the command says how many workers a node has")
+        if name == "signal":
+            return Option((), "it is asked to save before its limit: slurm.stop_before_s")
+        if name == "export" and value in ("ALL", "NONE"):
+            return Option((), "its environment is closed: --env NAME copies a variable")
+        if name in ("chdir", "export", "get-user-env"):
+            return Option((), "the run has a directory and variables of its own", clear=False)
+        return Option(self._words(directive), "")
+
+    def _words(self, directive: Directive) -> tuple[str, ...]:
+        name, value = directive.name, directive.value or ""
+        if name == "nodes":
+            return ("--nodes", str(self._script.nodes))
+        if name == "time":
+            return ("--time", value)
+        if name == "job-name":
+            return ("--name", as_name(value))
+        if name in _KEYS:
+            return ("--set", f"slurm.{name}={value}")
+        if name in _GPU_OPTIONS and self.gpus:
+            return self._gpus()
+        if name == "cpus-per-task" and value.isdecimal():
+            cpus = str(int(value) * self.tasks_per_node)
+            return ("--set", f"slurm.cpus_per_task={cpus}") if self._whole else ("--cpus", cpus)
+        if name == "mem" and self._whole:
+            return ("--set", f"slurm.mem_per_node_mib={parse_size(value)}")
+        if name == "mem":
+            return ("--mem", value)
+        if name == "exclusive" and directive.value is None:
+            return ("--set", "slurm.exclusive=true")
+        if name in ("requeue", "no-requeue"):
+            return ("--set", f"slurm.requeue={'true' if name == 'requeue' else 'false'}")
+        if name == "array":
+            most = self._script.at_most
+            tasks = ("--sweep", f"places.task={','.join(map(str, self._script.tasks))}")
+            return (*tasks, "--at-most", str(most)) if most else tasks
+        return (f"--sbatch={directive.word}",)
+
+    def _gpus(self) -> tuple[str, ...]:
+        kind, _, number = self.gpus.rpartition(":")
+        if not self._whole:
+            return ("--gpus", self.gpus)
+        words = ("--set", f"slurm.gpus_per_node={number}")
+        return (*words, "--set", f"slurm.gpu_type={kind}") if kind else words
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """Return the option by which other jobs may have what this one does not ask for."""
+        part = self.gpus or {"cpus-per-task", "mem"} & self._given.keys()
+        return () if self._whole or part else ("--set", "slurm.exclusive=false")
+
+
+def _gpus_of_node(given: Mapping[str, str], nodes: int, tasks: int) -> str:
+    if found := re.fullmatch(r"gpu(?::([A-Za-z][\w.+-]*))?(?::(\d+))?", given.get("gres", "")):
+        return (f"{found[1]}:" if found[1] else "") + (found[2] or "1")
+    if re.fullmatch(r"([A-Za-z][\w.+-]*:)?\d+", each := given.get("gpus-per-node", "")):
+        return each
+    if each_task := _number(given.get("gpus-per-task")):
+        return str(each_task * tasks)
+    every = _number(given.get("gpus"))
+    return str(every // nodes) if every and every % nodes == 0 else ""
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"\d{1,9}", text) else None

@@ -1,0 +1,406 @@
+"""The commands of a batch script, as far as they can be read without running them.
+
+A simple command becomes a Command with its words. Whatever is more, such as a loop, a condition, a
+function or a here-document, stays one Block of text.
+https://www.gnu.org/software/bash/manual/bash.html#Shell-Syntax
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_OPERATORS = ("&&", "||", ";;", "|&", "&>>", "&>", "|", ";", "&", "\n")
+_OPENS = frozenset({"if", "for", "while", "until", "case", "select", "{", "("})
+_CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
+_BEFORE_A_COMMAND = frozenset({"then", "else", "elif", "do", "!", "time"})
+_NAME = r"[A-Za-z_]\w*"
+_ASSIGNMENT = rf"({_NAME})(\+?)=(.*)"
+
+
+class Part(NamedTuple):
+    """A piece of a word: text, the name of a variable, or what the shell would compute."""
+
+    kind: str
+    """`text`, `name` or `other`."""
+    text: str
+    quoted: bool = False
+    """Whether it stands in double quotes: its value is then no several words."""
+
+
+class Word(NamedTuple):
+    """A word of a command."""
+
+    raw: str
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str | None:
+        """The word itself, if nothing in it is to be expanded."""
+        if any(part.kind != "text" for part in self.parts):
+            return None
+        return "".join(part.text for part in self.parts)
+
+
+class Command(NamedTuple):
+    """A simple command."""
+
+    line: int
+    raw: str
+    assignments: tuple[tuple[str, Word], ...]
+    words: tuple[Word, ...]
+    redirections: tuple[str, ...]
+    after: str
+    """The operator before it: `;`, `&&`, `||` or `|`."""
+    background: bool
+
+    @property
+    def head(self) -> str:
+        """Its first word; empty: an assignment, or a word that the shell computes."""
+        return (self.words[0].text or "") if self.words else ""
+
+
+class Block(NamedTuple):
+    """Lines that are no simple command."""
+
+    line: int
+    raw: str
+
+
+Statement = Command | Block
+
+
+def statements(text: str, *, first_line: int = 1) -> list[Statement]:
+    """Return the commands of a script in their order."""
+    return [*_Reader(text, first_line).read()]
+
+
+class _Token(NamedTuple):
+    kind: str
+    """`word`, `operator`, `redirection` or `block`: what this reader leaves as it is."""
+    raw: str
+    word: Word | None
+    line: int
+
+
+class _Reader:
+    """Reads a text from left to right."""
+
+    def __init__(self, text: str, first_line: int) -> None:
+        self._text, self._at = text, 0
+        self._line = first_line
+        self._documents: list[tuple[str, bool]] = []
+
+    def read(self) -> Iterator[Statement]:
+        tokens = [*self._tokens()]
+        at, after = 0, ";"
+        while at < len(tokens):
+            token = tokens[at]
+            if token.kind == "operator":
+                after = ";" if token.raw in ("\n", "&") else token.raw
+                at += 1
+                continue
+            end = _end_of_block(tokens, at)
+            if end > at:
+                yield Block(token.line, self._between(tokens, at, end))
+                at = end
+                continue
+            end = at
+            while end < len(tokens) and tokens[end].kind != "operator":
+                end += 1
+            background = end < len(tokens) and tokens[end].raw == "&"
+            yield _command(tokens[at:end], after, background=background)
+            at = end
+
+    def _between(self, tokens: Sequence[_Token], at: int, end: int) -> str:
+        return " ".join(";" if token.raw == "\n" else token.raw for token in tokens[at:end])
+
+    def _tokens(self) -> Iterator[_Token]:
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if self._text.startswith("\\\n", self._at):
+                self._skip(2)
+            elif character in " \t\r":
+                self._skip(1)
+            elif character == "#":
+                end = self._text.find("\n", self._at)
+                self._skip((end if end >= 0 else len(self._text)) - self._at)
+            elif found := self._redirection():
+                yield found
+            elif operator := self._operator():
+                line = self._line
+                self._skip(len(operator))
+                yield _Token("operator", operator, None, line)
+                if operator == "\n" and self._documents:
+                    yield self._documents_here()
+            elif character in "()":
+                self._skip(1)
+                yield _Token("word", character, Word(character, (Part("other", character),)),
+                             self._line)  # fmt: skip
+            else:
+                yield self._word_token()
+
+    def _skip(self, count: int) -> None:
+        self._line += self._text.count("\n", self._at, self._at + count)
+        self._at += count
+
+    def _operator(self) -> str:
+        return next((o for o in _OPERATORS if self._text.startswith(o, self._at)), "")
+
+    def _redirection(self) -> _Token | None:
+        found = re.compile(r"(?:\d*|&)(<<<|<<-?|>>|>&|<&|>\||<>|>|<)(?!\()").match(
+            self._text, self._at
+        )
+        if not found:
+            return None
+        line, begin = self._line, self._at
+        self._skip(found.end() - begin)
+        while self._text[self._at : self._at + 1] in (" ", "\t"):
+            self._skip(1)
+        target = self._word()
+        if found[1] in ("<<", "<<-"):
+            self._documents.append((re.sub(r"[\"'\\]", "", target.raw), found[1] == "<<-"))
+            return _Token("block", self._text[begin : self._at], None, line)
+        return _Token("redirection", self._text[begin : self._at], target, line)
+
+    def _documents_here(self) -> _Token:
+        """Return the here-documents that begin in this line."""
+        line, begin = self._line, self._at
+        for end, tabs in self._documents:
+            while self._at < len(self._text):
+                stop = self._text.find("\n", self._at)
+                stop = len(self._text) if stop < 0 else stop
+                content = self._text[self._at : stop]
+                self._skip(min(stop + 1, len(self._text)) - self._at)
+                if (content.lstrip("\t") if tabs else content) == end:
+                    break
+        self._documents.clear()
+        return _Token("block", self._text[begin : self._at], None, line)
+
+    def _word_token(self) -> _Token:
+        line, begin = self._line, self._at
+        word = self._word()
+        if self._at == begin:  # a character that begins no word
+            self._skip(1)
+            word = Word(self._text[begin], (Part("other", self._text[begin]),))
+        return _Token("word", word.raw, word, line)
+
+    def _word(self) -> Word:
+        begin, parts = self._at, list[Part]()
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if character in " \t\r\n;&|<>()" and not self._text.startswith(("<(", ">("), self._at):
+                is_array = character == "(" and self._text[begin : self._at].endswith("=")
+                if not is_array:
+                    break
+                parts.append(Part("other", self._balanced("(", ")")))
+            elif character == "'":
+                parts.append(Part("text", self._single()))
+            elif character == '"':
+                parts += self._double()
+            elif self._text.startswith("\\\n", self._at):
+                self._skip(2)
+            elif character == "\\":
+                parts.append(Part("text", self._text[self._at + 1 : self._at + 2]))
+                self._skip(2)
+            elif character in "$`":
+                parts.append(self._expansion())
+            elif self._text.startswith(("<(", ">("), self._at):
+                parts.append(Part("other", self._balanced("(", ")")))
+            elif self._text[begin : self._at + 2] in ("[ ", "[[") or (
+                self._text[begin : self._at + 1] == "[["
+            ):
+                parts.append(Part("text", character))
+                self._skip(1)
+            elif (character == "~" and self._at == begin) or character in "*?[":
+                kind = "name" if character == "~" else "other"
+                parts.append(Part(kind, "HOME" if kind == "name" else character))
+                self._skip(1)
+            else:
+                parts.append(Part("text", character))
+                self._skip(1)
+        return Word(self._text[begin : self._at], _joined(parts))
+
+    def _single(self) -> str:
+        end = self._text.find("'", self._at + 1)
+        end = len(self._text) if end < 0 else end
+        text = self._text[self._at + 1 : end]
+        self._skip(end + 1 - self._at)
+        return text
+
+    def _double(self) -> list[Part]:
+        parts = [Part("text", "")]
+        self._skip(1)
+        while self._at < len(self._text) and self._text[self._at] != '"':
+            character = self._text[self._at]
+            if character in "$`":
+                parts.append(self._expansion()._replace(quoted=True))
+            elif character == "\\" and self._text[self._at + 1 : self._at + 2] in '$`"\\\n':
+                escaped = self._text[self._at + 1]
+                parts.append(Part("text", "" if escaped == "\n" else escaped))
+                self._skip(2)
+            else:
+                parts.append(Part("text", character))
+                self._skip(1)
+        self._skip(1)
+        return parts
+
+    def _expansion(self) -> Part:
+        text, begin = self._text, self._at
+        for shown, variable in (("`pwd`", "PWD"), ("$(pwd)", "PWD"), ("$(whoami)", "USER")):
+            if text.startswith(shown, begin):
+                self._skip(len(shown))
+                return Part("name", variable)
+        if text[begin] == "`":
+            end = text.find("`", begin + 1)
+            self._skip((end + 1 if end >= 0 else len(text)) - begin)
+            return Part("other", text[begin : self._at])
+        if text.startswith("$(", begin):
+            self._skip(1)
+            return Part("other", f"${self._balanced('(', ')')}")
+        if text.startswith("${", begin):
+            self._skip(1)
+            inner = self._balanced("{", "}")
+            name = re.fullmatch(rf"\{{({_NAME})\}}", inner)
+            return Part("name", name[1]) if name else Part("other", f"${inner}")
+        if found := re.compile(rf"\$({_NAME})").match(text, begin):
+            self._skip(found.end() - begin)
+            return Part("name", found[1])
+        if found := re.compile(r"\$[\d@*#?$!-]").match(text, begin):
+            self._skip(2)
+            return Part(
+                "name" if found[0][1].isdigit() else "other",
+                found[0][1] if found[0][1].isdigit() else found[0],
+            )
+        self._skip(1)
+        return Part("text", "$")
+
+    def _balanced(self, opens: str, closes: str) -> str:
+        """Return the text up to the bracket that closes this one, past quoted ones."""
+        begin, depth = self._at, 0
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if character == "'":
+                self._single()
+                continue
+            if character == "\\":
+                self._skip(2)
+                continue
+            if character == '"' and self._at > begin:
+                self._double()
+                continue
+            depth += (character == opens) - (character == closes)
+            self._skip(1)
+            if depth == 0:
+                break
+        return self._text[begin : self._at]
+
+
+def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the parts with neighbours of text as one."""
+    joined: list[Part] = []
+    for part in parts:
+        if part.kind == "text" and joined and joined[-1].kind == "text":
+            joined[-1] = Part("text", joined[-1].text + part.text, joined[-1].quoted)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+class Branch(NamedTuple):
+    """A branch of an `if`."""
+
+    test: list[Statement]
+    """Empty: else."""
+    body: list[Statement]
+
+
+def branches(block: Block) -> list[Branch]:
+    """Return the branches of an `if`; none: it is another block, or has more around it."""
+    tokens = [*_Reader(block.raw, block.line)._tokens()]
+    if [t.raw for t in tokens[:1]] != ["if"] or [t.raw for t in tokens[-1:]] != ["fi"]:
+        return []
+    parts: list[tuple[str, list[str]]] = []
+    depth, begins = 0, True
+    for token in tokens:
+        word = token.raw if token.kind == "word" and begins else ""
+        depth += (word in _OPENS) - (word in _CLOSES)
+        top = depth == 1 and word in ("if", "elif", "else", "then")
+        begins = token.kind == "operator" or token.raw in _OPENS | _BEFORE_A_COMMAND
+        if top:
+            parts.append((word, []))
+        elif depth:
+            parts[-1][1].append(token.raw)
+    found: list[Branch] = []
+    test: list[Statement] = []
+    for word, raws in parts:
+        read = statements(" ".join(raws), first_line=block.line)
+        if word in ("if", "elif"):
+            test = read
+        else:
+            found.append(Branch(test if word == "then" else [], read))
+    return found
+
+
+def _end_of_block(tokens: Sequence[_Token], at: int) -> int:
+    """Return where the block that begins here ends; `at` itself: it is a simple command."""
+    raw = tokens[at].raw
+    function = raw == "function" or [t.raw for t in tokens[at + 1 : at + 3]] == ["(", ")"]
+    depth, begins, end = 0, True, at
+    if raw == "[[":
+        closing = next((n for n in range(at, len(tokens)) if tokens[n].raw == "]]"), at)
+        joins = any(token.kind == "operator" for token in tokens[at:closing])
+        return closing + 1 if joins else at
+    if not function and raw not in _OPENS and not raw.startswith("(("):
+        # A here-document makes the command a block, with all that belongs to it.
+        stop = next((n for n in range(at, len(tokens)) if tokens[n].raw == "\n"), len(tokens))
+        has_document = any(t.kind == "block" for t in tokens[at:stop])
+        return min(stop + 2, len(tokens)) if has_document else at
+    while end < len(tokens):
+        token = tokens[end]
+        if token.kind == "word":
+            opens = (begins and token.raw in _OPENS) or token.raw == "("
+            closes = (begins and token.raw in _CLOSES) or token.raw == ")"
+            depth += opens - closes
+            begins = token.raw in _OPENS | _BEFORE_A_COMMAND or token.raw in "()"
+        elif token.kind == "operator":
+            begins = True
+        end += 1
+        if (
+            depth <= 0
+            and token.kind == "word"
+            and token.raw in _CLOSES
+            and (not function or token.raw in ("}", "fi", "done", "esac"))
+        ):
+            break
+    while end < len(tokens) and tokens[end].kind != "operator":  # its redirections
+        end += 1
+    return end
+
+
+def _command(tokens: Sequence[_Token], after: str, *, background: bool) -> Command:
+    words = [token.word for token in tokens if token.kind == "word" and token.word]
+    assignments: list[tuple[str, Word]] = []
+    while words and (found := re.fullmatch(_ASSIGNMENT, words[0].raw, re.DOTALL)):
+        assignments.append((found[1], value_of(words.pop(0), found[2] == "+")))
+    return Command(
+        tokens[0].line, " ".join(token.raw for token in tokens), tuple(assignments), tuple(words),
+        tuple(t.raw for t in tokens if t.kind == "redirection"), after, background,
+    )  # fmt: skip
+
+
+def parts_of(text: str) -> tuple[Part, ...]:
+    """Return the parts of a text as in double quotes."""
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return (Part("text", text[1:-1]),)
+    quoted = text if len(text) > 1 and text[0] == text[-1] == '"' else f'"{text}"'
+    return _joined(_Reader(quoted, 1)._double())
+
+
+def value_of(word: Word, appends: bool = False) -> Word:
+    """Return the value in a word NAME=VALUE."""
+    first, *rest = word.parts
+    name, _, text = first.text.partition("=")
+    parts = [Part("name", name.rstrip("+"))] if appends else []
+    return Word(word.raw.partition("=")[2], _joined([*parts, Part("text", text), *rest]))

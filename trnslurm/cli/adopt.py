@@ -1,0 +1,94 @@
+"""adopt: say a user's batch script in trnslurm's terms, or write it as a recipe."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from trnslurm.adopt.adopt import Adopted, adopt
+from trnslurm.adopt.recipe import write_recipe
+from trnslurm.cli.options import json_option
+from trnslurm.cli.output import Terminal, echo_json
+from trnslurm.plan.spec import check_job_name
+
+_MARKS = {"taken": " ", "ours": "-", "left out": "-", "once": "!", "unclear": "?"}
+
+
+@click.command("adopt")
+@click.argument("file", metavar="FILE")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
+@click.option("--recipe", metavar="NAME", help="Also write a recipe: jobs/NAME/recipe.yaml.")
+@click.option("--force", is_flag=True, help="With --recipe: replace one, and leave out lines.")
+@json_option
+def adopt_command(
+    file: str, arguments: tuple[str, ...], recipe: str | None, force: bool, console: Terminal
+) -> None:
+    """Show what a batch script says in trnslurm's terms, line by line.
+
+    The last line is the command. As a run of its own workers, a training survives lost nodes, hangs and time limits; what
+    `trnslurm submit FILE` gives without a change is less. Nothing is run.
+
+    The arguments are those of the script, $1 and so on. It ends with 1 if a line was not
+    understood: the command lacks that line.
+
+    \b
+    Example:
+      trnslurm adopt job.sbatch
+      trnslurm adopt job.sbatch -- config.yaml 3e-4
+      trnslurm adopt job.sbatch --recipe mine
+      trnslurm adopt job.sbatch --json
+    """
+    found = adopt(Path(file), arguments, os.environ)
+    if recipe is not None:
+        check_job_name(recipe)
+        line = write_recipe(found, recipe, os.environ, force=force)
+        click.echo(f"Wrote jobs/{recipe}/recipe.yaml. Read it, then: {line}", err=True)
+    if console.as_json:
+        echo_json(_tree(found))
+    else:
+        _show(found)
+    sys.exit(1 if found.unclear else 0)
+
+
+def _tree(found: Adopted) -> dict[str, object]:
+    return {
+        "lines": [
+            {"line": each.number, "text": each.text, "fate": each.fate, "becomes": each.becomes}
+            for each in found.lines
+        ],
+        "command": found.line if found.command else None,
+        "as_it_is": f"trnslurm submit {shlex.quote(str(found.file))}",
+    }
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _show(found: Adopted) -> None:
+    width = max(shutil.get_terminal_size().columns, 80)
+    text = max(20, min(max(len(line.text) for line in found.lines), (width - 10) // 2))
+    for line in found.lines:
+        number = str(line.number or "")
+        becomes = _cut(line.becomes, max(20, width - text - 10))
+        said = f"{number:>4} {_MARKS[line.fate]} {_cut(line.text, text):<{text}}  {becomes}"
+        click.echo(said.rstrip())
+    as_it_is = f"trnslurm submit {shlex.quote(str(found.file))}"
+    unclear = [str(line.number) for line in found.unclear if line.number]
+    click.echo()
+    if not found.command:
+        click.echo(f"Not understood: what trains. It runs as it is: {as_it_is}")
+        return
+    click.echo(f"{found.line}")
+    click.echo()
+    if unclear:
+        many = "line" if len(unclear) == 1 else "lines"
+        click.echo(
+            f"Not understood (?): {many} {', '.join(unclear)}, without which this command runs. "
+            f"The whole file runs by: {as_it_is}"
+        )
