@@ -27,6 +27,10 @@ def read(text: str) -> tuple[str, str, str, str]:
          ("-m a.b", "--x 1", "trnslurm", "--nnodes=2 --nproc-per-node 8")),
         ("python3 -m torch.distributed.run --standalone train.py -m",
          ("./train.py", "-m", "trnslurm", "--standalone")),
+        ("python -m torch.distributed.launch --nproc_per_node 8 x.py -v",
+         ("./x.py", "--local-rank={local_rank} -v", "trnslurm", "--nproc_per_node 8")),
+        ("python -m torch.distributed.launch --use_env --nnodes 2 x.py",
+         ("./x.py", "", "trnslurm", "--use_env --nnodes 2")),
         ("torchrun --rdzv_endpoint h:1 --tee 3 --role=a scripts/x.py",
          ("scripts/x.py", "", "torchrun --tee 3 --role=a", "--rdzv_endpoint h:1")),
         ("torchrun --no-python ./a.out 3", ("./a.out", "3", "trnslurm", "")),
@@ -63,7 +67,7 @@ def test_a_command_in_our_terms(text: str, found, tmp_path: Path, monkeypatch) -
 def test_the_numbers_of_nodes_and_workers() -> None:
     def numbers(text: str) -> tuple[int | None, int | None]:
         found = read_command(text.split())
-        return found.nodes, found.workers
+        return found.nodes, found.workers_on(found.nodes or 1)
 
     assert numbers("torchrun --nnodes 4 --nproc_per_node=gpu x.py") == (4, None)
     assert numbers("torchrun --nnodes 1:4 --nproc_per_node=2 x.py") == (None, 2)
@@ -72,6 +76,8 @@ def test_the_numbers_of_nodes_and_workers() -> None:
     # accelerate counts the processes of all machines.
     assert numbers("accelerate launch --num_machines 2 --num_processes 16 x.py") == (2, 8)
     assert numbers("accelerate launch --num_machines 3 --num_processes 16 x.py") == (3, None)
+    launch = read_command("accelerate launch --num_processes 16 x.py".split())
+    assert [launch.workers_on(nodes) for nodes in (1, 2, 3)] == [16, 8, None]
 
 
 @pytest.mark.parametrize(

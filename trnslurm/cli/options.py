@@ -211,9 +211,11 @@ def _take(ctx: click.Context, command: UsersCommand) -> None:
     if command.nodes and ctx.get_parameter_source("nodes") != ParameterSource.COMMANDLINE:
         params["nodes"] = command.nodes
         taken.append(f"--nodes {command.nodes}")
-    if command.workers and params["workers_per_node"] is None:
-        params["workers_per_node"] = command.workers
-        taken.append(f"--workers {command.workers}")
+    nodes = params.get("nodes")
+    workers = command.workers_on(nodes if isinstance(nodes, int) else command.nodes or 1)
+    if workers and params["workers_per_node"] is None:
+        params["workers_per_node"] = workers
+        taken.append(f"--workers {workers}")
     if taken:
         click.echo(f"Using {' '.join(taken)}, as the command says", err=True)
     if command.left_out:

@@ -36,8 +36,16 @@ class Command(Frozen):
     """The number that the command itself asks for."""
     workers: int | None = None
     """Likewise, on each node."""
+    world: int | None = None
+    """Likewise, on all nodes."""
     left_out: tuple[str, ...] = ()
     """The options in whose place trnslurm acts."""
+
+    def workers_on(self, nodes: int) -> int | None:
+        """Return the number of workers on each of so many nodes."""
+        if self.workers is None and self.world and self.world % nodes == 0:
+            return self.world // nodes
+        return self.workers
 
 
 class _Options(Frozen):
@@ -72,6 +80,12 @@ _TORCHRUN = _Options(
     module=frozenset({"-m", "--module"}),
     nodes="--nnodes",
     workers="--nproc_per_node",
+)
+# torch/distributed/launch.py. Unless told otherwise, it gives each script its local rank.
+_LAUNCH = replace(
+    _TORCHRUN,
+    flags=_TORCHRUN.flags | {"--use_env"},
+    ours=_TORCHRUN.ours | {"--use_env"},
 )
 # accelerate/commands/launch.py, launch_command_parser
 _ACCELERATE = _Options(
@@ -134,7 +148,7 @@ _HEADS = {
     "composer": _COMPOSER,
     "torchrun": _TORCHRUN,
     "torch.distributed.run": _TORCHRUN,
-    "torch.distributed.launch": _TORCHRUN,
+    "torch.distributed.launch": _LAUNCH,
     "accelerate": _ACCELERATE,
     "accelerate.commands.launch": _ACCELERATE,
     "deepspeed": _DEEPSPEED,
@@ -243,20 +257,21 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
     if not rest:
         raise ConfigError(f"{name}: it starts no script: {name} … SCRIPT ARGUMENTS")
     entry = Entry.module(rest[0]) if module else _entry_of(rest[0], python=not program)
+    if options is _LAUNCH and not any("use" in word and "env" in word for word in ours):
+        rest.insert(1, "--local-rank={local_rank}")
     nodes, workers = numbers.get(options.nodes), numbers.get(options.workers)
-    world = numbers.get(options.world, 0)
+    world = numbers.get(options.world)
     if world and workers and world % workers == 0:
         nodes = world // workers
-    elif world and world % (nodes or 1) == 0:
-        workers = world // (nodes or 1)
     return Command(
         recipe=entry.text,
         arguments=tuple(rest[1:]),
         # accelerate and DeepSpeed set more for their workers than ranks.
-        launcher=OWN_LAUNCHER if options is _TORCHRUN and not kept else options.launcher,
+        launcher=OWN_LAUNCHER if options in (_TORCHRUN, _LAUNCH) and not kept else options.launcher,
         launcher_arguments=tuple(kept),
         nodes=nodes,
         workers=workers,
+        world=world,
         left_out=tuple(ours),
     )
 

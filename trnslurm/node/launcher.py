@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="start on the first node only")
     once.add_options(parser)
     parser.add_argument("--program", action="store_true", help="the words are not Python's")
+    parser.add_argument(
+        "--fill-local-rank", action="store_true", help="replace {local_rank} in the words"
+    )
     parser.add_argument("words", nargs="+", metavar="WORD", help="Python's: a script, or -m MODULE")
     options = parser.parse_args(argv)
     command = [*([] if options.program else [sys.executable, "-u"]), *options.words]
@@ -66,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.once:
         return once.Once(nodes, command, options).run()
     with tempfile.TemporaryDirectory(prefix="trnslurm-errors-") as errors:
-        return Launcher(nodes, options.workers, command, Path(errors)).run()
+        fills = options.fill_local_rank
+        return Launcher(nodes, options.workers, command, Path(errors), fills=fills).run()
 
 
 class Nodes:
@@ -172,9 +176,17 @@ class Ended(NamedTuple):
 class Launcher:
     """The workers of this node."""
 
-    def __init__(self, nodes: Nodes, workers: int, command: Sequence[str], errors: Path) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        workers: int,
+        command: Sequence[str],
+        errors: Path,
+        *,
+        fills: bool = False,
+    ) -> None:
         self._nodes, self._workers, self._errors = nodes, workers, errors
-        self._command = [*command]
+        self._command, self._fills = [*command], fills
         self._signals = processes.SignalQueue()
         self._running: dict[int, int] = {}
         """The local rank of each worker that runs, by its pid."""
@@ -203,7 +215,14 @@ class Launcher:
             if environ["RANK"] == "0" and environ["WORLD_SIZE"] != "1":
                 self._start_first(environ)
             else:
-                self._running[processes.spawn(self._command, environ=environ)] = local_rank
+                command = self._words(local_rank)
+                self._running[processes.spawn(command, environ=environ)] = local_rank
+
+    def _words(self, local_rank: int) -> list[str]:
+        """Return the command of a worker."""
+        if not self._fills:
+            return self._command
+        return [word.replace("{local_rank}", str(local_rank)) for word in self._command]
 
     def _start_first(self, environ: Mapping[str, str]) -> None:
         given, self._holds_worker_0 = os.pipe()
@@ -212,7 +231,7 @@ class Launcher:
         if _STARTUP not in path:
             path.insert(0, _STARTUP)
         own = {Variable.OTHERS: str(given), "PYTHONPATH": os.pathsep.join(path)}
-        self._running[processes.spawn(self._command, environ={**environ, **own})] = 0
+        self._running[processes.spawn(self._words(0), environ={**environ, **own})] = 0
         os.close(given)
 
     def _variables(self, local_rank: int) -> dict[str, str]:

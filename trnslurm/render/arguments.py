@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from trnslurm.config.schema import Recipe
+from trnslurm.config.script import OWN_LAUNCHER
 from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
+LOCAL_RANK = "local_rank"
+"""trnslurm's launcher fills it in for each worker."""
 # {{word}} is an escaped {word}; other braces, such as in JSON or ${word}, have no meaning.
 _PLACE = (
     r"(?<!\$)(?:\{(\{[A-Za-z_]\w*\}|\{(?:first|later):[^{}]*\})\}"
@@ -21,10 +24,12 @@ _PLACE = (
 )
 _ON_NODE = {
     "run": Variable.RUN_DIR,
+    "run_id": "WANDB_RUN_ID",
     CHECKPOINTS: Variable.CHECKPOINTS,
     RESUME: Variable.RESUME,
     "attempt": Variable.ATTEMPT,
     "node": "SLURM_NODEID",
+    "local_rank": "SLURM_LOCALID",
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
@@ -35,6 +40,11 @@ _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 def every_argument(recipe: Recipe) -> tuple[str, ...]:
     """Return a script's arguments, and those that a resume has added."""
     return (*recipe.arguments, *recipe.resume_arguments)
+
+
+def uses_local_rank(recipe: Recipe) -> bool:
+    """Check whether an argument is another one for each worker."""
+    return any(LOCAL_RANK in _places(argument) for argument in every_argument(recipe))
 
 
 def known_places(spec: JobSpec) -> dict[str, str]:
@@ -52,7 +62,7 @@ def known_places(spec: JobSpec) -> dict[str, str]:
         "seq_len": str(recipe.seq_len),
         "device": spec.device.name,
         "name": spec.name,
-    }
+    } | ({LOCAL_RANK: f"{{{LOCAL_RANK}}}"} if recipe.launcher == OWN_LAUNCHER else {})
 
 
 class Words(NamedTuple):
@@ -154,6 +164,11 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
                     f"places.{place}=VALUE makes one, {{{{{place}}}}} is for the braces themselves"
                 )
     recipe = spec.config.recipe
+    if uses_local_rank(recipe) and recipe.launcher not in (OWN_LAUNCHER, "srun"):
+        raise ConfigError(
+            f"{{{LOCAL_RANK}}} is a worker's own, and {recipe.launcher} starts the workers itself: "
+            f"leave it out, or choose --launcher {OWN_LAUNCHER}"
+        )
     used = {place for one in every_argument(recipe) for place in _places(one)}
     if used & {*_OF_THE_BATCH} and has_own_batch(recipe):
         raise ConfigError(

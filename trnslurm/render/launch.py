@@ -14,7 +14,7 @@ from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import CPU
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
-from trnslurm.render.arguments import argument_words
+from trnslurm.render.arguments import argument_words, uses_local_rank
 from trnslurm.render.project import module_of
 
 ONCE = ("python", "script", "job")
@@ -71,7 +71,10 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
 
 
 def _options_of_job(spec: JobSpec) -> list[str]:
-    """Return the options of `launcher: job`; a batch script keeps the variables of the profile."""
+    """Return the options of trnslurm's launcher: for a rank in the arguments, or of `job`; a batch
+    script keeps the variables of the profile."""
+    if spec.config.recipe.launcher == OWN_LAUNCHER:
+        return ["--fill-local-rank"] if uses_local_rank(spec.config.recipe) else []
     words, cluster = [*spec.config.recipe.launcher_arguments], spec.config.cluster
     if GIVEN in words and cluster.env:
         words.append(f"--keep={','.join(cluster.env)}")
