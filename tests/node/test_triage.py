@@ -14,6 +14,7 @@ from trnslurm.contract.files import write_json
 from trnslurm.node.triage.causes import (
     Cause,
     Context,
+    _parser,
     all_causes,
     cause_of,
     general_meaning,
@@ -25,6 +26,7 @@ from trnslurm.node.triage.causes import (
 from trnslurm.node.triage.evidence import WARNING
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.node.triage.mend import SUBMIT, short
+from trnslurm.node.triage.patterns import without_atomic
 from trnslurm.node.triage.words import time_in
 from trnslurm.records.run import RunDir
 
@@ -193,6 +195,28 @@ def test_every_line_that_a_pattern_matches_has_one_of_its_words() -> None:
         *("cuda error: ", " device")
     }
     assert words_of(r"\d+ (lost|x)") == words_of(r"[a-z]*") == frozenset()
+
+
+def test_older_pythons_read_the_patterns_with_the_same_result() -> None:
+    assert without_atomic(r"a\(?>[)*+]*+(?>b|(c+))*d{2}+") == (
+        r"a\(?>(?:(?=(?P<_0>[)*+]*))(?P=_0))(?:(?=(?P<_1>b|(c+)))(?P=_1))*(?:(?=(?P<_2>d{2}))(?P=_2))"
+    )
+    others = [case["telling"] for case in cases_in(CORPUS / "learn")]
+    rewritten = 0
+    for cause in all_causes():
+        around = (part.pattern for part in (cause.frame, cause.before, cause.log) if part)
+        for text in (cause.text, *around):
+            now, older = re.compile(text), without_atomic(text)
+            tree = str(_parser.parse(older))
+            assert "ATOMIC_GROUP" not in tree and "POSSESSIVE_REPEAT" not in tree, text
+            if older == text:
+                continue
+            rewritten += 1
+            for line in (cause.example, cause.beside, *cause.near, *others):
+                found, again = now.search(line), re.search(older, line)
+                assert (found and found.span()) == (again and again.span()), (text, line)
+                assert not found or found.groupdict().items() <= again.groupdict().items()
+    assert rewritten >= 40
 
 
 def test_names_are_unique_and_in_their_own_lines() -> None:

@@ -62,7 +62,7 @@ def pack(code: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:xz", preset=9) as out:
         for file in sorted(code.rglob("*")):
             name = str(file.relative_to(code.parents[1]))
-            if file.is_file() and "/triage/known/" not in name and "__pycache__" not in name:
+            if file.is_file() and "/triage/known" not in name and "__pycache__" not in name:
                 entry = tarfile.TarInfo(name)  # of 1970
                 entry.size = file.stat().st_size
                 with file.open("rb") as stream:

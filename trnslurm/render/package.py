@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import io
-import re
+import json
+import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from trnslurm.contract.files import read_file
 from trnslurm.contract.rundir import PACKAGE
 from trnslurm.errors import RenderError
+from trnslurm.render.cached import cached
 
 _HERE = Path(__file__).resolve().parent.parent
 _NAME = _HERE.name
@@ -26,10 +28,10 @@ _SHARED = (
     *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
     "tracing.py",
 )
-# What only the tests of a table of causes read.
-_OF_TESTS = re.compile(
-    rb"^(?:example|near|beside) = .*\n(?:(?!\w+ = |\[\[cause|\[shared).*\n)*", re.MULTILINE
-)
+# The tables of known causes; nodes get them as JSON, because Python reads TOML since 3.11.
+_TABLES = f"{_NAME}/node/triage/known"
+_OF_TESTS = ("beside", "example", "near")
+"""What only their tests read."""
 MAX_CODE_MIB = 64
 _MAX_BYTES = MAX_CODE_MIB << 20
 _MODE = 0o644 << 16
@@ -44,7 +46,10 @@ def package_files(parts: Sequence[str]) -> dict[str, bytes]:
             files[f"{_NAME}/{part}"] = (_HERE / part).read_bytes()
         else:
             files |= dict(tree(_HERE / part, f"{_NAME}/{part}"))
-    return {PACKAGE: _zipped({name: _for_nodes(name, data) for name, data in files.items()})}
+    tables = [files.pop(name) for name in sorted(files) if name.startswith(f"{_TABLES}/")]
+    if tables:
+        files[f"{_TABLES}.json"] = cached(__file__, tables, lambda: _as_json(tables))
+    return {PACKAGE: _zipped(files)}
 
 
 def sources(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -76,9 +81,13 @@ def read(file: Path) -> bytes:
         raise RenderError(f"{file}: cannot be read ({error.strerror})") from None
 
 
-def _for_nodes(name: str, data: bytes) -> bytes:
-    """Return a file as nodes need it: a table of causes without its examples."""
-    return _OF_TESTS.sub(b"", data) if name.endswith(".toml") else data
+def _as_json(tables: Sequence[bytes]) -> bytes:
+    """Return tables of causes in one file, without what only their tests read."""
+    found = [tomllib.loads(table.decode()) for table in tables]
+    for cause in (cause for table in found for cause in table["cause"]):
+        for key in _OF_TESTS:
+            cause.pop(key, None)
+    return json.dumps(found, ensure_ascii=False).encode()
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:

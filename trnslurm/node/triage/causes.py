@@ -1,27 +1,30 @@
 """The known causes, from known/*.toml, and which one a log line matches."""
 
+from __future__ import annotations
+
 import functools
 import importlib
+import json
 import re
-import tomllib
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.gpu_memory import holders
 from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
+from trnslurm.node.triage.patterns import readable
 
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
 # What only a package can do: a script of the user's is not installed.
 _OF_PACKAGE = re.compile(
     r"(,? or|;) (install a (newer )?version of|update|upgrade) \{owner\}[^,;(]*(\([^)]*\))?"
 )
-# The parser of patterns in the standard library, since Python 3.11.
-_parser: Any = importlib.import_module("re._parser")
+# The parser of patterns in the standard library, which Python 3.11 has renamed.
+_parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 _SHORTEST = 3
 _MOST_FRAMES = 16 << 10
 """Characters of a traceback's end that are compared; 100 frames have as many."""
@@ -29,7 +32,6 @@ _AROUND = ("frame", "before", "log")
 _compiled = functools.cache(re.compile)
 CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
 NO_DIGITS = str.maketrans("", "", "0123456789")
-_FILES = files(__package__) / "known"
 
 
 class Context(Frozen):
@@ -187,20 +189,31 @@ def all_causes() -> tuple[Cause, ...]:
         Cause(
             **{"mend": _usual_mend(entry)}
             | entry
-            | {key: re.compile(entry[key]) for key in _AROUND if key in entry}
+            | {key: re.compile(readable(entry[key])) for key in _AROUND if key in entry}
             | {"near": tuple(entry.get("near", ())), "words": words_of(entry["text"])}
         )
-        for file in sorted(_FILES.iterdir(), key=lambda file: file.name)
-        for entry in _entries(file)
+        for table in _tables()
+        for entry in _entries(table)
     )
 
 
-def _entries(file: Traversable) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a file; `shared` names a pattern that several of them have."""
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    for entry in tables["cause"]:
+def _tables() -> list[dict[str, Any]]:
+    """Return the contents of known/*.toml; a bundle has them as one file of JSON."""
+    here = files("trnslurm.node.triage")
+    if (bundled := here / "known.json").is_file():
+        found: list[dict[str, Any]] = json.loads(bundled.read_text(encoding="utf-8"))
+        return found
+    import tomllib  # new in Python 3.11
+
+    tables = sorted((here / "known").iterdir(), key=lambda file: file.name)
+    return [tomllib.loads(file.read_text(encoding="utf-8")) for file in tables]
+
+
+def _entries(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a table; `shared` names a pattern that several of them have."""
+    for entry in table["cause"]:
         shared = entry.pop("shared", "")
-        entry["text"] = tables["shared"][shared] if shared else entry.pop("pattern")
+        entry["text"] = readable(table["shared"][shared] if shared else entry.pop("pattern"))
         yield entry
 
 

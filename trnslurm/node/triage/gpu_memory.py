@@ -23,7 +23,7 @@ TENSOR = "tensor"
 """One tensor alone is to take half of the GPU or more."""
 
 _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50}
-_SIZE = rf"(?<!\d)(\d++(?:\.\d++)?) ({'|'.join(_UNITS)})"
+_SIZE = rf"(?<!\d)(\d+(?:\.\d+)?) ({'|'.join(_UNITS)})"
 _TRIED = re.compile(rf"Tried to allocate {_SIZE}")
 _TOTAL = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity")
 _FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} free;")

@@ -1,5 +1,7 @@
 """Finds which model or dataset of the Hugging Face Hub a job lacks, and what fetches it."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +23,7 @@ _DATASET = (
     rf"/(?:api/)?datasets/{_FULL}",
 )
 # The script's own option, as node.sh passes it; a path would begin with a slash or a dot.
-_OPTION = rf"(?<![\w-])--(?=[\w-]*model)[\w-]++(?:=| )'?{_FULL}(?=['\s]|$)"
+_OPTION = rf"(?<![\w-])--(?=[\w-]*model)[\w-]+(?:=| )'?{_FULL}(?=['\s]|$)"
 _SHARED = "HF_HOME must be a directory that the nodes share"
 
 

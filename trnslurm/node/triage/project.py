@@ -1,5 +1,7 @@
 """Explains a failure by the run's own project and plan: a file not copied, a GPU not asked for."""
 
+from __future__ import annotations
+
 import glob
 import re
 import shlex
@@ -116,7 +118,8 @@ def _meant(run: Path, module: str) -> str:
     if module in known or len(module) < _SHORTEST_SLIP or module[-1].isdigit():
         return ""
     # Shorter names have real packages as neighbors: typer and types, ujson and json.
-    standard = [name for name in sys.stdlib_module_names if len(name) > _SHORTEST_SLIP + 1]
+    standard = getattr(sys, "stdlib_module_names", ())  # new in Python 3.10
+    standard = [name for name in standard if len(name) > _SHORTEST_SLIP + 1]
     names = [*sorted(ours), *sorted(known), *sorted(standard)]
     return next((name for name in names if name != module and _is_slip(module, name)), "")
 
@@ -126,7 +129,7 @@ def _is_slip(wrong: str, right: str) -> bool:
     short, long = sorted((wrong, right), key=len)
     if len(long) - len(short) == 1:
         return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
-    differ = [at for at, pair in enumerate(zip(wrong, right, strict=False)) if len({*pair}) > 1]
+    differ = [at for at, pair in enumerate(zip(wrong, right)) if len({*pair}) > 1]
     if len(wrong) != len(right) or len(differ) > 2:
         return False
     first, last = differ[0], differ[-1]
@@ -147,7 +150,7 @@ def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
     files = files or re.findall(r"(?<![\w./-])[\w./-]+\.py\b", "\n".join(command))
     code = [_text_of(run / "work" / file) for file in dict.fromkeys(files)]
     said = [line[:_LONGEST_LINE] for text in code for line in text.split("\n")]
-    words = [word for line in command for word in re.findall(r"(?<![\w-])--?[\w-]++[ =]\S+", line)]
+    words = [word for line in command for word in re.findall(r"(?<![\w-])--?[\w-]+[ =]\S+", line)]
     reading = [x for x in (*said, *words) if _READS.search(x) and not _WRITES.search(x)]
     for name in names:
         if is_spent():

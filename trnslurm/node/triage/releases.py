@@ -8,7 +8,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-_FILE = files(__package__) / "releases.txt"
+_FILE = files("trnslurm.node.triage") / "releases.txt"
 _FINAL = re.compile(r"(\d+(?:\.\d+)*)(?:\.post\d+)?(?:\+[\w.]+)?")
 _AFTER_ALL = "after all that are listed"
 

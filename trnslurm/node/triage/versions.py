@@ -1,5 +1,7 @@
 """Which versions of packages met where an attempt failed: they decide between causes of a line."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator
@@ -39,7 +41,7 @@ _LACKS = re.compile(
 _OF_VERSIONS = re.compile(r"(?i)\b(versions?|older|newer|too (old|new)|releases?|upgrade|update)\b")
 _KINDS = re.compile(r"(?:\w+\.)*(ImportError|ModuleNotFoundError|AttributeError|TypeError)\b")
 _IMPORTED = re.compile(
-    r"^[ \t]*+from[ \t]++([A-Za-z_]\w*+)[\w.]*+[ \t]+import[ \t]+(\([^)]{,2000}\)|[^\n]+)",
+    r"^[ \t]*from[ \t]+([A-Za-z_]\w*)(?:\.[\w.]*)?[ \t]+import[ \t]+(\([^)]{,2000}\)|[^\n]+)",
     re.MULTILINE,
 )
 

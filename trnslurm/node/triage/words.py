@@ -1,5 +1,7 @@
 """The failures in a node's log: tracebacks by rank, error lines, launchers' reports, times."""
 
+from __future__ import annotations
+
 import calendar
 import re
 import signal
@@ -32,7 +34,7 @@ _CHAINED = (
     "Original Traceback (most recent call last)",
 )
 _RAISED = re.compile(
-    r"((?:[A-Za-z_]\w*\.)*[A-Z](?=\w*[a-z])\w++)(?:: .*|(?<=Error):|(?<=Exception):)?$"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z](?=\w*[a-z])\w+)(?:: .*|(?<=Error):|(?<=Exception):)?$"
 )
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _CLICKS_USAGE = re.compile(r"Usage: (\S+)")
