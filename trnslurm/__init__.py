@@ -3,8 +3,6 @@
 A custom training script may import trnslurm too: see calls.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types
@@ -18,6 +16,12 @@ if TYPE_CHECKING:
     from trnslurm.calls import report, saved, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
     from trnslurm.submission.plan import Plan
+
+if sys.version_info < (3, 9):  # noqa: UP036 - older Pythons run this file up to here
+    sys.exit(
+        f"error: {sys.executable} is Python {sys.version.split()[0]}, and nodes need 3.9 or newer: "
+        "set python: in the cluster profile"
+    )
 
 __version__ = "0.1.0"
 __all__ = [

@@ -6,8 +6,16 @@ methods of one base class.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field
-from typing import Any, ClassVar, NoReturn, dataclass_transform
+import sys
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from typing import Any, ClassVar, NoReturn
+
+if sys.version_info >= (3, 11):
+    from typing import dataclass_transform
+else:
+
+    def dataclass_transform(**_facts: Any) -> Any:
+        return lambda cls: cls
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -18,14 +26,17 @@ class Frozen:
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    __match_args__: ClassVar[tuple[str, ...]]
+    __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, kw_only: bool = True) -> None:
-        dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+        inherited, known = cls.__match_args__, getattr(cls, "__dataclass_fields__", {})
+        dataclass(init=False, repr=False, eq=False)(cls)
+        own = () if kw_only else (f.name for f in fields(cls) if f.name not in known)
+        cls.__match_args__ = (*inherited, *own)  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **values: Any) -> None:
         cls = type(self)
-        for name, value in zip(cls.__match_args__, arguments, strict=False):
+        for name, value in zip(cls.__match_args__, arguments):
             if name in values:
                 raise TypeError(f"{cls.__name__}: {name} is given twice")
             values[name] = value
@@ -61,6 +72,6 @@ class Frozen:
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def _values(frozen: Frozen) -> list[Any]:
+def _values(frozen: Any) -> list[Any]:
     fields = frozen.__dataclass_fields__.items()
     return [getattr(frozen, name) for name, known in fields if known.compare]

@@ -52,9 +52,7 @@ class Spent(NamedTuple):
     def since(self, before: Spent) -> Spent:
         """Return the means of the steps since then."""
         steps = self.steps - before.steps
-        means = (
-            (now - then) / max(1, steps) for now, then in zip(self[1:], before[1:], strict=True)
-        )
+        means = ((now - then) / max(1, steps) for now, then in zip(self[1:], before[1:]))
         return Spent(steps, *means)
 
 
@@ -83,7 +81,7 @@ class Pace:
         now = [worker.spent for worker in workers]
         if not self._before:
             self._before, self._step = now, step
-        means = [each.since(before) for each, before in zip(now, self._before, strict=True)]
+        means = [each.since(before) for each, before in zip(now, self._before)]
         if min(mean.steps for mean in means) < _LEAST_STEPS:
             return
         before, self._before, self._step = self._step, now, step
@@ -107,7 +105,7 @@ class Pace:
             "step": step,
             "workers": [
                 [worker.node, *(round(value, 4) for value in mean[1:])]
-                for worker, mean in zip(workers, means, strict=True)
+                for worker, mean in zip(workers, means)
             ],
             "notices": [*self._told.values()],
         }

@@ -101,7 +101,7 @@ def test_good_environment(node, fake_slurm, cli) -> None:
         ({"libneuronxla": "2.2.17544.0"}, "libneuronxla is 2.2.17544.0"),
         ({"libneuronxla": None}, "libneuronxla is missing, the jobs are made for 2.2.16408.0"),
         ({"compiler": None}, "neuronx-cc is not on PATH"),
-        ({"python": "3.10.2"}, "Python is 3.10.2, the jobs need 3.11"),
+        ({"python": "3.10.2"}, "Python is 3.10.2, recipes need 3.11 and custom scripts 3.9"),
         ({"python": "3.13.1"}, "Python is 3.13.1, Neuron SDK 2.29.1 has packages for 3.11 to 3.12"),
         (
             {"imported": {"imported": False, "said": "ImportError: libnrt.so.1: no such file"}},

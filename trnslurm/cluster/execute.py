@@ -169,7 +169,9 @@ def check_environment(cluster: Cluster, device: DeviceType, timeout_s: float) ->
     ]
     major, minor = map(int, report["python"].split(".")[:2])
     if (major, minor) < (3, 11):
-        report["problems"].append(f"Python is {report['python']}, the jobs need 3.11")
+        report["problems"].append(
+            f"Python is {report['python']}, recipes need 3.11 and custom scripts 3.9"
+        )
     elif device.sdks:
         lowest, highest = NEURON_SDKS[cluster.neuron_sdk].pythons
         if not lowest <= minor <= highest:

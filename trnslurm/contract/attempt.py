@@ -22,7 +22,7 @@ _STATES = frozenset(map(str, State))
 _TYPES: Mapping[str, Any] = {"exit_code": int, "changed": (int, float), "ended": str, "cause": str}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Attempt:
     """One start of a phase."""
 

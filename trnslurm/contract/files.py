@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 _MAX_BYTES = 16 << 20
 _USUAL_BYTES = 64 << 10  # a buffer of _MAX_BYTES takes ten times longer to allocate than to fill
 _TAIL_BYTES = 64 << 10
+_PART_BYTES = 256 << 10
 _MOST_DIGITS = 300
 _LINES_AT_ONCE = 256
 
@@ -40,6 +41,16 @@ def read_file(file: Path, most_bytes: int = _MAX_BYTES) -> bytes:
     if len(text) > most_bytes:
         raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", str(file))
     return text
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """Return the checksum of a stream's bytes; hashlib.file_digest is new in Python 3.11."""
+    import hashlib  # slow, and most commands compute none
+
+    whole = hashlib.sha256()
+    while part := stream.read(_PART_BYTES):
+        whole.update(part)
+    return whole.hexdigest()
 
 
 def load_json(file: Path) -> dict[str, Any]:
@@ -107,7 +118,7 @@ def write_json_once(file: Path, data: Any) -> bool:
     """Write a JSON file atomically unless the file exists; return whether it was written."""
     with _written(file, _json(data)) as temporary:
         try:
-            file.hardlink_to(temporary)
+            os.link(temporary, file)
         except FileExistsError:
             return False
     return True

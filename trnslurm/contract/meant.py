@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
-class Meant(StrEnum):
+class Name(str, Enum):
+    """A name; what Python has as StrEnum since 3.11."""
+
+    __str__ = str.__str__
+
+
+class Meant(Name):
     """A name, and what it means: for the members of an enumeration, `NAME = "name", "meaning"`."""
 
     meaning: str

@@ -15,7 +15,7 @@ def _option(default: Any, help_text: str) -> Any:
     return field(default=default, metadata={"help": help_text})
 
 
-@dataclass(kw_only=True)
+@dataclass
 class AttemptOptions:
     """What a batch script tells its attempt, and the command that the attempt runs."""
 

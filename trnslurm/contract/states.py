@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+
+from trnslurm.contract.meant import Name
 
 
-class State(StrEnum):
+class State(Name):
     """A state: of an attempt, in its state file; of a phase; or of a run, in `trnslurm status`."""
 
     PENDING = "PENDING"
@@ -81,7 +82,7 @@ class State(StrEnum):
         return other is self or other in NEXT.get(self, ())
 
 
-class EndCause(StrEnum):
+class EndCause(Name):
     """Why an attempt of a training ended, or was asked to end."""
 
     NONE = ""

@@ -7,6 +7,8 @@
 The last is written when all files are there: without it the copy does not exist.
 """
 
+from __future__ import annotations
+
 import io
 import json
 import os

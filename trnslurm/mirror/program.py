@@ -9,6 +9,8 @@ is a process of its own, gets only what the processors and the disk have left, a
 are lines in the log and in state/mirror.json.
 """
 
+from __future__ import annotations
+
 import argparse
 import math
 import os
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.what == "beside":
         _step_back()
     mib_per_s = settings.get("mib_per_s")
-    rate = mib_per_s * _MIB if isinstance(mib_per_s, int | float) and mib_per_s > 0 else math.inf
+    rate = mib_per_s * _MIB if isinstance(mib_per_s, (int, float)) and mib_per_s > 0 else math.inf
     ending = _Ending(beside=options.what == "beside")
     mirror = Mirror(run, f"{place}/{run.path.absolute().name}", rate, ending)
     return mirror.follow(_patience_s(settings))
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _patience_s(settings: dict[str, Any]) -> float:
     minutes = settings.get("wait_min")
-    return 60.0 * minutes if isinstance(minutes, int | float) else 600.0
+    return 60.0 * minutes if isinstance(minutes, (int, float)) else 600.0
 
 
 class _Ending:

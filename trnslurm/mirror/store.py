@@ -4,6 +4,8 @@ Credentials, region and endpoint are boto3's own business: a role, a profile, si
 AWS_ENDPOINT_URL.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import math
@@ -18,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnslurm.contract.files import naming
+from trnslurm.contract import files
 
 INSTALL = "pip install 'trnslurm[s3]'"
 PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()=-]+)*)/?"
@@ -162,7 +164,7 @@ class Store:
     def fetch(self, name: str, path: Path, size: int, sha256: str) -> None:
         """Write an object into a file, durably; raise a ChangedError if it is another."""
         found = hashlib.sha256()
-        with _one_line(name), naming(path), path.open("wb") as file:
+        with _one_line(name), files.naming(path), path.open("wb") as file:
             for chunk in self._chunks(name, size):
                 found.update(chunk)
                 file.write(chunk)
@@ -188,7 +190,7 @@ class Store:
         have = path.stat().st_size if path.exists() else 0
         if have < wanted.bytes or not path.exists():
             asked = {"IfMatch": wanted.etag} | ({"Range": f"bytes={have}-"} if have else {})
-            with _one_line(wanted.name), naming(path), path.open("ab") as file:
+            with _one_line(wanted.name), files.naming(path), path.open("ab") as file:
                 for chunk in self._chunks(wanted.name, wanted.bytes - have, **asked):
                     file.write(chunk)
                     self.moved += len(chunk)
@@ -309,7 +311,7 @@ class Store:
         self,
         name: str,
         upload: str,
-        part: "_Part",
+        part: _Part,
         *,
         free: threading.Semaphore,
         failed: threading.Event,
@@ -380,7 +382,7 @@ class _MissingError(MirrorError):
 def sha256_of(path: Path) -> str:
     """Return the checksum of a file."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = files.sha256_of(file)
         _forget(file.fileno(), 0, 0)
     return found
 

@@ -8,6 +8,8 @@ a node, its NodeAddr; if that is a name, what the name means here. The controlle
 for a moment, as when many jobs start, so it is asked three times.
 """
 
+from __future__ import annotations
+
 import argparse
 import ipaddress
 import re

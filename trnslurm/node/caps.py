@@ -30,7 +30,7 @@ class Caps:
         """Take the run, and the contents of its caps.json."""
         self._run = run
         self._attempts, self.node_hours, self._early_s = (
-            value if isinstance(value := caps.get(name), int | float) else 0
+            value if isinstance(value := caps.get(name), (int, float)) else 0
             for name in ("attempts", "node_hours", "stop_before_s")
         )
         self.key = str(caps.get("key", ""))

@@ -1,5 +1,7 @@
 """Asks Slurm's controller about the job that this program runs in, and to requeue it."""
 
+from __future__ import annotations
+
 import math
 import os
 import re
@@ -38,7 +40,7 @@ def is_here(job_id: str) -> bool:
     return job_id.startswith("local-")
 
 
-def controller_of(job_id: str, restarts: int, retry_s: Sequence[float]) -> "Controller":
+def controller_of(job_id: str, restarts: int, retry_s: Sequence[float]) -> Controller:
     """Return Slurm's controller for a job, or what stands for it on this machine."""
     return NoController() if is_here(job_id) else Controller(job_id, restarts, retry_s)
 
@@ -174,7 +176,7 @@ class Controller:
         known = [node for node in nodes if node in self._addresses]
         with ThreadPoolExecutor(min(len(known), _MOST_THREADS) or 1) as pool:
             there = pool.map(lambda node: answers(*self._addresses[node]), known)
-            return [node for node, answer in zip(known, there, strict=True) if not answer]
+            return [node for node, answer in zip(known, there) if not answer]
 
     def learn_addresses(self, nodes: Sequence[str]) -> None:
         """Ask for the nodes' addresses, unless they are known."""

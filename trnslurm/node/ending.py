@@ -3,18 +3,21 @@
 Crashes are counted per job, so a resubmitted run starts with a count of 0.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import textwrap
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt, read_attempt
 from trnslurm.contract.files import open_file, read_json
 from trnslurm.contract.states import EndCause, State
+from trnslurm.frozen import Frozen
 from trnslurm.node import alone
 from trnslurm.node.controller import is_here
 from trnslurm.node.hosts import brief
@@ -28,8 +31,7 @@ _SAME_LOSS = 0.9
 _NO_WAY_BACK = "not restarted: it takes no {resume} and reported no checkpoint"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Frozen):
     """Everything that decides how an attempt ended."""
 
     attempts: Sequence[Attempt]
@@ -88,8 +90,7 @@ class Facts:
         return self.newest > self.last.checkpoint or wrote
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
+class Ending(Frozen):
     """The end of an attempt, for its state file."""
 
     state: State

@@ -4,13 +4,15 @@ A separate process sends each message while the training continues. No error her
 and only its end waits for the messages, for a few seconds.
 """
 
+from __future__ import annotations
+
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 from trnslurm.contract.attempt import Attempt
@@ -206,13 +208,13 @@ class StallWatch:
             (line["step"], float(line["time"]))
             for line in islice(last_lines(RUN.metrics_file), _MOST_LINES)
             if line.get("attempt") == self._attempt and isinstance(line.get("step"), int)
-            if isinstance(line.get("time"), int | float) and is_reported(line)
+            if isinstance(line.get("time"), (int, float)) and is_reported(line)
         ][::-1]
         step, at = lines[-1] if lines else (0, now)
         if step != self._step:
             self._step, self.told = step, False
         # Steps that were reported together have nearly the same time.
-        gaps = [b - a for (_, a), (_, b) in pairwise(lines) if b - a > _TOGETHER_S]
+        gaps = [b - a for (_, a), (_, b) in zip(lines, lines[1:]) if b - a > _TOGETHER_S]
         if len(gaps) < _GAPS_TO_LEARN or not self._factor:
             return False
         usual_s = max(statistics.median(gaps), statistics.fmean(gaps))
@@ -221,4 +223,4 @@ class StallWatch:
 
 
 def _number(value: Any, otherwise: float) -> float:
-    return float(value) if isinstance(value, int | float) else otherwise
+    return float(value) if isinstance(value, (int, float)) else otherwise

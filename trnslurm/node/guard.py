@@ -15,6 +15,8 @@ run. The waiter sends the number of the signal that asks for the end; it sends n
 or its parent was.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import os

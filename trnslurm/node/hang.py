@@ -14,6 +14,8 @@ It then asks the nodes for the stacks of all processes, compares what the worker
 the result as the watchdog of trnslurm.train does, which finds most hangs of our own jobs earlier.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import time
@@ -260,4 +262,4 @@ def _workers(node: int, report: Mapping[str, Any]) -> list[Worker]:
 
 def _seconds(report: Mapping[str, Any], name: str) -> float:
     value = report.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -5,6 +5,8 @@
 It uses no command, because an image may lack iproute2.
 """
 
+from __future__ import annotations
+
 import array
 import fcntl
 import ipaddress

@@ -1,5 +1,7 @@
 """What the attempts share that start in one job's allocation."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import threading

@@ -1,5 +1,7 @@
 """Tells whether the kernel ended processes of this node when a worker was killed."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal

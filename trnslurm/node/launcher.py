@@ -13,6 +13,8 @@ Workers get the variables that torchrun gives them, and what fails is ended as b
 torch/distributed/elastic/agent/server/local_elastic_agent.py, multiprocessing/api.py beside agent/.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -5,6 +5,8 @@ nodes to leave out with the job. The batch script replaces the list only when it
 so a job that is already waiting does not get a node whose time is over.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,6 +7,8 @@ first failure ends the other nodes. All end with the script that started this pr
 script is killed.
 """
 
+from __future__ import annotations
+
 import argparse
 import itertools
 import os

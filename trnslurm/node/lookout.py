@@ -9,6 +9,8 @@ the node's log, and what each worker does to state/stacks-….json; when hang.py
 up the others, it kills the node's processes. It ends when its task, the process of node.sh, ends.
 """
 
+from __future__ import annotations
+
 import argparse
 import math
 import os

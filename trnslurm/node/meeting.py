@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.variables import Variable
+from trnslurm.frozen import Frozen
 
 MESSAGE_S = 5.0
 """The time limit for a message that the other side sends at once."""
@@ -43,8 +43,7 @@ class MeetingError(Exception):
     """Why nodes cannot meet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
+class Rendezvous(Frozen):
     """The place where the nodes of an attempt meet, and the number of this node."""
 
     purpose: str

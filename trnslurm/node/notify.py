@@ -9,6 +9,8 @@ The URL of a webhook is usually a secret, because whoever has the URL can write 
 it is read from a private file when it is needed, and only its host is ever printed.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -20,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,8 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
+from trnslurm.frozen import Frozen
+from trnslurm.node.processes import start_group
 
 EVENT_OF = {
     State.REQUEUED: "requeue",
@@ -60,8 +63,7 @@ class NotifyError(Exception):
     """Why a message cannot be sent; never contains the URL."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipients:
+class Recipients(Frozen):
     """The recipients of messages, and the events that they get."""
 
     command: str
@@ -114,7 +116,7 @@ def compose(
 def _newest(lines: Sequence[Message], key: str) -> Any:
     """Return the latest value of a metric; None if there is none, or it is not finite."""
     value = next((line[key] for line in lines if key in line), None)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return value if math.isfinite(value) else None
 
@@ -147,12 +149,11 @@ def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.
     held_back = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
     try:
-        sender = subprocess.Popen(
+        sender = start_group(
             [sys.executable, "-m", "trnslurm.node.notify", f"{limit_s:.2f}"],
             cwd=run.path,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            process_group=0,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -4,6 +4,8 @@ With --given the command gets the environment that the job was submitted with, a
 has kept it, and the variables of this run. Its own srun then starts steps of the job.
 """
 
+from __future__ import annotations
+
 import argparse
 import base64
 import itertools

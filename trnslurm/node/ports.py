@@ -7,6 +7,8 @@ compare. Another restart gets other ports, because a process of the earlier atte
 the earlier ones.
 """
 
+from __future__ import annotations
+
 import argparse
 import errno
 import hashlib
@@ -48,7 +50,7 @@ def choose(job_id: str, restart_count: int, count: int, address: str | None) -> 
     ephemeral = ephemeral_range()
     ports = usable_ports(ephemeral)
     digest = hashlib.sha256(job_id.encode(errors="surrogateescape")).digest()
-    first = int.from_bytes(digest[:8]) + restart_count * STRIDE
+    first = int.from_bytes(digest[:8], "big") + restart_count * STRIDE
     chosen: list[int] = []
     for offset in range(len(ports)):
         port = ports[(first + offset) % len(ports)]

@@ -4,6 +4,8 @@ A subreaper adopts every orphan among its descendants. So a subreaper that has n
 descendant left, even after double forks, new sessions and killed parents.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
@@ -11,10 +13,11 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 END_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 TERM_WAIT_S = 2.0
@@ -112,6 +115,16 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
+
+
+def start_group(command: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own, in this session."""
+    # Popen's process_group is new in Python 3.11.
+    own: dict[str, Any] = {"preexec_fn": os.setpgrp}
+    if sys.version_info >= (3, 11):
+        own = {"process_group": 0}
+    child: subprocess.Popen[bytes] = subprocess.Popen(command, **own, **streams)
+    return child
 
 
 def reap() -> Iterator[tuple[int, int]]:

@@ -8,6 +8,8 @@ Once a training has saved something, the next attempt is even started ahead: sta
 workers waiting.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select

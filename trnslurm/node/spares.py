@@ -5,6 +5,8 @@
 The first words may be options of srun, as those of a container's runtime are.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Mapping, Sequence

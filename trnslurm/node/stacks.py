@@ -8,6 +8,8 @@ all nodes by srun. srun passes on at most 1024 bytes of a task's output at a tim
 comes in parts, each with the worker's name.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os

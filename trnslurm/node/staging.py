@@ -10,6 +10,8 @@ there. They print the archive, and the Python of the copy. Staging never fails a
 not possible, it prints a warning with the reason, and workers use the shared environment.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import io

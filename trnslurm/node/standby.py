@@ -9,6 +9,8 @@ attempt's program, it opens the gate, and ends as the launcher does. At the end 
 attempt's program has ended, and the workers are ended.
 """
 
+from __future__ import annotations
+
 import argparse
 import ast
 import fcntl
@@ -123,8 +125,10 @@ def _script() -> tuple[Path, Path]:
     """Return the file that Python runs, and the directory that it puts on the path for it."""
     if sys.argv[0] != "-m":
         return Path(sys.argv[0]), Path(sys.argv[0]).absolute().parent
-    # Not by importlib, which would import the module's package.
-    name = sys.orig_argv[sys.orig_argv.index("-m") + 1].replace(".", "/")
+    # Not by importlib, which would import the module's package, nor by sys.orig_argv, which is new
+    # in Python 3.10.
+    words = os.fsdecode(Path("/proc/self/cmdline").read_bytes()).split("\0")
+    name = words[words.index("-m") + 1].replace(".", "/")
     places = [Path(entry or ".", f"{name}.py") for entry in ["", *sys.path]]
     return next(place for place in places if place.exists()), Path.cwd()
 

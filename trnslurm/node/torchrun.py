@@ -33,7 +33,7 @@ def run() -> int:
     try:
         main()
     except SystemExit as end:
-        if isinstance(end.code, int | None):
+        if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1

@@ -122,7 +122,7 @@ def _of_neuron(report: Mapping[str, Any]) -> DeviceReport:
         cores = _at(runtime, "report", "neuroncore_counters", "neuroncores_in_use")
         for core, counters in cores.items():
             share = _at({"": counters}, "").get("neuroncore_utilization")
-            if core.isdigit() and isinstance(share, int | float):
+            if core.isdigit() and isinstance(share, (int, float)):
                 use[int(core)] = use.get(int(core), 0.0) + share / 100
         used = _at(
             runtime,
@@ -130,7 +130,7 @@ def _of_neuron(report: Mapping[str, Any]) -> DeviceReport:
             "neuroncore_memory_usage",
         )
         for core, parts in used.items():
-            sizes = [n for n in _at({"": parts}, "").values() if isinstance(n, int | float)]
+            sizes = [n for n in _at({"": parts}, "").values() if isinstance(n, (int, float))]
             if core.isdigit():
                 memory[int(core)] = memory.get(int(core), 0.0) + sum(sizes) / GIB
         for kind, count in _at(runtime, "report", "execution_stats", "error_summary").items():

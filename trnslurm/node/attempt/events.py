@@ -1,5 +1,7 @@
 """What the machine of an attempt is told, and what it decides."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -167,22 +169,21 @@ class Requeued(Event):
 
 def brief(event: object) -> str:
     """Return an event in a few words: what it is, and what decides what follows."""
-    match event:
-        case Cue():
-            return event.value
-        case StepEnded(code):
-            ends = [f"code {code}", "aborted" * event.aborted, "left over" * event.left_over]
-            return f"step ended: {', '.join(filter(None, ends))}"
-        case Answered(_, silent):
-            return f"answered: {', '.join(sorted(silent)) or 'no node'} does not"
-        case Told(state):
-            return f"told: {state}"
-        case Judged(Ending(state=state, here=here)):
-            return f"judged: {state}{' in this job' * here}"
-        case Refused(code, message):
-            return f"refused: code {code} {message}".rstrip()
-        case Looked(hangs=True):
-            return "looked: hangs"
+    if isinstance(event, Cue):
+        return str(event.value)
+    if isinstance(event, StepEnded):
+        ends = [f"code {event.code}", "aborted" * event.aborted, "left over" * event.left_over]
+        return f"step ended: {', '.join(filter(None, ends))}"
+    if isinstance(event, Answered):
+        return f"answered: {', '.join(sorted(event.silent)) or 'no node'} does not"
+    if isinstance(event, Told):
+        return f"told: {event.state}"
+    if isinstance(event, Judged) and event.ending:
+        return f"judged: {event.ending.state}{' in this job' * event.ending.here}"
+    if isinstance(event, Refused):
+        return f"refused: code {event.code} {event.message}".rstrip()
+    if isinstance(event, Looked) and event.hangs:
+        return "looked: hangs"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(event).__name__).lower()
 
 

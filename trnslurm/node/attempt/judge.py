@@ -1,5 +1,7 @@
 """What is read before an attempt begins and after it has ended, for the machine to decide."""
 
+from __future__ import annotations
+
 import sys
 import time
 import traceback

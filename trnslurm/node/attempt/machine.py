@@ -4,16 +4,17 @@ It neither reads nor writes, asks nor waits, and knows the time only as it is to
 end, says which event does what in which stage; all others change nothing.
 """
 
+from __future__ import annotations
+
 import math
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Union
 
 from trnslurm.contract.attempt import Attempt
-from trnslurm.contract.meant import Meant
+from trnslurm.contract.meant import Meant, Name
 from trnslurm.contract.states import EndCause, State
+from trnslurm.frozen import Frozen
 from trnslurm.node.attempt import events as e
 from trnslurm.node.attempt.roll import Roll
 from trnslurm.node.beats import PERIOD_S, Beat
@@ -45,9 +46,9 @@ _BY_SLURM = {
 """What an attempt becomes, and why, by what the controller says."""
 
 
-Happening = e.Event | e.Cue | Beat
-Decision = e.Decision | e.Act
-Kind = type[e.Event] | type[Beat] | e.Cue
+Happening = Union[e.Event, e.Cue, Beat]
+Decision = Union[e.Decision, e.Act]
+Kind = Union[type[e.Event], type[Beat], e.Cue]
 
 
 def kind_of(event: Happening) -> Kind:
@@ -75,7 +76,7 @@ class Stage(Meant):
     OVER = "over", "has ended"
 
 
-class Ahead(StrEnum):
+class Ahead(Name):
     """How far the next attempt is that is started ahead."""
 
     NONE = "none"
@@ -84,8 +85,7 @@ class Ahead(StrEnum):
     OVER = "over"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(Frozen):
     """What holds for all attempts of a job."""
 
     trains: bool

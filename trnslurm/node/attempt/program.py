@@ -6,6 +6,8 @@ take long, as a question to Slurm, a look at a shared disk or the search of a ca
 thread; its answer is an event like any other.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -234,7 +236,7 @@ class Program:
             self._job.relay = None
         state = self._machine.state
         logs = RUN.node_logs(state.phase, state.attempt)
-        aborted, gave_up = (a > b for a, b in zip(steps_of(state), self._before, strict=True))
+        aborted, gave_up = (a > b for a, b in zip(steps_of(state), self._before))
         return e.StepEnded(code, aborted=aborted, began=bool(logs), left_over=gave_up)
 
     def _fetched(self, code: int) -> e.Event:
@@ -244,15 +246,14 @@ class Program:
 
     def _tell(self, event: Happening) -> None:
         """Tell the machine, and do what it decides."""
-        match event:
-            case e.Launched(state=state, launch=launch) if state:
-                self._job.begin_again(launch)
-                self._open(state)
-                if event.runs and self._standby:
-                    self._step, self._job.relay = self._standby.step, self._standby.relay
-                    if not self._step:  # it ended as it was told to train
-                        self._results.put(e.StepEnded(1))
-                self._standby = None
+        if isinstance(event, e.Launched) and event.state:
+            self._job.begin_again(event.launch)
+            self._open(event.state)
+            if event.runs and self._standby:
+                self._step, self._job.relay = self._standby.step, self._standby.relay
+                if not self._step:  # it ended as it was told to train
+                    self._results.put(e.StepEnded(1))
+            self._standby = None
         made = self._machine
         before = made.stage
         self._do(made.on(event, time.monotonic()))
@@ -290,71 +291,73 @@ class Program:
             self._do_one(decision)
 
     def _do_one(self, decision: Decision) -> None:
+        state = self._machine.state
+        if isinstance(decision, e.Act):
+            self._act(decision)
+        elif isinstance(decision, e.Fetch):
+            start_heartbeat()
+            self._fetching = start_fetching(decision.place)
+        elif isinstance(decision, e.Signal):
+            if self._step:
+                processes.send(self._step, decision.signum)
+        elif isinstance(decision, e.EndNodes):
+            if self._job.beats:
+                self._job.beats.end(state.attempt, decision.nodes)
+        elif isinstance(decision, e.EndOrphans):
+            ends = partial(self._orphans_end, decision.hosts)
+            self._answer(ends, e.StepEnded(1, left_over=True))
+        elif isinstance(decision, e.AskToStop):
+            file = RUN.stop_file(state.phase, state.attempt)
+            self._files.put(partial(_ask_to_stop, file, decision.cause))
+        elif isinstance(decision, e.AskNodes):
+            hosts = decision.hosts
+            self._answer(partial(self._ask_nodes, hosts), e.Answered(hosts, frozenset()))
+        elif isinstance(decision, e.LookAtFiles):
+            self._mirror.look()
+            self._answer(partial(self._look, decision.silent), e.Looked())
+        elif isinstance(decision, e.Judge):
+            self._answer(partial(self._judge, decision), e.Judged(None, decision.code or 1))
+        elif isinstance(decision, e.EndAhead):
+            self._end_ahead(wait=decision.wait)
+        elif isinstance(decision, e.LaunchNext):
+            self._launch(state, decision.hosts, ahead=decision.ahead)
+        elif isinstance(decision, e.Requeue):
+            self._answer(partial(self._requeue, decision), e.Requeued("an error"))
+        elif isinstance(decision, e.Close):
+            self._close(decision.code, again=decision.again)
+        elif isinstance(decision, e.Say):
+            processes.say(decision.text)
+
+    def _act(self, act: e.Act) -> None:
         state, controller = self._machine.state, self._controller
-        match decision:
-            case e.Act.CHECK:
-                as_it_is = replace(state)
-                checks = (as_it_is, self._options, self._caps, controller)
-                self._answer(lambda: begins(*checks), e.Refused(1))
-            case e.Fetch(place):
-                start_heartbeat()
-                self._fetching = start_fetching(place)
-            case e.Act.END_FETCH:
-                processes.send(self._fetching, signal.SIGKILL)
-            case e.Act.KEY:
-                self._answer(self._key, e.Refused(1))
-            case e.Act.COMMIT:
-                self._answer(self._commit, e.Refused(1))
-            case e.Act.BEGIN:
-                self._begin(state)
-            case e.Act.START:
-                self._before = steps_of(state)
-                self._step = processes.spawn(
-                    self._options.command, own_session=controller.own_session
-                )
-            case e.Signal(signum):
-                if self._step:
-                    processes.send(self._step, signum)
-            case e.EndNodes(nodes):
-                if self._job.beats:
-                    self._job.beats.end(state.attempt, nodes)
-            case e.EndOrphans(hosts):
-                self._answer(partial(self._orphans_end, hosts), e.StepEnded(1, left_over=True))
-            case e.Act.RECORD:
-                as_it_is = replace(state)
-                self._files.put(lambda: note(as_it_is))
-            case e.AskToStop(cause):
-                file = RUN.stop_file(state.phase, state.attempt)
-                self._files.put(lambda: _ask_to_stop(file, cause))
-            case e.Act.ASK_WHAT_ENDS:
-                self._answer(lambda: e.Told(controller.what_ends_job()), e.Told(State.RUNNING))
-            case e.AskNodes(hosts):
-                self._answer(partial(self._ask_nodes, hosts), e.Answered(hosts, frozenset()))
-            case e.LookAtFiles(silent):
-                self._mirror.look()
-                self._answer(lambda: self._look(silent), e.Looked())
-            case e.Judge(code):
-                self._answer(lambda: self._judge(decision), e.Judged(None, code or 1))
-            case e.Act.PREPARE:
-                self._standby = relaunch.Standby(self._script(state.hosts), replace(state))
-                self._answer(self._standby.prepare, e.Prepared(possible=False))
-            case e.Act.START_AHEAD:
-                if self._standby:
-                    self._standby.start()
-            case e.EndAhead(wait):
-                self._end_ahead(wait=wait)
-            case e.LaunchNext(hosts, ahead):
-                self._launch(state, hosts, ahead=ahead)
-            case e.Requeue():
-                self._answer(lambda: self._requeue(decision), e.Requeued("an error"))
-            case e.Act.COPY:
-                self._mirror.finish()
-                self._copies = True
-                os.write(self._wakes, b"x")
-            case e.Close(code, again):
-                self._close(code, again=again)
-            case e.Say(text):
-                processes.say(text)
+        if act is e.Act.CHECK:
+            check = partial(begins, replace(state), self._options, self._caps, controller)
+            self._answer(check, e.Refused(1))
+        elif act is e.Act.END_FETCH:
+            processes.send(self._fetching, signal.SIGKILL)
+        elif act is e.Act.KEY:
+            self._answer(self._key, e.Refused(1))
+        elif act is e.Act.COMMIT:
+            self._answer(self._commit, e.Refused(1))
+        elif act is e.Act.BEGIN:
+            self._begin(state)
+        elif act is e.Act.START:
+            self._before = steps_of(state)
+            self._step = processes.spawn(self._options.command, own_session=controller.own_session)
+        elif act is e.Act.RECORD:
+            self._files.put(partial(note, replace(state)))
+        elif act is e.Act.ASK_WHAT_ENDS:
+            self._answer(lambda: e.Told(controller.what_ends_job()), e.Told(State.RUNNING))
+        elif act is e.Act.PREPARE:
+            self._standby = relaunch.Standby(self._script(state.hosts), replace(state))
+            self._answer(self._standby.prepare, e.Prepared(possible=False))
+        elif act is e.Act.START_AHEAD:
+            if self._standby:
+                self._standby.start()
+        elif act is e.Act.COPY:
+            self._mirror.finish()
+            self._copies = True
+            os.write(self._wakes, b"x")
 
     def _orphans_end(self, hosts: Sequence[str]) -> e.StepEnded:
         there = [host for host in hosts if host not in self._controller.silent(hosts)]

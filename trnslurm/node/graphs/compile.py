@@ -10,6 +10,8 @@ nodes have ended. On xla-cpu and torchneuron the command is the trial run itself
 files: TorchNeuron compiles only where it runs.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select

@@ -4,6 +4,8 @@ Locks are empty files that do not name their owner. So a lock is removed only if
 recorded that it left the lock, and has ended. All other locks are listed with their age.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import time

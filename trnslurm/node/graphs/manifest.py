@@ -13,8 +13,9 @@
 Names of files in a manifest begin at CACHE.
 """
 
+from __future__ import annotations
+
 import contextlib
-import hashlib
 import json
 import os
 import pwd
@@ -24,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trnslurm.contract.files import load_json, naming
+from trnslurm.contract.files import load_json, naming, sha256_of
 from trnslurm.frozen import Frozen
 
 FORMAT = 1
@@ -155,7 +156,7 @@ class GraphCache:
     def describe(self, path: Path) -> CachedFile:
         """Read a file whole for the manifest."""
         with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = sha256_of(stream)
             size = os.fstat(stream.fileno()).st_size
         return CachedFile(name=str(path.relative_to(self.root)), bytes=size, sha256=digest)
 

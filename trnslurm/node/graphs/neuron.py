@@ -5,6 +5,8 @@ The exit code is 0 when no graph was found, when one of its processes died durin
 another node has locked or compiled, so the lines that name a graph decide about it.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator

@@ -11,6 +11,8 @@ and a job's container, before the key is known:
     python -m trnslurm.node.graphs versions
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
@@ -44,15 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command of the command line; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        match words:
-            case ["compile", "--", _, *_]:
-                return run_compile(words[2:])
-            case ["verify"]:
-                verify(read_place())
-                return 0
-            case ["versions"]:
-                print(json.dumps(own_versions()))
-                return 0
+        if words[:2] == ["compile", "--"] and words[2:]:
+            return run_compile(words[2:])
+        if words == ["verify"]:
+            verify(read_place())
+            return 0
+        if words == ["versions"]:
+            print(json.dumps(own_versions()))
+            return 0
     except CacheError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

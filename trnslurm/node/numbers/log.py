@@ -7,7 +7,6 @@ another worker.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from trnslurm.node.numbers.lines import Line, parse, pieces
 from trnslurm.node.numbers.sighting import Sighting
@@ -104,5 +103,5 @@ def _interval(steps: list[int]) -> int:
     """Return n if these are n, 2n and so on, perhaps behind 1 (logging_first_step); else 0."""
     later = steps[1:] if steps[0] == 1 else steps
     every = later[1] - later[0] if len(later) > 1 else later[0]
-    fits = all(b - a == every for a, b in pairwise(later))
+    fits = all(b - a == every for a, b in zip(later, later[1:]))
     return every if fits and all(step % every == 0 for step in later) else 0

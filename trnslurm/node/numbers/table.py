@@ -29,7 +29,7 @@ def rows(text: str) -> list[Sighting]:
         if len(row) != len(names) or not row[step_at].isdigit():
             continue
         numbers = {}
-        for at, (name, cell) in enumerate(zip(names, row, strict=True)):
+        for at, (name, cell) in enumerate(zip(names, row)):
             if at != step_at and (value := _number(cell)) is not None:
                 numbers[canonical(name)] = value
         if named := with_loss(numbers):

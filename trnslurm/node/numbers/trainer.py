@@ -27,7 +27,9 @@ def history(state: Mapping[str, Any]) -> list[Sighting]:
             {
                 canonical(str(name)): float(value)
                 for name, value in entry.items()
-                if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+                if isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and name != "step"
             }
         )
         if numbers:

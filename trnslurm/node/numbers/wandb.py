@@ -109,5 +109,5 @@ def _of_item(message: bytes) -> tuple[str, float | None]:
         number = json.loads(text) if len(text) < 64 else None  # type: ignore[assignment]
     except ValueError:
         number = None  # type: ignore[assignment]
-    real = isinstance(number, int | float) and not isinstance(number, bool)
+    real = isinstance(number, (int, float)) and not isinstance(number, bool)
     return "/".join(n for n in names if n), float(number) if real else None

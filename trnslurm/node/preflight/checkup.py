@@ -14,6 +14,8 @@ on another node the same command must find the graph in the cache. If that node 
 or another key for the graph, the command would compile it again.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import os
@@ -46,7 +48,7 @@ from trnslurm.node.meeting import (
     join,
     read_rendezvous,
 )
-from trnslurm.node.processes import ask_tool, handling, last_line
+from trnslurm.node.processes import ask_tool, handling, last_line, start_group
 
 COMPILE_S = 180.0
 _CACHE = "NEURON_COMPILE_CACHE_URL"
@@ -183,7 +185,7 @@ def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) ->
         obey(node0.receive(_ORDER_S))
 
 
-def graph_of(options: argparse.Namespace) -> "XlaGraph | NativeGraph":
+def graph_of(options: argparse.Namespace) -> XlaGraph | NativeGraph:
     """Return the graph of the job's device."""
     if options.device.parallel_compile:
         return XlaGraph(options.graph_size, options.cache_layout)
@@ -390,7 +392,7 @@ def versions() -> dict[str, str]:
 def run_workers(command: Sequence[str], deadline_s: float) -> dict[str, Any]:
     """Run the command; end it and all that it started if it takes longer."""
     # A process group but no session: Slurm finds a job's processes by their session.
-    child = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, process_group=0)
+    child = start_group(command, stdin=subprocess.DEVNULL)
 
     def forward(signum: int, _frame: object) -> None:
         with suppress(ProcessLookupError):

@@ -1,15 +1,14 @@
 """What a job needs of a node, and what a check of it finds."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.devices import CPU, DeviceType
+from trnslurm.frozen import Frozen
 
 MIB, GIB = 2**20, 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
+class Needs(Frozen):
     """The needs of a job on one node."""
 
     run: Path
@@ -27,8 +26,7 @@ class Needs:
     """Bytes that must be free on each disk that is written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checked:
+class Checked(Frozen):
     """The result of a check: a fact for a table, and a problem with its fix."""
 
     fact: str = ""

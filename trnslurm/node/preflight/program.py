@@ -10,6 +10,8 @@ A node that cannot reach node 0 writes preflight-PHASE-ATTEMPT-nodeN.json. Node 
 it to its verdict. If node 0 itself is dead, this file remains.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import os

@@ -13,7 +13,7 @@ _OF_CHANCE = ("master port",)
 _LAST_CHARACTERS = 12
 
 
-@dataclass(kw_only=True)
+@dataclass
 class NodeReport:
     """The report of a node, and the problems that the comparison adds."""
 

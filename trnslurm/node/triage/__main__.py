@@ -5,6 +5,8 @@
 Batch scripts run this program after a failed attempt.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys

@@ -7,6 +7,8 @@ PyTorch, NCCL and Gloo raise RuntimeError for anything. All exceptions:
 https://docs.python.org/3/library/exceptions.html#exception-hierarchy
 """
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """What an error means by what is around it: its traceback, the lines before it, other ranks."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import replace

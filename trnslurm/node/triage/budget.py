@@ -1,5 +1,7 @@
 """How long a diagnosis may compute: who writes a log does not decide how long others read it."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

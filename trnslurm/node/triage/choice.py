@@ -1,5 +1,7 @@
 """Choose who failed first in an attempt, and which line tells the cause."""
 
+from __future__ import annotations
+
 import math
 import re
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """The evidence that an attempt left of its failure: suspects, and log lines with a known cause."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -229,7 +231,7 @@ def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
     written: dict[int, list[tuple[int, int]]] = {}
     for rank, file in failed.items():
         with suppress(OSError):
-            when = file.stat(follow_symlinks=False).st_mtime_ns
+            when = file.lstat().st_mtime_ns
             written.setdefault(rank // max(per_node, 1), []).append((when, rank))
     first = [rank for node in written.values() for _, rank in sorted(node)[:_OF_A_NODE]]
     return {rank: failed[rank] for rank in first}
@@ -351,7 +353,7 @@ def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
     """Yield the first line of each known cause and rank."""
     seen: set[tuple[str, int | None]] = set()
     shapes: set[str] = set()
-    lines = enumerate(zip(text.split("\n"), text.lower().split("\n"), strict=True))
+    lines = enumerate(zip(text.split("\n"), text.lower().split("\n")))
     for at, (line, small) in lines:
         if not may_match(small):
             continue

@@ -1,5 +1,7 @@
 """Find out who failed first and why, and report it in a few lines."""
 
+from __future__ import annotations
+
 import re
 import textwrap
 import time

@@ -1,5 +1,7 @@
 """What a node of a failed attempt had, devices and limits: they decide between causes of a line."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 
@@ -111,7 +113,7 @@ class Machine:
 
     def _number(self, key: str) -> float | None:
         value = self._has.get(key)
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if isinstance(value, (int, float)) else None
 
     def _text(self, key: str) -> str:
         return plain_word(self._has.get(key))

@@ -12,7 +12,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Optional
+
+from trnslurm.node.processes import start_group
 
 Errors = dict[str, int]
 
@@ -44,7 +46,7 @@ class DeviceReport(NamedTuple):
     """Counters of errors, by what they count."""
 
 
-Parse = Callable[[list[str]], DeviceReport | None]
+Parse = Callable[[list[str]], Optional[DeviceReport]]
 
 
 class Tool(NamedTuple):
@@ -92,12 +94,11 @@ class Devices:
     def _start(self) -> None:
         try:
             # In a group of its own: neuron-monitor starts further processes.
-            self._process = subprocess.Popen(
+            self._process = start_group(
                 self._tools[0].command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                process_group=0,
             )
         except OSError:
             self._tools = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trnslurm.node.usage.devices import DeviceReport
@@ -142,12 +143,12 @@ class Notices:
             self._memory.popleft()
         if look.at - self._memory[0][0] < _MOSTLY * _LEAK_S:
             return
-        times, lefts = zip(*self._memory, strict=True)
+        lefts = [left for _, left in self._memory]
         if max(lefts) - min(lefts) < _LEAST_MEMORY * whole:
             return
-        slope, _ = statistics.linear_regression(times, lefts)
+        slope, correlation = _trend(self._memory)
         lost = -slope * 3600
-        if statistics.correlation(times, lefts) < -_STEADY and left < _HOURS_LEFT * lost:
+        if correlation < -_STEADY and left < _HOURS_LEFT * lost:
             text = f"{lost:.1f} GiB of memory are used up in an hour: {left:.0f} are left"
             yield "leak", text
 
@@ -166,3 +167,14 @@ def _named(kind: str, numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:_MOST_NAMED]))
     more = len(numbers) - _MOST_NAMED
     return f"{kind}s {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def _trend(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the slope of the line of best fit, and the correlation.
+
+    The module statistics has both since Python 3.10.
+    """
+    x, y = (statistics.fmean(values) for values in zip(*points))
+    xy = sum((a - x) * (b - y) for a, b in points)
+    xx, yy = sum((a - x) ** 2 for a, _ in points), sum((b - y) ** 2 for _, b in points)
+    return xy / xx, xy / math.sqrt(xx * yy)

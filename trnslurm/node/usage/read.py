@@ -28,7 +28,7 @@ def notices(run: RunFiles, phase: str, attempt: int) -> Iterator[Notice]:
         for notice in listed if isinstance(listed, list) else []:
             text, since, until = (_at(notice, name) for name in ("text", "since", "until"))
             host = _at(notice, "host") or facts.get("host")
-            if until is None and isinstance(text, str) and isinstance(since, int | float):
+            if until is None and isinstance(text, str) and isinstance(since, (int, float)):
                 yield Notice(text, float(since), host=host if isinstance(host, str) else "a node")
 
 
