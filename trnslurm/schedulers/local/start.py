@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import submitit
 from submitit.local import local
 from submitit.local.local import LocalExecutor
 
@@ -34,6 +35,7 @@ _ENVIRONMENT = (
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",  # which GPUs the user may use
 )
+_SUBMITIT = str(Path(submitit.__file__).parent.parent)
 _NO_LIMIT_MIN = 10 * 365 * 24 * 60  # submitit's own default is two minutes
 _STOP_S = 45  # the guard gives the script and its nodes less than this
 
@@ -57,7 +59,7 @@ class GuardedLocal(LocalExecutor):
                 process = subprocess.Popen(
                     argv,
                     shell=shell,
-                    env=env,
+                    env={**env, "PYTHONPATH": _SUBMITIT},  # that of an unpacked launcher, too
                     cwd=self.folder,  # a file of the user may have the name of a module
                     start_new_session=True,
                     stdin=subprocess.DEVNULL,
