@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 all: help
 .PHONY: all help demo docs pictures setup test test-all test-loaded lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz simulate check durations format goldens bench bench-training \
-  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel release releases clean
+  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel pyz release releases clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -206,6 +206,9 @@ bench-scale: sandbox .venv/.dev  ## Measure a job on sandboxes of 2 to 128 nodes
 
 wheel: .venv/.dev  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
+
+pyz: .venv/.dev  ## Build dist/trnslurm.pyz, the launcher as one file
+	$(BIN)/python .ci/release.py --launcher dist
 
 release: .venv/.dev  ## Make dist/: wheel, source, one-file launcher, checksums (DRAFT=1)
 	rm -rf dist

@@ -1,8 +1,9 @@
-"""Make a release: python .ci/release.py [--draft] DIRECTORY
+"""Make a release: python .ci/release.py [--draft | --launcher] DIRECTORY
 
 It writes the wheel, the source archive, the launcher as one file (trnslurm.pyz), the licences of
 what that file contains, the changelog of this version, and SHA256SUMS. The same commit gives the
-same bytes. --draft makes one of a version that has no changelog yet, or of changed files.
+same bytes. --draft makes one of a version that has no changelog yet, or of changed files;
+--launcher only the one file.
 """
 
 from __future__ import annotations
@@ -24,34 +25,46 @@ from trnslurm.remote import launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 _SHEBANG = b"#!/usr/bin/env python3\n"
-# Modules cannot read their templates inside a zip file: the launcher is unpacked once.
+# Modules cannot read their templates inside a zip file: the launcher is unpacked once, into a
+# directory named by a hash of its files. Those of other versions stay, because they may be running.
 _MAIN = """\
 import os, sys
 
 if sys.version_info < (3, 11):
     sys.exit("error: trnslurm needs Python 3.11 or newer, this is " + sys.version.split()[0])
 
-import tempfile, zipfile
 from pathlib import Path
 
 NAME = "{name}"
 base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trnslurm"
 place = base / NAME
-if not place.is_dir():
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+def unpack():
+    import tempfile, zipfile  # slow to import
+    umask = os.umask(0o077)
+    base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base) as new:
-        with zipfile.ZipFile(sys.argv[0] if zipfile.is_zipfile(sys.argv[0]) else __file__) as file:
+        with zipfile.ZipFile(__file__.rpartition(os.sep)[0]) as file:
             file.extractall(Path(new, NAME))
+        Path(new, NAME, "__main__.py").unlink()
         try:
             Path(new, NAME).rename(place)
         except OSError:
             if not place.is_dir():  # else another process was faster
                 raise
-if place.stat().st_uid != os.getuid() or place.stat().st_mode & 0o022:
-    sys.exit("error: " + str(place) + " is not yours alone: remove it")
-sys.path.insert(0, str(place))
+    os.umask(umask)
+
+try:
+    if not place.is_dir():
+        unpack()
+    for path in (base, place):
+        if path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o022:
+            sys.exit("error: others can write to " + str(path) + ": remove it, or chmod go-w it")
+except OSError as error:
+    sys.exit("error: " + str(error.filename) + ": " + error.strerror)
+sys.path[0] = str(place)
 sys.argv[0] = "trnslurm"
-from trnslurm.cli import main
+from trnslurm.__main__ import main
 main()
 """
 
@@ -61,7 +74,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--draft", action="store_true")
+    parser.add_argument("--launcher", action="store_true", help="write trnslurm.pyz only")
     options = parser.parse_args()
+    if options.launcher:
+        write_launcher(options.directory)
+        return
     draft, out, notes = options.draft, options.directory, changes()
     if not draft and not notes:
         sys.exit(f"error: CHANGELOG.md has no section '## {__version__}': write it, or --draft")
@@ -72,14 +89,21 @@ def main() -> None:
     environ = os.environ | {"SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct")}
     build = [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)]
     subprocess.run(build, check=True, env=environ, stdout=subprocess.DEVNULL)
-    (out / "trnslurm.pyz").write_bytes(one_file(launcher.files()))
-    (out / "trnslurm.pyz").chmod(0o755)
+    write_launcher(out)
     (out / "licences.txt").write_text("\n".join([*licences(), ""]))
     (out / "changes.md").write_text(notes or changes("Unreleased"))
     made = sorted(file for file in out.iterdir() if file.name != "SHA256SUMS")
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in made]
     (out / "SHA256SUMS").write_text("".join(sums))
     print(f"trnslurm {__version__} in {out}:", *(f"  {file.name}" for file in made), sep="\n")
+
+
+def write_launcher(directory: Path) -> None:
+    """Write the launcher as one file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "trnslurm.pyz"
+    file.write_bytes(one_file(launcher.files()))
+    file.chmod(0o755)
 
 
 def git(*words: str) -> str:
@@ -98,7 +122,8 @@ def changes(version: str = __version__) -> str:
 
 def one_file(files: Mapping[str, bytes]) -> bytes:
     """Return the launcher as a zip file that Python runs; the same files make the same bytes."""
-    contents = {**files, "__main__.py": _MAIN.format(name=launcher.name()).encode()}
+    main_file = _MAIN.format(name=launcher.name(launcher.ONE_FILE)).encode()
+    contents = {**files, "__main__.py": main_file}
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(contents.items()):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.remote import launcher
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -96,6 +98,41 @@ def test_every_form_renders_and_plans_as_the_checkout_does(
     pip = run([str(tmp_path / "venv/bin/pip"), "uninstall", "--quiet", "--yes", "trnslurm"])
     assert pip.returncode == 0, pip.stderr
     assert not [*(tmp_path / "venv").rglob("*trnslurm*")]
+
+
+@pytest.mark.rest
+def test_the_one_file_trains_where_only_python_is(release: Path, tmp_path: Path) -> None:
+    python = str(tmp_path / "bare/bin/python")
+    assert (
+        run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")]).returncode == 0
+    )
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    (tmp_path / "x.py").write_text('print("step 1 loss 0.5", flush=True)\n')
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [python, str(release / "trnslurm.pyz"), *words]
+        return run(command, cwd=tmp_path, env=env, umask=0o002)
+
+    for words, said in (
+        (("submit", "./x.py", "--cluster", "local"), "COMPLETED"),
+        (("status", "last"), "COMPLETED"),
+        (("render", "./x.py", "-c", "p5", "--time", "60", "-o", "bundle"), "Wrote"),
+    ):
+        done = call(*words)
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    (place,) = (tmp_path / ".cache/trnslurm").glob("one-file-*")
+    assert not (place.stat().st_mode | place.parent.stat().st_mode) & 0o077
+    # It sends the same launcher to another host as the checkout does.
+    name = run(
+        [python, "-c", "from trnslurm.remote import launcher; print(launcher.name())"],
+        env=env | {"PYTHONPATH": str(place)},
+        cwd=tmp_path,
+    )
+    assert name.stdout.strip() == launcher.name(), name.stderr
+    place.chmod(0o777)
+    done = call("--version")
+    assert done.returncode == 1
+    assert done.stderr == f"error: others can write to {place}: remove it, or chmod go-w it\n"
 
 
 @pytest.mark.rest

@@ -26,6 +26,8 @@ NEEDED = (
     "cloudpickle",
     "typing_extensions",
 )
+ONE_FILE = "one-file-"
+"""How the directory's name begins into which the one-file launcher (.ci/release.py) is unpacked."""
 _SHARE = ("templates", "cluster-config", "jobs")
 _MAIN = b"""\
 import sys
@@ -41,17 +43,19 @@ main()
 @functools.cache
 def files() -> dict[str, bytes]:
     """Return the files of the launcher by path."""
+    if _PACKAGE.parent.name.startswith(ONE_FILE):
+        return {"__main__.py": _MAIN, **dict(_tree(_PACKAGE.parent))}
     return {"__main__.py": _MAIN, **dict(_own()), **dict(_needed())}
 
 
 @functools.cache
-def name() -> str:
+def name(begin: str = "launcher-") -> str:
     """Return the name of the launcher's directory on the other host, from a hash of its files."""
     digest = hashlib.sha256()
     for path, data in sorted(files().items()):
         digest.update(f"{path}\0{len(data)}\0".encode())
         digest.update(data)
-    return f"launcher-{digest.hexdigest()[:16]}"
+    return f"{begin}{digest.hexdigest()[:16]}"
 
 
 @functools.cache
@@ -82,12 +86,12 @@ def _own() -> Iterator[tuple[str, bytes]]:
             yield from _tree(root / shared, f"trnslurm/share/{shared}")
 
 
-def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+def _tree(directory: Path, prefix: str = ".") -> Iterator[tuple[str, bytes]]:
     for file in directory.rglob("*"):
         inside = file.relative_to(directory)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
         if not hidden and file.suffix != ".pyc" and file.is_file():
-            yield f"{prefix}/{inside.as_posix()}", file.read_bytes()
+            yield Path(prefix, inside).as_posix(), file.read_bytes()
 
 
 def _needed() -> Iterator[tuple[str, bytes]]:
