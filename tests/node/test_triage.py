@@ -440,6 +440,13 @@ def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
     assert "train.py, line 29" in found(run).fix
 
 
+def test_what_the_launcher_says_next_is_no_part_of_a_message(run) -> None:
+    said = "trnslurm: 2026-11-29T11:12:44.902Z rank 0 (local rank 0, node-1) failed: exit code 1 of"
+    log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 2, in <module>\n'
+        f"    a[key]\nKeyError: 'lr'\n{said} PID 7\n")  # fmt: skip
+    assert "no entry 'lr' where x.py looks it up" in found(run).cause
+
+
 def test_the_first_task_that_srun_saw_die_goes_before_consequences(run) -> None:
     """Its node's log just stops; what srun ends after it is killed as well."""
     killed = "srun: error: node-2: task 1: Killed"

@@ -63,7 +63,7 @@ _IGNORED = re.compile(r"Exception ignored (in|while|on)\b|Error in atexit\.|--- 
 # Lines of other writers, which end an exception's message.
 _OTHERS_LINE = re.compile(
     r"\[rank\d+\]|[IWEF]\d{4} \d\d:|\[?[IWE]? ?\d{4}-\d\d-\d\d|\S+:\d+:\d+ \[\d+\] NCCL|srun: "
-    r"|slurm|={8}|-{8}|\*{8}|(INFO|WARNING|ERROR|DEBUG)\b|triage: |Exception ignored"
+    r"|slurm|trnslurm: |={8}|-{8}|\*{8}|(INFO|WARNING|ERROR|DEBUG)\b|triage: |Exception ignored"
 )
 _ERROR_LIKE = re.compile(
     r"(?i)error\b|\bfatal\b|\bfail(ed|ure)\b|\babort|\bassert|\bcannot\b|\bcould not\b|\bcan't\b"
