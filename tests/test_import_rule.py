@@ -101,6 +101,7 @@ FLOORS = [
     "__init__",
     "errors",
     "console",
+    "plugins",
     "declared",
     "config",
     "adopt",

@@ -16,10 +16,12 @@ from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.keys import keys_of
+from trnslurm.plugins import all_plugins
 from trnslurm.records.foreign import this_user
 from trnslurm.runs.find import group_of, list_runs
 from trnslurm.runs.search import run_roots, workspace_of
 from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.trackers.send import TRACKERS
 
 # The shell inserts a completed word unquoted, and others may write to a run root.
 _HARMLESS = re.compile(r"\w[\w.-]*")
@@ -99,6 +101,11 @@ def _variables(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[
     return filter(_VARIABLE.fullmatch, sorted(os.environ))
 
 
+def _trackers(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
+    plugins = [plugin.name for plugin in all_plugins() if plugin.kind == "tracker"]
+    return filter(_HARMLESS.fullmatch, dict.fromkeys([*TRACKERS, *plugins]))
+
+
 _NAMES: dict[str, Callable[[Workspace, click.Context, str], Iterable[str]]] = {
     "recipe": lambda workspace, ctx, word: sorted(workspace.recipes()),
     "cluster": lambda workspace, ctx, word: sorted(workspace.clusters()),
@@ -109,4 +116,5 @@ _NAMES: dict[str, Callable[[Workspace, click.Context, str], Iterable[str]]] = {
     "host": _hosts,
     "variable": _variables,
     "job": _jobs,
+    "tracker": _trackers,
 }

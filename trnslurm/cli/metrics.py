@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from trnslurm.cli import completer
 from trnslurm.cli.options import json_option, path_option, refuse_pairs, run_or_sweep_argument
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.contract.metrics import READ
@@ -58,7 +59,10 @@ Points = Sequence[tuple[float, float]]
     help="Draw a number over all steps, or the last N.  [default: loss]",
 )
 @click.option(
-    "--to", type=click.Choice(["wandb", "mlflow"]), help="Send what is new to this tracker."
+    "--to",
+    metavar="TRACKER",
+    shell_complete=completer("tracker"),
+    help="Send what is new to wandb, mlflow, or the tracker of a plug-in.",
 )
 @click.option("--project", metavar="NAME", help="Project there.  [default: the recipe]")
 @click.option("-f", "--follow", is_flag=True, help="With --to: until the run has ended.")
@@ -77,7 +81,8 @@ def metrics_command(
     Steps that a later attempt repeated are shown once. --json prints
     all steps and all numbers.
 
-    --to sends them to Weights & Biases or MLflow, each step once, however often it is called.
+    --to sends them to Weights & Biases, MLflow or the tracker of a plug-in, each step once,
+    however often it is called.
 
     \b
     Example:

@@ -216,6 +216,8 @@ def _take(ctx: click.Context, command: UsersCommand) -> None:
     if workers and params["workers_per_node"] is None:
         params["workers_per_node"] = workers
         taken.append(f"--workers {workers}")
+    if command.read_as:
+        click.echo(f"Reading it as {command.read_as}", err=True)
     if taken:
         click.echo(f"Using {' '.join(taken)}, as the command says", err=True)
     if command.left_out:

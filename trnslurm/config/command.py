@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from trnslurm.config.entry import Entry
 from trnslurm.config.script import OWN_LAUNCHER, Launcher
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
+from trnslurm.plugins import Plugin, find_plugin
 
 Per = Literal["worker", "node", "job"]
 """How many times a command is started."""
@@ -40,6 +41,13 @@ class Command(Frozen):
     """Likewise, on all nodes."""
     left_out: tuple[str, ...] = ()
     """The options in whose place trnslurm acts."""
+    read_as: str = ""
+    """The command that a plug-in gave in its place, and who did; empty: the user's own."""
+
+
+Rewrite = Callable[[Sequence[str]], Sequence[str]]
+"""Returns the command to read in place of these words, whose first is its name; unchanged words:
+none. The object of a launcher's plug-in."""
 
     def workers_on(self, nodes: int) -> int | None:
         """Return the number of workers on each of so many nodes."""
@@ -171,7 +179,18 @@ _START_TASKS = frozenset({"srun", "mpirun", "mpiexec"})
 _FIND_PYTHON = frozenset({"uv", "poetry", "pdm", "pixi", "rye"})
 
 
-def read_command(words: Sequence[str]) -> Command:
+def _as_module(words: Sequence[str]) -> Sequence[str]:
+    name, *rest = words
+    module = _MODULES.get((Path(name).name, rest[0])) if rest else None
+    return ["python", "-m", module, *rest[1:]] if module else words
+
+
+_REWRITES: Mapping[str, Rewrite] = {name: _as_module for name, _ in _MODULES}
+HEADS = (*_HEADS, *_FIND_PYTHON, *_START_TASKS, *_REWRITES)
+"""Names that no plug-in takes; python is another."""
+
+
+def read_command(words: Sequence[str], *, by_plugins: bool = True) -> Command:
     """Return a command in trnslurm's terms, or raise an error that says what to type."""
     head, rest = words[0], [*words[1:]]
     name = Path(head).name
@@ -199,9 +218,26 @@ def read_command(words: Sequence[str]) -> Command:
         return _launched(_HEADS[name], name, rest)
     if _PYTHON.fullmatch(name):
         return _by_python(name, rest)
-    if rest and (module := _MODULES.get((name, rest[0]))):
-        return _of(Entry.module(module), rest[1:])
+    if (rewrite := _REWRITES.get(name)) and (again := rewrite(words)) != words:
+        return read_command(again)
+    # Looking for plug-ins takes longer than all else here; files and paths are none.
+    may_be = by_plugins and "/" not in head and name not in _REWRITES and not Path(head).is_file()
+    if may_be and (plugin := find_plugin("launcher", head)):
+        return _by_plugin(plugin, words)
     return _of(_entry_of(head), rest)
+
+
+def _by_plugin(plugin: Plugin, words: Sequence[str]) -> Command:
+    """Return the command that a plug-in gives; no other plug-in reads it."""
+    rewrite = plugin.load()
+    with plugin.blamed():
+        again = rewrite([*words])
+        if isinstance(again, str) or not (again := [*again]):
+            raise TypeError(f"expected a list of words, not {again!r}")
+        if any(not isinstance(word, str) for word in again):
+            raise TypeError(f"expected words, not {again!r}")
+        found = read_command(again, by_plugins=False)
+    return found if again == [*words] else replace(found, read_as=f"{shlex.join(again)} ({plugin})")
 
 
 def launcher_for(recipe: str, per: Per) -> Launcher:

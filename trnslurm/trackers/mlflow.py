@@ -17,8 +17,7 @@ from mlflow.tracking import MlflowClient
 
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
-from trnslurm.report.history import History
-from trnslurm.trackers.send import about, numbers_of, remote_name
+from trnslurm.trackers.send import Subject, numbers_of, remote_name
 
 REFUSALS = (MlflowException, OSError)
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500  # in one call, which every server accepts
@@ -29,28 +28,28 @@ _STATUS = {State.COMPLETED: "FINISHED", State.CANCELLED: "KILLED"}
 class Run:
     """A run at MLflow: the one with this run's name, or a new one."""
 
-    def __init__(self, history: History, project: str | None) -> None:
-        name, record = history.run.name, history.record
+    def __init__(self, subject: Subject) -> None:
+        name = subject.name
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             raise TrnslurmError(
                 "--to mlflow: set MLFLOW_TRACKING_URI to the address of the server, for example "
                 "http://host:5000"
             )
-        experiment = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or record.recipe
+        experiment = subject.project or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        experiment = experiment or subject.recipe
         self._client = client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
         self._experiment = found.experiment_id if found else client.create_experiment(experiment)
         known = f"tags.`{_RUN}` = '{remote_name(name)}'"
         runs = client.search_runs([self._experiment], known, max_results=1)
-        config, tags = about(history)
         if runs:
             run = runs[0]
         else:
             run = client.create_run(
                 self._experiment, tags={_RUN: remote_name(name), _STEP: "0"}, run_name=name
             )
-            params = [Param(key, str(value)[:_LONGEST]) for key, value in config.items()]
+            params = [Param(key, str(value)[:_LONGEST]) for key, value in subject.config.items()]
             for start in range(0, len(params), _MOST_PARAMS):
                 client.log_batch(run.info.run_id, params=params[start : start + _MOST_PARAMS])
         self._id = run.info.run_id
@@ -60,8 +59,8 @@ class Run:
         self._where = page if host else f"{uri}, experiment {experiment}"
         said = run.data.tags.get(_STEP, "")
         self.last = int(said) if said.isdecimal() else 0
-        words = {"mlflow.note.content": record.note, "trnslurm.nodes": str(record.nodes)}
-        words |= {f"trnslurm.{key}": tag for key, tag in tags.items()}
+        words = {"mlflow.note.content": subject.note, "trnslurm.nodes": str(subject.nodes)}
+        words |= {f"trnslurm.{key}": tag for key, tag in subject.tags.items()}
         client.log_batch(self._id, tags=[RunTag(key, value) for key, value in words.items()])
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
+from trnslurm.frozen import Frozen
+from trnslurm.plugins import plugin_named
 from trnslurm.records.run import RunDir
 from trnslurm.report.history import History, is_number
 from trnslurm.runs.status import RunStatus, run_status
@@ -25,14 +28,31 @@ _NO_NUMBERS = ("step", "steps", "time")
 _OF_THIS_HOST = ("notify.",)
 
 
+class Subject(Frozen):
+    """What a tracker is told of a run."""
+
+    name: str
+    project: str | None
+    """The value of --project."""
+    recipe: str
+    config: Mapping[str, Any]
+    """The configuration of the run by dotted keys."""
+    tags: Mapping[str, str]
+    """What runs are searched by: recipe, preset, cluster, sweep; none is empty."""
+    nodes: int
+    note: str
+    sweep: str
+    directory: Path
+
+
 class Tracker(Protocol):
-    """One run at a tracker."""
+    """One run at a tracker. A plug-in is a function or class that makes one of a Subject."""
 
     last: int
     """The last step that it has; 0: none."""
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Log these steps, in ascending order."""
+        """Log these steps, in ascending order: the lines of metrics.jsonl."""
 
     def close(self, state: State) -> str:
         """Record the state of the run; return where its steps can be seen."""
@@ -46,21 +66,25 @@ def send(
     statuses: Iterator[RunStatus] = iter([history.status])
     if follows:
         statuses = follow(run, EVERY_S)
-    with _opened(history, to, project) as tracker:
-        first = tracker.last
-        state = history.status.state
-        try:
-            for status in statuses:
-                state = status.state
-                steps = [step for step in run.steps() if step["step"] > tracker.last]
-                if steps and not status.final:  # the newest step may get more metrics
-                    steps = [step for step in steps if step["step"] < steps[-1]["step"]]
-                if steps:
+    opened, errors = _door(to)
+    with errors():
+        tracker = opened(_subject(history, project))
+        first = last = int(tracker.last)
+    state = history.status.state
+    try:
+        for status in statuses:
+            state = status.state
+            steps = [step for step in run.steps() if step["step"] > last]
+            if steps and not status.final:  # the newest step may get more metrics
+                steps = [step for step in steps if step["step"] < steps[-1]["step"]]
+            if steps:
+                with errors():
                     tracker.log(steps)
-                    tracker.last = steps[-1]["step"]
-        finally:
+                    tracker.last = last = steps[-1]["step"]
+    finally:
+        with errors():
             where = tracker.close(state)
-    new = f"steps {first + 1} to {tracker.last}" if tracker.last > first else "no new step"
+    new = f"steps {first + 1} to {last}" if last > first else "no new step"
     say(f"{run.name}: {new} sent to {where}")
 
 
@@ -69,8 +93,12 @@ def numbers_of(step: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in step.items() if k not in _NO_NUMBERS and is_number(v)}
 
 
-def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of a run by dotted keys, and tags for searches."""
+def remote_name(name: str) -> str:
+    """Return the name of a run as an id that trackers accept."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
+
+
+def _subject(history: History, project: str | None) -> Subject:
     record = history.record
     config = {k: v for k, v in history.config.items() if not k.startswith(_OF_THIS_HOST)}
     tags = {
@@ -79,17 +107,28 @@ def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
         "cluster": record.cluster,
         "sweep": record.group,
     }
-    return config | {"nodes": record.nodes}, {key: tag for key, tag in tags.items() if tag}
+    return Subject(
+        name=history.run.name,
+        project=project,
+        recipe=record.recipe,
+        config=config | {"nodes": record.nodes},
+        tags={key: tag for key, tag in tags.items() if tag},
+        nodes=record.nodes,
+        note=record.note or "",
+        sweep=record.group or "",
+        directory=history.run.path,
+    )
 
 
-def remote_name(name: str) -> str:
-    """Return the name of a run as an id that trackers accept."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
+Errors = Callable[[], AbstractContextManager[None]]
+"""What turns a tracker's errors into a TrnslurmError."""
 
 
-@contextmanager
-def _opened(history: History, to: str, project: str | None) -> Iterator[Tracker]:
-    """Find or make the run at the tracker; turn the tracker's errors into a TrnslurmError."""
+def _door(to: str) -> tuple[Callable[[Subject], Tracker], Errors]:
+    """Return what opens a run at a tracker; built-in trackers go before those of plug-ins."""
+    if to not in TRACKERS:
+        plugin = plugin_named("tracker", to, TRACKERS)
+        return plugin.load(), plugin.blamed
     try:
         module = import_module(f"trnslurm.trackers.{to}")
     except ImportError as error:
@@ -98,8 +137,13 @@ def _opened(history: History, to: str, project: str | None) -> Iterator[Tracker]
         raise TrnslurmError(
             f"--to {to} needs a package that is missing here: pip install 'trnslurm[{to}]'"
         ) from None
-    try:
-        yield module.Run(history, project)
-    except module.REFUSALS as error:
-        (first, *_) = str(error).strip().splitlines() or [type(error).__name__]
-        raise TrnslurmError(f"--to {to}: {first}") from None
+
+    @contextmanager
+    def errors() -> Iterator[None]:
+        try:
+            yield
+        except module.REFUSALS as error:
+            (first, *_) = str(error).strip().splitlines() or [type(error).__name__]
+            raise TrnslurmError(f"--to {to}: {first}") from None
+
+    return module.Run, errors

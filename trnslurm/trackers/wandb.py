@@ -10,9 +10,9 @@ import wandb
 import wandb.errors
 
 from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
-from trnslurm.report.history import History
-from trnslurm.trackers.send import about, numbers_of, remote_name
+from trnslurm.trackers.send import Subject, numbers_of, remote_name
 
 REFUSALS = (wandb.errors.Error, OSError)
 _OFFLINE = ("offline", "dryrun")
@@ -21,13 +21,14 @@ _OFFLINE = ("offline", "dryrun")
 class Run:
     """A run at Weights & Biases: the one with this run's name, or a new one."""
 
-    def __init__(self, history: History, project: str | None) -> None:
-        self._history = history
-        self._project = project or os.environ.get("WANDB_PROJECT") or history.record.recipe
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._sent_file = RunFiles(subject.directory).sent_file
+        self._project = subject.project or os.environ.get("WANDB_PROJECT") or subject.recipe
         self._offline = wandb.setup().settings.mode in _OFFLINE
         self._open: Any = None  # its config is not annotated
         # The server knows what it has. Offline there is no server, so a file records what was sent.
-        self._sent = read_json(history.run.sent_file) if self._offline else {}
+        self._sent = read_json(self._sent_file) if self._offline else {}
         known = self._sent.get(self._project)
         self.last = known if isinstance(known, int) else 0
         if not self._offline:
@@ -41,8 +42,7 @@ class Run:
         return self._open
 
     def _begin(self) -> Any:
-        history, record = self._history, self._history.record
-        config, tags = about(history)
+        subject = self._subject
         # wandb would record the machine, packages and repository of this host, not of the run.
         settings = wandb.Settings(
             silent=True,
@@ -55,17 +55,19 @@ class Run:
         )
         run: Any = wandb.init(
             project=self._project,
-            id=remote_name(history.run.name),
-            name=history.run.name,
+            id=remote_name(subject.name),
+            name=subject.name,
             resume="allow",
-            config=config,
-            tags=[*dict.fromkeys(tags.values())],
-            notes=record.note or None,
-            group=record.group or None,
+            config=dict(subject.config),
+            tags=[*dict.fromkeys(subject.tags.values())],
+            notes=subject.note or None,
+            group=subject.sweep or None,
             settings=settings,
-            dir=None if os.environ.get("WANDB_DIR") else str(history.run.path),
+            dir=None if os.environ.get("WANDB_DIR") else str(subject.directory),
         )
-        run.config.update(config, allow_val_change=True)  # a resume may change the nodes
+        run.config.update(
+            dict(subject.config), allow_val_change=True
+        )  # a resume may change the nodes
         return run
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
@@ -81,5 +83,5 @@ class Run:
         where: str = self._run.settings.sync_dir if self._offline else self._run.url
         self._run.finish(exit_code=0 if state in (State.COMPLETED, State.RUNNING) else 1)
         if self._offline:
-            write_json(self._history.run.sent_file, self._sent | {self._project: self.last})
+            write_json(self._sent_file, self._sent | {self._project: self.last})
         return where
