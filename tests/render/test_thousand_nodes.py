@@ -175,7 +175,7 @@ def test_triage_takes_as_long_per_node_for_any_number(crashed) -> None:
     few, many = crashed(20), crashed(200)
     taken = {}
     for run in (few, many):
-        causes._matching.cache_clear()  # it knows lines of the run before
+        causes.built_in().matching.cache_clear()  # it knows lines of the run before
         taken[run] = steps_of(lambda run=run: find_cause(run.path, "train", 1))
     assert taken[many] < 11 * taken[few]
 

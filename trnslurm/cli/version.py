@@ -8,8 +8,14 @@ import click
 
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.installed import PACKAGES, Installed, Jobs, installed
+from trnslurm.config.command import HEADS
 from trnslurm.config.load import resolve_cluster
+from trnslurm.node.notify import WAYS
+from trnslurm.plugins import Plugin
 from trnslurm.runs.search import workspace_of
+from trnslurm.trackers.send import TRACKERS
+
+_BUILT_IN = {"launcher": HEADS, "tracker": TRACKERS, "notifier": tuple(WAYS)}
 
 
 def print_installed(cluster: str | None, *, as_json: bool) -> None:
@@ -24,6 +30,8 @@ def print_installed(cluster: str | None, *, as_json: bool) -> None:
     click.echo(f"Python {found.python}, {found.executable}")
     if found.jobs:
         click.echo(_of_jobs(found.jobs))
+    for plugin in found.plugins:
+        click.echo(f"plug-in: {plugin}{_hidden(plugin)}")
     click.echo()
     _print_packages(found)
 
@@ -34,6 +42,11 @@ def _of_jobs(jobs: Jobs) -> str:
     words += [f"for Neuron SDK {jobs.neuron_sdk}"] if jobs.neuron_sdk else []
     words += [jobs.problem] if jobs.problem and not jobs.image else []
     return ", ".join(words)
+
+
+def _hidden(plugin: Plugin) -> str:
+    built_in = plugin.name in _BUILT_IN.get(plugin.kind, ())
+    return ", not used: the built-in one of this name goes first" if built_in else ""
 
 
 def _print_packages(found: Installed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from trnslurm.config.schema import Cluster
 from trnslurm.config.software import device_of, packages_for
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
+from trnslurm.plugins import Plugin, all_plugins
 
 PACKAGES = (
     *("click", "jinja2", "pathspec", "pyyaml", "submitit"),
@@ -51,6 +52,8 @@ class Installed(Frozen):
     python: str
     executable: str
     packages: Mapping[str, str]
+    plugins: Sequence[Plugin]
+    """What these packages add to trnslurm."""
     jobs: Jobs | None
     """Of the chosen cluster, if there is one."""
 
@@ -63,6 +66,7 @@ def installed(cluster: str | None, profile: Cluster | None) -> Installed:
         python=platform.python_version(),
         executable=sys.executable,
         packages=_packages(),
+        plugins=all_plugins(),
         jobs=_jobs(cluster, profile) if cluster and profile else None,
     )
 

@@ -119,12 +119,14 @@ Event = Literal["start", "failure", "requeue", "end", "stall", "notice"]
 
 
 class Notify(Frozen):
-    """Who gets messages about a run: no one, unless a command or a webhook is set."""
+    """Who gets messages about a run: no one, unless a command, a webhook or a plug-in is set."""
 
     command: str | None = None
     """A shell line that reads the message as JSON from its standard input."""
     webhook: str | None = None
     """A file of mode 0600 that has the URL to which the message is posted."""
+    plugin: str | None = None
+    """A notifier of another package: NAME or NAME:TARGET."""
     events: tuple[Event, ...] = ("failure", "requeue", "end", "stall", "notice")
     """The events that send a message."""
 
@@ -172,6 +174,8 @@ class Cluster(Frozen):
     """The image of every job on this cluster, or the way to start a recipe's image."""
     notify: Notify = field(default_factory=Notify)
     """Who gets messages about every run on this cluster."""
+    causes: tuple[str, ...] = ()
+    """Plug-ins that know more causes of failures."""
     mirror: NotEmpty[str | None] = None
     """Where in S3 each checkpoint is copied to: s3://BUCKET/PREFIX; None: nowhere."""
     mirror_mib_per_s: MoreThanZero[float] = 200.0

@@ -224,7 +224,7 @@ def _check_container(tree: Mapping[str, Any]) -> None:
 def parse_notify(words: Sequence[str]) -> dict[str, Any]:
     """Return the keys of `notify` that the values of --notify set: @FILE is a webhook's.
 
-    They replace the command and webhook of the profile and recipe; an empty value: no messages.
+    They replace those of the profile and recipe; an empty value: no messages.
     """
     if not words:
         return {}
@@ -232,14 +232,17 @@ def parse_notify(words: Sequence[str]) -> dict[str, Any]:
         if len(words) > 1:
             raise ConfigError("--notify '' turns messages off: leave out the other --notify")
         return {"events": []}
-    found: dict[str, Any] = {"command": None, "webhook": None}
+    found: dict[str, Any] = {"command": None, "webhook": None, "plugin": None}
     for word in words:
         if re.match(r"@?https?://", word):  # not shown: it may be a secret
             raise ConfigError(
                 "--notify: a URL would be in the run's files: put it in a file of mode 0600, and "
                 "pass --notify @FILE"
             )
-        key, value = ("webhook", word[1:]) if word.startswith("@") else ("command", word)
+        key, value = "command", word
+        for start, other in (("@", "webhook"), ("plugin:", "plugin")):
+            if word.startswith(start):
+                key, value = other, word.removeprefix(start)
         if found[key] is not None:
             raise ConfigError(f"--notify {word}: one {key} is enough, and there is one already")
         found[key] = value
@@ -248,9 +251,13 @@ def parse_notify(words: Sequence[str]) -> dict[str, Any]:
 
 def _check_notify(notify: Mapping[str, Any]) -> None:
     """Refuse an empty command, and a webhook whose URL would be in the run's files."""
-    command, webhook = notify["command"], notify["webhook"]
+    command, webhook, plugin = notify["command"], notify["webhook"], notify["plugin"]
     if command is not None and not command.strip():
         raise ConfigError("notify.command is empty: leave it out, or set it to null")
+    if plugin is not None and ("://" in plugin or not plugin.isprintable()):
+        raise ConfigError(
+            "notify.plugin: a URL would be in the run's files: the plug-in has to read it elsewhere"
+        )
     if webhook is None:
         return
     if "://" in webhook:  # not shown: it may be a secret

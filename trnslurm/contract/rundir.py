@@ -20,6 +20,11 @@ CAPS = "caps.json"
 MIRROR = "mirror.json"
 CODE = "code"
 PACKAGE = f"{CODE}/trnslurm.zip"
+PLUGINS = f"{CODE}/plug-ins"
+"""What a site's plug-ins gave the run; a name that no Python can import."""
+NOTIFIERS = f"{PLUGINS}/notifiers"
+NOTIFIER = "plug-in.json"
+"""Next to the code of a notifier: its entry point, and its package."""
 CHECKPOINTS = "checkpoints"
 OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
@@ -110,6 +115,16 @@ class RunFiles(Frozen, kw_only=False):
     def code(self) -> Path:
         """The code that the nodes run."""
         return self.path / CODE
+
+    @property
+    def causes(self) -> Path:
+        """The causes of failures that plug-ins know, a file each."""
+        return self.path / PLUGINS / "causes"
+
+    @property
+    def notifiers(self) -> Path:
+        """The code of the plug-in that sends messages, in a directory of its name."""
+        return self.path / NOTIFIERS
 
     @property
     def python_path(self) -> str:

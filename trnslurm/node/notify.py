@@ -1,4 +1,4 @@
-"""Sends messages about a run to a command, a webhook, or both.
+"""Sends messages about a run to a command, a webhook, a plug-in, or several of these.
 
     python -m trnslurm.node.notify 10 < message.json    # in a run directory; at most 10 seconds
 
@@ -7,10 +7,13 @@ that no command or server can delay or end a training. It prints one line per re
 
 The URL of a webhook is usually a secret, because whoever has the URL can write to the channel. So
 it is read from a private file when it is needed, and only its host is ever printed.
+
+A plug-in is a function of another package, whose code the run has (trnslurm/render/plugins.py).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -20,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -28,7 +31,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from trnslurm.contract.files import last_lines, open_file, read_json, write_json_once
-from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.rundir import NOTIFIER, RunFiles
 from trnslurm.contract.states import State
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
@@ -57,6 +60,9 @@ _LINES_WITHOUT_LOSS = 50
 _TAIL_BYTES = 300
 
 Message = dict[str, Any]
+Way = Callable[[str, Message, float], str]
+"""Sends a message to a target within so many seconds, and returns a text about the result, or
+raises an error: the built-in ways, and the object of a notifier's plug-in."""
 
 
 class NotifyError(Exception):
@@ -69,18 +75,20 @@ class Recipients(Frozen):
     command: str
     webhook: str
     """The path of the file with the URL."""
+    plugin: str
+    """NAME or NAME:TARGET."""
     events: tuple[str, ...]
 
 
 def read_notify(run: RunFiles) -> Recipients | None:
     """Return the contents of notify.json; None if it names no recipient."""
     said = read_json(run.notify_file)
-    command, webhook, events = (said.get(k) or "" for k in ("command", "webhook", "events"))
-    if not (isinstance(command, str) and isinstance(webhook, str) and isinstance(events, list)):
+    events, ways = said.get("events"), {k: said.get(k) or "" for k in ("plugin", *WAYS)}
+    if not (isinstance(events, list) and all(isinstance(to, str) for to in ways.values())):
         return None
-    if not events or not (command or webhook):
+    if not events or not any(ways.values()):
         return None
-    return Recipients(command=command, webhook=webhook, events=tuple(map(str, events)))
+    return Recipients(**ways, events=tuple(map(str, events)))
 
 
 def compose(
@@ -159,7 +167,7 @@ def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert sender.stdin
     with suppress(OSError), sender.stdin:
-        sender.stdin.write(f"{json.dumps(message)}\n".encode())
+        sender.stdin.write(_body(message))
     return sender
 
 
@@ -178,19 +186,16 @@ def end_sender(sender: subprocess.Popen[bytes], within_s: float) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Send the message on stdin; return 1 if it was sent to no recipient."""
     (limit,) = sys.argv[1:] if argv is None else argv
-    limit_s, run, body = float(limit), RunFiles(Path()), sys.stdin.buffer.read()
-    message, notify = json.loads(body), read_notify(run)
+    limit_s, run = float(limit), RunFiles(Path())
+    message, notify = json.loads(sys.stdin.buffer.read()), read_notify(run)
     event = message["event"]
     sent: list[str] = []
-    ways: dict[str, Callable[[], str]] = {}
-    if notify and notify.command:
-        ways["command"] = lambda: run_command(notify.command, event, body)
-    if notify and notify.webhook:
-        ways["webhook"] = lambda: post(notify.webhook, body, limit_s)
+    ways = ways_to(notify, run) if notify else {}
 
     def go(name: str) -> None:
+        way, target = ways[name]
         try:
-            said = ways[name]()
+            said = way(target, message, limit_s) or "done"
         except NotifyError as error:
             said = str(error)
         except Exception as error:  # its text might contain the URL
@@ -218,14 +223,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     os._exit(0 if sent else 1)  # does not wait for a name that is still being looked up
 
 
-def run_command(command: str, event: str, body: bytes) -> str:
+def ways_to(notify: Recipients, run: RunFiles) -> dict[str, tuple[Way, str]]:
+    """Return how a message is sent to each recipient, and the recipient, by the way's name."""
+    found: dict[str, tuple[Way, str]] = {
+        name: (way, target) for name, way in WAYS.items() if (target := getattr(notify, name))
+    }
+    if notify.plugin:
+        name, _, target = notify.plugin.partition(":")
+        found[name] = (functools.partial(_by_plugin, run.notifiers / name), target)
+    return found
+
+
+def _by_plugin(place: Path, target: str, message: Message, limit_s: float) -> str:
+    """Send the message by a plug-in's function; an error names its package."""
+    from importlib.metadata import EntryPoint  # takes 40 ms
+
+    about = read_json(place / NOTIFIER)
+    if not about:
+        raise NotifyError(f"the run has no code of this plug-in in {place}")
+    sys.path.insert(0, str(place.absolute()))  # before what the nodes have
+    sys.dont_write_bytecode = True
+    try:
+        send: Way = EntryPoint(place.name, about["entry"], "trnslurm.notifiers").load()
+        said = send(target, message, limit_s)
+    except (Exception, SystemExit) as error:
+        # Other errors' texts might contain a secret, such as a URL with a token.
+        shown = type(error) in (RuntimeError, ImportError, ModuleNotFoundError)
+        what = f"{type(error).__name__}{f': {error}' if shown else ''}"
+        raise NotifyError(f"not sent by {about['package']} ({what})") from error
+    return said if isinstance(said, str) else ""
+
+
+def run_command(command: str, message: Message, limit_s: float) -> str:
     """Run a shell line with the message on stdin; return a text about the result."""
     process = subprocess.Popen(
         ["bash", "-c", command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=os.environ | {Variable.EVENT: event},
+        env=os.environ | {Variable.EVENT: message["event"]},
     )
     assert process.stdin and process.stdout
     tail = b""
@@ -239,7 +275,7 @@ def run_command(command: str, event: str, body: bytes) -> str:
     reader = threading.Thread(target=drain, args=[process.stdout], daemon=True)
     reader.start()
     with suppress(OSError), process.stdin:
-        process.stdin.write(body)
+        process.stdin.write(_body(message))
     code = process.wait()
     if code == 0:
         return "done"
@@ -275,9 +311,13 @@ def read_webhook(path: str | Path) -> str:
     return url
 
 
-def post(file: str, body: bytes, limit_s: float) -> str:
+def _body(message: Message) -> bytes:
+    return f"{json.dumps(message)}\n".encode()
+
+
+def post(file: str, message: Message, limit_s: float) -> str:
     """Send the message to the URL in a file, with retries; return a text about the result."""
-    url = read_webhook(file)
+    url, body = read_webhook(file), _body(message)
     host, why, number = urlsplit(url).hostname, "", 0
     for number, share in enumerate(_TRIES, 1):
         why, again = _try(url, body, share * limit_s)
@@ -337,6 +377,9 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
         if not why and isinstance(reason, TimeoutError):  # the socket's has no text
             why = _late(limit_s)
         return why or type(reason).__name__, True
+
+
+WAYS: Mapping[str, Way] = {"command": run_command, "webhook": post}
 
 
 def _late(limit_s: float) -> str:

@@ -34,6 +34,7 @@ from trnslurm.render.bundle import Bundle, kept_directories, snapshot
 from trnslurm.render.code import sha256_of
 from trnslurm.render.directives import set_by
 from trnslurm.render.ingredients import ingredients
+from trnslurm.render.plugins import plugin_files
 from trnslurm.render.template import fill, open_templates
 from trnslurm.render.values import data_values, training_values
 from trnslurm.schedulers.choice import scheduler_of
@@ -48,7 +49,7 @@ def render_job(
     """Return the bundle of a training job, with a snapshot of its code or the given `code`."""
     environment = open_templates(template_dirs)
     cluster = spec.config.cluster
-    code = code or snapshot(spec.config)
+    code = code or snapshot(spec.config) | plugin_files(cluster)
     files = _files_of_count(spec, environment, code)
     fewer = fewer_nodes(spec)
     for each in fewer:
@@ -99,14 +100,14 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
         ),
     }
     files |= snapshot(config, parts=("prepare", "node"))
-    files |= notify_file(config.cluster.notify)
+    files |= plugin_files(config.cluster) | notify_file(config.cluster.notify)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 
 
 def notify_file(notify: Notify) -> dict[str, bytes]:
     """Return notify.json for a bundle; empty without notifications."""
-    if notify.command is None and notify.webhook is None:
+    if notify.command is None and notify.webhook is None and notify.plugin is None:
         return {}
     return {NOTIFY: to_json(plain(asdict(notify)))}
 

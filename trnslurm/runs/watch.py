@@ -123,7 +123,7 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
     notify, event = read_notify(run), EVENT_OF.get(status.state, "")
     if not notify or event not in notify.events or not is_ours(run.path):
         return
-    refuse_writable(run.path, run.notify_file)
+    refuse_writable(run.path, run.notify_file, *run.notifiers.rglob("*"))
     ended = next((p for p in status.phases if p.state is not State.COMPLETED), status.phases[-1])
     told = run.told_file(ended.phase, ended.attempt, event)
     with contextlib.suppress(OSError):  # the node writes the end state, then notifies

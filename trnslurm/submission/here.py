@@ -21,6 +21,7 @@ from trnslurm.errors import SubmitError
 from trnslurm.node.memory import available_gib
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
+from trnslurm.plugins import PluginError, plugin_named
 from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.
@@ -87,6 +88,11 @@ def check_notify(job: Job) -> list[str]:
                 f"notify.command: {program} cannot be run; if it has a webhook's URL, pass "
                 f"--notify @{program}, or set notify.webhook"
             )
+    if notify.plugin is not None:
+        try:
+            plugin_named("notifier", notify.plugin.partition(":")[0]).load()
+        except PluginError as error:
+            found.append(f"notify.plugin: {error}; the first node's Python may have what it needs")
     return found
 
 

@@ -29,6 +29,7 @@ from trnslurm.mirror.store import MirrorError, Store
 from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.plan.values import check_plan
 from trnslurm.render.package import ON_NODES, package_files, sources
+from trnslurm.render.plugins import plugin_files
 from trnslurm.submission.choice import choose_to_submit
 from trnslurm.submission.job import Job, make_job
 from trnslurm.submission.options import JobOptions
@@ -74,7 +75,7 @@ def propose_moved(
     _refuse_other_batch(spec, copy)
     if (version := head.get("trnslurm")) != __version__:
         console.warn(f"{copy.name} was submitted with trnslurm {version}: this is {__version__}")
-    code = copy.code | package_files(ON_NODES)
+    code = copy.code | package_files(ON_NODES) | plugin_files(config.cluster)
     job = make_job(spec, workspace.template_dirs(), code=code)
     _check(job, spec, place)
     console.say(f"{copy.name} continues after step {step}, from {place} ({copy.size})")

@@ -24,13 +24,14 @@ from trnslurm.config.tree import merge, plain
 from trnslurm.config.values import parse_notify
 from trnslurm.contract.checkpoints import newest_step
 from trnslurm.contract.files import make_directory
-from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFY, OF_COUNT, PLAN
+from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NOTIFIERS, NOTIFY, OF_COUNT, PLAN
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, caps_of, fewer_nodes, has_own_batch, make_spec
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import caps_file, notify_file, render_job, to_config_yaml, to_json
 from trnslurm.render.package import sources
+from trnslurm.render.plugins import notifier_files
 from trnslurm.submission.job import Job, make_job
 
 _READER = "trnslurm/node/caps.py"
@@ -155,8 +156,10 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
         notify["events"] = Notify().events
     head["config"]["notify"] = plain(notify)
     profile = read_cluster(head["config"], f"{run.name}: --notify")
-    files = {n: data for n, data in job.bundle.files.items() if n != NOTIFY}
-    files |= notify_file(profile.notify) | {CONFIG: to_config_yaml(head)}
+    old = (NOTIFY, f"{NOTIFIERS}/")
+    files = {n: data for n, data in job.bundle.files.items() if not n.startswith(old)}
+    files |= notifier_files(profile.notify) | notify_file(profile.notify)
+    files[CONFIG] = to_config_yaml(head)
     return replace(job, profile=profile, bundle=Bundle(files=files))
 
 

@@ -1,4 +1,4 @@
-"""The known causes, from known/*.toml, and which one a log line matches."""
+"""The known causes, from known/*.toml and a run's plug-ins, and which one a log line matches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.gpu_memory import holders
@@ -182,19 +187,82 @@ def _needed(tokens: Iterable[tuple[Any, Any]]) -> frozenset[str]:
     return max(filter(None, sets), key=lambda each: min(map(len, each)), default=frozenset())
 
 
+class Table:
+    """Known causes, and which of them a line matches."""
+
+    def __init__(self, causes: Iterable[Cause]) -> None:
+        self.causes = tuple(causes)
+        self._shape_may_match = functools.lru_cache(maxsize=1 << 15)(self._has_shape)
+        # When a worker dies, all others print the same lines.
+        self.matching = functools.lru_cache(maxsize=4096)(self._find)
+
+    @functools.cached_property
+    def _by_word(self) -> dict[str, list[int]]:
+        """The numbers of the causes whose lines may have a word, by word."""
+        found: dict[str, list[int]] = {}
+        for number, cause in enumerate(self.causes):
+            for word in cause.words or {""} if cause.kind not in (GENERAL, LAST) else ():
+                found.setdefault(word, []).append(number)
+        return found
+
+    @functools.cached_property
+    def _by_digits(self) -> tuple[dict[str, list[str]], list[str]]:
+        """The words without digits, by part, and those that are too short then."""
+        words = {word: word.translate(NO_DIGITS) for word in self._by_word if word}
+        short = [word for word, rest in words.items() if len(rest) < _SHORTEST]
+        return _by_rarest({rest for rest in words.values() if len(rest) >= _SHORTEST}), short
+
+    @functools.cached_property
+    def _by_part(self) -> dict[str, list[str]]:
+        return _by_rarest({word for word in self._by_word if word})
+
+    def may_match(self, small: str) -> bool:
+        """Check quickly whether a line in lower case has a word that a pattern needs."""
+        if self._shape_may_match(small.translate(NO_DIGITS)):
+            return True
+        return any(word in small for word in self._by_digits[1])
+
+    def _has_shape(self, shape: str) -> bool:
+        """Check it without digits: most lines of healthy logs differ in these only."""
+        by_part = self._by_digits[0]
+        parts = by_part.keys() & _parts(shape)
+        return any(word in shape for part in parts for word in by_part[part])
+
+    def _find(self, line: str) -> tuple[Cause, ...]:
+        """Return the causes whose pattern a line matches, the most specific first."""
+        small = line.lower()
+        likely = set(self._by_word.get("", ()))
+        for part in self._by_part.keys() & _parts(small):
+            for word in self._by_part[part]:
+                if word in small:
+                    likely.update(self._by_word[word])
+        found = (self.causes[n] for n in sorted(likely) if self.causes[n].matches(line))
+        return tuple(sorted(found, key=_order))
+
+
 @functools.cache
+def built_in() -> Table:
+    """Return the table of known/*.toml."""
+    return Table(cause for table in _tables() for cause in read_causes(table))
+
+
 def all_causes() -> tuple[Cause, ...]:
-    """Return every entry."""
-    return tuple(
-        Cause(
+    """Return every entry of known/*.toml."""
+    return built_in().causes
+
+
+def read_causes(table: dict[str, Any], **usual: str) -> Iterator[Cause]:
+    """Yield the entries of a table; `shared` names a pattern that several of them have."""
+    for given in table["cause"]:
+        entry = usual | given
+        shared = entry.pop("shared", "")
+        entry["text"] = readable(table["shared"][shared] if shared else entry.pop("pattern"))
+        yield Cause(
             **{"mend": _usual_mend(entry)}
             | entry
             | {key: re.compile(readable(entry[key])) for key in _AROUND if key in entry}
             | {"near": tuple(entry.get("near", ())), "words": words_of(entry["text"])}
         )
-        for table in _tables()
-        for entry in _entries(table)
-    )
 
 
 def _tables() -> list[dict[str, Any]]:
@@ -209,12 +277,44 @@ def _tables() -> list[dict[str, Any]]:
     return [tomllib.loads(file.read_text(encoding="utf-8")) for file in tables]
 
 
-def _entries(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a table; `shared` names a pattern that several of them have."""
-    for entry in table["cause"]:
-        shared = entry.pop("shared", "")
-        entry["text"] = readable(table["shared"][shared] if shared else entry.pop("pattern"))
-        yield entry
+_of_run: ContextVar[Table | None] = ContextVar("causes", default=None)
+
+
+@contextmanager
+def causes_of(run: Path) -> Iterator[None]:
+    """Know what the site's plug-ins gave a run, too, while its logs are read."""
+    token = _of_run.set(_site_table(*_site_texts(run)))
+    try:
+        yield
+    finally:
+        _of_run.reset(token)
+
+
+def _site_texts(run: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted(RunFiles(run).causes.glob("*.toml")):
+        with suppress(OSError, UnicodeDecodeError):
+            yield file.stem, file.read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=8)
+def _site_table(*texts: tuple[str, str]) -> Table | None:
+    """Return the causes of plug-ins; None: there are none. What is damaged is left out, and told.
+
+    The submission has checked them (trnslurm/render/site_causes.py).
+    """
+    found: list[Cause] = []
+    for name, text in texts:
+        try:
+            found += read_site_causes(name, text)
+        except (ValueError, KeyError, TypeError, re.error) as error:
+            print(f"triage: causes of the plug-in {name}: not read ({error})", file=sys.stderr)
+    return Table(found) if found else None
+
+
+def read_site_causes(name: str, text: str) -> list[Cause]:
+    """Return the causes of a plug-in; its name, before theirs, keeps them apart from others."""
+    causes = read_causes(text, source="script", kind=CAUSE)
+    return [replace(cause, name=f"{name}/{cause.name}") for cause in causes]
 
 
 def _usual_mend(entry: dict[str, Any]) -> str:
@@ -262,39 +362,10 @@ def _order(cause: Cause) -> tuple[int, int]:
     return cause.rank, -cause.conditions
 
 
-@functools.cache
-def _by_word() -> dict[str, list[int]]:
-    """Return the numbers of the causes whose lines may have a word, by word."""
-    found: dict[str, list[int]] = {}
-    for number, cause in enumerate(all_causes()):
-        for word in cause.words or {""} if cause.kind not in (GENERAL, LAST) else ():
-            found.setdefault(word, []).append(number)
-    return found
-
-
 def may_match(small: str) -> bool:
     """Check quickly whether a line in lower case has a word that a pattern needs."""
-    return _shape_may_match(small.translate(NO_DIGITS)) or any(w in small for w in _by_digits()[1])
-
-
-@functools.lru_cache(maxsize=1 << 15)
-def _shape_may_match(shape: str) -> bool:
-    """Check it without digits: most lines of healthy logs differ in these only."""
-    by_part = _by_digits()[0]
-    return any(word in shape for part in by_part.keys() & _parts(shape) for word in by_part[part])
-
-
-@functools.cache
-def _by_digits() -> tuple[dict[str, list[str]], list[str]]:
-    """Return the words without digits, by part, and those that are too short then."""
-    words = {word: word.translate(NO_DIGITS) for word in _by_word() if word}
-    short = [word for word, rest in words.items() if len(rest) < _SHORTEST]
-    return _by_rarest({rest for rest in words.values() if len(rest) >= _SHORTEST}), short
-
-
-@functools.cache
-def _by_part() -> dict[str, list[str]]:
-    return _by_rarest({word for word in _by_word() if word})
+    own = _of_run.get()
+    return built_in().may_match(small) or (own is not None and own.may_match(small))
 
 
 def _by_rarest(words: set[str]) -> dict[str, list[str]]:
@@ -319,19 +390,7 @@ def matching(line: str) -> tuple[Cause, ...]:
 
     There are none once the diagnosis has spent its time.
     """
-    return () if is_spent() else _matching(line)
-
-
-@functools.lru_cache(maxsize=4096)
-def _matching(line: str) -> tuple[Cause, ...]:
-    """Look up a line once: when a worker dies, all others print the same lines."""
-    small = line.lower()
-    by_word, by_part = _by_word(), _by_part()
-    likely = set(by_word.get("", ()))
-    for part in by_part.keys() & _parts(small):
-        for word in by_part[part]:
-            if word in small:
-                likely.update(by_word[word])
-    causes = all_causes()
-    found = (causes[n] for n in sorted(likely) if causes[n].matches(line))
-    return tuple(sorted(found, key=_order))
+    if is_spent():
+        return ()
+    found, own = built_in().matching(line), _of_run.get()
+    return tuple(sorted((*found, *own.matching(line)), key=_order)) if own else found

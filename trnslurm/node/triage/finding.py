@@ -36,6 +36,7 @@ from trnslurm.node.triage.causes import (
     HARMLESS,
     Cause,
     cause_of,
+    causes_of,
     matching,
 )
 from trnslurm.node.triage.choice import choose, lost_node, of_machines
@@ -169,7 +170,7 @@ def find_cause(
     After some seconds of CPU time it returns what it has by then.
     """
     matching("")  # reads the known causes, for which the logs' time is not meant
-    with budget(clock) as time_for_it:
+    with causes_of(run), budget(clock) as time_for_it:
         found = _find_cause(run, phase, attempt)
         return replace(found, in_part=time_for_it.ended) if found else None
 

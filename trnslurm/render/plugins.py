@@ -1,0 +1,61 @@
+"""What plug-ins give a job: causes of failures, and the code of the one that sends messages.
+
+Both are copied into the bundle, so that the nodes need no package of the site.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+from trnslurm.config.schema import Cluster, Notify
+from trnslurm.contract.rundir import NOTIFIER, NOTIFIERS, PLUGINS
+from trnslurm.errors import ConfigError
+from trnslurm.plugins import Plugin, plugin_named
+from trnslurm.render.package import read, tree
+from trnslurm.render.site_causes import causes_text
+
+_MOST_MIB = 4
+
+
+def plugin_files(cluster: Cluster) -> dict[str, bytes]:
+    """Return the files of a bundle that the plug-ins of a profile give."""
+    files = notifier_files(cluster.notify)
+    for name in cluster.causes:
+        text = causes_text(plugin_named("causes", name))
+        files[f"{PLUGINS}/causes/{name}.toml"] = text.encode()
+    return files
+
+
+def notifier_files(notify: Notify) -> dict[str, bytes]:
+    """Return the code of the plug-in that sends messages: its top-level package or module."""
+    if notify.plugin is None:
+        return {}
+    from trnslurm.node.notify import WAYS  # few jobs have a plug-in
+
+    name = notify.plugin.partition(":")[0]
+    if name in WAYS:  # the log of a run names both by their names
+        raise ConfigError(f"notify.plugin is {name}, which is built in: set notify.{name}")
+    plugin = plugin_named("notifier", name)
+    place = f"{NOTIFIERS}/{plugin.name}"
+    files = {f"{place}/{name}": data for name, data in _module_files(plugin).items()}
+    if sum(map(len, files.values())) > _MOST_MIB << 20:
+        raise plugin.error(f"a run copies its package, which has more than {_MOST_MIB} MiB")
+    about = {"entry": plugin.value, "package": f"{plugin.package} {plugin.version}"}
+    return files | {f"{place}/{NOTIFIER}": f"{json.dumps(about)}\n".encode()}
+
+
+def _module_files(plugin: Plugin) -> dict[str, bytes]:
+    top = plugin.module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "trnslurm":
+        raise plugin.error(f"its module {top} would hide another of that name")
+    with plugin.blamed():
+        found = importlib.util.find_spec(top)
+    file = Path(found.origin) if found and found.origin else None
+    if file and file.is_file() and found and found.submodule_search_locations:
+        return dict(tree(file.parent, top))
+    if file and file.is_file() and file.suffix == ".py":
+        return {file.name: read(file)}
+    raise plugin.error(f"a run copies {top}, which is neither a package with files nor a .py file")

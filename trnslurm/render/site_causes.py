@@ -1,0 +1,130 @@
+"""Checks the causes of failures that a plug-in gives, before they go into a run.
+
+The nodes match them with any line that a job prints. So a pattern that could keep a node busy, or
+that its own example does not match, is refused here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trnslurm.plugins import Plugin
+
+if TYPE_CHECKING:
+    from trnslurm.node.triage.causes import Cause
+
+_NEEDED = ("name", "pattern", "example", "cause", "fix")
+_VALUES = {
+    "source": ("script", "node", "slurm", "container", "python", "neuron"),
+    "kind": ("cause", "effect", "harmless"),
+    "mend": ("submit", "resume", "either", "passes"),
+}
+_SWITCHES = ("wide", "weak")
+_LONGEST_TEXT = 180
+_LONGEST_LINE = 1000
+"""Characters of a line that triage keeps."""
+_SLOW_S = 0.1
+"""For one such line, at which a usual pattern takes microseconds."""
+# The parser of patterns in the standard library, since Python 3.11.
+_parser: Any = importlib.import_module("re._parser")
+_GIVES_BACK = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
+
+
+def causes_text(plugin: Plugin) -> str:
+    """Return the table of a plug-in's causes: its object is the text, or the file with it."""
+    from trnslurm.node.triage.causes import read_site_causes  # many patterns
+
+    given = plugin.load()
+    with plugin.blamed():
+        text = str(given if isinstance(given, str) else given.read_text(encoding="utf-8"))
+        entries = tomllib.loads(text).get("cause")
+        if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
+            raise TypeError("expected a table with [[cause]] entries")
+    for number, entry in enumerate(entries, 1):
+        if wrong := next(_faults_of_keys(entry), ""):
+            raise plugin.error(f"cause {entry.get('name', number)}: {wrong}")
+    causes = read_site_causes(plugin.name, text)
+    names = [cause.name for cause in causes]
+    for cause in causes:
+        wrong = "there are two of this name" if names.count(cause.name) > 1 else ""
+        if wrong := wrong or next(_faults_of(cause), ""):
+            raise plugin.error(f"cause {cause.name}: {wrong}")
+    return text
+
+
+def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the keys of an entry, or with its pattern's form."""
+    yield from (f"it lacks {key}" for key in _NEEDED if not entry.get(key))
+    known = {*_NEEDED, *_VALUES, *_SWITCHES, "near"}
+    yield from (f"a plug-in's cause has no key {key}" for key in entry if key not in known)
+    near = entry.get("near", [])
+    texts = [*(entry[key] for key in _NEEDED), *(near if isinstance(near, list) else [None])]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        yield "its values must be texts of one line"
+    for key, values in _VALUES.items():
+        if entry.get(key, values[0]) not in values:
+            yield f"{key} is one of {', '.join(values)}"
+    for key in _SWITCHES:
+        if not isinstance(entry.get(key, False), bool):
+            yield f"{key} is true or false"
+    for key in ("cause", "fix"):
+        if len(entry[key]) > _LONGEST_TEXT:
+            yield f"{key} has more than {_LONGEST_TEXT} characters"
+    try:
+        parsed = _parser.parse(entry["pattern"])
+    except re.error as error:
+        yield f"its pattern is none of Python's: {error}"
+    else:
+        if _repeats_freely(parsed, inside=False):
+            yield "its pattern repeats what may itself repeat or vary, so a line may take for ever"
+
+
+def _repeats_freely(tokens: Any, *, inside: bool) -> bool:
+    """Check whether a repeat has a repeat or alternatives inside, which takes exponential time."""
+    for kind, value in tokens:
+        repeats = kind in _GIVES_BACK and value[1] > 1
+        varies = kind is _parser.BRANCH or (kind in _GIVES_BACK and value[0] != value[1])
+        if inside and varies:
+            return True
+        parts = value if isinstance(value, tuple | list) else [value]
+        if kind is _parser.BRANCH:
+            parts = value[1]
+        for part in parts:
+            if isinstance(part, _parser.SubPattern) and _repeats_freely(
+                part, inside=inside or repeats
+            ):
+                return True
+    return False
+
+
+def _faults_of(cause: Cause) -> Iterator[str]:
+    """Yield what is wrong with a pattern."""
+    if not cause.words:
+        yield "its pattern needs a word of three characters that is in each line"
+    if slow := _slow_line(cause):
+        yield f"its pattern is slow on lines like {slow!r}"
+    elif not cause.matches(cause.example):
+        yield "its pattern does not match its example"
+    elif matched := [line for line in cause.near if cause.matches(line)]:
+        yield f"its pattern matches near: {matched[0]}"
+
+
+def _slow_line(cause: Cause) -> str:
+    """Return the beginning of a line that takes long; empty: there is none.
+
+    Lines grow until one does, because the time may grow with a high power of the length.
+    """
+    search, example = cause.pattern.search, cause.example
+    for block in dict.fromkeys([example, *example.split(), *cause.words, *"aA0 -_./:"]):
+        for length in (16, 32, 64, 128, 256, 512, _LONGEST_LINE):
+            line: str = (block * (length // len(block) + 1))[:length]
+            began = time.thread_time()
+            search(line)
+            if time.thread_time() - began > _SLOW_S:
+                return line[:16]
+    return ""
