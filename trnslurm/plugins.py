@@ -7,7 +7,7 @@ all installed packages takes as long as a small command.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,10 +101,9 @@ def plugin_named(kind: str, name: str, built_in: Iterable[str] = ()) -> Plugin:
     if plugin := find_plugin(kind, name):
         return plugin
     plugins = [plugin for plugin in all_plugins() if plugin.kind == kind]
-    known: Mapping[str, str] = {
-        **{each.name: f"{each.name} (of {each.package})" for each in plugins},
-        **{word: word for word in built_in},
-    }
+    known = {word: word for word in built_in}
+    for each in plugins:
+        known.setdefault(each.name, f"{each.name} (of {each.package})")
     there = f"known: {', '.join(known.values())}" if known else "no package here adds one"
     raise ConfigError(f"no {kind} {name}{did_you_mean(name, known)}; {there}")
 

@@ -91,8 +91,8 @@ def notify_option(command: Command) -> Command:
     return click.option(
         "--notify",
         multiple=True,
-        metavar="COMMAND|@FILE",
-        help="Tell a command, or the webhook whose URL is in FILE, what becomes of the run.",
+        metavar="COMMAND|@FILE|plugin:NAME",
+        help="Tell a command, the webhook in FILE or a plug-in what becomes of the run.",
     )(command)
 
 
