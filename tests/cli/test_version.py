@@ -33,7 +33,12 @@ def test_what_is_installed_here(site, cli) -> None:
     assert not any(line.startswith("torch-neuronx") for line in lines)
 
 
-def test_what_a_cluster_uses(graphs, cli, stable) -> None:
+def test_what_a_cluster_uses(graphs, cli, stable, tmp_path, monkeypatch) -> None:
+    about = tmp_path / "site-packages/acme-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[trnslurm.causes]\nacme = acme:CAUSES\n")
+    monkeypatch.syspath_prepend(about.parent)
     found = json.loads(cli("--verbose", "--version", "-c", "pc", "--json").out)
     stable.json("--version", found, free=["packages", "jobs.needs", "jobs.packages"])
     jobs = found["jobs"]

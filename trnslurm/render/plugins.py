@@ -5,7 +5,6 @@ Both are copied into the bundle, so that the nodes need no package of the site.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from trnslurm.contract.rundir import NOTIFIER, NOTIFIERS, PLUGINS
 from trnslurm.errors import ConfigError
 from trnslurm.plugins import Plugin, plugin_named
 from trnslurm.render.package import read, tree
-from trnslurm.render.site_causes import causes_text
 
 _MOST_MIB = 4
 
@@ -23,6 +21,10 @@ _MOST_MIB = 4
 def plugin_files(cluster: Cluster) -> dict[str, bytes]:
     """Return the files of a bundle that the plug-ins of a profile give."""
     files = notifier_files(cluster.notify)
+    if not cluster.causes:
+        return files
+    from trnslurm.render.site_causes import causes_text
+
     for name in cluster.causes:
         text = causes_text(plugin_named("causes", name))
         files[f"{PLUGINS}/causes/{name}.toml"] = text.encode()
@@ -33,7 +35,7 @@ def notifier_files(notify: Notify) -> dict[str, bytes]:
     """Return the code of the plug-in that sends messages: its top-level package or module."""
     if notify.plugin is None:
         return {}
-    from trnslurm.node.notify import WAYS  # few jobs have a plug-in
+    from trnslurm.node.notify import WAYS
 
     name = notify.plugin.partition(":")[0]
     if name in WAYS:  # the log of a run names both by their names
@@ -48,6 +50,8 @@ def notifier_files(notify: Notify) -> dict[str, bytes]:
 
 
 def _module_files(plugin: Plugin) -> dict[str, bytes]:
+    import importlib.util  # few jobs have a plug-in
+
     top = plugin.module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "trnslurm":
         raise plugin.error(f"its module {top} would hide another of that name")

@@ -152,6 +152,10 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
         )
     head = parse_yaml(job.bundle.files[CONFIG])
     notify = asdict(job.profile.notify) | parse_notify(words)
+    if notify["plugin"] and b"plug-in" not in sources(job.bundle.files)[f"code/{_SENDER}"]:
+        raise RunError(
+            f"{run.name} was submitted with a trnslurm without plug-ins: give --notify a command"
+        )
     if "" not in words and not notify["events"]:
         notify["events"] = Notify().events
     head["config"]["notify"] = plain(notify)
