@@ -72,7 +72,7 @@ def acme(packages: Path) -> Path:
 
 
 def test_the_package_of_the_page_in_a_run(acme: Path, site, run_cli, cli, tmp_path: Path) -> None:
-    """The launcher's Python alone has it; the nodes' programs work from the run's copy."""
+    """Rendering needs it. Submitting, the node's programs and triage work from the copy."""
     site.here(
         '[ "$TRNSLURM_PHASE" != train ] || echo "acme: no license from lic-2.acme" >&2\nexit 1'
     )
@@ -80,23 +80,24 @@ def test_the_package_of_the_page_in_a_run(acme: Path, site, run_cli, cli, tmp_pa
     profile.write_text(f"{profile.read_text()}causes: [acme]\n")
     Path("train.py").touch()
     notify = f"plugin:logbook:{tmp_path / 'log book'}"
+    alone, both = {"PYTHONPATH": str(ROOT)}, {"PYTHONPATH": f"{ROOT}:{acme}"}
     done = run_cli(
-        *("submit", "--cluster", "here", "--nodes", "1", "--notify", notify),
+        *("render", "--cluster", "here", "--nodes", "1", "--notify", notify, "-o", "bundle"),
         *("--", "acme-train", "train.py", "--lr", "3"),
-        environ={"PYTHONPATH": f"{ROOT}:{acme}"},
+        environ=both,
     )
-    assert done.code == 1
+    assert done.code == 0
     assert (
         "Reading it as torchrun --nproc_per_node=2 train.py --lr 3 (launcher acme-train of "
         "acme-trnslurm 1.0)\nUsing --workers 2, as the command says\n"
     ) in done.err
+    done = run_cli("submit", "--rendered", "bundle", environ=alone)
+    assert done.code == 1
     run = site.run()
     cause = "the license server lic-2.acme has no seat left"
     assert f"{run.name}: FAILED ({cause} (local-0))" in done.out
     assert f"FAILED on 1 node of here: {cause}" in (tmp_path / "log book").read_text()
-    # Also where the package is not installed: the run has the causes.
-    alone = run_cli("triage", run.path, "--json", environ={"PYTHONPATH": str(ROOT)})
-    found = json.loads(alone.ok)
+    found = json.loads(run_cli("triage", run.path, "--json", environ=alone).ok)
     assert (found["name"], found["mend"]) == ("acme/no-license", "resume")
 
     steps = [{"attempt": 1, "step": s, "steps": 9, "loss": s / 2, "time": 1.0} for s in (1, 2)]

@@ -17,11 +17,11 @@ from typing import Any
 
 from trnslurm.contract.files import load_json, newer_format
 from trnslurm.contract.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN
-from trnslurm.errors import SubmitError
+from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.node.memory import available_gib
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
-from trnslurm.plugins import PluginError, plugin_named
+from trnslurm.plugins import find_plugin
 from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.
@@ -89,9 +89,10 @@ def check_notify(job: Job) -> list[str]:
                 f"--notify @{program}, or set notify.webhook"
             )
     if notify.plugin is not None:
-        try:
-            plugin_named("notifier", notify.plugin.partition(":")[0]).load()
-        except PluginError as error:
+        try:  # a bundle from elsewhere has its code, and this host need not
+            if plugin := find_plugin("notifier", notify.plugin.partition(":")[0]):
+                plugin.load()
+        except TrnslurmError as error:
             found.append(f"notify.plugin: {error}; the first node's Python may have what it needs")
     return found
 
