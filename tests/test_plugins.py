@@ -146,7 +146,7 @@ def refused(words): return ["srun", "x"]
     ("words", "said"),
     [
         ("metrics last --to none",
-         "no tracker none; known: wandb, mlflow, ends (of broken), lost (of broken)"),
+         "--to none: no such tracker; known: wandb, mlflow, ends (of broken), lost (of broken)"),
         ("metrics last --to lost",
          "tracker lost of broken 1.0: ModuleNotFoundError: No module named 'lost'"),
         ("metrics last --to raises", "tracker raises of broken 1.0: ValueError: two"),
@@ -158,11 +158,11 @@ def refused(words): return ["srun", "x"]
         ("plan -c pc -- nothing", "launcher nothing of broken 1.0: TypeError"),
         ("plan -c pc -- refused", "launcher refused of broken 1.0: srun starts a command on"),
         ("render toy -c pc --set notify.plugin=webhook", "notify.plugin is webhook, which is "),
-        ("render toy -c pc --notify plugin:none", "no notifier none; known: far (of broken)"),
+        ("render toy -c pc --notify plugin:none", "notify.plugin none: no such notifier; known: "),
         ("render toy -c pc --notify plugin:far", "notifier far of broken 1.0: a run copies lost"),
         ("render toy -c pc --notify plugin:a://b", "notify.plugin: a URL would be in the"),
         ("render toy -c pc --set causes=[bad]", "causes bad of broken 1.0: TOMLDecodeError"),
-        ("render toy -c pc --set causes=[../bad]", "no causes ../bad (did you mean"),
+        ("render toy -c pc --set causes=[../bad]", "causes ../bad: no such causes (did you mean"),
     ],
 )  # fmt: skip
 def test_a_broken_one_is_one_line_that_names_its_package(
@@ -215,7 +215,7 @@ def test_what_is_wrong_with_a_cause_is_said_before_a_run_has_it(
     entry = "\n".join(f"{key} = {json.dumps(value)}" for key, value in (GOOD | changed).items())
     text = f"[[cause]]\n{entry}\n"
     install(packages, "broken", {"trnslurm.causes": {"b": "broken:C"}}, broken=f"C = {text!r}\n")
-    plugin = plugin_named("causes", "b")
+    plugin = plugin_named("causes", "b", "causes")
     if not said:
         assert causes_text(plugin) == text
         return

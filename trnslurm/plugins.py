@@ -67,8 +67,8 @@ class Plugin(Frozen):
 def all_plugins() -> list[Plugin]:
     """Return the plug-ins of every kind, by kind and name.
 
-    Of a package that is on the path twice, the first counts, as for imports. Metadata that cannot
-    be read is another package's problem.
+    Of a package that is on the path twice, the first counts, as in importlib.metadata.entry_points.
+    That function fails if any package has a damaged file; here such a package has no plug-ins.
     """
     from importlib import metadata  # takes 40 ms
 
@@ -96,16 +96,16 @@ def find_plugin(kind: str, name: str) -> Plugin | None:
     return found[0] if found else None
 
 
-def plugin_named(kind: str, name: str, built_in: Iterable[str] = ()) -> Plugin:
+def plugin_named(kind: str, name: str, where: str, built_in: Iterable[str] = ()) -> Plugin:
     """Return a plug-in; an unknown name's error lists all known names, and where they are from."""
     if plugin := find_plugin(kind, name):
         return plugin
-    plugins = [plugin for plugin in all_plugins() if plugin.kind == kind]
     known = {word: word for word in built_in}
-    for each in plugins:
-        known.setdefault(each.name, f"{each.name} (of {each.package})")
-    there = f"known: {', '.join(known.values())}" if known else "no package here adds one"
-    raise ConfigError(f"no {kind} {name}{did_you_mean(name, known)}; {there}")
+    for each in all_plugins():
+        if each.kind == kind:
+            known.setdefault(each.name, f"{each.name} (of {each.package})")
+    there = f"known: {', '.join(known.values())}" if known else "install the package that has it"
+    raise ConfigError(f"{where} {name}: no such {kind}{did_you_mean(name, known)}; {there}")
 
 
 def _plugins_in(points: Iterable[Any], package: str, version: str) -> Iterator[Plugin]:

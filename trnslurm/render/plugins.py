@@ -26,7 +26,7 @@ def plugin_files(cluster: Cluster) -> dict[str, bytes]:
     from trnslurm.render.site_causes import causes_text
 
     for name in cluster.causes:
-        text = causes_text(plugin_named("causes", name))
+        text = causes_text(plugin_named("causes", name, "causes"))
         files[f"{PLUGINS}/causes/{name}.toml"] = text.encode()
     return files
 
@@ -40,7 +40,7 @@ def notifier_files(notify: Notify) -> dict[str, bytes]:
     name = notify.plugin.partition(":")[0]
     if name in WAYS:  # the log of a run names both by their names
         raise ConfigError(f"notify.plugin is {name}, which is built in: set notify.{name}")
-    plugin = plugin_named("notifier", name)
+    plugin = plugin_named("notifier", name, "notify.plugin")
     place = f"{NOTIFIERS}/{plugin.name}"
     files = {f"{place}/{name}": data for name, data in _module_files(plugin).items()}
     if sum(map(len, files.values())) > _MOST_MIB << 20:

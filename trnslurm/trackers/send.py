@@ -127,7 +127,7 @@ Errors = Callable[[], AbstractContextManager[None]]
 def _door(to: str) -> tuple[Callable[[Subject], Tracker], Errors]:
     """Return what opens a run at a tracker; built-in trackers go before those of plug-ins."""
     if to not in TRACKERS:
-        plugin = plugin_named("tracker", to, TRACKERS)
+        plugin = plugin_named("tracker", to, "--to", TRACKERS)
         return plugin.load(), plugin.blamed
     try:
         module = import_module(f"trnslurm.trackers.{to}")
