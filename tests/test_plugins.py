@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import textwrap
@@ -226,7 +227,9 @@ def test_what_is_wrong_with_a_cause_is_said_before_a_run_has_it(
     )
 
 
-def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(make_run, capsys) -> None:
+def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
+    make_run, capsys, monkeypatch
+) -> None:
     run = make_run(states={"train": [{"state": "FAILED"}]}, phases=("train",))
     run.node_log("train", 1, 0).write_text("ValueError: x\nacme: lost\n")
     run.causes.mkdir(parents=True)
@@ -242,6 +245,10 @@ def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(make_run, capsys) 
         "triage: causes of the plug-in cut: not read ",
         "triage: causes of the plug-in other: not read ",
     ]
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)  # their patterns may never end
+    found = find_cause(run.path, "train", 1)
+    assert found and found.name == ""
 
 
 @pytest.mark.parametrize(
