@@ -76,7 +76,7 @@ def test_the_numbers_of_nodes_and_workers() -> None:
     # accelerate counts the processes of all machines.
     assert numbers("accelerate launch --num_machines 2 --num_processes 16 x.py") == (2, 8)
     assert numbers("accelerate launch --num_machines 3 --num_processes 16 x.py") == (3, None)
-    launch = read_command("accelerate launch --num_processes 16 x.py".split())
+    launch = read_command(["accelerate", "launch", "--num_processes", "16", "x.py"])
     assert [launch.workers_on(nodes) for nodes in (1, 2, 3)] == [16, 8, None]
 
 

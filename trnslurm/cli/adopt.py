@@ -30,8 +30,9 @@ def adopt_command(
 ) -> None:
     """Show what a batch script says in trnslurm's terms, line by line.
 
-    The last line is the command. As a run of its own workers, a training survives lost nodes, hangs and time limits; what
-    `trnslurm submit FILE` gives without a change is less. Nothing is run.
+    The last line is the command. As a run of its own workers, a training survives lost nodes,
+    hangs and time limits; what `trnslurm submit FILE` gives without a change is less. Nothing is
+    run.
 
     The arguments are those of the script, $1 and so on. It ends with 1 if a line was not
     understood: the command lacks that line.

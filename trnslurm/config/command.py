@@ -44,16 +44,16 @@ class Command(Frozen):
     read_as: str = ""
     """The command that a plug-in gave in its place, and who did; empty: the user's own."""
 
-
-Rewrite = Callable[[Sequence[str]], Sequence[str]]
-"""Returns the command to read in place of these words, whose first is its name; unchanged words:
-none. The object of a launcher's plug-in."""
-
     def workers_on(self, nodes: int) -> int | None:
         """Return the number of workers on each of so many nodes."""
         if self.workers is None and self.world and self.world % nodes == 0:
             return self.world // nodes
         return self.workers
+
+
+Rewrite = Callable[[Sequence[str]], Sequence[str]]
+"""Returns the command to read in place of these words, whose first is its name; unchanged words:
+none. The object of a launcher's plug-in."""
 
 
 class _Options(Frozen):

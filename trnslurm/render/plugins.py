@@ -27,7 +27,7 @@ def plugin_files(cluster: Cluster) -> dict[str, bytes]:
 
     for name in cluster.causes:
         text = causes_text(plugin_named("causes", name, "causes"))
-        files[f"{PLUGINS}/causes/{name}.toml"] = text.encode()
+        files[f"{PLUGINS}/causes/{name}.json"] = text.encode()
     return files
 
 

@@ -7,6 +7,7 @@ that its own example does not match, is refused here.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import time
 import tomllib
@@ -36,25 +37,29 @@ _GIVES_BACK = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
 
 
 def causes_text(plugin: Plugin) -> str:
-    """Return the table of a plug-in's causes: its object is the text, or the file with it."""
+    """Return the table of a plug-in's causes, as JSON: its object is the TOML, or the file with it.
+
+    Nodes may have a Python before 3.11, which reads no TOML.
+    """
     from trnslurm.node.triage.causes import read_site_causes  # many patterns
 
     given = plugin.load()
     with plugin.blamed():
         text = str(given if isinstance(given, str) else given.read_text(encoding="utf-8"))
-        entries = tomllib.loads(text).get("cause")
+        table = tomllib.loads(text)
+        entries = table.get("cause")
         if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
             raise TypeError("expected a table with [[cause]] entries")
     for number, entry in enumerate(entries, 1):
         if wrong := next(_faults_of_keys(entry), ""):
             raise plugin.error(f"cause {entry.get('name', number)}: {wrong}")
-    causes = read_site_causes(plugin.name, text)
+    causes = read_site_causes(plugin.name, table)
     names = [cause.name for cause in causes]
     for cause in causes:
         wrong = "there are two of this name" if names.count(cause.name) > 1 else ""
         if wrong := wrong or next(_faults_of(cause), ""):
             raise plugin.error(f"cause {cause.name}: {wrong}")
-    return text
+    return f"{json.dumps(table, indent=1)}\n"
 
 
 def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -294,7 +294,7 @@ def causes_of(run: Path) -> Iterator[None]:
 
 def _site_texts(run: Path) -> Iterator[tuple[str, str]]:
     """Yield the tables in this user's own files: a pattern of another's may take for ever."""
-    for file in sorted(RunFiles(run).causes.glob("*.toml")):
+    for file in sorted(RunFiles(run).causes.glob("*.json")):
         with suppress(OSError, UnicodeDecodeError), open_file(file) as stream:
             if os.fstat(stream.fileno()).st_uid == os.geteuid():
                 yield file.stem, stream.read().decode()
@@ -309,15 +309,15 @@ def _site_table(*texts: tuple[str, str]) -> Table | None:
     found: list[Cause] = []
     for name, text in texts:
         try:
-            found += read_site_causes(name, text)
+            found += read_site_causes(name, json.loads(text))
         except (ValueError, KeyError, TypeError, re.error) as error:
             print(f"triage: causes of the plug-in {name}: not read ({error})", file=sys.stderr)
     return Table(found) if found else None
 
 
-def read_site_causes(name: str, text: str) -> list[Cause]:
+def read_site_causes(name: str, table: dict[str, Any]) -> list[Cause]:
     """Return the causes of a plug-in; its name, before theirs, keeps them apart from others."""
-    causes = read_causes(text, source="script", kind=CAUSE)
+    causes = read_causes(table, source="script", kind=CAUSE)
     return [replace(cause, name=f"{name}/{cause.name}") for cause in causes]
 
 
