@@ -10,7 +10,7 @@ import pytest
 
 from trnslurm.adopt.adopt import adopt
 
-HOME = {"HOME": "/home/ada", "USER": "ada", "SCRATCH": "/scratch/ada"}
+HOME = {"HOME": "/home/ada", "USER": "ada", "SCRATCH": "/scratch/ada", "MODULESHOME": "modules"}
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:8 --time=60\n"
 SIZE = "--nodes 2 --gpus 8 --time 60"
 ADDRESS = """
@@ -30,7 +30,9 @@ def adopted(text: str, *arguments: str, head: str = HEAD):
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
+    for name in ("train.py", "modules/init/bash"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
 
 
 @pytest.mark.parametrize(
@@ -45,15 +47,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("srun --ntasks-per-node=8 python train.py",
          "--launcher srun --workers 8 -- python train.py"),
         ("module load cuda/12\nsource ~/venv/bin/activate\ncd $SLURM_SUBMIT_DIR\n"
-         "srun --cpu-bind=none bash -c \"torchrun --node_rank \\$SLURM_PROCID train.py\" | tee x",
-         "--set 'activate=[module load cuda/12, source ~/venv/bin/activate]' "
+         "srun --cpu-bind=none bash -c \"torchrun --nnodes 2 --node_rank \\$SLURM_PROCID train.py\""
+         " | tee x",
+         "--set 'activate=[source modules/init/bash, module load cuda/12, "
+         "source ~/venv/bin/activate]' "
          "--set python=/home/ada/venv/bin/python -- torchrun train.py"),
         ("WORDS=(train.py --lr 1)\nWORDS+=(--data $SCRATCH/x)\n"
-         "OMP_NUM_THREADS=4 srun accelerate launch --num_processes 16 \"${WORDS[@]}\"",
+         "OMP_NUM_THREADS=4 srun accelerate launch --num_machines $SLURM_NNODES "
+         "--num_processes 16 \"${WORDS[@]}\"",
          "--set env.OMP_NUM_THREADS=4 --workers 8 -- accelerate launch train.py --lr 1 "
          "--data \"${SCRATCH}\"/x"),
         ("N=${N:-3}; if [ $N -gt 2 ]; then M=big; else M=small; fi\n"
-         "srun torchrun train.py $M ${1:-no}",
+         "srun torchrun --nnodes=2 train.py $M ${1:-no}",
          "-- torchrun train.py big no"),
         ("srun --container-image=a/b:1 --container-mounts=/x:/y python train.py",
          "--set container.image=a/b:1 --set 'container.mounts=[/x:/y]' --per node "
@@ -70,16 +75,16 @@ def test_the_command(text: str, line: str) -> None:
     ("text", "why"),
     [
         (
-            "python prepare.py\nsrun torchrun train.py",
-            "without srun it runs on the first node only",
+            "python prepare.py\nsrun python train.py",
+            "a command before the one that trains",
         ),
         (
-            "srun torchrun train.py\nsrun torchrun train.py 2",
+            "srun torchrun --nnodes 2 a.py\nsrun torchrun --nnodes 2 b.py",
             "a second command, after that of line 3",
         ),
         ("for i in 1 2; do srun torchrun train.py $i; done", "a condition, loop or function"),
         (
-            "X=1\nwhile read a; do X=$a; done < f\nsrun torchrun train.py $X",
+            "X=1\nwhile read a; do X=$a; done < f\nsrun python train.py $X",
             "X is known only in the job",
         ),
         (
@@ -89,7 +94,15 @@ def test_the_command(text: str, line: str) -> None:
         ("srun -N1 torchrun train.py", "srun --nodes=1 runs on a part of the nodes"),
         ("srun --multi-prog x.conf", "srun: --multi-prog changes what runs where"),
         ("cp -r data $TMPDIR\nsrun torchrun train.py", "a command that trnslurm does not know"),
-        ("cat << EOF > c.json\n{}\nEOF\nsrun torchrun train.py", "a condition, loop or function"),
+        ("cat << EOF > c.json\n{}\nEOF\nsrun torchrun train.py", "a here-document"),
+        ("srun torchrun train.py", "each node would train alone"),
+        ("torchrun --nnodes 2 train.py", "without srun it runs on the first node only"),
+        ("module load pytorch\nsrun python train.py", "may bring the Python"),
+        ("eval $(x)\nsrun python train.py", "what eval runs is known only in the job"),
+        ("exit 0\nsrun python train.py", "the script ends here"),
+        ("case $A in\na) B=1;;\nb) B=2;;\nesac\nsrun python train.py $B", "B is known only"),
+        ("srun --gpus-per-task=1 --ntasks-per-node=8 python train.py", "would see one GPU"),
+        ("python setup.py develop\nsrun python train.py", "a command before the one that trains"),
         ("export API_KEY=$(cat key)\nsrun torchrun train.py", "a secret: keep it in a file"),
         ("export PYTHONPATH=/other\nsrun torchrun train.py", "the job has a PYTHONPATH of its own"),
         ("srun pip install x", "no command that trains"),
@@ -103,24 +116,28 @@ def test_what_is_not_understood(text: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("-N 2 -n 16 --gpus-per-task=1 -c 4 --mem=0 --exclusive",
+        ("-N 2 -n 16 --gres=gpu:8 -c 4 --mem=0 --exclusive",
          "--nodes 2 --set slurm.gpus_per_node=8 --set slurm.cpus_per_task=32 "
          "--set slurm.mem_per_node_mib=0 --set slurm.exclusive=true --launcher srun --workers 8"),
         ("-N 1 -c 8 --mem=32G -p gpu -J a/b --mail-type=END -o log",
          "--nodes 1 --cpus 8 --mem 32G --set slurm.partition=gpu --name a-b "
          "--sbatch=--mail-type=END --per node"),
-        ("-N 1 --array=0-3%2", "--nodes 1 --sweep places.task=0,1,2,3 --at-most 2 "
-                               "--set slurm.exclusive=false --per node"),
+        ("-N 1 --array=0-3%2 -t 1:00", "--nodes 1 --sweep places.task=0,1,2,3 --at-most 2 "
+                                       "--time 1:00 --set slurm.exclusive=false --per node"),
     ],
 )  # fmt: skip
 def test_the_size_of_the_job(options: str, line: str) -> None:
-    found = adopted("srun python train.py", head=f"#!/bin/bash\n#SBATCH {options}\n")
-    assert found.line == f"trnslurm submit {line} -- python train.py"
+    task = " $SLURM_ARRAY_TASK_ID" if "array" in options else ""
+    found = adopted(f"srun python train.py{task}", head=f"#!/bin/bash\n#SBATCH {options}\n")
+    words = "python train.py '{task}'" if task else "python train.py"
+    assert found.line == f"trnslurm submit {line} -- {words}"
 
 
 def test_a_recipe_is_written(site, cli, stable) -> None:
     Path("train.py").touch()
-    Path("job.sbatch").write_text(HEAD + "export A=1\nsrun torchrun train.py --lr 1e-4\ncp a b\n")
+    Path("job.sbatch").write_text(
+        HEAD + "export A=1\nsrun torchrun --nnodes 2 train.py --lr 1e-4\ncp a b\n"
+    )
     done = cli("adopt", "job.sbatch", "--recipe", "mine")
     assert done.code == 0
     command = re.findall(r"then: trnslurm (.*)", done.err)[0].split()
@@ -129,7 +146,7 @@ def test_a_recipe_is_written(site, cli, stable) -> None:
     assert "#SBATCH --nodes=2" in shown and "#SBATCH --time=01:00:00" in shown
     assert cli("adopt", "job.sbatch", "--recipe", "mine").error.endswith("or pass --force")
     stable.json("adopt", json.loads(cli("adopt", "job.sbatch", "--json").out))
-    Path("job.sbatch").write_text(HEAD + "srun torchrun train.py\nfoo\n")
+    Path("job.sbatch").write_text(HEAD + "srun torchrun --nnodes 2 train.py\nfoo\n")
     refused = cli("adopt", "job.sbatch", "--recipe", "other").error
     assert refused.endswith("lines 4 were not understood: --force writes the recipe without them")
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trnslurm.node.triage.causes import all_causes
 from trnslurm.node.triage.finding import Finding, find_cause
 
 CORPUS = Path(__file__).with_name("triage_corpus")
+PARTS = ("learn", "held", "fresh")
 VERDICTS = ("right", "vague", "quoted", "silent", "wrong")
 _HOSTS = "trn-1,trn-2"
+_BESIDE = 12
 
 
 def cases_in(directory: Path) -> Iterator[dict[str, Any]]:
@@ -30,17 +34,21 @@ def cases_in(directory: Path) -> Iterator[dict[str, Any]]:
         yield from tomllib.loads(file.read_text(encoding="utf-8"))["case"]
 
 
-def write_run(case: Mapping[str, Any], run: Path) -> None:
-    """Write the run directory that a case would leave: two nodes with eight workers each."""
+def write_run(case: Mapping[str, Any], run: Path, beside: str = "") -> None:
+    """Write the run directory that a case would leave: two nodes with eight workers each.
+
+    `beside` comes before the log of each node.
+    """
     for name in ("logs", "state"):
         (run / name).mkdir(parents=True)
-    state = {"state": "FAILED", "hosts": _HOSTS, "job_id": "7"}
+    state = {"state": "FAILED", "hosts": _HOSTS, "job_id": "7", **case.get("state", {})}
     (run / "state/train-1.json").write_text(json.dumps(state))
     (run / "plan.json").write_text(json.dumps({"workers_per_node": 8}))
     for name, text in case["logs"].items():
         node = name.removeprefix("train-")
         log = "train-7.log" if name == "batch" else f"train-1-node{node}.log"
-        (run / "logs" / log).write_text(text.lstrip("\n"), encoding="utf-8")
+        before = "" if name == "batch" else beside
+        (run / "logs" / log).write_text(before + text.lstrip("\n"), encoding="utf-8")
 
 
 def judge(case: Mapping[str, Any], found: Finding | None) -> str:
@@ -64,23 +72,51 @@ def judge(case: Mapping[str, Any], found: Finding | None) -> str:
     return "vague" if any(map(matches, accepted)) else "wrong"
 
 
-def diagnose(case: Mapping[str, Any]) -> Finding | None:
+def diagnose(case: Mapping[str, Any], beside: str = "") -> Finding | None:
     """Return the diagnosis of a case."""
     with tempfile.TemporaryDirectory() as directory:
-        write_run(case, Path(directory))
+        write_run(case, Path(directory), beside)
         return find_cause(Path(directory), "train", 1)
+
+
+class Healthy:
+    """Usual lines of logs, some of which stand before each failure, and the steps that follow."""
+
+    def __init__(self, lines: Sequence[str], *, steps: bool, seed: int = 1) -> None:
+        self._lines, self._steps = [*lines], steps
+        self._random = random.Random(seed)
+
+    def text(self) -> str:
+        """Return the beginning of a log."""
+        if not self._lines:
+            return ""
+        lines = self._random.sample(self._lines, min(_BESIDE, len(self._lines)))
+        steps = [f"step {n}/1000  loss {9 / n:.4f}  tokens/s {7000 + n}" for n in (10, 11, 12)]
+        return "\n".join([*lines, *(steps if self._steps else []), ""])
+
+
+def examples() -> list[str]:
+    """Return a line of each known cause that a program prints: any of them may be harmless."""
+    causes = (c for c in all_causes() if c.kind in ("cause", "effect") and c.example)
+    return [c.example for c in causes if c.source in ("script", "python", "neuron")]
 
 
 def main() -> int:
     """Print the verdicts by family."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", default="held", choices=("learn", "held"))
+    parser.add_argument("part", nargs="?", default="held", choices=PARTS)
     parser.add_argument("--show", action="store_true", help="print each case that is not right")
+    parser.add_argument("--beside", help="put lines of this file before each failure; or examples")
+    parser.add_argument("--no-steps", action="store_true", help="without steps after those lines")
     options = parser.parse_args()
+    lines = examples() if options.beside == "examples" else []
+    if options.beside and not lines:
+        lines = Path(options.beside).read_text(encoding="utf-8").splitlines()
+    healthy = Healthy(lines, steps=not options.no_steps)
     table: dict[str, Counter[str]] = {}
     words: dict[str, Counter[str]] = {"cause:": Counter(), "likely:": Counter()}
     for case in cases_in(CORPUS / options.part):
-        found = diagnose(case)
+        found = diagnose(case, healthy.text())
         verdict = judge(case, found)
         table.setdefault(case["family"], Counter())[verdict] += 1
         if found and found.name:

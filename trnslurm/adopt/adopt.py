@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from trnslurm.adopt.environment import SETS_UP, Environment
 from trnslurm.adopt.launch import Tasks, inner_script, read_apptainer, read_srun
 from trnslurm.adopt.resources import Option, Resources
 from trnslurm.adopt.shell import Block, Command, Word, branches, statements, value_of
@@ -49,10 +50,6 @@ _SAYS = frozenset({
     "type", "uname", "uptime", "wait", "which", "whoami",
 })  # fmt: skip
 _FILTERS = frozenset({"awk", "column", "cut", "grep", "egrep", "sed", "tr", "uniq", "wc", "xargs"})
-_SETS_UP = frozenset({
-    "module", "ml", "source", ".", "conda", "mamba", "micromamba", "eval", "spack", "ulimit",
-    "unset", "pyenv", "use",
-})  # fmt: skip
 _ENDS = frozenset({"deactivate"})
 # What is done once, before there is a run.
 _ONCE = re.compile(
@@ -67,6 +64,10 @@ _FOR_RANKS = re.compile(
     r"|N?PROC_PER_NODE|NPROC_PER_NODE|(N_?)?GPUS_PER_NODE|\w*(NODE|HOST)(S|_?LIST|FILE)"
     r"|\w*_?PORT|RDZV_\w+|(SLURM_)?JOB_?ID|\w*NODE_RANK|NNODES|\w*NODE_?IP|\w*IPADDR\w*|RDMA\w*",
     re.IGNORECASE,
+)
+_OF_RANKS = re.compile(
+    r"scontrol|SLURM_(JOB_)?(STEP_)?NODELIST|SLURMD_NODENAME|SLURM_(NODEID|PROCID|LOCALID)|hostname"
+    r"|MASTER_|getent|ifconfig|RANDOM|nvidia-smi"
 )
 _SEEN_BY_SCRIPTS = re.compile(r"(HF|WANDB|TRANSFORMERS|TORCH|NCCL|NEURON|TRITON)_\w+")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -151,10 +152,11 @@ class _Reading:
         self._lines: list[Line] = []
         self._options: list[str] = []
         self._exported: dict[str, tuple[int, str]] = {}
-        self._activate: list[str] = []
-        self._python = self._directory = ""
+        self._assigned: dict[str, tuple[int, str, bool]] = {}
+        self._setting = Environment(environ, lambda path: Path(path).exists())
+        self._directory = ""
         self._command: tuple[str, ...] = ()
-        self._launched_at = 0
+        self._launched_at = self._best = 0
         self._said_before = False
 
     def result(self) -> Adopted:
@@ -169,16 +171,24 @@ class _Reading:
             becomes = option.instead or " ".join(map(shell_word, option.words))
             self._say(directive.line, f"#SBATCH {directive.word}", fate, becomes)
         self._options += self._resources.shares
-        for statement in statements(read_file(self._file).decode(errors="replace")):
+        text = read_file(self._file).decode(errors="replace")
+        self._best = max(map(self._rank, statements(text)), default=0)
+        for statement in statements(text):
             self._read(statement)
         if not self._command:
             self._say(0, "", "unclear", "no command that trains")
+        for name, (line, raw, known) in self._assigned.items():
+            self._say(line, raw, *self._assigned_variable(name, raw, known=known))
         for name, (line, raw) in self._exported.items():
             self._say(line, raw, *self._exported_variable(name))
-        if self._activate:
-            self._options += ["--set", f"activate={_yaml_list(self._activate)}"]
-        if self._python:
-            self._options += ["--set", f"python={self._python}"]
+        if self._setting.lines:
+            self._options += ["--set", f"activate={_yaml_list(self._setting.lines)}"]
+        if self._setting.python:
+            self._options += ["--set", f"python={self._setting.python}"]
+        elif self._setting.doubt and self._command:
+            self._say(0, "", "unclear", self._setting.doubt)
+        if self._command and not any(d.name == "time" for d in self._script.directives):
+            self._say(0, "", "unclear", "no time limit: the command needs --time")
         self._options += [w for name in self._wanted() for w in ("--env", name)]
         return Adopted(
             file=self._file,
@@ -222,6 +232,8 @@ class _Reading:
         self._variables.forget_assigned(block.raw)
         only_says = _only_says(block)
         said = "it only prints or checks" if only_says else "a condition, loop or function"
+        if re.match(r"[^;&|\n]*<<-?[^<]", block.raw):
+            said = "a here-document"
         self._say(block.line, block.raw, "left out" if only_says else "unclear", said)
 
     def _read_command(self, command: Command) -> None:
@@ -232,7 +244,7 @@ class _Reading:
         elif head in ("export", "declare", "typeset"):
             self._export(command)
         elif head in _ENDS or (
-            self._launched_at and head in _SETS_UP | {"cd", "mv", "cp", "rsync"}
+            self._launched_at and head in SETS_UP | {"cd", "mv", "cp", "rsync", "eval"}
         ):
             self._say(command.line, command.raw, "left out", "it follows the training")
         elif head == "cd":
@@ -241,14 +253,16 @@ class _Reading:
             self._say(command.line, command.raw, "left out", "the run keeps its log")
         elif _ONCE.match(re.sub(r"^(srun( -\S+)*|sudo) ", "", plain)):
             self._once(command)
-        elif head in _SETS_UP:
+        elif head in SETS_UP or head == "eval":
             self._set_up(command)
+        elif head == "exit" and not self._launched_at:
+            raise _UnclearError("the script ends here")
         elif head in _SAYS or (head == "env" and len(command.words) == 1) or self._prints(command):
             self._writes(command)
             self._said_before = True
             self._say(command.line, command.raw, "left out", "it only prints or checks")
-        elif head == "trap" and (self._script.signal or "USR" in command.raw):
-            self._say(command.line, command.raw, "ours", "it is asked to save before its limit")
+        elif head == "trap" and "requeue" in command.raw:
+            self._say(command.line, command.raw, "ours", "it is asked to save, and is requeued")
         elif self._starts(command):
             self._launch(command)
         else:
@@ -293,10 +307,24 @@ class _Reading:
     # -- variables
 
     def _assign(self, line: int, raw: str, name: str, value: Word) -> None:
-        if self._variables.assign(name, value):
-            self._say(line, raw, "taken", f"where ${name} stands")
-        else:
-            self._say(line, raw, "ours", "known only in the job; what trnslurm starts needs none")
+        extends = any(p.kind == "name" and p.text == name for p in value.parts)
+        if name in _IN_JOB or (name in self._environ and extends):
+            self._extend(Command(line, raw, (), (), (), ";", background=False), name, value)
+            return
+        if name in self._environ:  # it stays exported
+            self._exported[name] = (line, raw)
+            self._variables.assign(name, value)
+            return
+        self._assigned[name] = (line, raw, self._variables.assign(name, value))
+
+    def _assigned_variable(self, name: str, raw: str, *, known: bool) -> tuple[Fate, str]:
+        if known:
+            return "taken", f"where ${name} stands"
+        if _FOR_RANKS.fullmatch(name) or _OF_RANKS.search(raw):
+            return "ours", "for the rendezvous, which is trnslurm's"
+        if name in self._variables.used:
+            return "unclear", "its value is known only in the job"
+        return "left out", "nothing uses it"
 
     def _export(self, command: Command) -> None:
         for word in command.words[1:]:
@@ -321,7 +349,7 @@ class _Reading:
         if name == "PYTHONPATH" and self._is_project(value):
             self._say(command.line, command.raw, "ours", "the copy of the project is on PYTHONPATH")
         elif name in _IN_JOB:
-            self._activate.append(f"export {name}={self._shell(value)}")
+            self._setting.lines.append(f"export {name}={self._shell(value)}")
             self._say(command.line, command.raw, "taken", "activate")
         else:
             raise _UnclearError(f"it extends {name}, whose value in the job is not known")
@@ -382,6 +410,8 @@ class _Reading:
     def _exported_variable(self, name: str) -> tuple[Fate, str]:
         value = self._variables.value(name)
         text = "" if value is None else self._text(Word("", value))
+        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") and "--per" in self._options:
+            return "unclear", "no RANK is set where a command starts once per node: --launcher srun"
         if is_reserved(name) and name not in ("PYTHONPATH", "PATH", "HOME", "USER"):
             return "ours", "trnslurm sets it"
         if value is None and _FOR_RANKS.fullmatch(name):
@@ -398,8 +428,6 @@ class _Reading:
             self._options += ["--env", name]
             return "taken", f"--env {name}"
         if value is None or _UNKNOWN in text or re.search(r"(?<!\{)\{\w+\}", text):
-            if name in self._variables.used:
-                return "taken", f"where ${name} stands"
             return "unclear", "its value is known only in the job"
         words = ["--set", f"env.{name}={text.replace('{{', '{').replace('}}', '}')}"]
         self._options += words
@@ -417,52 +445,19 @@ class _Reading:
     # -- the environment of its Python, and its directory
 
     def _set_up(self, command: Command) -> None:
-        words = command.words[1:]
-        if command.assignments or [w for w in command.redirections if "/dev/null" not in w
-                                   and "&1" not in w]:  # fmt: skip
+        others = [w for w in command.redirections if "/dev/null" not in w and "&1" not in w]
+        if command.assignments or others:
             raise _UnclearError("it is not plain")
-        texts = [self._shell(word) for word in words]
-        head = command.head
-        if head in ("source", ".") and texts:
-            path = self._path(words[0])
-            if path == "activate" or path.endswith("conda/bin/activate"):
-                self._python = self._of_conda(words[1:])
-            elif not path.startswith("/"):
-                self._of_venv_here(path)
-                texts[0] = shlex.quote(f"{Path.cwd()}/{path}")
-            elif path.endswith("/bin/activate"):
-                self._python = f"{path.removesuffix('activate')}python"
-        if head in ("conda", "mamba", "micromamba") and texts[:1] == ["activate"]:
-            self._python = self._of_conda(words[1:])
-        self._activate.append(" ".join([head, *texts]))
+        if command.head in ("source", "."):
+            self._variables.open = True
+        if command.head == "eval":
+            if "conda" not in command.raw or "hook" not in command.raw:
+                raise _UnclearError("what eval runs is known only in the job")
+            self._say(command.line, command.raw, "ours", "conda.sh stands in its place")
+            return
+        texts = [self._shell(word) for word in command.words[1:]]
+        self._setting.read(command.head, texts, with_values(self._directory, self._environ))
         self._say(command.line, command.raw, "taken", "activate")
-
-    def _of_venv_here(self, path: str) -> None:
-        """Take a virtual environment in the project: the job's copy of that has none."""
-        file = Path.cwd() / self._directory / path
-        if not path.endswith("/bin/activate") or not file.is_file():
-            raise _UnclearError(f"{path} is in the project: the job's environment comes before it")
-        self._python = str(file.parent / "python")
-
-    def _path(self, word: Word) -> str:
-        """Return a path with the variables of this shell in it."""
-        text = self._text(word)
-        return text if _UNKNOWN in text else with_values(text, self._environ)
-
-    def _of_conda(self, words: Sequence[Word]) -> str:
-        """Return the Python of a conda environment."""
-        name = self._path(words[0]) if words else "base"
-        if "/" in name:
-            return f"{name.rstrip('/')}/bin/python"
-        home = self._environ.get("HOME", "/")
-        exe = self._environ.get("CONDA_EXE", "")
-        bases = [str(Path(exe).parent.parent)] if exe else []
-        bases += [f"{home}/{base}" for base in ("miniconda3", "anaconda3", "miniforge3", ".conda")]
-        for base in bases:
-            python = Path(base, *([] if name == "base" else ["envs", name]), "bin/python")
-            if python.is_file():
-                return str(python)
-        raise _UnclearError(f"where is {name!r}? --set python=/…/envs/{name}/bin/python")
 
     def _go(self, command: Command) -> None:
         text = self._text(command.words[1]) if len(command.words) > 1 else ""
@@ -476,12 +471,24 @@ class _Reading:
 
     # -- the command that trains
 
+    def _rank(self, statement: Command | Block) -> int:
+        """Return how much a command looks like the one that trains."""
+        if isinstance(statement, Block):
+            return 0
+        text = f" {statement.raw} "
+        if re.search(r"\bpip3?\b", text) or not statement.words:
+            return 0
+        launcher = re.search(
+            r"[ /](torchrun|accelerate|deepspeed|composer|torch\.distributed)", text
+        )
+        return 2 * (statement.head == "srun") + bool(launcher)
+
     def _starts(self, command: Command) -> bool:
         words = self._texts(command.words)
         if not words:
             return False
         text, name = words[0], Path(words[0]).name
-        if words[1:2] in (["-c"], ["--version"], ["-V"], ["-"], ["--help"]) and name != "bash":
+        if _PYTHON.fullmatch(name) and words[1:2] in (["-c"], ["--version"], ["-V"], ["-"]):
             return False
         return (
             _PYTHON.fullmatch(name) is not None
@@ -492,11 +499,17 @@ class _Reading:
     def _launch(self, command: Command) -> None:
         if self._launched_at:
             raise _UnclearError(f"a second command, after that of line {self._launched_at}")
+        if self._rank(command) < self._best:
+            raise _UnclearError(
+                "a command before the one that trains: do it once, or in the script"
+            )
         environment = [f"{name}={self._text(value)}" for name, value in command.assignments]
-        words = self._texts(command.words)
+        parts = [each for word in command.words for each in self._variables.words(word)]
+        words = [*map(self._joined, parts)]
         options: list[str] = []
         tasks: Tasks | None = None
         while words:
+            parts = parts[len(parts) - len(words) :]
             head = Path(words[0]).name
             if head in ("exec", "time", "nohup", "stdbuf"):
                 del words[0]
@@ -510,14 +523,15 @@ class _Reading:
                 srun = read_srun(words[1:])
                 tasks, words = srun.tasks, [*srun.rest]
                 environment += srun.environment
-                options += _container(srun.container)
+                options += self._container(srun.container)
             elif head in ("singularity", "apptainer"):
                 image = read_apptainer(words)
                 words = [*image.rest]
                 environment += image.environment
-                options += _container(image.container)
-            elif (inner := inner_script(words)) is not None:
-                words = self._inner(inner, environment)
+                options += self._container(image.container)
+            elif inner_script(words) is not None:
+                words = self._inner(_as_script(parts[-1]), command.line, environment)
+                break
             else:
                 break
         self._take(command, words, environment, options, tasks)
@@ -555,8 +569,8 @@ class _Reading:
         self._options += options
         self._launched_at = command.line
         if words[0].startswith("/") and _PYTHON.fullmatch(Path(words[0]).name):
-            self._python = words[0]
-        names = [re.split(r"[= ]", option)[0] for option in found.left_out]
+            self._setting.python = words[0]
+        names = [shlex.split(option)[0].partition("=")[0] for option in found.left_out]
         said = f"without {', '.join(names)}" if names else "as it stands"
         self._say(command.line, command.raw, "taken", f"the command, {said}")
 
@@ -566,29 +580,41 @@ class _Reading:
             word = word.replace(_PLACES.get(name, name), str(number))
         return word
 
-    def _inner(self, text: str, environment: list[str]) -> list[str]:
+    def _container(self, found: Mapping[str, str]) -> list[str]:
+        """Return the section `container` as options; its paths are absolute."""
+        words: list[str] = []
+        for key, value in found.items():
+            parts = re.split(r"([,:])", value) if key in ("mounts", "workdir", "image") else [value]
+            full = [self._absolute(p) if p == "." or p.startswith("./") else p for p in parts]
+            text = "".join(full)
+            words += ["--set", f"container.{key}={f'[{text}]' if key == 'mounts' else text}"]
+        return words
+
+    def _absolute(self, path: str) -> str:
+        return str(Path(self._directory or Path.cwd(), path).absolute())
+
+    def _inner(self, text: str, line: int, environment: list[str]) -> list[str]:
         """Return the words of the one command that `bash -c` runs."""
-        plain = _MARKED.sub(lambda m: f"${m[2]}" if m[1] == _NAME else m[2], text)
-        plain = re.sub(r"\{\{(\w+)\}\}", r"{\1}", plain)
         found: list[str] = []
-        for statement in statements(plain):
+        for statement in statements(text, first_line=line):
             if isinstance(statement, Block):
                 raise _UnclearError("what bash -c runs has a condition, a loop or a function")
-            if statement.head in _SETS_UP:
+            before = len(self._lines)
+            if statement.head in SETS_UP:
                 self._set_up(statement)
-                self._lines.pop()
+            elif statement.head == "cd":
+                self._go(statement)
             elif not statement.words:
                 for name, value in statement.assignments:
                     self._variables.assign(name, value)
             elif statement.head == "export":
                 self._export(statement)
-            elif statement.head in _SAYS or (statement.after == "|" and statement.head == "tee"):
-                continue
-            elif found:
+            elif found and not (statement.after == "|" and statement.head == "tee"):
                 raise _UnclearError("bash -c runs several commands")
-            else:
+            elif statement.head not in _SAYS:
                 environment += [f"{n}={self._text(v)}" for n, v in statement.assignments]
                 found = self._texts(statement.words)
+            del self._lines[before:]
         return found
 
     def _how_often(self, words: Sequence[str], tasks: Tasks | None) -> list[str]:
@@ -598,7 +624,8 @@ class _Reading:
         of_a_node = name in _OF_A_NODE or any(m in words[1:4] for m in _MODULES_OF_A_NODE)
         of_a_node |= any(word in _OF_A_NODE for word in words[1:3] if found.left_out)
         if tasks is None:
-            if nodes > 1 and name != "deepspeed":
+            by_ssh = any("hostfile" in option for option in found.left_out)
+            if nodes > 1 and not (name == "deepspeed" and by_ssh):
                 raise _UnclearError("without srun it runs on the first node only")
             return [] if of_a_node else ["--per", "node"]
         if tasks.nodes not in ("", str(nodes), "{nodes}"):
@@ -606,9 +633,19 @@ class _Reading:
         each = self._tasks_of_a_node(tasks)
         if of_a_node and each > 1:
             raise _UnclearError(f"{each} tasks on a node would start {name} {each} times")
+        if (
+            of_a_node
+            and nodes > 1
+            and not re.search(r"nnodes|machines|config_file", " ".join(words))
+        ):
+            raise _UnclearError("it names no number of nodes: each node would train alone")
         if of_a_node:
             return []
-        return ["--launcher", "srun", "--workers", str(each)] if each > 1 else ["--per", "node"]
+        if each > 1 and (tasks.binds_gpus or self._resources.binds_gpus):
+            raise _UnclearError("each task would see one GPU; workers of trnslurm see the node's")
+        ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & self._exported.keys()
+        by_srun = each > 1 or ranks
+        return ["--launcher", "srun", "--workers", str(each)] if by_srun else ["--per", "node"]
 
     def _tasks_of_a_node(self, tasks: Tasks) -> int:
         if tasks.ntasks_per_node and tasks.ntasks_per_node != "{workers_per_node}":
@@ -628,8 +665,15 @@ class _Reading:
         for word in (found.recipe, *found.launcher_arguments, *found.arguments, *more):
             if unknown := next((m[2] for m in _MARKED.finditer(word) if m[1] == _UNKNOWN), None):
                 raise _UnclearError(f"{unknown} is known only in the job")
-            if "{task}" in word and not self._script.tasks:
-                raise _UnclearError("SLURM_ARRAY_TASK_ID, without an --array")
+        has_task = any("{task}" in word for word in found.arguments)
+        if has_task != bool(self._script.tasks):
+            lacks = "has no --array" if has_task else "passes no SLURM_ARRAY_TASK_ID to its command"
+            raise _UnclearError(f"the file {lacks}")
+
+
+def _as_script(word: Word) -> str:
+    """Return a word as the text of a script: its variables are those of that script."""
+    return "".join(f"${{{p.text}}}" if p.kind == "name" else p.text for p in word.parts)
 
 
 def _plain(text: str) -> str:
@@ -658,14 +702,6 @@ def _without(words: Sequence[str], left_out: Sequence[str]) -> tuple[str, ...]:
 def _yaml_list(lines: Sequence[str]) -> str:
     plain = re.compile(r"[\w./~$@+=-]+( [\w./~$@+=-]+)*")
     return f"[{', '.join(x if plain.fullmatch(x) else json.dumps(x) for x in lines)}]"
-
-
-def _container(found: Mapping[str, str]) -> list[str]:
-    """Return the section `container` as options."""
-    words: list[str] = []
-    for key, value in found.items():
-        words += ["--set", f"container.{key}={f'[{value}]' if key == 'mounts' else value}"]
-    return words
 
 
 def _only_says(block: Block) -> bool:

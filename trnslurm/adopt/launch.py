@@ -37,7 +37,8 @@ _OURS = frozenset({
     "exclusive", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "input", "jobid",
     "job-name", "kill-on-bad-exit", "label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu",
     "mpi", "no-kill", "open-mode", "output", "overcommit", "overlap", "partition", "account", "qos",
-    "quiet", "threads-per-core", "hint", "time", "unbuffered", "verbose", "wait", "whole",
+    "comment", "gres-flags", "quiet", "threads-per-core", "hint", "time", "unbuffered", "verbose",
+    "wait", "whole",
     "tres-per-task", "ntasks-per-socket", "signal", "propagate", "preserve-env", "slurmd-debug",
     "no-container-entrypoint", "no-container-mount-home", "container-mount-home",
     "container-name", "oversubscribe", "acctg-freq", "profile", "network", "constraint",
@@ -52,6 +53,8 @@ class Tasks(Frozen):
     nodes: str = ""
     ntasks: str = ""
     ntasks_per_node: str = ""
+    binds_gpus: bool = False
+    """Whether each task sees GPUs of its own."""
 
 
 class Srun(Frozen):
@@ -95,7 +98,10 @@ def read_srun(words: Sequence[str]) -> Srun:
     if not rest:
         raise ConfigError("srun: it starts nothing")
     return Srun(
-        tasks=Tasks(**{name.replace("-", "_"): found[name] for name in _SIZE if name in found}),
+        tasks=Tasks(
+            **{name.replace("-", "_"): found[name] for name in _SIZE if name in found},
+            binds_gpus="gpus-per-task" in found or found.get("gpu-bind", "none") != "none",
+        ),
         rest=tuple(rest),
         container={key: found[name] for name, key in _CONTAINER.items() if name in found},
         environment=tuple(named),

@@ -62,9 +62,14 @@ class Resources:
             return Option((), "it is asked to save before its limit: slurm.stop_before_s")
         if name == "export" and value in ("ALL", "NONE"):
             return Option((), "its environment is closed: --env NAME copies a variable")
+        sizes = name.startswith(("gpus", "gres", "cpus-per", "mem-per", "ntasks-per", "sockets"))
+        words = self._words(directive)
+        if sizes and words[0].startswith("--sbatch"):
+            return Option((), "trnslurm has no such size: --gpus, --cpus and --mem are of a node",
+                          clear=False)  # fmt: skip
         if name in ("chdir", "export", "get-user-env"):
             return Option((), "the run has a directory and variables of its own", clear=False)
-        return Option(self._words(directive), "")
+        return Option(words, "")
 
     def _words(self, directive: Directive) -> tuple[str, ...]:
         name, value = directive.name, directive.value or ""
@@ -81,6 +86,13 @@ class Resources:
         if name == "cpus-per-task" and value.isdecimal():
             cpus = str(int(value) * self.tasks_per_node)
             return ("--set", f"slurm.cpus_per_task={cpus}") if self._whole else ("--cpus", cpus)
+        if name == "cpus-per-gpu" and value.isdecimal() and self._gpu_count:
+            cpus = str(int(value) * self._gpu_count)
+            return ("--set", f"slurm.cpus_per_task={cpus}") if self._whole else ("--cpus", cpus)
+        if name == "mem-per-gpu" and self._gpu_count:
+            return ("--mem", f"{parse_size(value) * self._gpu_count}M")
+        if name == "mem-per-cpu" and (each := _number(self._given.get("cpus-per-task"))):
+            return ("--mem", f"{parse_size(value) * each * self.tasks_per_node}M")
         if name == "mem" and self._whole:
             return ("--set", f"slurm.mem_per_node_mib={parse_size(value)}")
         if name == "mem":
@@ -101,6 +113,15 @@ class Resources:
             return ("--gpus", self.gpus)
         words = ("--set", f"slurm.gpus_per_node={number}")
         return (*words, "--set", f"slurm.gpu_type={kind}") if kind else words
+
+    @property
+    def _gpu_count(self) -> int:
+        return _number(self.gpus.rpartition(":")[2]) or 0
+
+    @property
+    def binds_gpus(self) -> bool:
+        """Whether each task of srun sees GPUs of its own."""
+        return "gpus-per-task" in self._given or self._given.get("gpu-bind", "none") != "none"
 
     @property
     def shares(self) -> tuple[str, ...]:

@@ -252,6 +252,9 @@ class _Reader:
             if text.startswith(shown, begin):
                 self._skip(len(shown))
                 return Part("name", variable)
+        if which := re.compile(r"[`]which ([\w.-]+)[`]|\$\(which ([\w.-]+)\)").match(text, begin):
+            self._skip(which.end() - begin)
+            return Part("text", which[1] or which[2])
         if text[begin] == "`":
             end = text.find("`", begin + 1)
             self._skip((end + 1 if end >= 0 else len(text)) - begin)
@@ -347,7 +350,8 @@ def _end_of_block(tokens: Sequence[_Token], at: int) -> int:
     """Return where the block that begins here ends; `at` itself: it is a simple command."""
     raw = tokens[at].raw
     function = raw == "function" or [t.raw for t in tokens[at + 1 : at + 3]] == ["(", ")"]
-    depth, begins, end = 0, True, at
+    stack: list[str] = []
+    begins, end = True, at
     if raw == "[[":
         closing = next((n for n in range(at, len(tokens)) if tokens[n].raw == "]]"), at)
         joins = any(token.kind == "operator" for token in tokens[at:closing])
@@ -360,15 +364,18 @@ def _end_of_block(tokens: Sequence[_Token], at: int) -> int:
     while end < len(tokens):
         token = tokens[end]
         if token.kind == "word":
-            opens = (begins and token.raw in _OPENS) or token.raw == "("
-            closes = (begins and token.raw in _CLOSES) or token.raw == ")"
-            depth += opens - closes
+            if (begins and token.raw in _OPENS) or token.raw == "(":
+                stack.append(token.raw)
+            elif token.raw == ")":
+                stack = stack[:-1] if stack[-1:] == ["("] else stack  # else of a case
+            elif begins and token.raw in _CLOSES:
+                stack = stack[:-1]
             begins = token.raw in _OPENS | _BEFORE_A_COMMAND or token.raw in "()"
         elif token.kind == "operator":
             begins = True
         end += 1
         if (
-            depth <= 0
+            not stack
             and token.kind == "word"
             and token.raw in _CLOSES
             and (not function or token.raw in ("}", "fi", "done", "esac"))

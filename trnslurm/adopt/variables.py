@@ -11,6 +11,9 @@ from contextlib import suppress
 from trnslurm.adopt.shell import Command, Part, Statement, Word, parts_of, statements
 
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d):?-(.*)\}", re.DOTALL)
+_SET_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=(.*)\}", re.DOTALL)
+OF_THE_RENDEZVOUS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
+"""Whose values are trnslurm's, whatever the script computes."""
 _EVERY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 _ASSIGNED = re.compile(
@@ -48,22 +51,20 @@ class Variables:
         self.computed: set[str] = set()
         """Those that only the script's shell knows."""
         self.used: set[str] = set()
+        self.open = False
+        """Whether a file that the script sources may have set others."""
 
     def assign(self, name: str, value: Word) -> bool:
-        """Give a variable its value; return whether it is known."""
-        if (inner := _inside_array(value)) is not None:
-            items, before = inner, self._arrays.get(name, ())
+        """Give a variable its value; return whether all of it is known."""
+        self.computed.discard(name)
+        if (items := _inside_array(value)) is not None:
+            before = self._arrays.get(name, ())
             appends = value.parts[:1] == (Part("name", name),)
             words = [each for item in items for each in self.words(item)]
             self._arrays[name] = (*(before if appends else ()), *words)
-            return name not in self.computed and not any(map(self.unknown, words))
-        parts = self.expand(value).parts
-        if self.unknown(Word("", parts)):
-            self.forget(name)
-            return False
-        self._known[name] = parts
-        self.computed.discard(name)
-        return True
+            return not any(map(self.unknown, words))
+        self._known[name] = self.expand(value).parts
+        return not self.unknown(Word("", self._known[name]))
 
     def forget(self, name: str) -> None:
         """Note that only the script's shell knows a variable."""
@@ -77,6 +78,9 @@ class Variables:
             self.forget(name)
         for name in _ASSIGNED.findall(raw):
             self.forget(name)
+        for inner in re.findall(r"\(\((.*?)\)\)|\blet ([^;\n]*)", raw):
+            for name in re.findall(r"[A-Za-z_]\w*", " ".join(inner)):
+                self.forget(name)
 
     def is_set(self, name: str) -> bool:
         """Check whether a variable is known to have a value."""
@@ -85,7 +89,7 @@ class Variables:
     def is_unset(self, name: str) -> bool:
         """Check whether a variable is empty, as nobody sets it."""
         known = self.is_set(name) or name in self.computed or name in self._numbers
-        return not known and not name.startswith(("SLURM_", "CUDA_"))
+        return not (known or self.open or name.startswith(("SLURM_", "CUDA_")))
 
     def value(self, name: str) -> tuple[Part, ...] | None:
         """Return a variable's value, if the script gives it one that is known."""
@@ -130,12 +134,19 @@ class Variables:
     def _value_of(self, part: Part) -> tuple[Part, ...]:
         if part.kind == "name":
             self.used.add(part.text)
+            if part.text in OF_THE_RENDEZVOUS:
+                return (part,)
             return self._known.get(part.text, (part,))
+        if part.kind == "other" and (found := _SET_DEFAULT.fullmatch(part.text)):
+            name = found[1]
+            if name not in self._known and name not in self._environ:
+                self._known[name] = tuple(v for p in parts_of(found[2]) for v in self._value_of(p))
+            return self._value_of(Part("name", name, part.quoted))
         if part.kind == "other" and (found := _DEFAULT.fullmatch(part.text)):
             name = found[1]
             self.used.add(name)
-            if name in self._known:
-                return self._known[name]
+            if name in self._known or name in OF_THE_RENDEZVOUS:
+                return self._value_of(Part("name", name, part.quoted))
             if name in self._environ or name in self._numbers:
                 return (Part("name", name, part.quoted),)
             if name in self.computed:
@@ -152,7 +163,8 @@ class Variables:
         def named(found: re.Match[str]) -> str:
             name = found[1]
             self.used.add(name)
-            value = "".join(p.text if p.kind == "text" else "?" for p in self._known.get(name, ()))
+            known = self._known.get(name, ())
+            value = "".join(p.text if p.kind == "text" else "?" for p in known)
             return value or str(self._numbers.get(name, "?"))
 
         plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", named, text)

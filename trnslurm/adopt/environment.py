@@ -1,0 +1,121 @@
+"""The environment of a script's Python: modules, conda and virtual environments.
+
+A job of trnslurm has no login shell and no functions of one. So what defines `module` and `conda`
+has to be read in the job, too.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trnslurm.errors import ConfigError
+
+SETS_UP = frozenset({
+    "module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "ulimit", "unset",
+})  # fmt: skip
+_CONDA = frozenset({"conda", "mamba", "micromamba"})
+_HAS_PYTHON = re.compile(r"python|conda|mamba|torch|tensorflow|jax|\bml\b|/ai\b", re.IGNORECASE)
+# https://modules.readthedocs.io and https://lmod.readthedocs.io: where they define the function.
+_MODULES = ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh")
+
+
+class Environment:
+    """The lines of `activate`, and the Python that they bring."""
+
+    def __init__(self, environ: Mapping[str, str], there: Callable[[str], bool]) -> None:
+        self._environ, self._there = environ, there
+        self.lines: list[str] = []
+        self.python = ""
+        self._maybe = ""
+        """A module that may bring a Python."""
+
+    def read(self, head: str, texts: Sequence[str], directory: str) -> None:
+        """Take a command; `texts` are its words, as the job's shell reads them."""
+        words = [word for text in texts for word in shlex.split(text)]
+        line = " ".join([head, *texts])
+        if head in ("module", "ml"):
+            self._need(self._modules())
+            if _HAS_PYTHON.search(" ".join(words)) and words[:1] != ["purge"]:
+                self._maybe = " ".join(words)
+        elif head in ("source", ".") and words:
+            line = self._sourced(words, texts, directory)
+        elif head in _CONDA and words[:1] == ["activate"]:
+            self._need(f"source {self._conda()}/etc/profile.d/conda.sh")
+            self.python = self._python_of(words[1:])
+        elif head in _CONDA and words[:1] == ["deactivate"]:
+            return
+        elif head in _CONDA:
+            raise ConfigError(f"{head} {' '.join(words[:1])} sets up no environment")
+        if line:
+            self.lines.append(line)
+
+    @property
+    def doubt(self) -> str:
+        """What is not known of the Python; empty: nothing."""
+        if self._maybe and not self.python:
+            return f"may bring the Python: --set python=/… (which python3, after {self._maybe})"
+        return ""
+
+    def _need(self, line: str) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+
+    def _modules(self) -> str:
+        """Return the line that defines the function `module`."""
+        for name, below in (("LMOD_PKG", "init/bash"), ("MODULESHOME", "init/bash")):
+            if (home := self._environ.get(name)) and self._there(f"{home}/{below}"):
+                return f"source {home}/{below}"
+        for file in _MODULES:
+            if self._there(file):
+                return f"source {file}"
+        raise ConfigError("no function `module` is known here: adopt the file on the cluster")
+
+    def _sourced(self, words: Sequence[str], texts: Sequence[str], directory: str) -> str:
+        path = words[0]
+        if path.startswith("~/"):
+            path = f"{self._environ.get('HOME', '~')}/{path[2:]}"
+        if path == "activate" or path.endswith("conda3/bin/activate"):
+            self.python = self._python_of(words[1:])
+            base = self._conda() if path == "activate" else path.removesuffix("/bin/activate")
+            return f"source {shlex.quote(base)}/bin/activate {' '.join(words[1:])}".rstrip()
+        if path.endswith("etc/profile.d/conda.sh"):
+            self._need(f"source {path}")
+            return ""
+        if not path.startswith("/"):
+            here = Path(directory or ".", path).absolute()
+            if not path.endswith("/bin/activate") or not self._there(str(here)):
+                raise ConfigError(f"{path} is in the project: the job's environment comes before")
+            path = str(here)
+            texts = [shlex.quote(path), *texts[1:]]
+        if path.endswith("/bin/activate"):
+            self.python = f"{path.removesuffix('activate')}python"
+        return " ".join(["source", *texts])
+
+    def _conda(self) -> str:
+        """Return the directory of conda."""
+        for line in self.lines:
+            if found := re.fullmatch(r"source (\S+)/etc/profile\.d/conda\.sh", line):
+                return found[1]
+        home, exe = self._environ.get("HOME", ""), self._environ.get("CONDA_EXE", "")
+        bases = [str(Path(exe).parent.parent)] if exe else []
+        bases += [f"{home}/{name}" for name in ("miniconda3", "anaconda3", "miniforge3")]
+        base = next((b for b in bases if self._there(f"{b}/etc/profile.d/conda.sh")), "")
+        if not base:
+            raise ConfigError("no conda is known here: adopt the file where `conda info` works")
+        return base
+
+    def _python_of(self, words: Sequence[str]) -> str:
+        """Return the Python of a conda environment."""
+        name = words[0] if words else "base"
+        if "/" in name:
+            return f"{name.rstrip('/')}/bin/python"
+        home = self._environ.get("HOME", "/")
+        places = [self._conda(), f"{home}/.conda"]
+        for base in places:
+            python = f"{base}/bin/python" if name == "base" else f"{base}/envs/{name}/bin/python"
+            if self._there(python):
+                return python
+        raise ConfigError(f"where is {name!r}? --set python=/…/envs/{name}/bin/python")
