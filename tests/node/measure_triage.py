@@ -98,7 +98,10 @@ class Healthy:
 def examples() -> list[str]:
     """Return a line of each known cause that a program prints: any of them may be harmless."""
     causes = (c for c in all_causes() if c.kind in ("cause", "effect") and c.example)
-    return [c.example for c in causes if c.source in ("script", "python", "neuron")]
+    of_programs = [c.example for c in causes if c.source in ("script", "python", "neuron")]
+    return [
+        line for line in of_programs if not re.match(r"(\[\w+\]: )?[\w.]*(Error|Exception)\b", line)
+    ]
 
 
 def main() -> int:

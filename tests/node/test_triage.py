@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,16 @@ from trnslurm.node.triage.patterns import without_atomic
 from trnslurm.node.triage.words import time_in
 from trnslurm.records.run import RunDir
 
-from .measure_triage import CORPUS, cases_in, diagnose, judge
+from .measure_triage import CORPUS, Healthy, cases_in, diagnose, examples, judge
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/node/triage_logs"
 KNOWN = ROOT / "trnslurm/node/triage/known"
 # What is in their logs does not tell the cause, or too little of it.
 NOT_RIGHT = {
+    "a12-huggingface-response-template-pad-token-1",
+    "a12-slurm-dataloader-workers-cpus-1",
+    "a14-deepspeed_lightning-helpers-read-only-container-1",
     "a15-launch-pdsh-launcher-started-on-every-node-1",
     "a15-slurm-horovod-detection-srun-1",
     "a16-efa-device-plugin-nvlink-controllers",
@@ -50,6 +54,7 @@ NOT_RIGHT = {
     "deepspeed_lightning-ds090-batch-assert-h2-9",
     "nccl-ib-broken-nodes-h2-9",
     "pytorch-odd-pairs-second-backward-h2-17",
+    "pytorch-rank0-only-evaluation-1",
     "slurm-container-image-ignored-h2-3",
 }
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on node-1,node-2"}
@@ -229,6 +234,30 @@ def test_names_are_unique_and_in_their_own_lines() -> None:
 def test_failures_from_which_patterns_were_made() -> None:
     verdicts = {case["id"]: judge(case, diagnose(case)) for case in cases_in(CORPUS / "learn")}
     assert {name for name, verdict in verdicts.items() if verdict != "right"} <= NOT_RIGHT
+
+
+def test_lines_before_steps_change_no_verdict() -> None:
+    """Twelve lines that mean failures elsewhere, and three steps after them, before each case."""
+    healthy = Healthy(examples(), steps=True)
+    for case in cases_in(CORPUS / "learn"):
+        alone, beside = diagnose(case), diagnose(case, healthy.text())
+        assert judge(case, beside) == judge(case, alone), case["id"]
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"])
+def test_an_end_from_outside_is_what_ended_the_job(state: str) -> None:
+    """Whatever its workers print as they are ended; but for what Slurm itself says of it."""
+    for case in islice(cases_in(CORPUS / "learn"), 0, None, 4):
+        found = diagnose(case | {"state": {"state": state, "ended": "2026-01-01T00:00:00Z"}})
+        assert found is None or found.name in ("oom-kill", "time-limit", "node-failed"), case["id"]
+
+
+def test_a_node_that_the_record_names_is_the_cause() -> None:
+    state = {"reason": "crash after step 30 was saved: trn-2 failed", "state": "FAILED"}
+    for case in islice(cases_in(CORPUS / "learn"), 0, None, 40):
+        found = diagnose(case | {"state": state})
+        assert found and found.certain
+        assert (found.name, found.host) == ("node-failed", "trn-2")
 
 
 def test_lines_of_healthy_runs_are_no_certain_causes() -> None:

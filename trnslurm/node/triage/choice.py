@@ -28,7 +28,7 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     first += map(_as_suspect, timed)
     if first:
         return _explain(_first_of(first), hits)
-    alone = sorted(hits, key=lambda h: (h.cause.rank, not of_machines(h.cause), h.at))
+    alone = sorted(hits, key=lambda h: (h.cause.rank, not of_machines(h.cause), _order(h)))
     if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
         death = _first_death(hits)  # the others are srun's last word
         alone = [h for h in alone if h is death or not h.cause.name.startswith("task-")]
@@ -92,7 +92,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
         specific = [hit for hit in hits if own.wide and _may_explain(hit, chosen)]
         if not specific:
             return chosen, own, ()
-        best = min(specific, key=lambda hit: hit.at)
+        best = min(specific, key=_order)
         return chosen, best.cause, (best.line,)
     near = [
         hit
@@ -111,8 +111,16 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
         found = [hit for hit in hits if _may_follow(chosen, hit)]
     if not found:
         return chosen, own, ()
-    best = min(found, key=lambda hit: (hit.node is None, hit.at))
+    best = min(found, key=lambda hit: (hit.node is None, _order(hit)))
     return chosen, best.cause, () if best.line in chosen.lines else (best.line,)
+
+
+def _order(hit: Hit) -> int:
+    """Return the order of lines: in a node's log the last first, as it is nearest to the death.
+
+    In the batch log the first of several complaints is the cause of the others.
+    """
+    return hit.at if hit.node is None else -hit.at
 
 
 def of_machines(cause: Cause) -> bool:
@@ -160,6 +168,8 @@ def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
 def lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
     """Return the node that failed in place of the one that told: the others are told to end."""
     lost = next((match for hit in evidence.hits if (match := _LOST.search(hit.line))), None)
+    if not lost and suspect.rank is None and suspect.host:
+        return suspect
     if not lost:
         return replace(suspect, rank=None, node=None, host="")
     node = evidence.hosts.index(lost[1]) if lost[1] in evidence.hosts else None
@@ -168,5 +178,10 @@ def lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
 
 def _as_suspect(hit: Hit) -> Suspect:
     return Suspect(
-        lines=(hit.line,), place=hit.place, node=hit.node, when=hit.when, known=hit.cause
+        lines=(hit.line,),
+        place=hit.place,
+        node=hit.node,
+        when=hit.when,
+        known=hit.cause,
+        said_it=hit.node is None,
     )

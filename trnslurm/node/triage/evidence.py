@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +13,7 @@ from trnslurm.contract.attempt import read_attempt
 from trnslurm.contract.files import open_file, read_json
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
+from trnslurm.contract.times import seconds_of
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.budget import is_spent, share
 from trnslurm.node.triage.causes import (
@@ -25,6 +26,7 @@ from trnslurm.node.triage.causes import (
     may_match,
     named,
 )
+from trnslurm.node.triage.going_on import read_steps
 from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
@@ -40,6 +42,11 @@ _MAX_FOUND = 32
 # Timeouts by the kind of the collective, which NCCL prints before it aborts.
 _BY_KIND = ("gather-timeout", "scalar-timeout", "sum-timeout", "broadcast-timeout")
 _LINES_BEFORE = 40
+_ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", "preempted")
+"""What Slurm says when it ends a job."""
+_LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
+_LINES_NEAR = 20
+"""How many lines before the first sign of a death may tell why."""
 _MOST_LINES = 4096  # of one log that are compared with all patterns
 WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
@@ -79,6 +86,9 @@ class Suspect(Frozen):
     """The known cause that its own lines match."""
     telling: str = ""
     """The line that matches it, if it is not the exception's first."""
+    said_it: bool = True
+    """Whether the process that died said its last line, or Slurm or the kernel recorded it; else it
+    is a line that stands in the log of its node."""
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
 
@@ -120,13 +130,43 @@ class Evidence:
     ranks: int = 0
     """The number of workers; 0: not known."""
 
+    ended: float | None = None
+    """When the attempt ended."""
+
+    def before_the_end(self, seconds: float) -> Evidence:
+        """Return what is known to have been well before the end, and what Slurm recorded."""
+
+        def early(when: float | None) -> bool:
+            return bool(when and self.ended and when < self.ended - seconds)
+
+        return replace(
+            self,
+            suspects=[suspect for suspect in self.suspects if early(suspect.when)],
+            hits=[hit for hit in self.hits if hit.node is None and hit.cause.name in _ENDS_A_JOB],
+            error_like={},
+        )
+
 
 def gather(run: Path, phase: str, attempt: int) -> Evidence:
     """Read the records and all logs of an attempt."""
     files = RunFiles(run)
     about = read_attempt(files, phase, attempt)
     hosts = [host for host in about.hosts.split(",") if host]
-    found = Evidence(hosts=hosts, state=about.state)
+    ended = seconds_of(about.ended or "")
+    found = Evidence(hosts=hosts, state=about.state, ended=ended)
+    lost = _LOST.search(about.reason)
+    if lost and lost[1] in hosts and about.state in (State.FAILED, State.RESTARTED):
+        place = str(files.state_file(phase, attempt).relative_to(run))
+        node_failed = Suspect(
+            lines=(clean(about.reason),),
+            place=place,
+            node=hosts.index(lost[1]),
+            host=lost[1],
+            when=ended,
+            known=named("node-failed"),
+        )
+        found.suspects.append(node_failed)
+        return found
     found.suspects += _preflight(run, phase, attempt)
     found.suspects += _stuck(run, phase, attempt)
     per_node = read_json(files.plan_file).get("workers_per_node")
@@ -152,14 +192,18 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
             break
         text, place = read_log(file), str(file.relative_to(run))
         share(2 * parts)
-        hits = list(_hits(text, place, node))
+        lines = text.split("\n")
+        end = read_steps(lines).end
+        first_rank = node * per_node if isinstance(per_node, int) else None
+        words = read_words(text, first_rank).since(end)
+        share(2 * parts)
+        near = words.first_at(text) - _LINES_NEAR
+        hits = list(_hits(text, place, node, max(end, near)))
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
-        first_rank = node * per_node if isinstance(per_node, int) else None
-        words = read_words(text, first_rank)
         found.tracebacks += [tuple(traceback.lines) for traceback in words.tracebacks]
-        found.error_like[place] = error_like(text)
+        found.error_like[place] = error_like("\n".join(lines[end:]))
         for suspect in _workers(words, place, node, host, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
@@ -349,13 +393,13 @@ def _exit_words(code: int, said: str) -> tuple[str, ...]:
     return (f"it ended with exit code {code}, without a traceback",)
 
 
-def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
-    """Yield the first line of each known cause and rank."""
+def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[Hit]:
+    """Yield the first line of each known cause and rank, from a line on."""
     seen: set[tuple[str, int | None]] = set()
     shapes: set[str] = set()
     lines = enumerate(zip(text.split("\n"), text.lower().split("\n")))
     for at, (line, small) in lines:
-        if not may_match(small):
+        if at < begin or not may_match(small):
             continue
         named = _OF_RANK.search(line)
         rank = int(named[1]) if named else None

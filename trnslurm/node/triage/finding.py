@@ -39,7 +39,7 @@ from trnslurm.node.triage.causes import (
     causes_of,
     matching,
 )
-from trnslurm.node.triage.choice import choose, lost_node, of_machines
+from trnslurm.node.triage.choice import choose, lost_node
 from trnslurm.node.triage.evidence import (
     OWN_WORD,
     Evidence,
@@ -65,6 +65,8 @@ _MAX_LINES = 7
 _MAX_COLUMNS = 200
 _MAX_QUOTE = 80
 _MAX_SAID = 100
+_LAST_S = 60.0
+"""Before an end from outside, within which failures are its consequences."""
 _SILENT = "without a traceback"
 _IN_PART = "the logs were read in part, as they take too long"
 _MOST_OTHERS = 2
@@ -179,6 +181,9 @@ def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     evidence = gather(run, phase, attempt)
     if evidence.state is State.COMPLETED:
         return None
+    outside = _ended_from_outside(run, phase, attempt)
+    if outside:
+        evidence = evidence.before_the_end(_LAST_S)
     suspect, known, beside = choose(evidence)
     if suspect is None:
         return _unexplained(evidence, run, phase, attempt)
@@ -191,7 +196,7 @@ def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if known and known.name == "node-failed":
         suspect = lost_node(evidence, suspect)
     vague = known is not None and (known.kind == EFFECT or known.weak)
-    if vague and _ended_from_outside(run, phase, attempt):
+    if vague and outside:
         return None  # workers that are told to end leave such errors
 
     def before() -> Raised | None:
@@ -276,8 +281,9 @@ def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     if last:
         last_said = textwrap.shorten(last[-1], _MAX_SAID, placeholder="…")
         in_short += f"; the log's last words: {last_said}"
-    near_only = known and not suspect.known and not of_machines(known)
-    certain = not general if known is None else known.rank == 0 and not near_only
+    own = known is not None and known is suspect.known and suspect.said_it
+    own = own or any(hit.cause is known and hit.node is None for hit in evidence.hits)
+    certain = not general if known is None else known.rank == 0 and own
     if missing or options:
         in_short, certain = f"{in_short}: {cause}", missing is not None
     if decided:
