@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("module load cuda/12\nsource ~/venv/bin/activate\ncd $SLURM_SUBMIT_DIR\n"
          "srun --cpu-bind=none bash -c \"torchrun --nnodes 2 --node_rank \\$SLURM_PROCID train.py\""
          " | tee x",
-         "--set 'activate=[source modules/init/bash, module load cuda/12, "
+         "--workers 1 --set 'activate=[source modules/init/bash, module load cuda/12, "
          "source ~/venv/bin/activate]' "
          "--set python=/home/ada/venv/bin/python -- torchrun train.py"),
         ("WORDS=(train.py --lr 1)\nWORDS+=(--data $SCRATCH/x)\n"
@@ -59,10 +59,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
          "--data \"${SCRATCH}\"/x"),
         ("N=${N:-3}; if [ $N -gt 2 ]; then M=big; else M=small; fi\n"
          "srun torchrun --nnodes=2 train.py $M ${1:-no}",
-         "-- torchrun train.py big no"),
-        ("srun --container-image=a/b:1 --container-mounts=/x:/y python train.py",
-         "--set container.image=a/b:1 --set 'container.mounts=[/x:/y]' --per node "
-         "-- python train.py"),
+         "--workers 1 -- torchrun train.py big no"),
+        ("A=0; X=\"\"; [ $A = 1 ] && export B=1\n[ -n \"$X\" ] && A=9 || A=2\n"
+         "if [ -n \"${SLURM_JOB_ID:-}\" ]; then C=1; fi\n"
+         "true || python other.py\nsrun python train.py $A $C",
+         "--per node -- python train.py 2 1"),
+        ("srun /sw/env/bin/torchrun --nnodes=2 --nproc_per_node=4 train.py",
+         "--workers 4 --set python=/sw/env/bin/python -- /sw/env/bin/torchrun train.py"),
     ],
 )  # fmt: skip
 def test_the_command(text: str, line: str) -> None:
@@ -99,6 +102,10 @@ def test_the_command(text: str, line: str) -> None:
         ("torchrun --nnodes 2 train.py", "without srun it runs on the first node only"),
         ("module load pytorch\nsrun python train.py", "may bring the Python"),
         ("eval $(x)\nsrun python train.py", "what eval runs is known only in the job"),
+        ("cd src\nsrun python train.py ../data", "names files above its directory"),
+        ("./prepare.sh\npython train.py", "without srun"),
+        ("source /x/setup.sh\nsrun python train.py", "may bring the Python"),
+        ("grep x y && A=1\nsrun python train.py $A", "only the job knows whether it runs"),
         ("exit 0\nsrun python train.py", "the script ends here"),
         ("case $A in\na) B=1;;\nb) B=2;;\nesac\nsrun python train.py $B", "B is known only"),
         ("srun --gpus-per-task=1 --ntasks-per-node=8 python train.py", "would see one GPU"),

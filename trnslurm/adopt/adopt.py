@@ -148,7 +148,8 @@ class _Reading:
     ) -> None:
         self._file, self._script, self._environ = file, script, environ
         self._resources = Resources(script)
-        self._variables = Variables(environ, arguments, self._resources.numbers)
+        numbers, tasks = self._resources.numbers, bool(script.tasks)
+        self._variables = Variables(environ, arguments, numbers, in_array=tasks)
         self._lines: list[Line] = []
         self._options: list[str] = []
         self._exported: dict[str, tuple[int, str]] = {}
@@ -157,7 +158,10 @@ class _Reading:
         self._directory = ""
         self._command: tuple[str, ...] = ()
         self._launched_at = self._best = 0
+        self._set_up_before = False
         self._said_before = False
+        self._succeeded: bool | None = True
+        """Whether the command before succeeds; None: only the job knows."""
 
     def result(self) -> Adopted:
         for directive in self._script.directives:
@@ -206,6 +210,8 @@ class _Reading:
         if isinstance(statement, Block):
             self._read_block(statement)
             return
+        if self._is_skipped(statement):
+            return
         says, self._said_before = self._said_before, False
         if says and statement.after == "|" and statement.head in _FILTERS | _SAYS:
             self._said_before = True
@@ -215,6 +221,29 @@ class _Reading:
             self._read_command(statement)
         except (_UnclearError, ConfigError) as why:
             self._say(statement.line, statement.raw, "unclear", _plain(str(why)))
+
+    def _is_skipped(self, command: Command) -> bool:
+        """Check whether `&&` or `||` before a command keeps it from running, and say so."""
+        joined = {"&&": True, "||": False}.get(command.after)
+        before, self._succeeded = self._succeeded, True
+        if joined is not None and before is not joined:
+            self._succeeded = before
+            if before is None:
+                self._variables.forget_assigned(command.raw)
+                self._say(
+                    command.line, command.raw, "unclear", "only the job knows whether it runs"
+                )
+                return True
+            if command.after == "||" and self._set_up_before:
+                self._setting.allow_failure()
+            self._say(command.line, command.raw, "left out", "the command before it decides so")
+            return True
+        self._set_up_before = command.head in SETS_UP
+        if command.head in ("[", "[[", "test"):
+            self._succeeded = holds([command], self._variables)
+        elif command.head in ("false", "grep", "command", "which", "type", "pgrep", "ls"):
+            self._succeeded = None
+        return False
 
     def _read_block(self, block: Block) -> None:
         for branch in branches(block):
@@ -410,8 +439,8 @@ class _Reading:
     def _exported_variable(self, name: str) -> tuple[Fate, str]:
         value = self._variables.value(name)
         text = "" if value is None else self._text(Word("", value))
-        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") and "--per" in self._options:
-            return "unclear", "no RANK is set where a command starts once per node: --launcher srun"
+        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") and text.isdecimal():
+            return "unclear", "trnslurm sets it to the number of its workers"
         if is_reserved(name) and name not in ("PYTHONPATH", "PATH", "HOME", "USER"):
             return "ours", "trnslurm sets it"
         if value is None and _FOR_RANKS.fullmatch(name):
@@ -427,6 +456,7 @@ class _Reading:
         if value is None and name not in self._variables.computed and name in self._environ:
             self._options += ["--env", name]
             return "taken", f"--env {name}"
+        text = self._counted(text)
         if value is None or _UNKNOWN in text or re.search(r"(?<!\{)\{\w+\}", text):
             return "unclear", "its value is known only in the job"
         words = ["--set", f"env.{name}={text.replace('{{', '{').replace('}}', '}')}"]
@@ -497,6 +527,8 @@ class _Reading:
         )
 
     def _launch(self, command: Command) -> None:
+        if self._launched_at and not self._best:
+            self._command = ()
         if self._launched_at:
             raise _UnclearError(f"a second command, after that of line {self._launched_at}")
         if self._rank(command) < self._best:
@@ -511,6 +543,9 @@ class _Reading:
         while words:
             parts = parts[len(parts) - len(words) :]
             head = Path(words[0]).name
+            if _PYTHON.fullmatch(head) and words[1:2] and words[1] in _OF_A_NODE:
+                del words[0]
+                continue
             if head in ("exec", "time", "nohup", "stdbuf"):
                 del words[0]
                 while words and words[0].startswith("-"):
@@ -554,6 +589,8 @@ class _Reading:
             raise _UnclearError(f"{words[0]} may train or not" if words else "it starts nothing")
         options += self._how_often(words, tasks)
         found = read_command(words)
+        if any(re.search(r"(^|[=:,/])\.\.(/|$)", word) for word in [*words, *environment]):
+            raise _UnclearError("it names files above its directory, which the run has no copy of")
         self._check(found, [*environment, *options])
         for word in environment:
             name, _, value = word.partition("=")
@@ -563,13 +600,19 @@ class _Reading:
             elif not is_reserved(name) and name != "CUDA_VISIBLE_DEVICES":
                 options += ["--set", f"env.{name}={value}"]
         workers = read_command([*map(self._counted, words)]).workers_on(self._script.nodes)
+        if Path(words[0]).name == "torchrun" and "nproc" not in " ".join(words).replace("-", "_"):
+            workers = 1  # its own default
         if workers and "--workers" not in options:
             options += ["--workers", str(workers)]
         self._command = _without(words, found.left_out)
         self._options += options
         self._launched_at = command.line
-        if words[0].startswith("/") and _PYTHON.fullmatch(Path(words[0]).name):
+        if words[0].startswith("/") and Path(words[0]).name in _OF_A_NODE | {"trl", "axolotl"}:
+            self._setting.python = str(Path(words[0]).with_name("python"))
+        elif words[0].startswith("/") and _PYTHON.fullmatch(Path(words[0]).name):
             self._setting.python = words[0]
+        elif found.left_out[:1] and found.left_out[0].endswith(" run"):
+            self._setting.may_bring(found.left_out[0])
         names = [shlex.split(option)[0].partition("=")[0] for option in found.left_out]
         said = f"without {', '.join(names)}" if names else "as it stands"
         self._say(command.line, command.raw, "taken", f"the command, {said}")

@@ -74,9 +74,7 @@ class Environment:
         raise ConfigError("no function `module` is known here: adopt the file on the cluster")
 
     def _sourced(self, words: Sequence[str], texts: Sequence[str], directory: str) -> str:
-        path = words[0]
-        if path.startswith("~/"):
-            path = f"{self._environ.get('HOME', '~')}/{path[2:]}"
+        path = re.sub(r"^(~|\$HOME|\$\{HOME\})(?=/)", self._environ.get("HOME", "~"), words[0])
         if path == "activate" or path.endswith("conda3/bin/activate"):
             self.python = self._python_of(words[1:])
             base = self._conda() if path == "activate" else path.removesuffix("/bin/activate")
@@ -92,7 +90,18 @@ class Environment:
             texts = [shlex.quote(path), *texts[1:]]
         if path.endswith("/bin/activate"):
             self.python = f"{path.removesuffix('activate')}python"
+        elif not path.startswith("/etc/"):
+            self._maybe = path
         return " ".join(["source", *texts])
+
+    def may_bring(self, what: str) -> None:
+        """Note what may bring a Python that is not known here."""
+        self._maybe = what
+
+    def allow_failure(self) -> None:
+        """Let the last line fail: the script has `|| …` after it."""
+        if self.lines and not self.lines[-1].endswith(" || true"):
+            self.lines[-1] += " || true"
 
     def _conda(self) -> str:
         """Return the directory of conda."""

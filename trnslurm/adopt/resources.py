@@ -54,20 +54,29 @@ class Resources:
     def option(self, directive: Directive) -> Option:
         """Return what becomes of an option."""
         name, value = directive.name, directive.value or ""
-        if instead := dict(self._script.replaced).get(directive.word):
-            return Option((), instead)
+        replaced = dict(self._script.replaced)
+        if directive.word in replaced:
+            return Option((), replaced[directive.word] or "the run does this itself")
+        if name == "dependency":
+            return Option((), "wait for a job by --after JOB:ok, :any or :failed", clear=False)
+        if name in ("propagate", "get-user-env"):
+            return Option((), "its environment is closed: activate may set limits")
+        if name.startswith("container-") and name not in ("container-image", "container-mounts"):
+            return Option((), "say it in the section container of a recipe or profile", clear=False)
         if name in ("ntasks", "ntasks-per-node"):
             return Option((), "the command says how many workers a node has")
         if name == "signal":
             return Option((), "it is asked to save before its limit: slurm.stop_before_s")
         if name == "export" and value in ("ALL", "NONE"):
             return Option((), "its environment is closed: --env NAME copies a variable")
-        sizes = name.startswith(("gpus", "gres", "cpus-per", "mem-per", "ntasks-per", "sockets"))
+        sizes = name != "gres-flags" and name.startswith(
+            ("gpus", "gres", "cpus-per", "mem-per", "ntasks-per", "sockets")
+        )
         words = self._words(directive)
         if sizes and words[0].startswith("--sbatch"):
             return Option((), "trnslurm has no such size: --gpus, --cpus and --mem are of a node",
                           clear=False)  # fmt: skip
-        if name in ("chdir", "export", "get-user-env"):
+        if name in ("chdir", "export"):
             return Option((), "the run has a directory and variables of its own", clear=False)
         return Option(words, "")
 
@@ -75,6 +84,10 @@ class Resources:
         name, value = directive.name, directive.value or ""
         if name == "nodes":
             return ("--nodes", str(self._script.nodes))
+        if name == "container-image":
+            return ("--set", f"container.image={value}")
+        if name == "container-mounts":
+            return ("--set", f"container.mounts=[{value}]")
         if name == "time":
             return ("--time", value)
         if name == "job-name":
@@ -137,8 +150,11 @@ def _gpus_of_node(given: Mapping[str, str], nodes: int, tasks: int) -> str:
         return each
     if each_task := _number(given.get("gpus-per-task")):
         return str(each_task * tasks)
-    every = _number(given.get("gpus"))
-    return str(every // nodes) if every and every % nodes == 0 else ""
+    kind, _, number = given.get("gpus", "").rpartition(":")
+    every = _number(number)
+    if not every or every % nodes:
+        return ""
+    return (f"{kind}:" if kind else "") + str(every // nodes)
 
 
 def _number(text: str | None) -> int | None:

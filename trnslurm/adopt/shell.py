@@ -265,7 +265,7 @@ class _Reader:
         if text.startswith("${", begin):
             self._skip(1)
             inner = self._balanced("{", "}")
-            name = re.fullmatch(rf"\{{({_NAME})\}}", inner)
+            name = re.fullmatch(rf"\{{({_NAME}|\d+)\}}", inner)
             return Part("name", name[1]) if name else Part("other", f"${inner}")
         if found := re.compile(rf"\$({_NAME})").match(text, begin):
             self._skip(found.end() - begin)

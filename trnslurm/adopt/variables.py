@@ -25,6 +25,8 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
+_SOME = "\ue003"
+"""Stands for a value that is not known here, but surely not empty."""
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le,
     "-gt": operator.gt, "-ge": operator.ge,
@@ -39,9 +41,14 @@ class Variables:
     """
 
     def __init__(
-        self, environ: Mapping[str, str], arguments: Sequence[str], numbers: Mapping[str, int]
+        self,
+        environ: Mapping[str, str],
+        arguments: Sequence[str],
+        numbers: Mapping[str, int],
+        *,
+        in_array: bool = False,
     ) -> None:
-        self._environ, self._numbers = environ, numbers
+        self._environ, self._numbers, self._in_array = environ, numbers, in_array
         self._known: dict[str, tuple[Part, ...]] = {
             str(n): (Part("text", word),) for n, word in enumerate(arguments, 1)
         }
@@ -86,10 +93,22 @@ class Variables:
         """Check whether a variable is known to have a value."""
         return name in self._known or name in self._environ
 
+    def _of_job(self, name: str) -> bool:
+        """Check whether Slurm sets a variable in the job."""
+        if name.startswith("SLURM_ARRAY_"):
+            return self._in_array
+        return name.startswith("SLURM") or name == "CUDA_VISIBLE_DEVICES"
+
+    def has_value(self, name: str) -> bool:
+        """Check whether a variable of the user's shell or of Slurm is surely not empty."""
+        if name in self._known or name in self.computed:
+            return False
+        return bool(self._environ.get(name)) or name in self._numbers or self._of_job(name)
+
     def is_unset(self, name: str) -> bool:
         """Check whether a variable is empty, as nobody sets it."""
         known = self.is_set(name) or name in self.computed or name in self._numbers
-        return not (known or self.open or name.startswith(("SLURM_", "CUDA_")))
+        return not (known or self.open or self._of_job(name))
 
     def value(self, name: str) -> tuple[Part, ...] | None:
         """Return a variable's value, if the script gives it one that is known."""
@@ -147,9 +166,9 @@ class Variables:
             self.used.add(name)
             if name in self._known or name in OF_THE_RENDEZVOUS:
                 return self._value_of(Part("name", name, part.quoted))
-            if name in self._environ or name in self._numbers:
+            if name in self._environ or name in self._numbers or self._of_job(name):
                 return (Part("name", name, part.quoted),)
-            if name in self.computed:
+            if name in self.computed or self.open:
                 return (part,)
             return tuple(v for p in parts_of(found[2]) for v in self._value_of(p))
         if part.kind == "other" and (found := _ARITHMETIC.fullmatch(part.text)):
@@ -183,12 +202,17 @@ def holds(test: Sequence[Statement], variables: Variables) -> bool | None:
         return None
     words: list[str] = []
     for word in test[0].words:
-        parts = [p for p in variables.expand(word).parts if p.text or p.kind != "text"]
-        if any(p.kind == "name" and not variables.is_unset(p.text) for p in parts):
-            return None
-        if any(p.kind == "other" for p in parts):
-            return None
-        words.append("".join(p.text for p in parts if p.kind == "text"))
+        text = ""
+        for part in variables.expand(word).parts:
+            if part.kind == "other":
+                return None
+            if part.kind == "text":
+                text += part.text
+            elif variables.has_value(part.text):
+                text += _SOME
+            elif not variables.is_unset(part.text):
+                return None
+        words.append(text)
     if words[:1] not in (["["], ["[["], ["test"]):
         return None
     words = words[1 : None if words[0] == "test" else -1]
@@ -203,6 +227,8 @@ def _compared(words: Sequence[str]) -> bool | None:
             return not text
         case [text] | ["-n", text]:
             return bool(text)
+        case [left, _, right] if _SOME in left + right:
+            return None
         case [left, "=" | "==", right] if not set(right) & {"*", "?", "["}:
             return left == right
         case [left, "!=", right] if not set(right) & {"*", "?", "["}:

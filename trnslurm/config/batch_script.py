@@ -30,6 +30,10 @@ _SHORT = {
     "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose",
     "W": "wait", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
+_ALIASES = {
+    "workdir": "chdir", "tasks": "ntasks", "tasks-per-node": "ntasks-per-node",
+    "share": "oversubscribe",
+}  # fmt: skip
 # Without a value, or with one only after "=".
 _FLAGS = frozenset({
     "contiguous", "exclusive", "get-user-env", "help", "hold", "ignore-pbs", "nice", "no-kill",
@@ -256,7 +260,7 @@ def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
         word = words.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            name = {"workdir": "chdir", "tasks": "ntasks", "share": "oversubscribe"}.get(name, name)
+            name = _ALIASES.get(name, name)
             needs = not equals and name not in _FLAGS
         elif word.startswith("-") and word[1:2] in _SHORT:
             name, value = _SHORT[word[1]], word[2:]

@@ -17,6 +17,7 @@ from typing import Literal
 
 from trnslurm.config.entry import Entry
 from trnslurm.config.script import OWN_LAUNCHER, Launcher
+from trnslurm.contract.files import read_file
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 from trnslurm.plugins import Plugin, find_plugin
@@ -294,7 +295,7 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
         raise ConfigError(f"{name}: it starts no script: {name} … SCRIPT ARGUMENTS")
     entry = Entry.module(rest[0]) if module else _entry_of(rest[0], python=not program)
     if options is _LAUNCH and not any("use" in word and "env" in word for word in ours):
-        rest.insert(1, "--local-rank={local_rank}")
+        rest.insert(1, f"{_local_rank_option(Path(rest[0]))}={{local_rank}}")
     nodes, workers = numbers.get(options.nodes), numbers.get(options.workers)
     world = numbers.get(options.world)
     if world and workers and world % workers == 0:
@@ -337,6 +338,16 @@ def _by_fabric(head: str, words: Sequence[str]) -> Command:
         workers=numbers.get("--devices"),
         left_out=tuple(given),
     )
+
+
+def _local_rank_option(script: Path) -> str:
+    """Return the option as the script knows it: before PyTorch 2.0 it had an underscore."""
+    try:
+        text = read_file(script)
+    except OSError:
+        return "--local-rank"
+    only_older = b"--local_rank" in text and b"--local-rank" not in text
+    return "--local_rank" if only_older else "--local-rank"
 
 
 def _of(entry: Entry, arguments: Sequence[str]) -> Command:
