@@ -84,9 +84,9 @@ soak: sandbox .venv/.dev  ## Cause 100 random faults in one training; add a row 
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
 # PART=learn measures the cases that patterns were made from; SHOW=1 prints those that are not right.
-PART ?= held
-triage: .venv/.dev  ## Measure the diagnosis on failures from public threads (PART, SHOW)
-	@$(BIN)/python -m tests.node.measure_triage $(PART) $(if $(SHOW),--show)
+PART ?= fresh
+triage: .venv/.dev  ## Measure the diagnosis on failures from public threads (PART, SHOW, BESIDE)
+	@$(BIN)/python -m tests.node.measure_triage $(PART) $(if $(SHOW),--show) $(if $(BESIDE),--beside $(BESIDE))
 
 fuzz: .venv/.dev  ## Damage files at random for ten minutes and read them (FUZZ_MINUTES, FUZZ_SEED)
 	$(BIN)/pytest tests/test_fuzz.py -m fuzz

@@ -1,6 +1,6 @@
 """Measure the diagnosis on failures of strangers: `make triage`, a table by family.
 
-triage_corpus/learn has the cases from which patterns may be made, and triage_corpus/held those that
+triage_corpus/learn has the cases from which patterns may be made, and triage_corpus/fresh those that
 only measure. README.md there describes a case.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.triage.causes import all_causes
-from trnslurm.node.triage.finding import Finding, find_cause
+from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 
 CORPUS = Path(__file__).with_name("triage_corpus")
 PARTS = ("learn", "held", "fresh")
@@ -51,20 +51,21 @@ def write_run(case: Mapping[str, Any], run: Path, beside: str = "") -> None:
         (run / "logs" / log).write_text(before + text.lstrip("\n"), encoding="utf-8")
 
 
-def judge(case: Mapping[str, Any], found: Finding | None) -> str:
+def judge(case: Mapping[str, Any], found: Finding | None, ended: str = "") -> str:
     """Return the verdict on a diagnosis.
 
     right: it names the cause; vague: it is true, but says too little; wrong: it names another
-    cause. Where it names none: quoted, if it shows the telling line, or silent.
+    cause. Where it names none: quoted, if it shows the telling line, or silent. `ended` is how the
+    record says that the attempt ended, which is the whole diagnosis of an end from outside.
     """
-    said = f"{found.cause}\n{found.fix}" if found and found.name else ""
+    said = f"{found.cause}\n{found.fix}" if found and found.name else ended
 
     def matches(patterns: list[str]) -> bool:
         return all(re.search(pattern, said, re.IGNORECASE) for pattern in patterns)
 
     if said and matches(case["right"]):
         return "right"
-    if found is None or not found.name or found.kind == "effect":
+    if not said or (found and found.kind == "effect"):
         shown = "\n".join(found.report()) if found else ""
         return "quoted" if case["telling"].strip()[:120] in shown else "silent"
     accepted = [[pattern] for pattern in case.get("not_wrong", ())]
@@ -77,6 +78,13 @@ def diagnose(case: Mapping[str, Any], beside: str = "") -> Finding | None:
     with tempfile.TemporaryDirectory() as directory:
         write_run(case, Path(directory), beside)
         return find_cause(Path(directory), "train", 1)
+
+
+def how_it_ended(case: Mapping[str, Any]) -> str:
+    """Return what is said of an attempt in which nothing failed."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_run(case, Path(directory))
+        return "\n".join(nothing_found(Path(directory), "train", 1))
 
 
 class Healthy:
@@ -107,7 +115,7 @@ def examples() -> list[str]:
 def main() -> int:
     """Print the verdicts by family."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", default="held", choices=PARTS)
+    parser.add_argument("part", nargs="?", default="fresh", choices=PARTS)
     parser.add_argument("--show", action="store_true", help="print each case that is not right")
     parser.add_argument("--beside", help="put lines of this file before each failure; or examples")
     parser.add_argument("--no-steps", action="store_true", help="without steps after those lines")
@@ -120,7 +128,7 @@ def main() -> int:
     words: dict[str, Counter[str]] = {"cause:": Counter(), "likely:": Counter()}
     for case in cases_in(CORPUS / options.part):
         found = diagnose(case, healthy.text())
-        verdict = judge(case, found)
+        verdict = judge(case, found, "" if found else how_it_ended(case))
         table.setdefault(case["family"], Counter())[verdict] += 1
         if found and found.name:
             words["cause:" if found.certain else "likely:"][verdict] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -31,32 +32,11 @@ from trnslurm.node.triage.patterns import without_atomic
 from trnslurm.node.triage.words import time_in
 from trnslurm.records.run import RunDir
 
-from .measure_triage import CORPUS, Healthy, cases_in, diagnose, examples, judge
+from .measure_triage import CORPUS, Healthy, cases_in, diagnose, examples, how_it_ended, judge
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/node/triage_logs"
 KNOWN = ROOT / "trnslurm/node/triage/known"
-# What is in their logs does not tell the cause, or too little of it.
-NOT_RIGHT = {
-    "a12-huggingface-response-template-pad-token-1",
-    "a12-slurm-dataloader-workers-cpus-1",
-    "a14-deepspeed_lightning-helpers-read-only-container-1",
-    "a15-launch-pdsh-launcher-started-on-every-node-1",
-    "a15-slurm-horovod-detection-srun-1",
-    "a16-efa-device-plugin-nvlink-controllers",
-    "a16-efa-neuron-device-count",
-    "a16-nccl-allreduce-count-mismatch",
-    "a16-neuron-compiler-crash-tril",
-    "a16-slurm-gpu-partition-needs-gres",
-    "a16-slurm-no-gpu-requested",
-    "a16-slurm-visible-devices-per-rank",
-    "data-neg-mmap-wrong-path-1-r2",
-    "deepspeed_lightning-ds090-batch-assert-h2-9",
-    "nccl-ib-broken-nodes-h2-9",
-    "pytorch-odd-pairs-second-backward-h2-17",
-    "pytorch-rank0-only-evaluation-1",
-    "slurm-container-image-ignored-h2-3",
-}
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on node-1,node-2"}
 PEER_GONE = (
     "[rank{0}]: Traceback (most recent call last):\n"
@@ -221,7 +201,7 @@ def test_older_pythons_read_the_patterns_with_the_same_result() -> None:
                 found, again = now.search(line), re.search(older, line)
                 assert (found and found.span()) == (again and again.span()), (text, line)
                 assert not found or found.groupdict().items() <= again.groupdict().items()
-    assert rewritten >= 40
+    assert rewritten >= 20
 
 
 def test_names_are_unique_and_in_their_own_lines() -> None:
@@ -231,9 +211,16 @@ def test_names_are_unique_and_in_their_own_lines() -> None:
     assert len(re.findall(r'^name = "([^"]+)"$', files, re.MULTILINE)) == len(names)
 
 
-def test_failures_from_which_patterns_were_made() -> None:
-    verdicts = {case["id"]: judge(case, diagnose(case)) for case in cases_in(CORPUS / "learn")}
-    assert {name for name, verdict in verdicts.items() if verdict != "right"} <= NOT_RIGHT
+@pytest.mark.parametrize(("part", "right"), [("learn", 0.8), ("held", 0.85), ("fresh", 0.75)])
+def test_few_diagnoses_are_wrong_and_none_with_certainty(part: str, right: float) -> None:
+    """Nobody who wrote patterns has read the cases of `fresh`."""
+    found = [(case, diagnose(case)) for case in cases_in(CORPUS / part)]
+    said = [(f, judge(c, f, "" if f else how_it_ended(c))) for c, f in found]
+    verdicts = Counter(verdict for _, verdict in said)
+    assert verdicts["right"] > right * len(said), verdicts
+    assert verdicts["wrong"] < 0.04 * len(said), verdicts
+    certain = Counter(verdict for f, verdict in said if f and f.name and f.certain)
+    assert certain["wrong"] <= (part == "learn"), certain
 
 
 def test_lines_before_steps_change_no_verdict() -> None:
@@ -249,7 +236,8 @@ def test_an_end_from_outside_is_what_ended_the_job(state: str) -> None:
     """Whatever its workers print as they are ended; but for what Slurm itself says of it."""
     for case in islice(cases_in(CORPUS / "learn"), 0, None, 4):
         found = diagnose(case | {"state": {"state": state, "ended": "2026-01-01T00:00:00Z"}})
-        assert found is None or found.name in ("oom-kill", "time-limit", "node-failed"), case["id"]
+        of_slurm = found is None or found.name in ("oom-kill", "time-limit", "node-failed")
+        assert of_slurm or (state == "TIMEOUT" and not found.certain), case["id"]
 
 
 def test_a_node_that_the_record_names_is_the_cause() -> None:
@@ -302,7 +290,7 @@ def test_traceback_is_trimmed_to_the_jobs_own_frames(run) -> None:
         '    File "/home/ada/jobs/toy/train.py", line 10, in inner',
         '      raise ValueError("tokens 51 is beyond the vocabulary of 50")',
         "  ValueError: tokens 51 is beyond the vocabulary of 50",
-        f"cause: {named('token-index').cause}",
+        f"likely: {named('token-index').cause}",
         f"fix: {named('token-index').fix}",
         "see: logs/train-1-node1.log",
     ]
@@ -392,10 +380,8 @@ def test_a_loader_workers_own_exception_is_found(run) -> None:
         "UnidentifiedImageError: Caught UnidentifiedImageError in DataLoader worker process 2.\n"
         "Original Traceback (most recent call last):\n  File \"data.py\", line 3, in read\n"
         "KeyError: 'input_ids'\n")  # fmt: skip
-    assert (found(run).name, found(run).cause) == (
-        "field-missing", "a sample or batch of the data (or another dict, at data.py, line 3) has "
-        "no field input_ids: it has another name, or a preparation removed or never made it",
-    )  # fmt: skip
+    assert found(run).name.startswith("general-")
+    assert "'input_ids' where data.py looks it up" in found(run).cause
 
 
 def test_the_last_words_of_a_worker_that_ends_itself_are_told(run) -> None:
@@ -453,11 +439,12 @@ def test_weak_evidence_names_other_causes(run) -> None:
 
 
 def test_an_earlier_line_of_the_log_may_explain_an_unknown_error(run) -> None:
-    log(run, 0, "Dataset does not exist: /data/a\nTraceback (most recent call last):\n"
-                '  File "gpt.py", line 3, in build\n    index.sizes\nKeyError: 17\n')  # fmt: skip
+    lost = "NVRM: Xid (PCI:0000:10:1c): 79, pid=1234, GPU has fallen off the bus."
+    raised = '  File "gpt.py", line 3, in build\n    index.sizes\nacme.OddError: 17\n'
+    log(run, 0, f"{lost}\nTraceback (most recent call last):\n{raised}")
     found = find_cause(run.path, "train", 1)
-    assert found and (found.name, found.certain) == ("megatron-data", False)
-    assert "Dataset does not exist: /data/a" in found.lines
+    assert found and (found.name, found.certain) == ("gpu-lost", False)
+    assert lost in found.lines
 
 
 def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
@@ -822,19 +809,6 @@ def test_a_loaders_error_in_a_package_is_placed_in_the_script(run, tag: str) -> 
     assert found(run).name == "shapes-batch"
 
 
-def test_shapes_are_to_be_printed_in_the_script(run) -> None:
-    """Not in the package whose layer refuses them."""
-    log(
-        run,
-        0,
-        'Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in f\n'
-        '    net(x)\n  File "/env/lib/site-packages/torch/nn/linear.py", line 134, in forward\n'
-        "    return 1\nRuntimeError: mat1 and mat2 shapes cannot be multiplied (4x32 and 64x1)\n",
-    )
-    assert found(run).fix.startswith("print the input's shape at train.py, line 12; ")
-    assert "made for 64 input features gets 32:" in found(run).cause
-
-
 WAIT = (
     "[rank{0}]:[E ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=175, OpType={1}, NumelIn={2}, NumelOut=1, Timeout(ms)=600000) ran "
@@ -932,7 +906,7 @@ def test_a_node_that_waits_in_vain_is_not_blamed(run) -> None:
     log(run, 0, f"torch.distributed.{waited}\n")
     assert (found(run).name, found(run).kind) == ("clients-missing", "effect")
     log(run, 1, "ModuleNotFoundError: No module named 'h5py'\n")
-    assert (found(run).name, found(run).node) == ("module-missing", 1)
+    assert (found(run).name, found(run).node) == ("general-import", 1)
 
 
 def test_stuck_rank_and_preflight(run) -> None:

@@ -87,6 +87,9 @@ class Cause(Frozen):
     copied (its script, profile or options), so that a resume would fail again; resume: the fix is
     on the machines, or in what they share; either: it may be in both, so a run that has saved
     nothing is submitted again; passes: resume, and nothing needs a fix."""
+    proven: bool = False
+    """Of three failures or more that nobody knew when it was written, it explained each rightly: so
+    an exception of a script is told as certain, which others are not."""
     wide: bool = False
     """The line may have several causes: one with a specific line is preferred."""
     frame: re.Pattern[str] | None = None

@@ -45,6 +45,7 @@ _LINES_BEFORE = 40
 _ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", "preempted")
 """What Slurm says when it ends a job."""
 _LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
+_LAST_LINES = 3
 _LINES_NEAR = 20
 """How many lines before the first sign of a death may tell why."""
 _MOST_LINES = 4096  # of one log that are compared with all patterns
@@ -62,6 +63,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u
 # The time of a pattern with a wildcard grows with the square of a line's length. Tests compare the
 # patterns with lines of this length.
 _LONG = re.compile(r"([^\n]{1000})[^\n]+")
+_PASSED_ON = re.compile(r": Caught \w+ in (DataLoader worker|pin memory|replica)")
 _HANDLER_FAILED = re.compile(r"(Type|Attribute|Name|Import|ModuleNotFound|UnboundLocal)Error: ")
 _WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
 OWN_WORD = "triage: "
@@ -126,6 +128,10 @@ class Evidence:
     """By log: its last lines with words of an error."""
     made_steps: bool = False
     """Whether a worker's record has finished steps."""
+    went_on: bool = False
+    """Whether a log tells of several steps."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """How many lines each log has."""
     state: State = State.STARTING
     ranks: int = 0
     """The number of workers; 0: not known."""
@@ -134,7 +140,11 @@ class Evidence:
     """When the attempt ended."""
 
     def before_the_end(self, seconds: float) -> Evidence:
-        """Return what is known to have been well before the end, and what Slurm recorded."""
+        """Return what is known to have been well before the end, and what Slurm recorded.
+
+        A training that made no step within its time may have hung in what its log ends with.
+        """
+        hung = self.state is State.TIMEOUT and not (self.made_steps or self.went_on)
 
         def early(when: float | None) -> bool:
             return bool(when and self.ended and when < self.ended - seconds)
@@ -142,7 +152,16 @@ class Evidence:
         return replace(
             self,
             suspects=[suspect for suspect in self.suspects if early(suspect.when)],
-            hits=[hit for hit in self.hits if hit.node is None and hit.cause.name in _ENDS_A_JOB],
+            hits=[
+                hit
+                for hit in self.hits
+                if (hit.node is None and hit.cause.name in _ENDS_A_JOB)
+                or (
+                    hung
+                    and hit.node is not None
+                    and hit.at >= self.lengths[hit.place] - _LAST_LINES
+                )
+            ],
             error_like={},
         )
 
@@ -194,6 +213,8 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         share(2 * parts)
         lines = text.split("\n")
         end = read_steps(lines).end
+        found.went_on |= end > 0
+        found.lengths[place] = len(lines)
         first_rank = node * per_node if isinstance(per_node, int) else None
         words = read_words(text, first_rank).since(end)
         share(2 * parts)
@@ -252,6 +273,8 @@ def _suspect(
 ) -> Suspect:
     # From the end: of several chained exceptions, the last ended the process.
     said = [*(line for line in reversed(lines) if not line.startswith("  ")), *more]
+    # The process that loads data only passes on what its worker has raised.
+    said = [line for line in said if not _PASSED_ON.search(line)] or said
     context = Context(frames="\n".join(lines))
     # A handler that has an error of its own did not mean to pass on the first exception.
     own = said[:1] if _HANDLER_FAILED.match(said[0]) and _WHILE_HANDLED in lines else said

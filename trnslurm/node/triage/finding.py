@@ -283,7 +283,8 @@ def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         in_short += f"; the log's last words: {last_said}"
     own = known is not None and known is suspect.known and suspect.said_it
     own = own or any(hit.cause is known and hit.node is None for hit in evidence.hits)
-    certain = not general if known is None else known.rank == 0 and own
+    sure = known is not None and (known.source != "script" or known.proven)
+    certain = not general if known is None else known.rank == 0 and own and sure
     if missing or options:
         in_short, certain = f"{in_short}: {cause}", missing is not None
     if decided:
