@@ -174,6 +174,7 @@ PREPARE_FLOORS = [
 # What launcher rooms may import of these: libraries of the nodes; runs, cli: the sandbox.
 SHARED = {
     "mirror",
+    "node.alone",
     "node.caps",
     "node.graphs",
     "node.hosts",

@@ -55,6 +55,20 @@ def test_alive(make_run, alive: str, path_without_slurm) -> None:
     assert state("e", precompile=[DONE], train=[DONE]) == ("COMPLETED", "")
 
 
+def test_workers_that_train_alone_are_told_of(make_run, alive: str, path_without_slurm) -> None:
+    states = {"precompile": [DONE], "train": [RUNNING]}
+    run = make_run("a", scheduler="local", jobs={"local": alive}, states=states)
+    told = {"workers": 2, "per_node": 1, "uses": "lightning.pytorch"}
+    write_json(run.alone_file("train", 1), told)
+    status = run_status(run)
+    assert (status.state, status.reason) == (
+        "RUNNING",
+        "its 2 workers have opened no process group so far, so each trains alone: Lightning's "
+        "Trainer needs num_nodes=2, devices=1, or submit it with --nodes 1, or with --per node if "
+        "it starts its own workers",
+    )
+
+
 def test_dead(make_run, dead: str) -> None:
     failed = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on x"}
 

@@ -257,7 +257,7 @@ class RunFiles(Frozen, kw_only=False):
         return _by_node(self.state.glob(self.still_file(phase, attempt, "*").name))
 
     def alone_file(self, phase: str, attempt: int) -> Path:
-        """Exists once worker 0 of several has ended without ever joining the others."""
+        """Exists while worker 0 of several trains without having joined the others, and after."""
         return self.state / f"alone-{phase}-{attempt}.json"
 
     def hang_file(self, phase: str, attempt: int) -> Path:

@@ -1,37 +1,48 @@
-"""Finds out whether the workers of a training never joined, so that each has trained alone.
+"""Finds out whether the workers of a training never joined, so that each trains alone.
 
-sitecustomize.py has worker 0 tell at its end. PyTorch forgets a process group that was destroyed,
-but not how the default one was opened.
+sitecustomize.py has worker 0 tell while it works, and at its end. PyTorch forgets a process group
+that was destroyed, but not how the default one was opened.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.files import last_line, read_json, write_json
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 
+PERIOD_S = 20.0
+WITHOUT_STEPS_S = 300.0
+"""How long worker 0 works without a group before it tells, if no step is known.
+
+Most scripts open their group before they load data. Some first prepare data on worker 0.
+"""
+_WORKS_AT_CPU_S = 60.0
+"""More processor time than the imports of large libraries take."""
 # How the workers join that use one of these; all others must call init_process_group.
 _JOINS = {
     "lightning.pytorch": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
     "pytorch_lightning": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
     "xla": "the backend xla joins them on Neuron devices, not on CPUs",
 }
+_CALL = "torch.distributed.init_process_group"
+# Libraries that connect workers without PyTorch's default process group.
+_OTHER_WAYS = {"horovod", "jax", "mpi4py", "ray", "torchft"}
 
 
 def tell() -> None:
     """Record the number of workers, if this one is the first of several and was alone."""
     values = os.environ
-    if values.get(Variable.PHASE) != "train" or not is_alone():
+    if values.get(Variable.PHASE) != "train" or not is_alone() or _is_connected():
         return
-    files = RunFiles(Path(values[Variable.RUN_DIR]))
     with suppress(OSError):
         write_json(
-            files.alone_file("train", int(values[Variable.ATTEMPT])),
+            _file(),
             {
                 "workers": int(values["WORLD_SIZE"]),
                 "per_node": int(values.get("LOCAL_WORLD_SIZE", "1")),
@@ -40,15 +51,63 @@ def tell() -> None:
         )
 
 
+def watch() -> None:
+    """Tell if worker 0 is alone while it works, until it has joined the others."""
+    if os.environ.get(Variable.PHASE) == "train":
+        looks = Looks()
+        while looks.go_on(time.monotonic(), time.process_time()):
+            time.sleep(PERIOD_S)
+
+
+class Looks:
+    """What worker 0 has told so far."""
+
+    def __init__(self) -> None:
+        self._works_since: float | None = None
+        self._told = False
+
+    def go_on(self, now: float, cpu_s: float) -> bool:
+        """Look once; return False if worker 0 has joined the others, or may have."""
+        if is_alone():
+            if not self._told and not self._trains(now, cpu_s):
+                return True
+            if not _is_connected():
+                if not self._told:
+                    tell()
+                self._told = True
+                return True
+        elif not _has_group() and _OTHER_WAYS.isdisjoint(sys.modules):
+            return True  # PyTorch is not imported yet
+        if self._told:
+            with suppress(OSError):
+                _file().unlink()
+        return False
+
+    def _trains(self, now: float, cpu_s: float) -> bool:
+        """Check whether a step is known, or worker 0 has worked for long."""
+        step = last_line(_run().metrics_file)
+        if step.get("attempt") == int(os.environ[Variable.ATTEMPT]):
+            return True
+        uses_gpu = getattr(sys.modules.get("torch.cuda"), "_initialized", False)
+        if self._works_since is None and (uses_gpu or cpu_s >= _WORKS_AT_CPU_S):
+            self._works_since = now
+        return self._works_since is not None and now - self._works_since >= WITHOUT_STEPS_S
+
+
 def is_alone() -> bool:
     """Check whether this process uses PyTorch, and has never shared a process group."""
     group = sys.modules.get("torch.distributed.distributed_c10d")
-    if group is None:
+    if group is None or not _OTHER_WAYS.isdisjoint(sys.modules):
         return False
     backend = _backend()
     if backend == "xla":  # its CPU client knows no other process
         return os.environ.get("PJRT_DEVICE") == "CPU"
     return not backend and getattr(group, "_default_pg_init_method", "") is None
+
+
+def _has_group() -> bool:
+    group = sys.modules.get("torch.distributed.distributed_c10d")
+    return bool(_backend() or getattr(group, "_default_pg_init_method", None))
 
 
 def _backend() -> str:
@@ -61,12 +120,49 @@ def _backend() -> str:
     return "" if backend in (None, "undefined") else str(backend)
 
 
+def _is_connected() -> bool:
+    """Check whether this process, or one that it started, may be in touch with other workers."""
+    if _backend() == "xla":  # the store connects them, but XLA's CPU client does not
+        return False
+    from trnslurm.node import connections, processes
+
+    return connections.are_there([os.getpid(), *processes.descendants()])
+
+
+def _run() -> RunFiles:
+    return RunFiles(Path(os.environ[Variable.RUN_DIR]))
+
+
+def _file() -> Path:
+    return _run().alone_file("train", int(os.environ[Variable.ATTEMPT]))
+
+
 def reason(run: RunFiles, attempt: int) -> str:
     """Return what the workers of a training lacked, in words; empty: nothing, as far as known."""
+    workers, nodes, joins = _told(run, attempt)
+    how = joins or f"{_CALL} was not called"
+    what = f"its {workers} workers shared no process group, so each worked alone: {how}"
+    return what if nodes else ""
+
+
+def so_far(run: RunFiles, attempt: int) -> str:
+    """Return that the workers of a running training are alone, and what to do; empty: no sign."""
+    workers, nodes, joins = _told(run, attempt)
+    how = joins or f"call {_CALL} in the script"
+    fewer = ["--nodes 1"] * (nodes > 1) + ["--workers 1"] * (workers > nodes)
+    what = (
+        f"its {workers} workers have opened no process group so far, so each trains alone: {how}, "
+        f"or submit it with {' '.join(fewer)}, or with --per node if it starts its own workers"
+    )
+    return what if nodes else ""
+
+
+def _told(run: RunFiles, attempt: int) -> tuple[int, int, str]:
+    """Return the numbers of workers and nodes, and how a library joins them; 0: nobody told."""
     told = read_json(run.alone_file("train", attempt))
     workers, per_node = told.get("workers"), told.get("per_node")
     if not isinstance(workers, int) or not isinstance(per_node, int):
-        return ""
-    joins = _JOINS.get(str(told.get("uses")), "torch.distributed.init_process_group was not called")
-    how = joins.format(nodes=workers // per_node, per_node=per_node)
-    return f"its {workers} workers shared no process group, so each worked alone: {how}"
+        return 0, 0, ""
+    nodes = workers // per_node
+    joins = _JOINS.get(str(told.get("uses")), "")
+    return workers, nodes, joins.format(nodes=nodes, per_node=per_node)

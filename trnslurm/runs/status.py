@@ -13,6 +13,7 @@ from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
+from trnslurm.node.alone import so_far
 from trnslurm.node.triage.mend import in_words
 from trnslurm.records.run import ReadOnce, Record, RunDir
 from trnslurm.runs.mend import next_command, saved_words
@@ -199,6 +200,8 @@ def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
     ahead_mend = ahead.mend if ahead and in_vain else ""
     if state is State.RUNNING and run.cancelled_file.exists():
         reason = reason or "cancelled: it is asked to save and to end; cancel --now does not wait"
+    if state is State.RUNNING and phases[-1].phase == "train":
+        reason = reason or so_far(run, phases[-1].attempt)
     if state is State.CANCELLED and phases[-1].attempt and PREPARE not in record.phases:
         bare = not reason or scheduler.ended_by_others(reason)
         saved = saved_words(run) or ("no step is saved" if bare else "")

@@ -1,13 +1,14 @@
 """Python runs this at the start of every process of a training, so that a signal yields its stacks.
 
-The first of several workers also tells at its end if it never joined the others; and if it keeps
-the store of all workers, it ends after them.
+The first of several workers also tells if it has not joined the others, while it works and at its
+end; and if it keeps the store of all workers, it ends after them.
 
 The stacks go to a file in memory, which node/stacks.py finds among the open files of the process.
 Python runs only the first sitecustomize on its path, so this one runs the next one, such as a
 site's own.
 """
 
+import _thread
 import atexit
 import contextlib
 import faulthandler
@@ -17,6 +18,9 @@ import os
 import select
 import signal
 import sys
+import time
+
+_FIRST_LOOK_S = 20.0
 
 
 def _offer_stacks() -> None:
@@ -44,15 +48,15 @@ def _wait_at_gate() -> None:
         wait()
 
 
-def _tell_at_end() -> None:
-    """Have worker 0 of several tell if it worked alone; not the processes that it starts."""
+def _is_first_of_several() -> bool:
+    """Check whether this is worker 0, and not a process that it starts."""
     values = os.environ
     if values.get("RANK") != "0" or values.get("WORLD_SIZE", "1") == "1":
-        return
+        return False
     environ = f"/proc/{os.getppid()}/environ"
     with contextlib.suppress(OSError), open(environ, "rb") as file:  # noqa: PTH123
-        if not any(word.startswith(b"RANK=") for word in file.read().split(b"\0")):
-            atexit.register(_tell_if_alone)
+        return not any(word.startswith(b"RANK=") for word in file.read().split(b"\0"))
+    return False
 
 
 def _tell_if_alone() -> None:
@@ -60,6 +64,14 @@ def _tell_if_alone() -> None:
         from trnslurm.node.alone import tell
 
         tell()
+
+
+def _watch_if_alone() -> None:
+    with contextlib.suppress(Exception):  # no error here may reach the worker
+        time.sleep(_FIRST_LOOK_S)
+        from trnslurm.node.alone import watch
+
+        watch()
 
 
 def _end_last() -> None:
@@ -88,6 +100,11 @@ def _end_last() -> None:
 
 _offer_stacks()
 _end_last()
-_tell_at_end()
+_first = _is_first_of_several()
+if _first:
+    atexit.register(_tell_if_alone)
 _run_next()
 _wait_at_gate()
+if _first:
+    # Unlike one of threading, a script that joins all threads does not wait for it.
+    _thread.start_new_thread(_watch_if_alone, ())
