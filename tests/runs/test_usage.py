@@ -95,9 +95,14 @@ def test_the_keys_of_status_and_metrics(run: RunDir, fake_slurm, cli, stable) ->
     fake_slurm.queue("")
     failed = json.loads(cli("status", "last", "--json").out)
     free = ["metrics", "precompile", "values", "history[].jobs"]
-    stable.json("status", running, failed, free=free)
     stable.json("runs", json.loads(cli("runs", "--json").out), free=[f"[].{key}" for key in free])
     stable.json("metrics", json.loads(cli("metrics", "last", "--json").out))
+    write_json(run.project_file, {})
+    write_attempt(run, "train", 2, state="RUNNING", checkpoint=1)
+    with run.metrics_file.open("a") as lines:
+        lines.write('{"attempt": 2, "step": 1}\n')
+    of_a_script = json.loads(cli("status", "last", "--json").out)
+    stable.json("status", running, failed, of_a_script, free=free)
 
 
 def test_the_keys_of_profile(run: RunDir, cli, stable, monkeypatch) -> None:

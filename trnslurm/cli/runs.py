@@ -38,6 +38,7 @@ from trnslurm.runs.facts import facts_of
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told
+from trnslurm.runs.restarts import restarted
 from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
 from trnslurm.runs.silence import UNTOLD_S, no_numbers
 from trnslurm.runs.standing import Standing, standing_of
@@ -209,6 +210,8 @@ def status_command(
         click.echo(f"step {step}, loss {loss}{_age_of(status)}{whence}")
     elif line := no_numbers([status]):
         click.echo(line)
+    if again := restarted(run, status):
+        click.echo(again)
     _say_silence(run, status)
     usage = usage_of(run, status)
     if not status.final and usage.now:

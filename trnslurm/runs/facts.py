@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trnslurm.records.run import RunDir
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import spares_of
+from trnslurm.runs.restarts import restarted
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.usage import usage_of
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[str, Any]:
     """Return all that is known about a run."""
     spares, copies = spares_of(run, status.attempts), mirrored(run)
+    again = restarted(run, status)
     return {
         **asdict(status),
         "failure": asdict(failure) if failure else None,
         "spares": {**asdict(spares), "left": spares.left} if spares else None,
         "usage": usage_of(run, status).facts(),
         "mirror": asdict(copies) if copies else None,
+        "restarted": asdict(again) if again else None,
     }
