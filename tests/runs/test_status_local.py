@@ -294,8 +294,12 @@ def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None
     assert told in cli("status", run.name).out
     run.project_file.parent.mkdir()
     write_json(run.project_file, {})
-    for began_s, told in ((10, False), (300, True)):  # it loads its model; it reports nothing
+    # It loads its model; its first step takes long, and its log still moves; it reports nothing.
+    for began_s, wrote_s, told in (
+        (10, 9, False), (300, 5, False), (300, 200, True), (700, 5, True),
+    ):  # fmt: skip
         began = utc_time(time.time() - began_s)
+        os.utime(log, (0, time.time() - wrote_s))
         write_json(run.state_file("train", 1), {"state": "RUNNING", "started": began})
         assert (NO_NUMBERS in cli("status", run.name).out) is told
 

@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -40,7 +39,7 @@ from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.restarts import restarted
 from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
-from trnslurm.runs.silence import UNTOLD_S, no_numbers
+from trnslurm.runs.silence import UNTOLD_S, last_output, no_numbers
 from trnslurm.runs.standing import Standing, standing_of
 from trnslurm.runs.status import RunStatus, choose_attempt, run_status
 from trnslurm.runs.tables import (
@@ -280,12 +279,9 @@ def _say_silence(run: RunDir, status: RunStatus) -> None:
     if status.state is not State.RUNNING or last.phase != "train":
         return
     at = status.metrics.get("time")
-    times = [at] if isinstance(at, int | float) else []
-    for log in run.node_logs(last.phase, last.attempt).values():
-        with suppress(OSError):
-            times.append(log.stat().st_mtime)
-    silent = time.time() - max(times, default=math.inf)
-    if silent >= UNTOLD_S:
+    step_at = at if isinstance(at, int | float) else -math.inf
+    silent = time.time() - max(step_at, last_output(run, last))
+    if UNTOLD_S <= silent < math.inf:
         click.echo(
             f"no step and no output for {_in_words(silent)}: "
             f"trnslurm stacks {run.name} shows where its workers are"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trnslurm.contract.states import State
 from trnslurm.contract.times import seconds_of
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
+from trnslurm.schedulers.interface import PhaseStatus
 
 NO_NUMBERS = (
     "its script has reported no numbers, and none were found in its log and files: call "
@@ -17,6 +20,8 @@ NO_NUMBERS = (
 )
 UNTOLD_S = 60.0
 """How long a training gives no sign of progress before `status` says so."""
+_SLOW_STEPS_S = 600.0
+"""How long the first step may take of a script whose log moves, with the loading of its model."""
 _UNTOLD = {State.COMPLETED, State.STOPPED, State.TIMEOUT, State.PREEMPTED, State.CANCELLED}
 
 
@@ -30,10 +35,27 @@ def no_numbers(statuses: Sequence[RunStatus]) -> str:
 
 
 def _lacks_numbers(status: RunStatus) -> bool:
-    """Check whether a custom script has trained for a while, and never reported a step."""
-    if "step" in status.metrics or not RunDir(Path(status.path)).project_file.exists():
+    """Check whether a custom script has trained for a while, and never reported a step.
+
+    Of one that still writes to its log, numbers may come: its first step may take minutes.
+    """
+    run = RunDir(Path(status.path))
+    if "step" in status.metrics or not run.project_file.exists():
         return False
     if status.state in _UNTOLD:
         return bool(status.attempts)
-    began = seconds_of(status.phases[-1].started or "") if status.state is State.RUNNING else None
-    return began is not None and time.time() - began > UNTOLD_S
+    last, now = status.phases[-1], time.time()
+    began = seconds_of(last.started or "") if status.state is State.RUNNING else None
+    if began is None:
+        return False
+    moves = now - last_output(run, last) < UNTOLD_S
+    return now - began > (_SLOW_STEPS_S if moves else UNTOLD_S)
+
+
+def last_output(run: RunDir, phase: PhaseStatus) -> float:
+    """Return when the nodes last wrote to the log of an attempt; -inf if they have no log."""
+    times = []
+    for log in run.node_logs(phase.phase, phase.attempt).values():
+        with suppress(OSError):
+            times.append(log.stat().st_mtime)
+    return max(times, default=-math.inf)
