@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -98,10 +99,21 @@ def test_the_keys_of_status_and_metrics(run: RunDir, fake_slurm, cli, stable) ->
     stable.json("runs", json.loads(cli("runs", "--json").out), free=[f"[].{key}" for key in free])
     stable.json("metrics", json.loads(cli("metrics", "last", "--json").out))
     write_json(run.project_file, {})
+    checkpoint = run.path / "work/out/checkpoint-9"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{\n}\n")
+    os.utime(checkpoint / "trainer_state.json", 2 * (time.time() - 600,))
     write_attempt(run, "train", 2, state="RUNNING", checkpoint=1)
     with run.metrics_file.open("a") as lines:
         lines.write('{"attempt": 2, "step": 1}\n')
     of_a_script = json.loads(cli("status", "last", "--json").out)
+    age_s = of_a_script["saved"].pop("age_s")
+    assert 600 <= age_s < 700
+    assert of_a_script["saved"] == {
+        "name": "checkpoint-9", "form": "Trainer", "path": str(checkpoint), "step": 9,
+        "taken": False,
+    }  # fmt: skip
+    of_a_script["saved"]["age_s"] = age_s
     stable.json("status", running, failed, of_a_script, free=free)
 
 

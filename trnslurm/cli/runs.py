@@ -25,7 +25,6 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.contract.attempt import Attempt
-from trnslurm.contract.checkpoints import found, reported_step, takes_checkpoint
 from trnslurm.contract.metrics import read_from
 from trnslurm.contract.states import OF_A_RUN, EndCause, State
 from trnslurm.node.hosts import brief
@@ -38,6 +37,7 @@ from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, prin
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told
 from trnslurm.runs.restarts import restarted
+from trnslurm.runs.saved import saved
 from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
 from trnslurm.runs.silence import UNTOLD_S, last_output, no_numbers
 from trnslurm.runs.standing import Standing, standing_of
@@ -260,10 +260,10 @@ def _age_of(status: RunStatus) -> str:
 
 def _saved(run: RunDir) -> str:
     """Return which checkpoint a custom script left without reporting it, and how old it is."""
-    if not run.project_file.exists() or reported_step(run) or not (left := found(run)):
+    if not (left := saved(run)):
         return ""
-    taken = "" if takes_checkpoint(run) else "; the script does not take it"
-    return f"{printable(str(left))}, {_in_words(time.time() - left.time)} ago{taken}"
+    taken = "" if left.taken else "; the script does not take it"
+    return f"{printable(left.name)} of {left.form}, {_in_words(left.age_s)} ago{taken}"
 
 
 def _in_words(seconds: float) -> str:

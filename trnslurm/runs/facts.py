@@ -9,6 +9,7 @@ from trnslurm.records.run import RunDir
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import spares_of
 from trnslurm.runs.restarts import restarted
+from trnslurm.runs.saved import saved
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.usage import usage_of
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[str, Any]:
     """Return all that is known about a run."""
     spares, copies = spares_of(run, status.attempts), mirrored(run)
-    again = restarted(run, status)
+    again, left = restarted(run, status), saved(run)
     return {
         **asdict(status),
         "failure": asdict(failure) if failure else None,
@@ -27,4 +28,5 @@ def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[st
         "usage": usage_of(run, status).facts(),
         "mirror": asdict(copies) if copies else None,
         "restarted": asdict(again) if again else None,
+        "saved": asdict(left) if left else None,
     }
