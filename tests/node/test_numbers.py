@@ -17,6 +17,7 @@ from trnslurm.contract.metrics import is_reported, read_from
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.numbers import table, tensorboard, trainer
 from trnslurm.node.numbers.__main__ import Numbers
+from trnslurm.node.numbers.outside import Outside
 from trnslurm.node.numbers.sources import Log, Tensorboard, Trainer
 from trnslurm.node.numbers.wandb import WandbReader
 
@@ -280,6 +281,69 @@ def test_an_attempt_reads_only_its_own(run: RunFiles, log) -> None:
     entries.append({"step": 60, "loss": 2.25})
     write_json(out / "checkpoint-60/trainer_state.json", {"log_history": entries})
     assert look(numbers, run, 40, end=True)[1:] == [line(60, "trainer", attempt=2, loss=2.25)]
+
+
+def test_files_outside_of_the_run(
+    run: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those that this attempt's processes write, or have named after themselves, count."""
+    shared = tmp_path / "shared"
+    for name in ("tb", "wandb", "linked", "var"):
+        (shared / name).mkdir(parents=True)
+    (run.path / "work/here").symlink_to(shared / "linked")
+    own = {"TRNSLURM_RUN_DIR": str(run.path), "TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "1"}
+    monkeypatch.setenv("TENSORBOARD_LOGDIR", str(shared / "var"))
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    outside = Outside(BEGIN, [run.path / "work"])
+    held = "import sys; a, b = open('run-x.wandb', 'ab'), open('../tb/events.out.tfevents.1', 'rb')"
+    program = [sys.executable, "-c", f"{held}; print(flush=True); sys.stdin.read()"]
+
+    def start(cwd: Path, *words: str) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([*program, *words], cwd=cwd, **pipes)  # type: ignore[call-overload]
+        assert process.stdout.readline() == b"\n"
+        return process  # type: ignore[no-any-return]
+
+    (shared / "tb/events.out.tfevents.1").touch()
+    (shared / "other").mkdir()
+    with (
+        start(shared / "wandb", "--output_dir", "../tb", "--data_dir=/proc") as worker,
+        start(shared / "wandb", f"train.log_dir={run.path}/work/here") as another,
+    ):
+        monkeypatch.setenv("TRNSLURM_ATTEMPT", "2")
+        with start(shared / "other", "--logdir", "../other") as of_another_attempt:
+            monkeypatch.setenv("TRNSLURM_ATTEMPT", "1")
+            host, now = os.uname().nodename, int(BEGIN)
+            expected = [shared / "wandb/run-x.wandb"]
+            for place, name, counts in (
+                ("tb", f"{now}.{host}.{worker.pid}.0", True),
+                ("tb", f"{now - 1}.{host}.{worker.pid}.0", False),  # of an earlier process
+                ("tb", f"{now}.another.{worker.pid}.0", False),
+                ("tb", f"{now}.{host}.{of_another_attempt.pid}.0", False),
+                ("linked", f"{now}.{host}.{another.pid}.1.v2", True),
+                ("var", f"{now}.{host}.{another.pid}.2", True),
+                ("other", f"{now}.{host}.{another.pid}.3", False),  # nobody names the directory
+            ):
+                file = shared / place / f"events.out.tfevents.{name}"
+                file.touch()
+                expected += [file] if counts else []
+            assert {*outside.found()} == {*expected}
+            of_another_attempt.communicate()
+        worker.communicate()
+        another.communicate()
+    assert {*outside.found()} == {*expected[1:]}  # whose writers have ended
+
+
+def test_numbers_in_files_outside_of_the_run(
+    run: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shared" / "events.out.tfevents.1"
+    file.parent.mkdir()
+    file.write_bytes(event(5, simple("loss", 4.5)))
+    numbers = Numbers(1)
+    monkeypatch.setattr(Outside, "found", lambda _: iter([file]))
+    assert look(numbers, run, 0, 3, 20) == [line(5, "tensorboard", loss=4.5)]
 
 
 def test_logs_that_are_cut_or_long(run: RunFiles, log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from trnslurm.contract.variables import Variable
 from trnslurm.node.guard import Watched
 from trnslurm.node.numbers.choice import Choice
 from trnslurm.node.numbers.files import found_in
+from trnslurm.node.numbers.outside import Outside
 from trnslurm.node.numbers.sighting import line_of
 from trnslurm.node.numbers.sources import Log, Source, Table, Tensorboard, Trainer, Wandb
 from trnslurm.node.state import RUN
@@ -77,6 +78,7 @@ class Numbers:
         self.pause_s = LEAST_S
         places = [RUN.path / "work", Path(checkpoints) if checkpoints else RUN.checkpoints]
         self._places = [place.resolve() for place in places]
+        self._outside = Outside(time.time(), self._places)
         old = [*found_in(self._places)]
         self._written = Written(RUN.metrics_file, attempt)
         self._sources: list[Source] = [
@@ -116,7 +118,7 @@ class Numbers:
         if now < self._find_at and not end:
             return
         start = time.monotonic()
-        found = [*found_in(self._places)]
+        found = [*found_in(self._places), *self._outside.found()]
         for source in self._sources:
             source.offer(found)
         self._find_at = now + max(_FILES_S, (time.monotonic() - start) / _SHARE)
