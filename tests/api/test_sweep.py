@@ -14,6 +14,8 @@ from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import read_bundle
 from trnslurm.runs.status import run_status
 
+from ..toy_site import write_attempt
+
 RECIPE = """\
 batch: {global_batch: 64}
 model: {layers: 2}
@@ -300,6 +302,7 @@ def test_one_name_for_all(swept, fake_slurm, cli, stable) -> None:
 def test_cancelled_with_a_few_commands(site, toy, fake_slurm, cli) -> None:
     assert cli(*SWEEP, "--sweep", "seed=1,2,3,4", "--precompile", "never").code == 0
     runs = site.runs()
+    write_attempt(runs[0], "train", 1, state="COMPLETED")
     fake_slurm.queue("1001|COMPLETED|None|N/A|n", "1002|RUNNING|None|N/A|n",
                      "1003|PENDING|Priority|N/A|", "1004|PENDING|Priority|N/A|")  # fmt: skip
     fake_slurm.forget_calls()
@@ -327,6 +330,7 @@ def test_resume_is_for_what_stopped_short(site, toy, fake_slurm, cli) -> None:
     submit = (*SWEEP, "--sweep", "seed=1,2,3", "--at-most", "1", "--precompile", "never")
     assert cli(*submit).code == 0
     one, two, three = site.runs()
+    write_attempt(one, "train", 1, state="COMPLETED")
     fake_slurm.queue("1001|COMPLETED|None|N/A|n", "1002|TIMEOUT|None|N/A|n",
                      "1003|NODE_FAIL|None|N/A|n")  # fmt: skip
     done = cli("resume", one.record().group)

@@ -21,6 +21,10 @@ RUNNING = {"state": "RUNNING"}
 BY_HAND = "by scancel, not by trnslurm cancel"
 DIED = "it ended without recording its state, as when node-1 fails"
 NEVER = "it never started, and Slurm has no record of it"
+NOT_BEGUN = (
+    "its batch script never started{}, though Slurm calls the job COMPLETED{}: `scontrol show node "
+    "{}` and the log of slurmd on {} say why"
+)
 
 
 def case(
@@ -133,6 +137,22 @@ CASES = {
     "its batch script was killed": case(
         "FAILED", "its batch script was killed", train=[RUNNING],
         queue=("1002|FAILED|JobLaunchFailure|x|node-1",)),
+    "slurmd could not start its batch script": case(
+        "FAILED", NOT_BEGUN.format("", "", "node-1", "node-1"),
+        queue=("1002|COMPLETED|None|x|node-1",)),
+    "slurmd could not start its batch script, accounting": case(
+        "FAILED", NOT_BEGUN.format("", "", "NODE", "its first node"),
+        accounting=("1002|COMPLETED|0:0|",)),
+    "slurmd could not start its batch script, Slurm has a reason": case(
+        "FAILED", NOT_BEGUN.format("", " (Slurm could not launch it)", "node-1", "node-1"),
+        queue=("1002|COMPLETED|JobLaunchFailure|x|node-1",)),
+    "slurmd could not start the batch script of the precompile job": case(
+        "FAILED", f"precompile: {NOT_BEGUN.format('', '', 'node-1', 'node-1')}", precompile=[],
+        queue=("1001|COMPLETED|None|x|node-1", "1002|PENDING|DependencyNeverSatisfied|N/A|")),
+    "slurmd could not start its batch script after a requeue": case(
+        "FAILED", NOT_BEGUN.format(" again", "", "node-1", "node-1"),
+        train=[{"state": "REQUEUED", "reason": "time limit"}],
+        queue=("1002|COMPLETED|None|x|node-1",)),
     "deadline": case(
         "TIMEOUT", "its deadline passed", queue=("1002|DEADLINE|DeadLine|x|",)),
     "preempted": case(

@@ -231,6 +231,7 @@ def test_resumed_alone_and_removed_together(site, arrays, fake_slurm, cli) -> No
     place = fake_slurm.calls("sbatch")[0].cwd
     states = ("COMPLETED", "TIMEOUT", "NODE_FAIL")
     fake_slurm.queue(*(f"1001_{n}|{s}|None|N/A|n|{place}" for n, s in enumerate(states, 1)))
+    write_json(runs[0].state_file("train", 1), {"state": "COMPLETED", "job_id": "1001_1"})
     for run in runs[1:]:
         write_json(run.state_file("train", 1), {"state": "RUNNING", "job_id": "1001_2"})
     assert cli("resume", runs[0].record().group).code == 0

@@ -101,6 +101,8 @@ def _alive(run: RunDir, job_id: str, entry: QueueEntry, last: Attempt | None) ->
 
 def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[State, str]:
     state, reason = states.ENDED.get(entry.state, (State.FAILED, entry.state.lower()))
+    if state is State.COMPLETED and (last is None or last.state is State.REQUEUED):
+        return State.FAILED, _never_began(entry, last)
     if last and entry.reason == "JobLaunchFailure":
         reason = "its batch script was killed"  # a state file proves that the script had started
     ours = run.cancelled_file.exists()
@@ -112,6 +114,23 @@ def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[State,
         return last.state, last.reason or (by if last.state == state else "")
     # squeue still shows why the job once waited, which explains no cancel and no completion.
     return state, reason or by or ("" if state in (State.CANCELLED, State.COMPLETED) else entry.why)
+
+
+def _never_began(entry: QueueEntry, last: Attempt | None) -> str:
+    """Return why a job that Slurm calls COMPLETED has no attempt: its script begins with one.
+
+    If slurmd cannot launch the batch script, it reports an error with the exit code 0. slurmctld
+    then drains the node, and the job is COMPLETED (_slurm_rpc_complete_batch_script in
+    src/slurmctld/proc_req.c).
+    """
+    again = " again" if last else ""
+    why = f" ({entry.why})" if entry.why else ""
+    nodes = entry.nodes if entry.nodes.strip("()").lower() not in ("", "null", "n/a") else ""
+    node = nodes or "its first node"
+    return (
+        f"its batch script never started{again}, though Slurm calls the job COMPLETED{why}: "
+        f"`scontrol show node {nodes or 'NODE'}` and the log of slurmd on {node} say why"
+    )
 
 
 def _forgotten(
