@@ -37,6 +37,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
     group = SimpleNamespace(_backend=None, _default_pg_init_method=None)
     monkeypatch.setitem(sys.modules, C10D, group)
     monkeypatch.setattr(connections, "are_there", lambda pids: False)
+    monkeypatch.setattr(alone, "_seen_connected", False)
     return files
 
 
@@ -101,6 +102,7 @@ def test_workers_that_may_have_joined_are_not_told(
     else:
         monkeypatch.setitem(sys.modules, how, SimpleNamespace())  # type: ignore[arg-type]
     assert (looks.go_on(40, 9), alone.so_far(run, 2)) == (False, "")
+    monkeypatch.setattr(connections, "are_there", lambda pids: False)  # it is closed at the end
     alone.tell()
     assert not run.alone_file("train", 2).exists()
 

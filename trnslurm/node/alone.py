@@ -33,6 +33,8 @@ _JOINS = {
 _CALL = "torch.distributed.init_process_group"
 # Libraries that connect workers without PyTorch's default process group.
 _OTHER_WAYS = {"horovod", "jax", "mpi4py", "ray", "torchft"}
+_seen_connected = False
+"""Whether a look has found a connection, which processes close before this one ends."""
 
 
 def tell() -> None:
@@ -122,11 +124,14 @@ def _backend() -> str:
 
 def _is_connected() -> bool:
     """Check whether this process, or one that it started, may be in touch with other workers."""
+    global _seen_connected
     if _backend() == "xla":  # the store connects them, but XLA's CPU client does not
         return False
     from trnslurm.node import connections, processes
 
-    return connections.are_there([os.getpid(), *processes.descendants()])
+    pids = [os.getpid(), *processes.descendants()]
+    _seen_connected = _seen_connected or connections.are_there(pids)
+    return _seen_connected
 
 
 def _run() -> RunFiles:
