@@ -121,7 +121,7 @@ def _never_began(entry: QueueEntry, last: Attempt | None) -> str:
 
     If slurmd cannot launch the batch script, it reports an error with the exit code 0. slurmctld
     then drains the node, and the job is COMPLETED (_slurm_rpc_complete_batch_script in
-    src/slurmctld/proc_req.c).
+    src/slurmctld/proc_req.c; seen on 22.05, where task/affinity had failed).
     """
     again = " again" if last else ""
     why = f" ({entry.why})" if entry.why else ""
