@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,8 @@ _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
 _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
 _MOST_THREADS = 64
+_LEAVE_WITHIN_S = 600.0
+"""Twice Slurm's default SlurmdTimeout."""
 _LEAVES_S = 5.0
 _AT_ONCE_S = 60.0
 # Why jobs are pending that would not take free nodes now; no job is an empty line.
@@ -203,13 +205,21 @@ class Controller:
         found = re.search(r" NodeList=([^ (]+) ", self._job())
         return not found or node in self.host_names(found[1])
 
-    def leave(self, kept: Sequence[str]) -> None:
+    def leave(self, kept: Sequence[str], lost: Iterable[str]) -> None:
         """Give up all nodes but these, for a requeue without the others; the first one must stay.
 
-        Slurm may hold the job otherwise (`holds`). The next start may have all nodes again.
+        Slurm may hold the job otherwise. The next start may have all nodes again. A job that has
+        lost nodes before cannot be changed where there is no accounting: its index in the database
+        is never set (22.05). Then Slurm itself takes the nodes out of the job, after SlurmdTimeout.
         """
-        if not self.in_step:
-            _scontrol("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")
+        words = ("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")
+        if not self.in_step and _scontrol(*words)[0] != 0:
+            deadline = time.monotonic() + _LEAVE_WITHIN_S
+            for node in lost:
+                while time.monotonic() < deadline and self.has_node(node):
+                    if self.answers(node):
+                        break
+                    time.sleep(_LEAVES_S)
         for file in Path().glob("slurm_job_*_resize.*"):
             file.unlink(missing_ok=True)  # scontrol writes scripts for the shell of the job
 

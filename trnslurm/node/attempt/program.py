@@ -466,7 +466,7 @@ class Program:
             self._stay_if_replaced()  # a node that was cut off is back
         if decision.leaves and (gone := {*decision.lost, *controller.silent(allocation)}):
             # A requeue would wait for them.
-            controller.leave([host for host in allocation if host not in gone])
+            controller.leave([host for host in allocation if host not in gone], sorted(gone))
         if self._lost_first and not decision.already:
             controller.wait_until_left(self._lost_first)
         refused = "" if decision.already else controller.requeue()
