@@ -360,8 +360,6 @@ def test_here_they_follow_one_another_and_one_that_fails_stops_none(site, script
     (group,) = {RunDir(run.directory).record().group for run in runs}
     assert [*trnslurm.runs(group)] == [*runs]
     assert "places.n" in repr(runs) and ">places.n<" in runs._repr_html_()
-    with pytest.raises(TrnslurmError, match="--at-most 2: on this machine"):
-        trnslurm.sweep(script, [{"places.n": 1}], at_most=2, **options)
 
 
 def test_one_of_them_is_cancelled_here(site, script) -> None:
