@@ -85,18 +85,6 @@ SIZE = ("NumNodes", "NumCPUs", "NumTasks", "CPUs/Task", "TRES", "NtasksPerN:B:S:
 @pytest.mark.first
 def test_a_batch_script_runs_as_by_sbatch(user: User, project: Path) -> None:
     """Once, with the same size and variables, and with srun in it."""
-    (file := project / "job.sbatch").write_text(BATCH)
-    file.chmod(0o755)
-    mine = replace(user, environ={**user.environ, "MINE": "a'b c"})
-    words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}")
-    run = mine._submit(str(file), *words, "--", "one", "two  words")
-    run.until("COMPLETED")
-    log = run.logs("--node", "0")
-    place = run.path / "work"
-    ranks = sorted(line for line in log.splitlines() if line.startswith("rank "))
-    assert ranks == [f"rank {n} of 4, a'b c, {place}" for n in range(4)]
-    assert log.count("once: one two  words\n") == 1
-    by_hand = mine.shell("sbatch --parsable -D . --wait job.sbatch", project).split()[-1]
     show = ("scontrol", "show", "job", "-o")
 
     def size(job: str) -> dict[str, str]:
@@ -104,7 +92,20 @@ def test_a_batch_script_runs_as_by_sbatch(user: User, project: Path) -> None:
         return {key: value for key, value in (w.split("=", 1) for w in text.split() if "=" in w)
                 if key in SIZE}  # fmt: skip
 
-    assert size(run.jobs["train"]) == size(by_hand)
+    (file := project / "job.sbatch").write_text(BATCH)
+    file.chmod(0o755)
+    mine = replace(user, environ={**user.environ, "MINE": "a'b c"})
+    words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}")
+    run = mine._submit(str(file), *words, "--", "one", "two  words")
+    run.until("COMPLETED")
+    ours_size = size(run.jobs["train"])  # before Slurm forgets the job
+    log = run.logs("--node", "0")
+    place = run.path / "work"
+    ranks = sorted(line for line in log.splitlines() if line.startswith("rank "))
+    assert ranks == [f"rank {n} of 4, a'b c, {place}" for n in range(4)]
+    assert log.count("once: one two  words\n") == 1
+    by_hand = mine.shell("sbatch --parsable -D . --wait job.sbatch", project).split()[-1]
+    assert ours_size == size(by_hand)
     ours, theirs = ({*(d / "names").read_text().split()} for d in (place, project))
     assert ours == theirs
 

@@ -42,9 +42,9 @@ PARTITION = test_detect.PARTITION.format(
 )
 # They only read, or what they write is the user's own, where the user says.
 OTHERS = {
-    "recipes", "show", "plan", "render", "new", "data fetch", "data verify", "runs", "status",
-    "top", "logs", "metrics", "exporter", "report", "compare", "triage", "usage", "doctor",
-    "clusters", "env check", "completion", "compile gc", "compile key", "compile status",
+    "adopt", "recipes", "show", "plan", "render", "new", "data fetch", "data verify", "runs",
+    "status", "top", "logs", "metrics", "exporter", "report", "compare", "triage", "usage",
+    "doctor", "clusters", "env check", "completion", "compile gc", "compile key", "compile status",
     "compile verify", *(name for name in VERBS if name.startswith("sandbox ")),
 }  # fmt: skip
 

@@ -279,12 +279,14 @@ def _options() -> list[tuple[str, str]]:
 BENIGN = {
     "RECIPE": "toy", "RUN": "last", "RUNS": "last", "TARGET": "toy", "KEYS": "0123", "TEXT": "",
     "COMMAND": "true", "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine", "SWEEP": "last",
+    "FILE": "job.sbatch",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "option"), _options())
 def test_every_option(attack: Attack, fake_slurm, cli, command: str, option: str) -> None:
     attack.config({})
+    Path("job.sbatch").write_text("#!/bin/bash\n#SBATCH --time=1\npython train.py '\x1b]0;x'\n")
     words = [
         BENIGN[str(p.name).upper()] for p in COMMANDS[command].params
         if isinstance(p, click.Argument)
@@ -295,7 +297,7 @@ def test_every_option(attack: Attack, fake_slurm, cli, command: str, option: str
             if any(p.name == "cluster" for p in COMMANDS[command].params)
             else cli(*command.split(), *words, f"{option}={text}")
         )
-        assert "Traceback" not in done.err and "\x1b" not in done.err
+        assert "Traceback" not in done.err and "\x1b" not in done.err + done.out
         assert sum(line.startswith("error: ") for line in done.err.splitlines()) <= 1
     assert fake_slurm.calls("sbatch") == [] or command == "submit"
     assert not list(Path.cwd().parent.rglob(MARK))

@@ -15,6 +15,7 @@ from trnslurm.adopt.recipe import write_recipe
 from trnslurm.cli.options import json_option
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.plan.spec import check_job_name
+from trnslurm.records.foreign import printable
 
 _MARKS = {"taken": " ", "ours": "-", "left out": "-", "once": "!", "unclear": "?"}
 
@@ -78,14 +79,14 @@ def _show(found: Adopted) -> None:
         number = str(line.number or "")
         becomes = _cut(line.becomes, max(20, width - text - 10))
         said = f"{number:>4} {_MARKS[line.fate]} {_cut(line.text, text):<{text}}  {becomes}"
-        click.echo(said.rstrip())
+        click.echo(printable(said.rstrip()))
     as_it_is = f"trnslurm submit {shlex.quote(str(found.file))}"
     unclear = [str(line.number) for line in found.unclear if line.number]
     click.echo()
     if not found.command:
         click.echo(f"Not understood: what trains. It runs as it is: {as_it_is}")
         return
-    click.echo(f"{found.line}")
+    click.echo(printable(found.line))
     click.echo()
     if unclear:
         many = "line" if len(unclear) == 1 else "lines"
