@@ -906,7 +906,7 @@ def test_a_node_that_waits_in_vain_is_not_blamed(run) -> None:
     log(run, 0, f"torch.distributed.{waited}\n")
     assert (found(run).name, found(run).kind) == ("clients-missing", "effect")
     log(run, 1, "ModuleNotFoundError: No module named 'h5py'\n")
-    assert (found(run).name, found(run).node) == ("general-import", 1)
+    assert (found(run).name, found(run).node) == ("module-missing", 1)
 
 
 def test_stuck_rank_and_preflight(run) -> None:

@@ -346,8 +346,8 @@ AGAIN = "trnslurm submit gpt --nodes 2"
         (
             "ModuleNotFoundError: No module named 'h5py'",
             True,
-            "install the package or version that the line names with the job's own Python "
-            "(trnslurm env check; pip check), then trnslurm resume {}",
+            "install it there with the job's own Python (pip; which python; trnslurm env check), "
+            "then trnslurm resume {}",
         ),
         ("RuntimeError: NCCL error: remote process exited or there was a network error", True,
          "trnslurm resume {}"),

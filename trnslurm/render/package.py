@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -83,6 +82,8 @@ def read(file: Path) -> bytes:
 
 def _as_json(tables: Sequence[bytes]) -> bytes:
     """Return tables of causes in one file, without what only their tests read."""
+    import tomllib  # once for a version of the tables
+
     found = [tomllib.loads(table.decode()) for table in tables]
     for cause in (cause for table in found for cause in table["cause"]):
         for key in _OF_TESTS:

@@ -425,8 +425,8 @@ def _brief(suspect: Suspect, known: Cause | None, cause: str, host: str) -> str:
 def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
     """Check whether a person or Slurm ended an attempt."""
     ended = read_attempt(RunFiles(run), phase, attempt)
-    requeued = ended.state is State.REQUEUED and ended.cause != EndCause.CRASH
-    return requeued or ended.state in _FROM_OUTSIDE
+    crashed = ended.cause == EndCause.CRASH or ended.reason.startswith("crash ")
+    return (ended.state is State.REQUEUED and not crashed) or ended.state in _FROM_OUTSIDE
 
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
