@@ -17,8 +17,22 @@ from typing import Literal
 
 from trnslurm.adopt.environment import SETS_UP, Environment
 from trnslurm.adopt.launch import Tasks, inner_script, read_apptainer, read_srun
+from trnslurm.adopt.often import OF_A_NODE, how_often
 from trnslurm.adopt.resources import Option, Resources
 from trnslurm.adopt.shell import Block, Command, Word, branches, statements, value_of
+from trnslurm.adopt.texts import (
+    END,
+    IN_JOB,
+    MARKED,
+    NAME,
+    UNKNOWN,
+    Texts,
+    UnclearError,
+    as_script,
+    plain,
+    shell_word,
+    with_values,
+)
 from trnslurm.adopt.variables import Variables, holds
 from trnslurm.config.batch_script import BatchScript, read_batch_script
 from trnslurm.config.command import Command as UsersCommand
@@ -30,18 +44,6 @@ from trnslurm.frozen import Frozen
 
 Fate = Literal["taken", "ours", "left out", "once", "unclear"]
 
-# A variable of the user's shell, and what only the script's own shell knows, within a text.
-_NAME, _UNKNOWN, _END = "\ue000", "\ue001", "\ue002"
-_MARKED = re.compile(f"({_NAME}|{_UNKNOWN})(.*?){_END}", re.DOTALL)
-# What variables of the job are in a script's arguments.
-_PLACES = {
-    "SLURM_NNODES": "{nodes}", "SLURM_JOB_NUM_NODES": "{nodes}", "SLURM_NTASKS": "{workers}",
-    "SLURM_NPROCS": "{workers}", "SLURM_NTASKS_PER_NODE": "{workers_per_node}",
-    "SLURM_GPUS_ON_NODE": "{workers_per_node}", "SLURM_GPUS_PER_NODE": "{workers_per_node}",
-    "SLURM_JOB_NAME": "{name}", "SLURM_NODEID": "{node}", "MASTER_ADDR": "{master_addr}",
-    "MASTER_PORT": "{master_port}", "SLURM_ARRAY_TASK_ID": "{task}", "SLURM_JOB_ID": "{run_id}",
-    "SLURM_JOBID": "{run_id}", "SLURM_ARRAY_JOB_ID": "{run_id}",
-}  # fmt: skip
 _SAYS = frozenset({
     ":", "[", "[[", "cat", "clear", "command", "date", "df", "du", "echo", "exit", "false", "free",
     "groups", "hash", "head", "hostname", "ibstat", "id", "ifconfig", "ip", "ldconfig", "ls",
@@ -57,8 +59,6 @@ _ONCE = re.compile(
     r"|uv (sync|pip|venv)|poetry install|git (clone|pull|checkout|submodule)|wget|curl"
     r"|(huggingface-cli|hf) (login|download)|wandb (login|offline|online)|gdown|mkdir|chmod"
 )
-# What a job has in its closed environment.
-_IN_JOB = frozenset({"HOME", "USER", "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH"})
 _FOR_RANKS = re.compile(
     r"(MAIN|MASTER|HEAD)\w*|\w*RANK|\w*WORLD_SIZE|N(UM)?_?(NODES|PROCS|PROCESSES|GPUS)"
     r"|N?PROC_PER_NODE|NPROC_PER_NODE|(N_?)?GPUS_PER_NODE|\w*(NODE|HOST)(S|_?LIST|FILE)"
@@ -76,10 +76,6 @@ _STARTS = frozenset({
     "trl", "axolotl", "litgpt", "llamafactory-cli", "oumi", "uv", "poetry", "pixi", "bash", "sh",
     "exec", "time", "nohup", "env", "stdbuf",
 })  # fmt: skip
-# Launchers of a node's workers: more than one on a node would start too many.
-_OF_A_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "fabric"})
-_MODULES_OF_A_NODE = ("torch.distributed.run", "torch.distributed.launch",
-                      "accelerate.commands.launch", "torch.distributed.launcher")  # fmt: skip
 
 
 class Line(Frozen):
@@ -116,28 +112,9 @@ class Adopted(Frozen):
         return f"{go}trnslurm submit {' '.join(words)}" if self.command else ""
 
 
-def shell_word(text: str) -> str:
-    """Return a text as a word for the shell, which expands the marked names."""
-    words, at = "", 0
-    for found in _MARKED.finditer(text):
-        words += shlex.quote(text[at : found.start()]) if found.start() > at else ""
-        words += f'"${{{found[2]}}}"' if found[1] == _NAME else shlex.quote(found[2])
-        at = found.end()
-    return words + (shlex.quote(text[at:]) if at < len(text) or not text else "")
-
-
-def with_values(text: str, environ: Mapping[str, str]) -> str:
-    """Return a text with the values that the marked names have in the user's shell."""
-    return _MARKED.sub(lambda found: environ.get(found[2], ""), text)
-
-
 def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> Adopted:
     """Read a batch script with these arguments; the variables are those of the user's shell."""
     return _Reading(file, read_batch_script(file), arguments, environ).result()
-
-
-class _UnclearError(Exception):
-    """What in a statement is not understood."""
 
 
 class _Reading:
@@ -150,6 +127,7 @@ class _Reading:
         self._resources = Resources(script)
         numbers, tasks = self._resources.numbers, bool(script.tasks)
         self._variables = Variables(environ, arguments, numbers, in_array=tasks)
+        self._texts = Texts(self._variables, numbers, environ)
         self._lines: list[Line] = []
         self._options: list[str] = []
         self._exported: dict[str, tuple[int, str]] = {}
@@ -219,8 +197,8 @@ class _Reading:
             return
         try:
             self._read_command(statement)
-        except (_UnclearError, ConfigError) as why:
-            self._say(statement.line, statement.raw, "unclear", _plain(str(why)))
+        except (UnclearError, ConfigError) as why:
+            self._say(statement.line, statement.raw, "unclear", plain(str(why)))
 
     def _is_skipped(self, command: Command) -> bool:
         """Check whether `&&` or `||` before a command keeps it from running, and say so."""
@@ -285,7 +263,7 @@ class _Reading:
         elif head in SETS_UP or head == "eval":
             self._set_up(command)
         elif head == "exit" and not self._launched_at:
-            raise _UnclearError("the script ends here")
+            raise UnclearError("the script ends here")
         elif head in _SAYS or (head == "env" and len(command.words) == 1) or self._prints(command):
             self._writes(command)
             self._said_before = True
@@ -295,11 +273,11 @@ class _Reading:
         elif self._starts(command):
             self._launch(command)
         else:
-            raise _UnclearError("a command that trnslurm does not know")
+            raise UnclearError("a command that trnslurm does not know")
 
     def _prints(self, command: Command) -> bool:
         """Check for a `python -c` that only imports and prints."""
-        words = [self._text(word) for word in command.words]
+        words = [self._texts.text(word) for word in command.words]
         if len(words) != 3 or words[1] != "-c":
             return False
         with suppress(SyntaxError, ValueError, RecursionError):
@@ -316,28 +294,28 @@ class _Reading:
         """Refuse a command that writes a file, unless it is a list of hosts or a log."""
         files = [word for word in command.redirections if ">" in word and "&" not in word]
         if files and not any(re.search(r"host|nodes|/dev/null|log", word, re.I) for word in files):
-            raise _UnclearError(f"it writes a file: {files[0]}")
+            raise UnclearError(f"it writes a file: {files[0]}")
 
     def _once(self, command: Command) -> None:
         """Take a command that need not be in every run."""
-        texts = [self._text(word) for word in command.words]
+        texts = [self._texts.text(word) for word in command.words]
         if command.head == "mkdir":
-            relative = [t for t in texts[1:] if not t.startswith(("-", "/", _NAME, "~"))]
-            if any("{run_id}" in text or _UNKNOWN in text for text in texts):
-                raise _UnclearError("a directory of each run: the run has one, {run}")
+            relative = [t for t in texts[1:] if not t.startswith(("-", "/", NAME, "~"))]
+            if any("{run_id}" in text or UNKNOWN in text for text in texts):
+                raise UnclearError("a directory of each run: the run has one, {run}")
             if relative:
                 what = "in a fresh copy of the project: keep the directory there, with a file in it"
                 self._say(command.line, command.raw, "once", what)
                 return
-        if any(_UNKNOWN in text for text in texts):
-            raise _UnclearError("what it does is known only in the job")
+        if any(UNKNOWN in text for text in texts):
+            raise UnclearError("what it does is known only in the job")
         self._say(command.line, command.raw, "once", "do it once, before")
 
     # -- variables
 
     def _assign(self, line: int, raw: str, name: str, value: Word) -> None:
         extends = any(p.kind == "name" and p.text == name for p in value.parts)
-        if name in _IN_JOB or (name in self._environ and extends):
+        if name in IN_JOB or (name in self._environ and extends):
             self._extend(Command(line, raw, (), (), (), ";", background=False), name, value)
             return
         if name in self._environ:  # it stays exported
@@ -361,7 +339,7 @@ class _Reading:
             if name.startswith("-"):
                 continue
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise _UnclearError("what it exports is not plain")
+                raise UnclearError("what it exports is not plain")
             raw = f"export {word.raw}"
             if "=" not in word.raw:
                 self._exported[name] = (command.line, raw)
@@ -377,68 +355,24 @@ class _Reading:
         """Take a line such as export PATH=/x/bin:$PATH."""
         if name == "PYTHONPATH" and self._is_project(value):
             self._say(command.line, command.raw, "ours", "the copy of the project is on PYTHONPATH")
-        elif name in _IN_JOB:
-            self._setting.lines.append(f"export {name}={self._shell(value)}")
+        elif name in IN_JOB:
+            self._setting.lines.append(f"export {name}={self._texts.shell(value)}")
             self._say(command.line, command.raw, "taken", "activate")
         else:
-            raise _UnclearError(f"it extends {name}, whose value in the job is not known")
+            raise UnclearError(f"it extends {name}, whose value in the job is not known")
 
     def _is_project(self, value: Word) -> bool:
         """Check whether a PYTHONPATH has only the project and its src/."""
-        text = self._text(value).replace(f"{_NAME}PYTHONPATH{_END}", "")
-        text = text.replace(f"{_UNKNOWN}$PYTHONPATH{_END}", "")
+        text = self._texts.text(value).replace(f"{NAME}PYTHONPATH{END}", "")
+        text = text.replace(f"{UNKNOWN}$PYTHONPATH{END}", "")
         here = str(Path.cwd())
         own = {"", ".", "./", "src", "./src", here, f"{here}/src"}
         own |= {self._directory, f"{self._directory}/src"}
         return {*text.split(":")} <= own
 
-    def _text(self, word: Word) -> str:
-        """Return a word as an argument: with places, and with marks for what is not known here."""
-        return self._joined(self._variables.expand(word))
-
-    def _texts(self, words: Sequence[Word]) -> list[str]:
-        return [self._joined(each) for word in words for each in self._variables.words(word)]
-
-    def _joined(self, word: Word) -> str:
-        text = ""
-        for part in word.parts:
-            if part.kind == "text":
-                text += re.sub(r"\{([A-Za-z_]\w*)\}", r"{{\1}}", part.text)
-            elif part.kind == "name" and part.text in _PLACES:
-                text += _PLACES[part.text]
-            elif part.kind == "other" or part.text in self._variables.computed:
-                text += f"{_UNKNOWN}{part.text}{_END}"
-            elif part.text in self._resources.numbers:
-                text += str(self._resources.numbers[part.text])
-            elif part.text in ("PWD", "SLURM_SUBMIT_DIR"):
-                text += "."
-            elif part.text in self._environ and not part.text.startswith("SLURM_"):
-                text += f"{_NAME}{part.text}{_END}"
-            else:
-                text += f"{_UNKNOWN}${part.text}{_END}"
-        return text
-
-    def _shell(self, word: Word) -> str:
-        """Return a word for a line of `activate`, in which only few variables are known."""
-        if all(p.kind == "text" or p.text in _IN_JOB for p in word.parts):
-            return word.raw
-        text = ""
-        for part in self._variables.expand(word).parts:
-            if part.kind == "text":
-                text += shlex.quote(part.text) if part.text else ""
-            elif part.kind == "name" and part.text in _IN_JOB:
-                text += f'"${{{part.text}:-}}"'
-            elif part.kind == "name" and part.text in self._environ:
-                text += shlex.quote(self._environ[part.text])
-            elif part.kind == "other" and re.fullmatch(r"\$\(\S*conda .*hook.*\)", part.text):
-                text += f'"{part.text}"'
-            else:
-                raise _UnclearError(f"{part.text} is not known in the job's environment")
-        return text
-
     def _exported_variable(self, name: str) -> tuple[Fate, str]:
         value = self._variables.value(name)
-        text = "" if value is None else self._text(Word("", value))
+        text = "" if value is None else self._texts.text(Word("", value))
         if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") and text.isdecimal():
             return "unclear", "trnslurm sets it to the number of its workers"
         if is_reserved(name) and name not in ("PYTHONPATH", "PATH", "HOME", "USER"):
@@ -456,8 +390,8 @@ class _Reading:
         if value is None and name not in self._variables.computed and name in self._environ:
             self._options += ["--env", name]
             return "taken", f"--env {name}"
-        text = self._counted(text)
-        if value is None or _UNKNOWN in text or re.search(r"(?<!\{)\{\w+\}", text):
+        text = self._texts.counted(text)
+        if value is None or UNKNOWN in text or re.search(r"(?<!\{)\{\w+\}", text):
             return "unclear", "its value is known only in the job"
         words = ["--set", f"env.{name}={text.replace('{{', '{').replace('}}', '}')}"]
         self._options += words
@@ -477,24 +411,24 @@ class _Reading:
     def _set_up(self, command: Command) -> None:
         others = [w for w in command.redirections if "/dev/null" not in w and "&1" not in w]
         if command.assignments or others:
-            raise _UnclearError("it is not plain")
+            raise UnclearError("it is not plain")
         if command.head in ("source", "."):
             self._variables.open = True
         if command.head == "eval":
             if "conda" not in command.raw or "hook" not in command.raw:
-                raise _UnclearError("what eval runs is known only in the job")
+                raise UnclearError("what eval runs is known only in the job")
             self._say(command.line, command.raw, "ours", "conda.sh stands in its place")
             return
-        texts = [self._shell(word) for word in command.words[1:]]
+        texts = [self._texts.shell(word) for word in command.words[1:]]
         self._setting.read(command.head, texts, with_values(self._directory, self._environ))
         self._say(command.line, command.raw, "taken", "activate")
 
     def _go(self, command: Command) -> None:
-        text = self._text(command.words[1]) if len(command.words) > 1 else ""
-        if _UNKNOWN in text or not text:
-            raise _UnclearError("where it goes is not known here")
+        text = self._texts.text(command.words[1]) if len(command.words) > 1 else ""
+        if UNKNOWN in text or not text:
+            raise UnclearError("where it goes is not known here")
         if text not in (".", "./", str(Path.cwd())):
-            absolute = text.startswith(("/", _NAME))
+            absolute = text.startswith(("/", NAME))
             self._directory = text if absolute or not self._directory else (
                 f"{self._directory}/{text}")  # fmt: skip
         self._say(command.line, command.raw, "taken", "the directory is the run's project")
@@ -514,7 +448,7 @@ class _Reading:
         return 2 * (statement.head == "srun") + bool(launcher)
 
     def _starts(self, command: Command) -> bool:
-        words = self._texts(command.words)
+        words = self._texts.texts(command.words)
         if not words:
             return False
         text, name = words[0], Path(words[0]).name
@@ -530,20 +464,18 @@ class _Reading:
         if self._launched_at and not self._best:
             self._command = ()
         if self._launched_at:
-            raise _UnclearError(f"a second command, after that of line {self._launched_at}")
+            raise UnclearError(f"a second command, after that of line {self._launched_at}")
         if self._rank(command) < self._best:
-            raise _UnclearError(
-                "a command before the one that trains: do it once, or in the script"
-            )
-        environment = [f"{name}={self._text(value)}" for name, value in command.assignments]
+            raise UnclearError("a command before the one that trains: do it once, or in the script")
+        environment = [f"{name}={self._texts.text(value)}" for name, value in command.assignments]
         parts = [each for word in command.words for each in self._variables.words(word)]
-        words = [*map(self._joined, parts)]
+        words = [*map(self._texts.joined, parts)]
         options: list[str] = []
         tasks: Tasks | None = None
         while words:
             parts = parts[len(parts) - len(words) :]
             head = Path(words[0]).name
-            if _PYTHON.fullmatch(head) and words[1:2] and words[1] in _OF_A_NODE:
+            if _PYTHON.fullmatch(head) and words[1:2] and words[1] in OF_A_NODE:
                 del words[0]
                 continue
             if head in ("exec", "time", "nohup", "stdbuf"):
@@ -565,7 +497,7 @@ class _Reading:
                 environment += image.environment
                 options += self._container(image.container)
             elif inner_script(words) is not None:
-                words = self._inner(_as_script(parts[-1]), command.line, environment)
+                words = self._inner(as_script(parts[-1]), command.line, environment)
                 break
             else:
                 break
@@ -586,20 +518,26 @@ class _Reading:
             or words[0].startswith("./")
             or words[0].endswith((".sh", ".py"))
         ):
-            raise _UnclearError(f"{words[0]} may train or not" if words else "it starts nothing")
-        options += self._how_often(words, tasks)
+            raise UnclearError(f"{words[0]} may train or not" if words else "it starts nothing")
+        options += how_often(
+            words,
+            tasks,
+            nodes=self._script.nodes,
+            resources=self._resources,
+            reads_ranks=bool({"RANK", "LOCAL_RANK", "WORLD_SIZE"} & self._exported.keys()),
+        )
         found = read_command(words)
         if any(re.search(r"(^|[=:,/])\.\.(/|$)", word) for word in [*words, *environment]):
-            raise _UnclearError("it names files above its directory, which the run has no copy of")
+            raise UnclearError("it names files above its directory, which the run has no copy of")
         self._check(found, [*environment, *options])
         for word in environment:
             name, _, value = word.partition("=")
             if name == "PYTHONPATH":
                 if not self._is_project(value_of(_word(word))):
-                    raise _UnclearError("the job has a PYTHONPATH of its own")
+                    raise UnclearError("the job has a PYTHONPATH of its own")
             elif not is_reserved(name) and name != "CUDA_VISIBLE_DEVICES":
                 options += ["--set", f"env.{name}={value}"]
-        workers = read_command([*map(self._counted, words)]).workers_on(self._script.nodes)
+        workers = read_command([*map(self._texts.counted, words)]).workers_on(self._script.nodes)
         if Path(words[0]).name == "torchrun" and "nproc" not in " ".join(words).replace("-", "_"):
             workers = 1  # its own default
         if workers and "--workers" not in options:
@@ -607,7 +545,7 @@ class _Reading:
         self._command = _without(words, found.left_out)
         self._options += options
         self._launched_at = command.line
-        if words[0].startswith("/") and Path(words[0]).name in _OF_A_NODE | {"trl", "axolotl"}:
+        if words[0].startswith("/") and Path(words[0]).name in OF_A_NODE | {"trl", "axolotl"}:
             self._setting.python = str(Path(words[0]).with_name("python"))
         elif words[0].startswith("/") and _PYTHON.fullmatch(Path(words[0]).name):
             self._setting.python = words[0]
@@ -616,12 +554,6 @@ class _Reading:
         names = [shlex.split(option)[0].partition("=")[0] for option in found.left_out]
         said = f"without {', '.join(names)}" if names else "as it stands"
         self._say(command.line, command.raw, "taken", f"the command, {said}")
-
-    def _counted(self, word: str) -> str:
-        """Return a word with the job's numbers in place of their places."""
-        for name, number in self._resources.numbers.items():
-            word = word.replace(_PLACES.get(name, name), str(number))
-        return word
 
     def _container(self, found: Mapping[str, str]) -> list[str]:
         """Return the section `container` as options; its paths are absolute."""
@@ -641,7 +573,7 @@ class _Reading:
         found: list[str] = []
         for statement in statements(text, first_line=line):
             if isinstance(statement, Block):
-                raise _UnclearError("what bash -c runs has a condition, a loop or a function")
+                raise UnclearError("what bash -c runs has a condition, a loop or a function")
             before = len(self._lines)
             if statement.head in SETS_UP:
                 self._set_up(statement)
@@ -653,75 +585,22 @@ class _Reading:
             elif statement.head == "export":
                 self._export(statement)
             elif found and not (statement.after == "|" and statement.head == "tee"):
-                raise _UnclearError("bash -c runs several commands")
+                raise UnclearError("bash -c runs several commands")
             elif statement.head not in _SAYS:
-                environment += [f"{n}={self._text(v)}" for n, v in statement.assignments]
-                found = self._texts(statement.words)
+                environment += [f"{n}={self._texts.text(v)}" for n, v in statement.assignments]
+                found = self._texts.texts(statement.words)
             del self._lines[before:]
         return found
-
-    def _how_often(self, words: Sequence[str], tasks: Tasks | None) -> list[str]:
-        """Return the options that start a command as often as the script does."""
-        name, nodes = Path(words[0]).name, self._script.nodes
-        found = read_command(words)
-        of_a_node = name in _OF_A_NODE or any(m in words[1:4] for m in _MODULES_OF_A_NODE)
-        of_a_node |= any(word in _OF_A_NODE for word in words[1:3] if found.left_out)
-        if tasks is None:
-            by_ssh = any("hostfile" in option for option in found.left_out)
-            if nodes > 1 and not (name == "deepspeed" and by_ssh):
-                raise _UnclearError("without srun it runs on the first node only")
-            return [] if of_a_node else ["--per", "node"]
-        if tasks.nodes not in ("", str(nodes), "{nodes}"):
-            raise _UnclearError(f"srun --nodes={tasks.nodes} runs on a part of the nodes")
-        each = self._tasks_of_a_node(tasks)
-        if of_a_node and each > 1:
-            raise _UnclearError(f"{each} tasks on a node would start {name} {each} times")
-        if (
-            of_a_node
-            and nodes > 1
-            and not re.search(r"nnodes|machines|config_file", " ".join(words))
-        ):
-            raise _UnclearError("it names no number of nodes: each node would train alone")
-        if of_a_node:
-            return []
-        if each > 1 and (tasks.binds_gpus or self._resources.binds_gpus):
-            raise _UnclearError("each task would see one GPU; workers of trnslurm see the node's")
-        ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & self._exported.keys()
-        by_srun = each > 1 or ranks
-        return ["--launcher", "srun", "--workers", str(each)] if by_srun else ["--per", "node"]
-
-    def _tasks_of_a_node(self, tasks: Tasks) -> int:
-        if tasks.ntasks_per_node and tasks.ntasks_per_node != "{workers_per_node}":
-            if not tasks.ntasks_per_node.isdecimal():
-                raise _UnclearError("how many tasks srun starts is not known here")
-            return int(tasks.ntasks_per_node)
-        if tasks.ntasks == "{nodes}":
-            return 1
-        if tasks.ntasks and tasks.ntasks != "{workers}":
-            if not tasks.ntasks.isdecimal() or int(tasks.ntasks) % self._script.nodes:
-                raise _UnclearError("how many tasks srun starts on a node is not known here")
-            return int(tasks.ntasks) // self._script.nodes
-        return self._resources.tasks_per_node
 
     def _check(self, found: UsersCommand, more: Sequence[str]) -> None:
         """Refuse a command with words that are known only in the job."""
         for word in (found.recipe, *found.launcher_arguments, *found.arguments, *more):
-            if unknown := next((m[2] for m in _MARKED.finditer(word) if m[1] == _UNKNOWN), None):
-                raise _UnclearError(f"{unknown} is known only in the job")
+            if unknown := next((m[2] for m in MARKED.finditer(word) if m[1] == UNKNOWN), None):
+                raise UnclearError(f"{unknown} is known only in the job")
         has_task = any("{task}" in word for word in found.arguments)
         if has_task != bool(self._script.tasks):
             lacks = "has no --array" if has_task else "passes no SLURM_ARRAY_TASK_ID to its command"
-            raise _UnclearError(f"the file {lacks}")
-
-
-def _as_script(word: Word) -> str:
-    """Return a word as the text of a script: its variables are those of that script."""
-    return "".join(f"${{{p.text}}}" if p.kind == "name" else p.text for p in word.parts)
-
-
-def _plain(text: str) -> str:
-    """Return a text without its marks."""
-    return _MARKED.sub(r"\2", text)
+            raise UnclearError(f"the file {lacks}")
 
 
 def _word(text: str) -> Word:

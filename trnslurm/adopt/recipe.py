@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from trnslurm.adopt.adopt import Adopted, shell_word, with_values
+from trnslurm.adopt.adopt import Adopted
+from trnslurm.adopt.texts import shell_word, with_values
 from trnslurm.config.command import launcher_for, read_command
 from trnslurm.config.entry import Entry
 from trnslurm.config.load import set_layer

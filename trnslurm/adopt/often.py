@@ -1,0 +1,64 @@
+"""How often a batch script starts its command: once, on each node, or in each task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from trnslurm.adopt.launch import Tasks
+from trnslurm.adopt.resources import Resources
+from trnslurm.adopt.texts import UnclearError
+from trnslurm.config.command import read_command
+
+# Launchers of a node's workers: more than one on a node would start too many.
+OF_A_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "fabric"})
+_MODULES = ("torch.distributed.run", "torch.distributed.launch",
+                      "accelerate.commands.launch", "torch.distributed.launcher")  # fmt: skip
+
+
+def how_often(
+    words: Sequence[str],
+    tasks: Tasks | None,
+    *,
+    nodes: int,
+    resources: Resources,
+    reads_ranks: bool,
+) -> list[str]:
+    """Return the options that start a command as often as the script does."""
+    name = Path(words[0]).name
+    found = read_command(words)
+    of_a_node = name in OF_A_NODE or any(m in words[1:4] for m in _MODULES)
+    of_a_node |= any(word in OF_A_NODE for word in words[1:3] if found.left_out)
+    if tasks is None:
+        by_ssh = any("hostfile" in option for option in found.left_out)
+        if nodes > 1 and not (name == "deepspeed" and by_ssh):
+            raise UnclearError("without srun it runs on the first node only")
+        return [] if of_a_node else ["--per", "node"]
+    if tasks.nodes not in ("", str(nodes), "{nodes}"):
+        raise UnclearError(f"srun --nodes={tasks.nodes} runs on a part of the nodes")
+    each = _tasks_of_a_node(tasks, nodes, resources)
+    if of_a_node and each > 1:
+        raise UnclearError(f"{each} tasks on a node would start {name} {each} times")
+    if of_a_node and nodes > 1 and not re.search(r"nnodes|machines|config_file", " ".join(words)):
+        raise UnclearError("it names no number of nodes: each node would train alone")
+    if of_a_node:
+        return []
+    if each > 1 and (tasks.binds_gpus or resources.binds_gpus):
+        raise UnclearError("each task would see one GPU; workers of trnslurm see the node's")
+    by_srun = each > 1 or reads_ranks
+    return ["--launcher", "srun", "--workers", str(each)] if by_srun else ["--per", "node"]
+
+
+def _tasks_of_a_node(tasks: Tasks, nodes: int, resources: Resources) -> int:
+    if tasks.ntasks_per_node and tasks.ntasks_per_node != "{workers_per_node}":
+        if not tasks.ntasks_per_node.isdecimal():
+            raise UnclearError("how many tasks srun starts is not known here")
+        return int(tasks.ntasks_per_node)
+    if tasks.ntasks == "{nodes}":
+        return 1
+    if tasks.ntasks and tasks.ntasks != "{workers}":
+        if not tasks.ntasks.isdecimal() or int(tasks.ntasks) % nodes:
+            raise UnclearError("how many tasks srun starts on a node is not known here")
+        return int(tasks.ntasks) // nodes
+    return resources.tasks_per_node
