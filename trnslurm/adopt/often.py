@@ -13,8 +13,12 @@ from trnslurm.config.command import read_command
 
 # Launchers of a node's workers: more than one on a node would start too many.
 OF_A_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "fabric"})
-_MODULES = ("torch.distributed.run", "torch.distributed.launch",
-                      "accelerate.commands.launch", "torch.distributed.launcher")  # fmt: skip
+_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.launcher",
+    "accelerate.commands.launch",
+)
 
 
 def how_often(
