@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import itertools
 import os
 import signal
 import time
@@ -141,7 +140,7 @@ def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
 def _task_of_array(environ: Mapping[str, str], task: str, array: str) -> dict[str, str]:
     """Return what sbatch sets in a job array. Slurm's own index is that of the sweep's run."""
     tasks = sorted(map(int, array.split(",")))
-    gaps = [after - before for before, after in itertools.pairwise(tasks)]
+    gaps = [after - before for before, after in zip(tasks, tasks[1:])]
     return {
         "SLURM_ARRAY_JOB_ID": environ.get("SLURM_ARRAY_JOB_ID", environ.get("SLURM_JOB_ID", "")),
         "SLURM_ARRAY_TASK_ID": task,
