@@ -324,6 +324,8 @@ def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
 def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
     said = cli("plan", "./train.py", *CPU).error
     assert "train decides its batch itself, so there is nothing to plan: --set batch" in said
+    of_a_command = cli("plan", *CPU, "--", "torchrun", "--nnodes", "2", "train.py").err
+    assert "nothing to plan" in of_a_command
     known = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
     assert "accumulation" in cli("plan", "./train.py", *CPU, *known).out
     told = json.loads(cli("plan", "./train.py", *CPU, *known, "--json").out)
@@ -351,6 +353,16 @@ def test_a_script_elsewhere_brings_its_own_directory(site, cli, project, tmp_pat
         files = rendered(site, cli, script)
         taken = [name for name in files if name.startswith("code/project/")]
         assert taken == ["code/project/go.py"]
+
+
+def test_each_worker_gets_its_own_rank(site, cli, project) -> None:
+    words = ("./train.py", "--", "--local-rank={local_rank}")
+    node = rendered(site, cli, *words)["node.sh"]
+    assert " --fill-local-rank" in node and " train.py '--local-rank={local_rank}'\n" in node
+    by_srun = rendered(site, cli, "./train.py", "--launcher", "srun", *words[1:])["node.sh"]
+    assert '--local-rank="$SLURM_LOCALID"' in by_srun
+    refused = cli("render", "./train.py", *CPU, *TIME, "--launcher", "torchrun", *words[1:]).error
+    assert "{local_rank} is a worker's own, and torchrun starts the workers itself" in refused
 
 
 def test_what_is_taken_along(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def show_command(console: Terminal, **options: Any) -> None:
 @click.option("-n", "--nodes", default="1,2,4,8,16", help="Node counts.")
 @spec_options
 @json_option
-def plan_command(nodes: str, console: Terminal, **options: Any) -> None:
+def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
     """Show the batch on each node count, hours and cost.
 
     \b
@@ -167,7 +167,7 @@ def plan_command(nodes: str, console: Terminal, **options: Any) -> None:
     job = JobOptions(**options)
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
-    found = make_plan(job, parse_nodes(nodes), console)
+    found = make_plan(job, parse_nodes(str(nodes)), console)
     refused = [(n, str(error)) for n, error in found.refused.items()]
     from trnslurm.cli.costs import graphs_facts, plan_lines  # slow to import; only plan needs it
 
