@@ -101,7 +101,6 @@ FLOORS = [
     "__init__",
     "errors",
     "console",
-    "plugins",
     "declared",
     "config",
     "adopt",

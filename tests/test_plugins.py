@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import trnslurm
-from trnslurm import plugins
+from trnslurm.config import plugins
 from trnslurm.config.command import read_command
+from trnslurm.config.plugins import PluginError, plugin_named
 from trnslurm.contract.files import write_json
 from trnslurm.node.triage.finding import find_cause
-from trnslurm.plugins import PluginError, plugin_named
 from trnslurm.render.site_causes import causes_text
 
 from .processes import run_process

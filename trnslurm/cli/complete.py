@@ -11,12 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from trnslurm.config.load import resolve, resolve_cluster
+from trnslurm.config.plugins import all_plugins
 from trnslurm.config.recipes import presets_of
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.keys import keys_of
-from trnslurm.plugins import all_plugins
 from trnslurm.records.foreign import this_user
 from trnslurm.runs.find import group_of, list_runs
 from trnslurm.runs.search import run_roots, workspace_of

@@ -10,8 +10,8 @@ from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.installed import PACKAGES, Installed, Jobs, installed
 from trnslurm.config.command import HEADS
 from trnslurm.config.load import resolve_cluster
+from trnslurm.config.plugins import Plugin
 from trnslurm.node.notify import WAYS
-from trnslurm.plugins import Plugin
 from trnslurm.runs.search import workspace_of
 from trnslurm.trackers.send import TRACKERS
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from trnslurm import __version__
 from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config.catalog import catalog, find
+from trnslurm.config.plugins import Plugin, all_plugins
 from trnslurm.config.schema import Cluster
 from trnslurm.config.software import device_of, packages_for
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.plugins import Plugin, all_plugins
 
 PACKAGES = (
     *("click", "jinja2", "pathspec", "pyyaml", "submitit"),

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from trnslurm.config.entry import Entry
+from trnslurm.config.plugins import Plugin, find_plugin
 from trnslurm.config.script import OWN_LAUNCHER, Launcher
 from trnslurm.contract.files import read_file
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
-from trnslurm.plugins import Plugin, find_plugin
 
 Per = Literal["worker", "node", "job"]
 """How many times a command is started."""

@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
+from trnslurm.config.plugins import Plugin, plugin_named
 from trnslurm.config.schema import Cluster, Notify
 from trnslurm.contract.rundir import NOTIFIER, NOTIFIERS, PLUGINS
 from trnslurm.errors import ConfigError
-from trnslurm.plugins import Plugin, plugin_named
 from trnslurm.render.package import read, tree
 
 _MOST_MIB = 4

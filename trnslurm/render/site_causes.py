@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trnslurm.plugins import Plugin
+from trnslurm.config.plugins import Plugin
 
 if TYPE_CHECKING:
     from trnslurm.node.triage.causes import Cause

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trnslurm.config.plugins import find_plugin
 from trnslurm.contract.files import load_json, newer_format
 from trnslurm.contract.rundir import CHECKPOINTS, DATA_FORMAT, MIRROR, PLAN
 from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.node.memory import available_gib
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
-from trnslurm.plugins import find_plugin
 from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.

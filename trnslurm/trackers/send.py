@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from trnslurm.config.plugins import plugin_named
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.plugins import plugin_named
 from trnslurm.records.run import RunDir
 from trnslurm.report.history import History, is_number
 from trnslurm.runs.status import RunStatus, run_status
