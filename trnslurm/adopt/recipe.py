@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from trnslurm.adopt.texts import shell_word, with_values
 from trnslurm.config.command import launcher_for, read_command
 from trnslurm.config.entry import Entry
 from trnslurm.config.load import set_layer
+from trnslurm.config.recipes import RECIPE_KEYS, write_recipe
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import Source
 from trnslurm.config.times import parse_time
 from trnslurm.config.tree import defaults_of, merge, nest
-from trnslurm.contract.files import naming
 from trnslurm.errors import ConfigError
 
 _HEAD = """\
@@ -27,7 +28,7 @@ _HEAD = """\
 """
 
 
-def write_recipe(found: Adopted, name: str, environ: Mapping[str, str], *, force: bool) -> str:
+def save_as_recipe(found: Adopted, name: str, environ: Mapping[str, str], *, force: bool) -> str:
     """Write jobs/NAME/recipe.yaml; return the command line that submits it."""
     file = Path("jobs", name, "recipe.yaml")
     unclear = [str(line.number) for line in found.unclear if line.number]
@@ -38,20 +39,13 @@ def write_recipe(found: Adopted, name: str, environ: Mapping[str, str], *, force
             f"{found.file}: lines {', '.join(unclear)} were not understood: --force writes the "
             "recipe without them"
         )
-    if file.exists() and not force:
-        raise ConfigError(f"{file} exists: choose another NAME, or pass --force")
     tree, rest = _tree(found, environ)
     project = Path(with_values(found.directory, environ) or ".").absolute()
     tree["project"] = os.path.relpath(project, file.parent.absolute())
     without = f" Without its lines {', '.join(unclear)}." if unclear else ""
     text = _HEAD.format(file=found.file.name, without=without)
     text += yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=1000)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with naming(file):
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    write_recipe(file, text, force=force)
     return f"trnslurm submit {name} --path . {' '.join(map(shell_word, rest))}".rstrip()
 
 
@@ -69,7 +63,7 @@ def _tree(found: Adopted, environ: Mapping[str, str]) -> tuple[dict[str, Any], l
     known = defaults_of(Cluster) | defaults_of(Recipe)
     rest: list[str] = []
     for option, value in _pairs(found.options):
-        if option == "--set":
+        if option == "--set" and re.split(r"[.=]", value)[0] in RECIPE_KEYS:
             tree = merge(tree, set_layer(with_values(value, environ), known).tree)
         elif option == "--time":
             tree = merge(tree, nest("slurm.time_min", parse_time(value)))

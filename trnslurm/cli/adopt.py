@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from trnslurm.adopt.adopt import Adopted, adopt
-from trnslurm.adopt.recipe import write_recipe
+from trnslurm.adopt.recipe import save_as_recipe
 from trnslurm.cli.options import json_option
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.plan.spec import check_job_name
@@ -48,7 +48,7 @@ def adopt_command(
     found = adopt(Path(file), arguments, os.environ)
     if recipe is not None:
         check_job_name(recipe)
-        line = write_recipe(found, recipe, os.environ, force=force)
+        line = save_as_recipe(found, recipe, os.environ, force=force)
         click.echo(f"Wrote jobs/{recipe}/recipe.yaml. Read it, then: {line}", err=True)
     if console.as_json:
         echo_json(_tree(found))

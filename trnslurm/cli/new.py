@@ -13,9 +13,9 @@ import click
 import yaml
 
 from trnslurm.cli.options import ScriptCommand
+from trnslurm.config.recipes import write_recipe
 from trnslurm.config.script import Launcher, script_tree
 from trnslurm.config.search import packaged_root, parse_yaml
-from trnslurm.contract.files import naming
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
@@ -96,20 +96,13 @@ def new_command(
         return
     tree = script_tree(Path(script))
     project = Path(tree["project"])
-    if file.exists() and not force:
-        raise ConfigError(f"{file} exists: choose another NAME, or pass --force")
     text = _TEXT.format(
         entry=_scalar(tree["entry"]),
         project=_scalar(os.path.relpath(project, file.parent.absolute())),
         launcher=launcher or tree["launcher"],
         arguments="".join(f"\n  - {_scalar(word)}" for word in arguments) or " []",
     )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with naming(file):
-            file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    write_recipe(file, text, force=force)
     click.echo(f"Wrote {file}. Read it, then: trnslurm submit {name} --path . --nodes N")
 
 

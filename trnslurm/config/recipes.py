@@ -11,7 +11,7 @@ from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import Source
 from trnslurm.config.search import mapping_in, read_text, take_description
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten, with_numbers
-from trnslurm.contract.files import load_json
+from trnslurm.contract.files import load_json, naming
 from trnslurm.errors import ConfigError, did_you_mean
 
 STRATEGY_FILE = "strategy file"
@@ -19,10 +19,22 @@ JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
 # A recipe may set the shape of its job on the cluster, but never facts of the site.
-_RECIPE_LAYER = {
+RECIPE_KEYS = {
     **fields_of(Recipe),
     **{key: _CLUSTER[key] for key in ("env", "notify", "slurm", "workers_per_node")},
 }
+
+
+def write_recipe(file: Path, text: str, *, force: bool) -> None:
+    """Write a new recipe.yaml, or with `force` replace one."""
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists: choose another NAME, or pass --force")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with naming(file):
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
 def presets_of(recipe: Source) -> list[str]:
@@ -79,7 +91,7 @@ def _layers_of(file: Path, text: bytes) -> tuple[Layer, dict[str, Any]]:
 
 def _checked(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the checked values of a recipe or preset; of a job's own keys no type is known."""
-    checked = check(tree, _RECIPE_LAYER, source)
+    checked = check(tree, RECIPE_KEYS, source)
     return {k: with_numbers(v) if k in JOB_SECTIONS else v for k, v in checked.items()}
 
 
