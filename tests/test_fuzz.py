@@ -210,6 +210,10 @@ def places(site, make_run, graphs, fake_slurm, cli, tmp_path: Path) -> list[Plac
     Path("trnslurm.yaml").symlink_to(settings)
     files = [site.root / "jobs/toy/recipe.yaml", site.root / "cluster-config/pc.yaml", settings]
     found += [Place(file.absolute(), config) for file in files * 5]
+    script = site.root / "job.sbatch"
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=2 --time=60\nA=x\nsrun python t.py $A\n")
+    reads = (("adopt", str(script)), ("plan", str(script), "--cluster", "pc"))
+    found += [Place(script.absolute(), reads)] * 5
     graphs.fill(graphs.facts(cli, "toy"))
     cache = (
         ("compile", "status"), ("compile", "status", "--json"), ("compile", "verify"),
@@ -310,7 +314,8 @@ def one_case(seed: int, places: list[Place], tmp_path: Path) -> None:
             assert "Traceback" not in err, what
             assert len(err) < 5000, what
             for line in err.splitlines():
-                assert line.startswith(("error: ", "warning: ", "note: ")), what
+                of_script = line.startswith("Left out ") or " asks for --" in line
+                assert of_script or line.startswith(("error: ", "warning: ", "note: ")), what
             if command[0] == "runs":
                 assert OTHER in out, what
     finally:

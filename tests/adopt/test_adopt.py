@@ -1,14 +1,17 @@
-"""What a batch script becomes, and what of it is not understood."""
+"""The command that adopt reads from a batch script, and the lines that it does not understand."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from trnslurm.adopt.adopt import adopt
+from trnslurm.errors import ConfigError
 
 HOME = {"HOME": "/home/ada", "USER": "ada", "SCRATCH": "/scratch/ada", "MODULESHOME": "modules"}
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:8 --time=60\n"
@@ -156,6 +159,36 @@ def test_a_recipe_is_written(site, cli, stable) -> None:
     Path("job.sbatch").write_text(HEAD + "srun torchrun --nnodes 2 train.py\nfoo\n")
     refused = cli("adopt", "job.sbatch", "--recipe", "other").error
     assert refused.endswith("lines 4 were not understood: --force writes the recipe without them")
+
+
+def test_what_a_recipe_cannot_have_is_in_the_command(site, cli) -> None:
+    Path("job.sbatch").write_text(HEAD + "source /x/venv/bin/activate\nsrun python train.py\n")
+    Path("train.py").touch()
+    done = cli("adopt", "job.sbatch", "--recipe", "mine")
+    [command] = re.findall(r"then: trnslurm (.*)", done.err)
+    words = (
+        "--set",
+        "activate=[source /x/venv/bin/activate]",
+        "--set",
+        "python=/x/venv/bin/python",
+    )
+    assert shlex.split(command)[-4:] == [*words]
+    shown = cli("render", *shlex.split(command)[1:], "--cluster", "p4d")
+    assert shown.code == 0 and "export TRNSLURM_PYTHON=/x/venv/bin/python" in shown.out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A=aa\n" + "A=$A$A\n" * 50, "A=(a b)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 30,
+     "A=99999\n" + "A=$((A*A))\n" * 40, "if [ 1 = 1 ]; then " * 50 + "echo\n" + "; fi" * 50,
+     "A=$((" + "(" * 500 + "1" + ")" * 500 + "))", "A=" + "${A:-" * 2000 + "x" + "}" * 2000,
+     "source /a\0b/bin/activate", f"source {'a' * 5000}/bin/activate", 'source "x', "case x in",
+     "python -c \"print('\\d', 1if 1else 2)\"", "a" * 200_000, "cat <<", "$(", "))))", "[[ a"],
+)  # fmt: skip
+def test_any_text_is_read_within_a_budget(text: str) -> None:
+    """At worst with one clear error."""
+    with suppress(ConfigError):
+        assert adopted(f"{text}\nsrun python train.py $A").lines
 
 
 def test_options_beside_ours(site, cli) -> None:

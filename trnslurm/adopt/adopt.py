@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+from warnings import catch_warnings, simplefilter
 
 from trnslurm.adopt.environment import SETS_UP, Environment
-from trnslurm.adopt.launch import Tasks, inner_script, read_apptainer, read_srun
+from trnslurm.adopt.launch import Tasks, read_apptainer, read_srun, runs_text
 from trnslurm.adopt.often import OF_A_NODE, how_often
 from trnslurm.adopt.resources import Option, Resources
 from trnslurm.adopt.shell import Block, Command, Word, branches, statements, value_of
@@ -51,6 +53,7 @@ _SAYS = frozenset({
     "set", "shopt", "sinfo", "sleep", "sort", "squeue", "sstat", "tail", "tee", "test", "true",
     "type", "uname", "uptime", "wait", "which", "whoami",
 })  # fmt: skip
+_DEEPEST = 8
 _FILTERS = frozenset({"awk", "column", "cut", "grep", "egrep", "sed", "tr", "uniq", "wc", "xargs"})
 _ENDS = frozenset({"deactivate"})
 # What is done once, before there is a run.
@@ -114,7 +117,10 @@ class Adopted(Frozen):
 
 def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> Adopted:
     """Read a batch script with these arguments; the variables are those of the user's shell."""
-    return _Reading(file, read_batch_script(file), arguments, environ).result()
+    try:
+        return _Reading(file, read_batch_script(file), arguments, environ).result()
+    except RecursionError:
+        raise ConfigError(f"{file}: its expansions are nested too deeply to be read") from None
 
 
 class _Reading:
@@ -132,10 +138,12 @@ class _Reading:
         self._options: list[str] = []
         self._exported: dict[str, tuple[int, str]] = {}
         self._assigned: dict[str, tuple[int, str, bool]] = {}
-        self._setting = Environment(environ, lambda path: Path(path).exists())
+        self._setting = Environment(environ, os.path.exists)
         self._directory = ""
         self._command: tuple[str, ...] = ()
         self._launched_at = self._best = 0
+        self._depth = 0
+        """How many conditions the statement stands in."""
         self._set_up_before = False
         self._said_before = False
         self._succeeded: bool | None = True
@@ -224,16 +232,19 @@ class _Reading:
         return False
 
     def _read_block(self, block: Block) -> None:
-        for branch in branches(block):
+        found = branches(block) if self._depth < _DEEPEST else []
+        for branch in found:
             held = True if not branch.test else holds(branch.test, self._variables)
             if held is None:
                 break
             if held:
+                self._depth += 1
                 for statement in branch.body:
                     self._read(statement)
+                self._depth -= 1
                 return
         else:
-            if branches(block):
+            if found:
                 self._say(block.line, block.raw, "left out", "its condition does not hold")
                 return
         self._variables.forget_assigned(block.raw)
@@ -244,7 +255,7 @@ class _Reading:
         self._say(block.line, block.raw, "left out" if only_says else "unclear", said)
 
     def _read_command(self, command: Command) -> None:
-        head, plain = command.head, " ".join(word.raw for word in command.words)
+        head, raw = command.head, " ".join(word.raw for word in command.words)
         if not command.words:
             for name, value in command.assignments:
                 self._assign(command.line, command.raw, name, value)
@@ -258,7 +269,7 @@ class _Reading:
             self._go(command)
         elif command.after == "|" and head == "tee":
             self._say(command.line, command.raw, "left out", "the run keeps its log")
-        elif _ONCE.match(re.sub(r"^(srun( -\S+)*|sudo) ", "", plain)):
+        elif _ONCE.match(re.sub(r"^(srun( -\S+)*|sudo) ", "", raw)):
             self._once(command)
         elif head in SETS_UP or head == "eval":
             self._set_up(command)
@@ -280,7 +291,8 @@ class _Reading:
         words = [self._texts.text(word) for word in command.words]
         if len(words) != 3 or words[1] != "-c":
             return False
-        with suppress(SyntaxError, ValueError, RecursionError):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError), catch_warnings():
+            simplefilter("ignore")  # such as an invalid escape sequence
             text = re.sub(r"\{\{(\w+)\}\}", r"{\1}", words[2])
             lines = [n for n in ast.parse(text).body if not isinstance(n, ast.Import)]
             calls = [n.value for n in lines if isinstance(n, ast.Expr)]
@@ -496,7 +508,7 @@ class _Reading:
                 words = [*image.rest]
                 environment += image.environment
                 options += self._container(image.container)
-            elif inner_script(words) is not None:
+            elif runs_text(words):
                 words = self._inner(as_script(parts[-1]), command.line, environment)
                 break
             else:

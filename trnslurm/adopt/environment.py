@@ -34,7 +34,10 @@ class Environment:
 
     def read(self, head: str, texts: Sequence[str], directory: str) -> None:
         """Take a command; `texts` are its words, as the job's shell reads them."""
-        words = [word for text in texts for word in shlex.split(text)]
+        try:
+            words = [word for text in texts for word in shlex.split(text)]
+        except ValueError:
+            raise ConfigError("a quotation is not closed") from None
         line = " ".join([head, *texts])
         if head in ("module", "ml"):
             self._need(self._modules())

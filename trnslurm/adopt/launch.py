@@ -38,8 +38,8 @@ _OURS = frozenset({
     "job-name", "kill-on-bad-exit", "label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu",
     "mpi", "no-kill", "open-mode", "output", "overcommit", "overlap", "partition", "account", "qos",
     "comment", "gres-flags", "quiet", "threads-per-core", "hint", "time", "unbuffered", "verbose",
-    "wait", "whole",
-    "tres-per-task", "ntasks-per-socket", "signal", "propagate", "preserve-env", "slurmd-debug",
+    "wait", "whole", "tres-per-task", "ntasks-per-socket", "signal", "propagate", "preserve-env",
+    "slurmd-debug",
     "no-container-entrypoint", "no-container-mount-home", "container-mount-home",
     "container-name", "oversubscribe", "acctg-freq", "profile", "network", "constraint",
 })  # fmt: skip
@@ -155,13 +155,13 @@ def read_apptainer(words: Sequence[str]) -> Image:
     )
 
 
-def inner_script(words: Sequence[str]) -> str | None:
-    """Return the text that `bash -c` runs; None: it is another command."""
-    if not words or Path(words[0]).name not in ("bash", "sh"):
-        return None
-    at = 1
-    while at < len(words) and words[at].startswith("-"):
-        if words[at].endswith("c") and not words[at].startswith("--"):
-            return words[at + 1] if len(words) == at + 2 else None
-        at += 1
-    return None
+def runs_text(words: Sequence[str]) -> bool:
+    """Check for `bash -c TEXT`, without arguments for the text."""
+    shell = Path(words[0]).name in ("bash", "sh")
+    options = words[1:-1]
+    return (
+        shell
+        and bool(options)
+        and all(o.startswith("-") for o in options)
+        and any(o.endswith("c") and not o.startswith("--") for o in options[-1:])
+    )

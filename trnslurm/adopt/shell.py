@@ -15,6 +15,9 @@ _OPERATORS = ("&&", "||", ";;", "|&", "&>>", "&>", "|", ";", "&", "\n")
 _OPENS = frozenset({"if", "for", "while", "until", "case", "select", "{", "("})
 _CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
 _BEFORE_A_COMMAND = frozenset({"then", "else", "elif", "do", "!", "time"})
+_PLAIN = re.compile(r"[\w./:=,+@%^-]+", re.ASCII)
+_TESTS = ("[ ", "[[", "[[ ")
+"""How a word that begins a test looks, with the next character."""
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = rf"({_NAME})(\+?)=(.*)"
 
@@ -191,7 +194,7 @@ class _Reader:
         while self._at < len(self._text):
             character = self._text[self._at]
             if character in " \t\r\n;&|<>()" and not self._text.startswith(("<(", ">("), self._at):
-                is_array = character == "(" and self._text[begin : self._at].endswith("=")
+                is_array = character == "(" and self._text[self._at - 1] == "=" and self._at > begin
                 if not is_array:
                     break
                 parts.append(Part("other", self._balanced("(", ")")))
@@ -208,9 +211,7 @@ class _Reader:
                 parts.append(self._expansion())
             elif self._text.startswith(("<(", ">("), self._at):
                 parts.append(Part("other", self._balanced("(", ")")))
-            elif self._text[begin : self._at + 2] in ("[ ", "[[") or (
-                self._text[begin : self._at + 1] == "[["
-            ):
+            elif self._at - begin < 2 and self._text[begin : self._at + 2] in _TESTS:
                 parts.append(Part("text", character))
                 self._skip(1)
             elif (character == "~" and self._at == begin) or character in "*?[":
@@ -218,8 +219,10 @@ class _Reader:
                 parts.append(Part(kind, "HOME" if kind == "name" else character))
                 self._skip(1)
             else:
-                parts.append(Part("text", character))
-                self._skip(1)
+                run = _PLAIN.match(self._text, self._at)
+                text = run[0] if run else character
+                parts.append(Part("text", text))
+                self._skip(len(text))
         return Word(self._text[begin : self._at], _joined(parts))
 
     def _single(self) -> str:

@@ -33,6 +33,10 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
+_LONGEST, _MOST_WORDS = 64 << 10, 4096
+"""Of a value: a script can double it line by line."""
+
+
 class Variables:
     """What a script's variables are, one line after another.
 
@@ -68,9 +72,16 @@ class Variables:
             before = self._arrays.get(name, ())
             appends = value.parts[:1] == (Part("name", name),)
             words = [each for item in items for each in self.words(item)]
+            if len(before) + len(words) > _MOST_WORDS:
+                self.forget(name)
+                return False
             self._arrays[name] = (*(before if appends else ()), *words)
             return not any(map(self.unknown, words))
-        self._known[name] = self.expand(value).parts
+        parts = self.expand(value).parts
+        if sum(len(part.text) for part in parts) > _LONGEST:
+            self.forget(name)
+            return False
+        self._known[name] = parts
         return not self.unknown(Word("", self._known[name]))
 
     def forget(self, name: str) -> None:
@@ -187,10 +198,13 @@ class Variables:
             return value or str(self._numbers.get(name, "?"))
 
         plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", named, text)
-        try:
-            return _evaluated(ast.parse(plain.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        if not re.fullmatch(r"[\d\s()+*/%-]{1,200}", plain):
             return None
+        try:
+            number = _evaluated(ast.parse(plain.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return None
+        return number if abs(number) < 1 << 63 else None  # as many bits as bash has
 
 
 def holds(test: Sequence[Statement], variables: Variables) -> bool | None:
