@@ -26,7 +26,7 @@ from trnslurm.node.triage.causes import (
     may_match,
     named,
 )
-from trnslurm.node.triage.going_on import read_steps
+from trnslurm.node.triage.going_on import last_steps
 from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
@@ -212,7 +212,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         text, place = read_log(file), str(file.relative_to(run))
         share(2 * parts)
         lines = text.split("\n")
-        end = read_steps(lines).end
+        end = last_steps(lines)
         found.went_on |= end > 0
         found.lengths[place] = len(lines)
         first_rank = node * per_node if isinstance(per_node, int) else None

@@ -189,7 +189,7 @@ def _find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         return _unexplained(evidence, run, phase, attempt)
     if known and known.name == "task-exited" and not beside:
         exited = _exited(evidence, run, phase, attempt, suspect.lines[-1])
-        if exited or _ended_from_outside(run, phase, attempt):
+        if exited or outside:
             return exited
     known, beside = refined(run, phase, attempt, suspect, known, beside)
     known, beside = compared(evidence, known, beside)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trnslurm.frozen import Frozen
-
 # A line of progress: a numbered step, iteration or epoch with a value, or a bar that moves.
 _STEP = re.compile(
     r"(?i)\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update|batch|epoch)s?\b\W{0,4}\d.*"
@@ -18,30 +16,22 @@ _STEP = re.compile(
     r"|\bloss\b\W{1,4}\d.*\b(?:step|iter(?:ation)?|epoch|global_step)s?\b\W{0,4}\d"
     r"|['\"]loss['\"]: *['\"]?-?\d|\d%\|[^|]*\| *\d+/\d+ \[.*?(?:it/s|s/it)"
 )
-_WORDS = ("loss", "it/s", "s/it", "step", "iter", "epoch")
+_WORDS = ("loss", "it/s", "s/it", "step", "iter", "epoch", "Iter", "Epoch")
 _MOST = 2
 """Steps that ranks which still run may print after the first one has died."""
 
 
-class GoingOn(Frozen):
-    """The places of a log's lines of progress."""
+def last_steps(lines: Sequence[str]) -> int:
+    """Return the first line of a log after which the training did not go on.
 
-    steps: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        """The first line after which the training did not go on."""
-        return self.steps[-_MOST - 1] + 1 if len(self.steps) > _MOST else 0
-
-
-def read_steps(lines: Sequence[str]) -> GoingOn:
-    """Return where a log tells of steps; lines that say the same again are one."""
+    Lines that tell of the same step again are one.
+    """
     found: list[int] = []
     last = ""
     for at, line in enumerate(lines):
-        if any(word in line for word in _WORDS) or "Epoch" in line or "Iter" in line:
+        if any(word in line for word in _WORDS):
             match = _STEP.search(line)
             if match and match[0] != last:
                 found.append(at)
                 last = match[0]
-    return GoingOn(steps=tuple(found))
+    return found[-_MOST - 1] + 1 if len(found) > _MOST else 0
