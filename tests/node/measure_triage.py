@@ -81,7 +81,7 @@ def diagnose(case: Mapping[str, Any], beside: str = "") -> Finding | None:
 
 
 def how_it_ended(case: Mapping[str, Any]) -> str:
-    """Return what is said of an attempt in which nothing failed."""
+    """Return the diagnosis of an attempt in which no process failed."""
     with tempfile.TemporaryDirectory() as directory:
         write_run(case, Path(directory))
         return "\n".join(nothing_found(Path(directory), "train", 1))

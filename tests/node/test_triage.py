@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,7 @@ from trnslurm.node.triage.patterns import without_atomic
 from trnslurm.node.triage.words import time_in
 from trnslurm.records.run import RunDir
 
-from .measure_triage import CORPUS, Healthy, cases_in, diagnose, examples, how_it_ended, judge
+from .measure_triage import CORPUS, cases_in
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/node/triage_logs"
@@ -209,43 +207,6 @@ def test_names_are_unique_and_in_their_own_lines() -> None:
     assert len(set(names)) == len(names)
     files = "".join(file.read_text(encoding="utf-8") for file in KNOWN.glob("*.toml"))
     assert len(re.findall(r'^name = "([^"]+)"$', files, re.MULTILINE)) == len(names)
-
-
-@pytest.mark.parametrize(("part", "right"), [("learn", 0.8), ("held", 0.85), ("fresh", 0.75)])
-def test_few_diagnoses_are_wrong_and_none_with_certainty(part: str, right: float) -> None:
-    """Nobody who wrote patterns has read the cases of `fresh`."""
-    found = [(case, diagnose(case)) for case in cases_in(CORPUS / part)]
-    said = [(f, judge(c, f, "" if f else how_it_ended(c))) for c, f in found]
-    verdicts = Counter(verdict for _, verdict in said)
-    assert verdicts["right"] > right * len(said), verdicts
-    assert verdicts["wrong"] < 0.04 * len(said), verdicts
-    certain = Counter(verdict for f, verdict in said if f and f.name and f.certain)
-    assert certain["wrong"] <= (part == "learn"), certain
-
-
-def test_lines_before_steps_change_no_verdict() -> None:
-    """Twelve lines that mean failures elsewhere, and three steps after them, before each case."""
-    healthy = Healthy(examples(), steps=True)
-    for case in cases_in(CORPUS / "learn"):
-        alone, beside = diagnose(case), diagnose(case, healthy.text())
-        assert judge(case, beside) == judge(case, alone), case["id"]
-
-
-@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"])
-def test_an_end_from_outside_is_what_ended_the_job(state: str) -> None:
-    """Whatever its workers print as they are ended; but for what Slurm itself says of it."""
-    for case in islice(cases_in(CORPUS / "learn"), 0, None, 4):
-        found = diagnose(case | {"state": {"state": state, "ended": "2026-01-01T00:00:00Z"}})
-        of_slurm = found is None or found.name in ("oom-kill", "time-limit", "node-failed")
-        assert of_slurm or (state == "TIMEOUT" and not found.certain), case["id"]
-
-
-def test_a_node_that_the_record_names_is_the_cause() -> None:
-    state = {"reason": "crash after step 30 was saved: trn-2 failed", "state": "FAILED"}
-    for case in islice(cases_in(CORPUS / "learn"), 0, None, 40):
-        found = diagnose(case | {"state": state})
-        assert found and found.certain
-        assert (found.name, found.host) == ("node-failed", "trn-2")
 
 
 def test_lines_of_healthy_runs_are_no_certain_causes() -> None:
