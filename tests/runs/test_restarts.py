@@ -32,7 +32,7 @@ FIRST = lines(1, 10, 20, 30, 40)
         (40, 1041.0, [*FIRST, *lines(2, 50)], ""),
         (5, 1005.0, [*FIRST, *lines(2, 10)], ""),  # the first line comes every ten steps
         (0, 1005.0, [*FIRST, *lines(2, 10)], ""),
-        (40, 1041.0, [*FIRST, *lines(2, 10, loss=2.0)], ""),  # it counts anew, but has learned
+        (40, 1041.0, [*FIRST, *lines(2, 10, loss=2.0)], ""),  # only its counter began again
         (0, 0.0, [*FIRST, *lines(2, 10)], ""),  # there was no checkpoint
         (40, 1041.0, FIRST, ""),  # no step yet
         (40, 1041.0, lines(2, 10), ""),

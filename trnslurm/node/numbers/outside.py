@@ -1,8 +1,8 @@
 """Finds files with numbers outside of the run that certainly are this attempt's.
 
 Directories there may have files of other jobs. W&B's process keeps its file open. TensorBoard's
-writer opens its file anew for each write (GFile in tensorboard/compat/tensorflow_stub/io/gfile.py),
-but names it after its host and process.
+writer opens its file again for each write (GFile in
+tensorboard/compat/tensorflow_stub/io/gfile.py), but names it after its host and process.
 """
 
 from __future__ import annotations
