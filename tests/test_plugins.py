@@ -18,7 +18,7 @@ from trnslurm.config import plugins
 from trnslurm.config.command import read_command
 from trnslurm.config.plugins import PluginError, plugin_named
 from trnslurm.contract.files import write_json
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.diagnosis import diagnose
 from trnslurm.render.site_causes import causes_text
 
 from .processes import run_process
@@ -236,7 +236,7 @@ def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
     (run.causes / "good.json").write_text(json.dumps({"cause": [GOOD]}))
     for name, text in (("cut", '{"cause": [{'), ("other", '{"cause": [{"name": "x"}]}')):
         (run.causes / f"{name}.json").write_text(text)
-    found = find_cause(run.path, "train", 1)
+    found = diagnose(run.path, "train", 1)
     assert found and found.name == "good/a"
     said = capsys.readouterr().err.splitlines()
     assert [line.partition("(")[0] for line in said] == [
@@ -245,7 +245,7 @@ def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
     ]
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)  # their patterns may never end
-    found = find_cause(run.path, "train", 1)
+    found = diagnose(run.path, "train", 1)
     assert found and found.name == ""
 
 

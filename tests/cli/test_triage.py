@@ -9,7 +9,7 @@ from typing import Any
 
 from trnslurm.contract.files import write_json
 from trnslurm.contract.rundir import PACKAGE
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.diagnosis import diagnose
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.package import package_files
@@ -103,6 +103,6 @@ def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
 
 
 def _report(run: RunDir, attempt: int) -> list[str]:
-    finding = find_cause(run.path, "train", attempt)
+    finding = diagnose(run.path, "train", attempt)
     assert finding is not None
     return finding.report()

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.triage.causes import all_causes
-from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.node.triage.diagnosis import diagnose, nothing_found
+from trnslurm.node.triage.finding import Finding
 
 CORPUS = Path(__file__).with_name("triage_corpus")
 PARTS = ("learn", "held", "fresh")
@@ -73,11 +74,11 @@ def judge(case: Mapping[str, Any], found: Finding | None, ended: str = "") -> st
     return "vague" if any(map(matches, accepted)) else "wrong"
 
 
-def diagnose(case: Mapping[str, Any], beside: str = "") -> Finding | None:
+def diagnose_case(case: Mapping[str, Any], beside: str = "") -> Finding | None:
     """Return the diagnosis of a case."""
     with tempfile.TemporaryDirectory() as directory:
         write_run(case, Path(directory), beside)
-        return find_cause(Path(directory), "train", 1)
+        return diagnose(Path(directory), "train", 1)
 
 
 def how_it_ended(case: Mapping[str, Any]) -> str:
@@ -127,7 +128,7 @@ def main() -> int:
     table: dict[str, Counter[str]] = {}
     words: dict[str, Counter[str]] = {"cause:": Counter(), "likely:": Counter()}
     for case in cases_in(CORPUS / options.part):
-        found = diagnose(case, healthy.text())
+        found = diagnose_case(case, healthy.text())
         verdict = judge(case, found, "" if found else how_it_ended(case))
         table.setdefault(case["family"], Counter())[verdict] += 1
         if found and found.name:

@@ -221,7 +221,7 @@ def test_heartbeat(script: Script) -> None:
 
 
 def test_triage_that_fails_changes_nothing(script: Script) -> None:
-    script.with_change("trnslurm.node.triage.finding as f; f.find_cause = None")
+    script.with_change("trnslurm.node.triage.diagnosis as f; f.diagnose = None")
     script.options = []
     script.step(STARTED + "exit 9\n")
     assert script.run() == 9

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import trnslurm
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.diagnosis import diagnose
 
 from ..free_port import free_port
 from .conftest import Workbench
@@ -178,7 +178,7 @@ if os.environ["RANK"] == "1":
     told = r"^trnslurm: 20\S+\.\d{3}Z rank 1 \(local rank 1, \S+\) failed: "
     assert re.search(told, report, re.M), report
     (one.bench.directory / "plan.json").write_text('{"workers_per_node": 3}')
-    found = find_cause(one.bench.directory, "train", 1)
+    found = diagnose(one.bench.directory, "train", 1)
     assert found and (found.rank, found.node, found.name) == (1, 0, name), report
     assert found.lines[-1].endswith(line)
     assert found.when and abs(found.when - one.log(0).stat().st_mtime) < 60

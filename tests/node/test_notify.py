@@ -23,7 +23,7 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.node.events import StallWatch, what_next
 from trnslurm.node.notify import NotifyError, _post, compose, read_webhook
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.diagnosis import diagnose
 
 from ..free_port import free_port
 from ..json_lines import read_lines
@@ -117,7 +117,7 @@ def test_what_to_do_next(tmp_path, monkeypatch, ended, error: str, said: str) ->
     raised = f'Traceback (most recent call last):\n  File "train.py", line 4, in f\n{error}\n'
     log = tmp_path / "logs/train-1-node0.log"
     log.write_text(raised if error else "")
-    found = find_cause(tmp_path, "train", 1)
+    found = diagnose(tmp_path, "train", 1)
     assert what_next(state, lambda: None) == said
     log.unlink()  # what the attempt has found is not looked for again
     assert what_next(state, lambda: found) == said

@@ -23,8 +23,9 @@ from trnslurm.node.triage.causes import (
     named,
     words_of,
 )
+from trnslurm.node.triage.diagnosis import diagnose, nothing_found
 from trnslurm.node.triage.evidence import WARNING
-from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.node.triage.finding import Finding
 from trnslurm.node.triage.mend import SUBMIT, short
 from trnslurm.node.triage.patterns import without_atomic
 from trnslurm.node.triage.words import time_in
@@ -78,7 +79,7 @@ def record(run: RunDir, rank: int, when: float, error: str, attempt: int = 1) ->
 
 
 def found(run: RunDir) -> Finding:
-    finding = find_cause(run.path, "train", 1)
+    finding = diagnose(run.path, "train", 1)
     assert finding is not None
     return finding
 
@@ -403,7 +404,7 @@ def test_an_earlier_line_of_the_log_may_explain_an_unknown_error(run) -> None:
     lost = "NVRM: Xid (PCI:0000:10:1c): 79, pid=1234, GPU has fallen off the bus."
     raised = '  File "gpt.py", line 3, in build\n    index.sizes\nacme.OddError: 17\n'
     log(run, 0, f"{lost}\nTraceback (most recent call last):\n{raised}")
-    found = find_cause(run.path, "train", 1)
+    found = diagnose(run.path, "train", 1)
     assert found and (found.name, found.certain) == ("gpu-lost", False)
     assert lost in found.lines
 
@@ -529,7 +530,7 @@ def test_a_script_is_not_to_be_upgraded_by_pip(run) -> None:
 
 def test_harmless_lines_are_never_named(run) -> None:
     log(run, 0, "2026-Jan-03 21:00:33 1:1 ERROR  NRT:nrt_close  Unexpected runtime state: X\n")
-    assert find_cause(run.path, "train", 1) is None
+    assert diagnose(run.path, "train", 1) is None
 
 
 def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
@@ -889,7 +890,7 @@ def test_stuck_rank_and_preflight(run) -> None:
     assert (finding.node, finding.name, finding.kind) == (1, "preflight", "cause")
     assert finding.lines == (f"preflight: node-2: {problem}",)
     (run.state / "preflight-train-1.json").rename(run.state / "preflight-train-10.json")
-    assert find_cause(run.path, "train", 1) is None
+    assert diagnose(run.path, "train", 1) is None
 
 
 def test_batch_log_is_read_for_its_attempt_only(make_run) -> None:
@@ -901,15 +902,15 @@ def test_batch_log_is_read_for_its_attempt_only(make_run) -> None:
         "error: the third\n2026-01-01T00:00:00Z train attempt 3: FAILED (exit code 1)\n"
     )
     for attempt, word in enumerate(("first", "second", "third"), 1):
-        finding = find_cause(run.path, "train", attempt)
+        finding = diagnose(run.path, "train", attempt)
         assert finding is not None and finding.lines == (f"error: the {word}",)
 
 
 def test_completed_or_silent_attempts_have_no_finding(make_run) -> None:
     run = make_run(states={"train": [{"state": "COMPLETED"}, FAILED]}, phases=("train",))
     log(run, 0, "ValueError: survived\n")
-    assert find_cause(run.path, "train", 1) is None
-    assert find_cause(run.path, "train", 2) is None
+    assert diagnose(run.path, "train", 1) is None
+    assert diagnose(run.path, "train", 2) is None
     assert nothing_found(run.path, "train", 2) == [
         "triage: train attempt 2: no failure was found; there is no log"
     ]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from trnslurm.contract.files import write_json
-from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.node.triage.diagnosis import diagnose, nothing_found
+from trnslurm.node.triage.finding import Finding
 from trnslurm.records.run import RunDir
 
 STARTED = {"state": "RUNNING", "checkpoint": 40, "hosts": "node-1,node-2"}
@@ -54,7 +55,7 @@ def record(run: RunDir, rank: int, said: str, raised: list[str], **more: Any) ->
 
 
 def found(run: RunDir) -> Finding:
-    finding = find_cause(run.path, "train", 2)
+    finding = diagnose(run.path, "train", 2)
     assert finding is not None
     return finding
 
@@ -311,8 +312,8 @@ def test_one_line_for_every_failure(run) -> None:
 def test_nobody_is_blamed_for_ending_when_told_to(run, state) -> None:
     log(run, 0, "Signal 15 (SIGTERM) received\n")
     log(run, 1, "node.sh: line 60:  8156 Killed                  python -m torch.distributed.run\n")
-    assert find_cause(run.path, "train", 2) is not None
+    assert diagnose(run.path, "train", 2) is not None
     run.state_file("train", 2).write_text(json.dumps(state))
-    assert find_cause(run.path, "train", 2) is None
+    assert diagnose(run.path, "train", 2) is None
     said = f"triage: train attempt 2: {state['state']} {state['reason']}: nothing failed"
     assert nothing_found(run.path, "train", 2) == [said]

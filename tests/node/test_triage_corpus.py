@@ -7,13 +7,13 @@ from itertools import islice
 
 import pytest
 
-from .measure_triage import CORPUS, Healthy, cases_in, diagnose, examples, how_it_ended, judge
+from .measure_triage import CORPUS, Healthy, cases_in, diagnose_case, examples, how_it_ended, judge
 
 
 @pytest.mark.parametrize(("part", "right"), [("learn", 0.8), ("held", 0.85), ("fresh", 0.75)])
 def test_few_diagnoses_are_wrong_and_none_with_certainty(part: str, right: float) -> None:
     """Nobody who wrote patterns has read the cases of `fresh`."""
-    found = [(case, diagnose(case)) for case in cases_in(CORPUS / part)]
+    found = [(case, diagnose_case(case)) for case in cases_in(CORPUS / part)]
     said = [(f, judge(c, f, "" if f else how_it_ended(c))) for c, f in found]
     verdicts = Counter(verdict for _, verdict in said)
     assert verdicts["right"] > right * len(said), verdicts
@@ -26,7 +26,7 @@ def test_lines_before_steps_change_no_verdict() -> None:
     """Twelve lines that mean failures elsewhere, and three steps after them, before each case."""
     healthy = Healthy(examples(), steps=True)
     for case in cases_in(CORPUS / "learn"):
-        alone, beside = diagnose(case), diagnose(case, healthy.text())
+        alone, beside = diagnose_case(case), diagnose_case(case, healthy.text())
         assert judge(case, beside) == judge(case, alone), case["id"]
 
 
@@ -34,7 +34,7 @@ def test_lines_before_steps_change_no_verdict() -> None:
 def test_an_end_from_outside_is_what_ended_the_job(state: str) -> None:
     """Whatever its workers print as they are ended; but for what Slurm itself says of it."""
     for case in islice(cases_in(CORPUS / "learn"), 0, None, 4):
-        found = diagnose(case | {"state": {"state": state, "ended": "2026-01-01T00:00:00Z"}})
+        found = diagnose_case(case | {"state": {"state": state, "ended": "2026-01-01T00:00:00Z"}})
         of_slurm = found is None or found.name in ("oom-kill", "time-limit", "node-failed")
         assert of_slurm or (state == "TIMEOUT" and not found.certain), case["id"]
 
@@ -42,6 +42,6 @@ def test_an_end_from_outside_is_what_ended_the_job(state: str) -> None:
 def test_a_node_that_the_record_names_is_the_cause() -> None:
     state = {"reason": "crash after step 30 was saved: trn-2 failed", "state": "FAILED"}
     for case in islice(cases_in(CORPUS / "learn"), 0, None, 40):
-        found = diagnose(case | {"state": state})
+        found = diagnose_case(case | {"state": state})
         assert found and found.certain
         assert (found.name, found.host) == ("node-failed", "trn-2")

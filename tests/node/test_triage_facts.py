@@ -12,8 +12,9 @@ import pytest
 
 from trnslurm.contract.files import write_json
 from trnslurm.node.packages import packages
+from trnslurm.node.triage import diagnosis
 from trnslurm.node.triage.again import runs_same_python
-from trnslurm.node.triage.finding import Finding, find_cause
+from trnslurm.node.triage.finding import Finding
 from trnslurm.node.usage.machine import machine
 from trnslurm.records.run import RunDir
 
@@ -61,7 +62,7 @@ def diagnose(make_run: Callable[..., RunDir]) -> Callable[..., Finding]:
         if used:
             run.usage_file(0).parent.mkdir(exist_ok=True)
             run.usage_file(0).write_text(json.dumps(used) + "\n")
-        found = find_cause(run.path, "train", 1)
+        found = diagnosis.diagnose(run.path, "train", 1)
         assert found
         return found
 

@@ -10,8 +10,9 @@ import pytest
 
 from trnslurm.contract.files import write_json
 from trnslurm.node.triage import evidence
+from trnslurm.node.triage.diagnosis import diagnose
 from trnslurm.node.triage.evidence import clean, read_log
-from trnslurm.node.triage.finding import Finding, find_cause
+from trnslurm.node.triage.finding import Finding
 from trnslurm.node.triage.words import read_words, time_in
 from trnslurm.records.run import RunDir
 
@@ -23,7 +24,7 @@ def run(make_run) -> RunDir:
 
 
 def found(run: RunDir) -> Finding:
-    finding = find_cause(run.path, "train", 1)
+    finding = diagnose(run.path, "train", 1)
     assert finding is not None
     return finding
 

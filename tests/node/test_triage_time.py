@@ -13,7 +13,8 @@ from typing import Any
 import trnslurm.node.triage
 from trnslurm.node.triage.budget import LIMIT_S
 from trnslurm.node.triage.causes import all_causes
-from trnslurm.node.triage.finding import Finding, find_cause
+from trnslurm.node.triage.diagnosis import diagnose
+from trnslurm.node.triage.finding import Finding
 
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
@@ -186,19 +187,19 @@ def test_a_diagnosis_ends_in_its_time_and_says_so(make_run) -> None:
     run.node_log("train", 1, 1).write_text(f"Traceback (most recent call last):\n{error}\n")
     now = 0.0
 
-    def diagnose(step: float) -> Finding:
+    def found_by(step: float) -> Finding:
         def clock() -> float:
             nonlocal now
             now += step
             return now
 
-        found = find_cause(run.path, "train", 1, clock)
+        found = diagnose(run.path, "train", 1, clock)
         assert found is not None
         return found
 
-    whole, cut = diagnose(0.0), diagnose(LIMIT_S / 100)
+    whole, cut = found_by(0.0), found_by(LIMIT_S / 100)
     assert (whole.name, whole.in_part) == (cut.name, not cut.in_part) == ("gpu-memory", False)
     assert len([line for line in cut.report() if "read in part" in line]) == 1
     assert "read in part" in cut.line and "read in part" not in whole.line
-    none = diagnose(LIMIT_S)
+    none = found_by(LIMIT_S)
     assert none.in_part and none.name == ""

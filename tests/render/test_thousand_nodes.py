@@ -24,7 +24,7 @@ from trnslurm.node import ports
 from trnslurm.node.preflight.checks import Needs, open_files
 from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.node.triage import causes
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.diagnosis import diagnose
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job
 
@@ -171,12 +171,12 @@ def crashed(make_run) -> Callable[[int], Any]:
 
 
 def test_triage_takes_as_long_per_node_for_any_number(crashed) -> None:
-    find_cause(crashed(5).path, "train", 1)
+    diagnose(crashed(5).path, "train", 1)
     few, many = crashed(20), crashed(200)
     taken = {}
     for run in (few, many):
         causes.built_in().matching.cache_clear()  # it knows lines of the run before
-        taken[run] = steps_of(lambda run=run: find_cause(run.path, "train", 1))
+        taken[run] = steps_of(lambda run=run: diagnose(run.path, "train", 1))
     assert taken[many] < 11 * taken[few]
 
 
@@ -202,7 +202,7 @@ def test_triage_opens_as_many_files_for_any_number_of_workers(crashed, monkeypat
             os.utime(run.failed_file("train", 1, other), (late + 9, late + 9))
         os.utime(file, (late, late))
         opened.clear()
-        cause = find_cause(run.path, "train", 1)
+        cause = diagnose(run.path, "train", 1)
         assert cause is not None and (cause.rank, cause.lines) == (rank, ("KeyError: 'lr'",))
         found.append(len(opened))
     assert nodes < found[1] <= found[0] < 6 * nodes

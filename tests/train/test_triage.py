@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trnslurm.node.triage.finding import find_cause
+from trnslurm.node.triage.diagnosis import diagnose
 
 WORKER = """\
 import os, signal, torch, torch.distributed as dist
@@ -28,7 +28,7 @@ def test_killed_worker_is_named_though_the_other_has_the_traceback(tmp_path: Pat
             cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             stdout=stream, stderr=subprocess.STDOUT, timeout=600, check=False,
         )  # fmt: skip
-    found = find_cause(tmp_path, "train", 1)
+    found = diagnose(tmp_path, "train", 1)
     assert found is not None, log.read_text()
     assert (found.rank, found.node, found.name) == (1, 0, "killed-by-hand"), log.read_text()
     assert found.cause.startswith("the worker was killed by signal 9 from outside: the kernel has ")

@@ -381,7 +381,7 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
       trnslurm triage last
       trnslurm triage last --attempt 1 --json
     """
-    from trnslurm.node.triage.finding import find_cause, nothing_found  # many patterns
+    from trnslurm.node.triage.diagnosis import diagnose, nothing_found  # many patterns
 
     if not (phase or attempt or console.as_json):
         status = run_status(run)
@@ -391,7 +391,7 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
             sys.exit(1)
     chosen = choose_attempt(run, phase=phase, attempt=attempt)
     where = (run.path, chosen.phase, chosen.attempt)
-    found = find_cause(*where)
+    found = diagnose(*where)
     if console.as_json:
         echo_json(asdict(found) if found else None)
     elif found:

@@ -25,7 +25,8 @@ from trnslurm.node.hosts import brief
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
 from trnslurm.node.state import RUN
-from trnslurm.node.triage.finding import Finding, find_cause
+from trnslurm.node.triage.diagnosis import diagnose
+from trnslurm.node.triage.finding import Finding
 from trnslurm.node.triage.mend import in_words, longer, way_back
 from trnslurm.node.usage.read import notices
 
@@ -163,7 +164,7 @@ def what_next(state: Attempt, found_before: Callable[[], Finding | None]) -> str
     if state.state is not State.FAILED:
         return f"trnslurm resume {record['run']}"
     # Before the attempt had failed, the last words of a log were no finding.
-    found = found_before() or find_cause(RUN.path.absolute(), state.phase, state.attempt)
+    found = found_before() or diagnose(RUN.path.absolute(), state.phase, state.attempt)
     if not found:
         return "" if state.cause == EndCause.ERROR else f"trnslurm resume {record['run']}"
     given_up = "given up after" in state.reason

@@ -33,9 +33,9 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
         # Nothing reported or saved until the time limit: the workers may never have met.
         still = phase.state is State.TIMEOUT and not (has_saved(run) or run.last_metrics())
         if phase.state.failed or crashed or still:
-            from trnslurm.node.triage.finding import find_cause  # its patterns are for this only
+            from trnslurm.node.triage.diagnosis import diagnose  # its patterns are for this only
 
-            found = find_cause(run.path, phase.phase, phase.attempt)
+            found = diagnose(run.path, phase.phase, phase.attempt)
             told = found and found.name and found.name != "time-limit"
             return found if told or not still else None
     return None

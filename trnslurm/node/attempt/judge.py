@@ -31,7 +31,8 @@ from trnslurm.node.packages import packages
 from trnslurm.node.state import RUN, saved_by_now
 from trnslurm.node.triage.again import runs_same_python
 from trnslurm.node.triage.budget import budget
-from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.node.triage.diagnosis import diagnose, nothing_found
+from trnslurm.node.triage.finding import Finding
 
 _STDOUT = 1
 
@@ -147,11 +148,11 @@ class Judgement:
         try:
             phase, attempt = self._state.phase, self._state.attempt
             with budget():  # for both
-                found = find_cause(RUN.path, phase, attempt)
+                found = diagnose(RUN.path, phase, attempt)
                 modules = found.modules if found and not found.in_part else ()
                 if modules and runs_same_python(RUN.path, phase):
                     write_json(RUN.packages_file(phase, attempt), packages(modules))
-                    found = find_cause(RUN.path, phase, attempt)
+                    found = diagnose(RUN.path, phase, attempt)
             return with_holder(found) if found else None
         except Exception:
             processes.say(traceback.format_exc())

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trnslurm.contract.rundir import RunFiles
-from trnslurm.node.triage.finding import find_cause, nothing_found
+from trnslurm.node.triage.diagnosis import diagnose, nothing_found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     phase, attempt = newest[0], options.attempt or newest[1]
-    found = find_cause(options.run, phase, attempt)
+    found = diagnose(options.run, phase, attempt)
     if options.json:
         print(json.dumps(asdict(found) if found else None, indent=2))
     else:

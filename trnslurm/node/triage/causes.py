@@ -341,6 +341,11 @@ def cause_of(lines: Iterable[str], context: Context = _ALONE) -> Cause | None:
     return next((cause for cause, _ in explained(lines, context)), None)
 
 
+def without_harmless(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the lines that no entry calls harmless."""
+    return tuple(x for x in lines if not ((cause := cause_of([x])) and cause.kind == HARMLESS))
+
+
 def explained(lines: Iterable[str], context: Context = _ALONE) -> list[tuple[Cause, str]]:
     """Return the lines that match an entry, the most specific first."""
     found = [

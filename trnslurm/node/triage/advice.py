@@ -1,0 +1,155 @@
+"""What a failure is called, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.node.triage.again import python_of
+from trnslurm.node.triage.around import crashed_at, ends_of, general_cause
+from trnslurm.node.triage.case import SILENT, Case
+from trnslurm.node.triage.causes import Cause
+from trnslurm.node.triage.hub import missing_here
+from trnslurm.node.triage.machine import NO_GPU, Machine
+from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
+from trnslurm.node.triage.project import (
+    left_out_of,
+    missing_of_project,
+    named_by_script,
+    needs_gpu,
+)
+from trnslurm.node.triage.versions import Versions
+
+_NO_FILES = (
+    *("data-empty", "download-unreachable"),
+    *("general-empty", "general-empty-sequence", "general-file", "general-missing"),
+)
+"""Causes that may come of files that are not there."""
+_NOTHING_FOUND = re.compile(
+    r"(?i)\b(no|0|zero)\b.{0,30}\b(files?|shards?|images?|samples?|data|inputs?|records?|match\w*)\b"
+    r"|\bempty\b|\b(n.t|not) (found|find|exist)"
+)
+_TO_WRITE = ("directory-to-write", "save-directory")
+_CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the cause is, what to do about it, and how the run then continues."""
+
+    cause: str
+    fix: str
+    mend: str
+    options: tuple[str, ...] = ()
+    """What a new submission needs in addition to the old one."""
+    general: Cause | None = None
+    """What the exception means by its class and words, where no known cause fits."""
+    of_run: bool | None = None
+    """Whether the run's own files prove it; None: they say nothing of it."""
+    there: str = ""
+    """What was on the node, where that may decide between causes."""
+    modules: tuple[str, ...] = ()
+    """The modules whose packages' versions may explain the failure."""
+
+
+def advise(case: Case, *, again: bool) -> Advice:
+    """Return what to tell; `again`: every further attempt would end the same way."""
+    advice = _of_project(case, _of_lines(case))
+    advice = _of_node(case, advice)
+    if python := python_of(case.run, case.phase):
+        advice = replace(advice, fix=advice.fix.replace("that Python", python))
+    if again and advice.mend in ("", EITHER, PASSES):
+        advice = replace(advice, mend=SUBMIT)
+    if again and not case.known and not advice.options:
+        advice = replace(advice, cause=f"{advice.cause}, which would end every attempt")
+    return advice
+
+
+def _of_lines(case: Case) -> Advice:
+    """Return what the lines alone tell: a known cause, the last words, or the exception."""
+    known, suspect = case.known, case.suspect
+    if known:
+        cause, fix = known.explain(case.said, **case.owner)
+        if known.name in _CRASHES and (at := crashed_at(case.log)):
+            cause, fix = f"{cause}, at {at}", fix.partition("; ")[2]
+        return Advice(cause, fix, known.mend)
+    if case.raised:
+        if general := general_cause(suspect):
+            cause, fix = general.explain(ends_of(suspect), **case.owner)
+            return Advice(cause, fix, general.mend, general=general)
+        if case.raised.place:
+            return Advice(
+                f"the script raised {case.raised.kind} ({case.raised.place})",
+                f"correct it there, and submit again; {suspect.place} has more",
+                "",
+            )
+        cause = f"unknown: {case.raised.kind} ended the worker"
+        return Advice(cause, f"read what comes before it in {suspect.place}", "")
+    if case.last:
+        return Advice(
+            "unknown: the worker ended without a traceback; the log's last words are above",
+            f"look where the script says that, or ends itself (sys.exit); {suspect.place} has more",
+            RESUME,
+        )
+    if SILENT in suspect.lines[-1]:
+        return Advice(
+            "unknown: the worker's own error is not in this log",
+            f"read the last lines of {suspect.place}; torchrun --tee 3 brings workers' output "
+            "there, and @record on main() its traceback",
+            RESUME,
+        )
+    return Advice(
+        f"{suspect.lines[-1].split(':')[0].strip()} is not a known cause",
+        f"read the error; {suspect.place} has more",
+        RESUME,
+    )
+
+
+def _of_project(case: Case, advice: Advice) -> Advice:
+    """Return it with what the run's copy of the project and its plan tell of the cause."""
+    run, known = case.run, case.known
+    if missing := missing_of_project(run, case.said):
+        fix = missing.fix
+        if known and known.name in _TO_WRITE:
+            fix = f"make it in the script (os.makedirs), or {fix}"
+        options = ("--set", f"links=[{missing.link}]") if missing.link else ()
+        advice = replace(advice, cause=missing.cause, fix=fix, mend=SUBMIT)
+        return replace(advice, options=options, of_run=True)
+    if known and (unasked := needs_gpu(run, known.name)):
+        return replace(advice, cause=unasked[0], fix=unasked[1], mend=SUBMIT)
+    if _found_nothing(case, advice) and (gone := left_out_of(run)):
+        if named := named_by_script(run, case.suspect.lines):
+            options = ("--set", f"links=[{named.link}]")
+            advice = replace(advice, cause=named.cause, fix=named.fix, mend=SUBMIT)
+            return replace(advice, options=options, of_run=False)
+        looked = f"see whether the script looks for {', '.join(gone[:3])}, not copied (.gitignore)"
+        return replace(advice, fix=f"{looked}; {advice.fix}")
+    words = (*case.said, *(line for lines in case.evidence.tracebacks for line in lines))
+    if lacking := missing_here(run, known, words):
+        return replace(advice, cause=lacking[0], fix=lacking[1], mend=RESUME)
+    return advice
+
+
+def _of_node(case: Case, advice: Advice) -> Advice:
+    """Return it with what the node had: its devices, and the versions of packages."""
+    files, known, suspect = RunFiles(case.run), case.known, case.suspect
+    versions = Versions(files.packages_file(case.phase, case.attempt), suspect)
+    machine = Machine(case.run, case.phase, case.attempt, suspect.node or 0)
+    text = f"{advice.cause} {advice.fix}"
+    concerned = not advice.of_run and versions.explain(text)
+    modules = versions.modules if concerned else ()
+    decided = versions.decided() if concerned else None
+    decided = decided or (machine.no_gpu() if known and known.name in NO_GPU else None)
+    if decided:
+        cause, fix, mend = decided
+        return replace(advice, cause=cause, fix=fix, mend=mend, of_run=True, modules=modules)
+    told = [machine.told(text), versions.told() if concerned else ""]
+    return replace(advice, there="; ".join(filter(None, told)), modules=modules)
+
+
+def _found_nothing(case: Case, advice: Advice) -> bool:
+    """Check whether a failure may come of files that are not there."""
+    if known := case.known or advice.general:
+        return known.name in _NO_FILES
+    return _NOTHING_FOUND.search(case.suspect.lines[-1]) is not None

@@ -1,0 +1,81 @@
+"""One attempt that failed: the object that the steps of the diagnosis pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trnslurm.node.triage.again import Raised, what_was_raised
+from trnslurm.node.triage.around import ends_of, owner_of
+from trnslurm.node.triage.causes import EFFECT, Cause, without_harmless
+from trnslurm.node.triage.evidence import Evidence, Suspect, read_log
+from trnslurm.node.triage.words import said_last
+
+SILENT = "without a traceback"
+
+
+@dataclass
+class Case:
+    """An attempt's evidence, who failed first in it, and the known cause of that."""
+
+    run: Path
+    phase: str
+    attempt: int
+    evidence: Evidence
+    outside: bool
+    """Whether a person or Slurm ended the attempt."""
+    suspect: Suspect
+    known: Cause | None
+    beside: tuple[str, ...] = ()
+    """Lines of others that show the cause."""
+
+    @property
+    def weak(self) -> bool:
+        """Whether the cause is only a consequence, or one of several that its line may have."""
+        return self.known is not None and (self.known.kind == EFFECT or self.known.weak)
+
+    @cached_property
+    def raised(self) -> Raised | None:
+        """The exception that ended the worker."""
+        return what_was_raised(self.suspect)
+
+    @cached_property
+    def log(self) -> str:
+        """The log with the evidence."""
+        return read_log(self.run / self.suspect.place)
+
+    @cached_property
+    def owner(self) -> dict[str, str]:
+        """Whose code raised the exception, and where."""
+        return owner_of(self.suspect)
+
+    @property
+    def host(self) -> str:
+        """The host on which it failed; empty: not known."""
+        node, hosts = self.suspect.node, self.evidence.hosts
+        return self.suspect.host or (hosts[node] if node is not None and node < len(hosts) else "")
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The lines that may tell the cause, those of others first."""
+        suspect = self.suspect
+        ends = ends_of(suspect)
+        return (*self.beside, suspect.telling, *ends, *suspect.more, *suspect.lines)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the suspect's own lines do not tell why it ended."""
+        return self.weak if self.known else SILENT in self.suspect.lines[-1]
+
+    @cached_property
+    def earlier(self) -> tuple[str, ...]:
+        """Lines before a silent end that look like errors."""
+        shown = (*self.suspect.lines, *self.beside)
+        lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
+        return without_harmless(line for line in lines if line not in shown)
+
+    @cached_property
+    def last(self) -> tuple[str, ...]:
+        """The last words of the log, if nothing else tells why a worker ended."""
+        return () if self.known or self.earlier or not self.silent else said_last(self.log)

@@ -1,0 +1,278 @@
+"""Finds out who failed first in an attempt, and why, from its end backwards.
+
+1. What is recorded of the end? A person or Slurm may have ended the attempt.
+2. Who died first?
+3. Which known cause do the last lines of that process have, or a line that is near its death?
+4. What is to be told of it, and done about it?
+5. How certain is that?
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.states import EndCause, State
+from trnslurm.node.triage.advice import Advice, advise
+from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
+from trnslurm.node.triage.around import compared, last_words, refined
+from trnslurm.node.triage.budget import budget
+from trnslurm.node.triage.case import Case
+from trnslurm.node.triage.causes import CAUSE, EFFECT, Cause, causes_of, matching, without_harmless
+from trnslurm.node.triage.choice import choose, lost_node
+from trnslurm.node.triage.evidence import OWN_WORD, Evidence, batch_log, clean, gather
+from trnslurm.node.triage.finding import Finding, cut
+from trnslurm.node.triage.mend import RESUME
+from trnslurm.node.triage.words import useful_end
+
+_MAX_LINES = 7
+_MAX_QUOTE = 80
+_MAX_SAID = 100
+_LAST_S = 60.0
+"""Before an end from outside, within which failures are its consequences."""
+_MOST_OTHERS = 2
+_TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
+_FROM_OUTSIDE = (State.CANCELLED, State.PREEMPTED, State.STOPPED, State.TIMEOUT)
+_EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
+_CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
+
+
+def diagnose(
+    run: Path, phase: str, attempt: int, clock: Callable[[], float] = time.thread_time
+) -> Finding | None:
+    """Return who failed first in an attempt, and why; None if no failure is found.
+
+    After some seconds of CPU time it returns what it has by then.
+    """
+    matching("")  # reads the known causes, for which the logs' time is not meant
+    with causes_of(run), budget(clock) as time_for_it:
+        found = _diagnose(run, phase, attempt)
+        return replace(found, in_part=time_for_it.ended) if found else None
+
+
+def _diagnose(run: Path, phase: str, attempt: int) -> Finding | None:
+    evidence = gather(run, phase, attempt)
+    if evidence.state is State.COMPLETED:
+        return None
+    outside = _ended_from_outside(run, phase, attempt)
+    if outside:
+        evidence = evidence.before_the_end(_LAST_S)
+    suspect, known, beside = choose(evidence)
+    if suspect is None:
+        failed = evidence.state is State.FAILED and not outside
+        return _of_last_lines(run, phase, attempt, evidence) if failed else None
+    case = Case(run, phase, attempt, evidence, outside, suspect, known, beside)
+    if known and known.name == "task-exited" and not beside:
+        if outside:
+            return None
+        if found := _of_exited_task(case):
+            return found
+    _tie_to_cause(case)
+    if outside and case.weak:
+        return None  # workers that are told to end leave such errors
+    again = comes_again(run, phase, attempt, evidence, case.suspect, lambda: _raised_before(case))
+    return _weigh(case, advise(case, again=again), again=again)
+
+
+def _tie_to_cause(case: Case) -> None:
+    """Choose the cause by what is around it, and the lines of others that show it."""
+    of = (case.run, case.phase, case.attempt)
+    known, beside = refined(*of, case.suspect, case.known, case.beside)
+    known, beside = compared(case.evidence, known, beside)
+    if known and known.name == "node-failed":
+        case.suspect = lost_node(case.evidence, case.suspect)
+    suspect = case.suspect
+    if suspect.telling and suspect.telling not in suspect.lines:
+        beside = (suspect.telling.strip(), *beside)
+    elif known is None or known.kind == EFFECT:
+        beside = (*(line.strip() for line in suspect.more[:3]), *beside)
+    case.known, case.beside = known, beside
+
+
+def _raised_before(case: Case) -> Raised | None:
+    """Return the exception that ended the previous attempt."""
+    suspect = choose(gather(case.run, case.phase, case.attempt - 1))[0]
+    return what_was_raised(suspect) if suspect else None
+
+
+def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
+    """Return the finding, with how certain it is and with what else may be the cause."""
+    known, suspect, general = case.known, case.suspect, advice.general
+    earlier = case.earlier or case.last
+    others = () if known and known.strong else _others(case.evidence, known)
+    warned = read_json(RunFiles(case.run).record_file).get("warned")
+    said_before = "; ".join(map(str, warned)) if isinstance(warned, list) else ""
+    less = len(earlier) + len(case.beside) + len(others) + bool(said_before)
+    lines = useful_end(suspect.lines, _MAX_LINES - less)
+    brief = _brief(case, advice.cause, "" if again else case.host)
+    if case.last:
+        last_said = textwrap.shorten(case.last[-1], _MAX_SAID, placeholder="…")
+        brief += f"; the log's last words: {last_said}"
+    if advice.of_run is not None and advice.cause not in brief:
+        brief = f"{brief}: {advice.cause}"
+    return Finding(
+        phase=case.phase,
+        attempt=case.attempt,
+        rank=suspect.rank,
+        node=suspect.node,
+        host=case.host,
+        when=suspect.when,
+        lines=(*earlier, *lines, *case.beside),
+        name=known.name if known else general.name if general and not general.weak else "",
+        kind=EFFECT if known and known.kind == EFFECT else CAUSE,
+        cause=advice.cause,
+        fix=advice.fix,
+        evidence=suspect.place,
+        brief=brief,
+        again=again,
+        mend=advice.mend,
+        options=advice.options,
+        certain=_is_certain(case, advice),
+        others=others,
+        warned=clean(said_before),
+        there=advice.there,
+        modules=advice.modules,
+    )
+
+
+def _is_certain(case: Case, advice: Advice) -> bool:
+    """Check whether the process that died said its cause last, or a record proves it."""
+    known = case.known
+    if advice.of_run is not None:
+        return advice.of_run
+    if known is None:
+        return not advice.general
+    own = known is case.suspect.known and case.suspect.said_it
+    own = own or any(hit.cause is known and hit.node is None for hit in case.evidence.hits)
+    return known.rank == 0 and own and (known.source != "script" or known.proven)
+
+
+def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
+    """Return up to two other causes that lines of the logs suggest, with those lines."""
+    found: dict[str, str] = {}
+    for hit in sorted(evidence.hits, key=lambda hit: (hit.cause.rank, hit.at)):
+        if hit.cause.kind == CAUSE and hit.cause is not known and hit.cause.name not in found:
+            cause, _ = hit.cause.explain([hit.line])
+            found[hit.cause.name] = f"{cause} ({hit.line[:_MAX_QUOTE]})"
+    return tuple(found.values())[:_MOST_OTHERS]
+
+
+def _brief(case: Case, cause: str, host: str) -> str:
+    """Return the cause in one line: the exception or the known cause, with place and rank."""
+    known, suspect, raised = case.known, case.suspect, case.raised
+    if known and known.kind == EFFECT:
+        return ""
+    more = suspect.more[0].strip() if suspect.more and suspect.lines[-1].endswith(":") else ""
+    lines = [line for line in suspect.lines if raised and line.startswith(raised.kind)]
+    said = f"{[*suspect.lines, *lines][-1].strip()} {more}".strip()
+    if known and not raised and known.source != "trnslurm" and not known.name.startswith("usage"):
+        said = cause
+    place = raised.place if raised and not said.startswith(_TRAIN_ERROR) else ""
+    who = f"rank {suspect.rank} on {host}" if host and suspect.rank is not None else host
+    inside = ", ".join(filter(None, [place, who]))
+    said = said.removeprefix(_TRAIN_ERROR).removeprefix("error: ")
+    certain = known and raised and known.rank == 0 and known.source != "trnslurm"
+    if certain and cause not in said:
+        said, cause = textwrap.shorten(said, _MAX_SAID, placeholder="…"), f": {cause}"
+    else:
+        cause = ""
+    return f"{said} ({inside}){cause}" if inside else f"{said}{cause}"
+
+
+def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> Finding | None:
+    """Return what the logs' last words mean, or the lines that look like errors.
+
+    None if there is no log.
+    """
+    errors = {place: without_harmless(said) for place, said in evidence.error_like.items()}
+    place, lines = next(((p, said) for p, said in errors.items() if said), ("", ()))
+    known, last, end = last_words(run, phase, attempt)
+    if known and not any(known.weak or _CERTAIN.search(line) for line in lines):
+        place, lines = end, last
+        cause, fix = known.explain(lines)
+    elif lines:
+        known = None
+        cause = "unknown: these are the lines that look like errors"
+        fix = f"read what is around them in {place}"
+    else:
+        lines = without_harmless(last)
+        if not lines:
+            return None
+        place = end
+        cause = "unknown: no line looks like an error, and these are the last ones"
+        fix = f"read {place}, and look at sacct -j JOB -o state,exitcode,reason"
+    return _of_lines(lines, known, (cause, fix), place, phase, attempt)
+
+
+def _of_exited_task(case: Case) -> Finding | None:
+    """Return a program's last lines, if only srun tells that it failed; None if there are none."""
+    hosts = case.evidence.hosts
+    host, code = _EXITED.findall(case.suspect.lines[-1])[-1]
+    node = hosts.index(host) if host in hosts else None
+    known, last, place = last_words(case.run, case.phase, case.attempt, node)
+    lines = without_harmless(last)
+    if not lines:
+        return None
+    cause, fix = "unknown: these are the last lines of the program", f"read {place}"
+    if known:
+        cause, fix = known.explain(lines)
+    brief = f"exit code {code} on {host}; the last line: {lines[-1].strip()}"
+    found = _of_lines(lines, known, (cause, fix), place, case.phase, case.attempt)
+    return replace(found, node=node, host=host, brief=brief)
+
+
+def _of_lines(
+    lines: tuple[str, ...],
+    known: Cause | None,
+    told: tuple[str, str],
+    place: str,
+    phase: str,
+    attempt: int,
+) -> Finding:
+    """Return a finding that has only lines of a log; `told` are their cause and fix."""
+    return Finding(
+        phase=phase,
+        attempt=attempt,
+        rank=None,
+        node=None,
+        host="",
+        when=None,
+        lines=lines,
+        name=known.name if known else "",
+        kind=CAUSE,
+        cause=told[0],
+        fix=told[1],
+        evidence=place,
+        brief="",
+        again=False,
+        mend=known.mend if known else RESUME,
+        certain=known is None,
+    )
+
+
+def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
+    """Check whether a person or Slurm ended an attempt."""
+    ended = read_attempt(RunFiles(run), phase, attempt)
+    crashed = ended.cause == EndCause.CRASH or ended.reason.startswith("crash ")
+    return (ended.state is State.REQUEUED and not crashed) or ended.state in _FROM_OUTSIDE
+
+
+def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
+    """Return the lines that say so, and which logs to read."""
+    ended = read_attempt(RunFiles(run), phase, attempt)
+    if ended.state is State.COMPLETED or _ended_from_outside(run, phase, attempt):
+        how = clean(f"{ended.state} {ended.reason}".strip())
+        return [cut(f"{OWN_WORD}{phase} attempt {attempt}: {how}: nothing failed")]
+    files = [*RunFiles(run).node_logs(phase, attempt).values()]
+    batch = batch_log(run, phase, "")
+    names = [str(f.relative_to(run)) for f in [*files, *([batch] if batch else [])]]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    where = f"read {shown}" if names else "there is no log"
+    return [f"{OWN_WORD}{phase} attempt {attempt}: no failure was found; {where}"]
