@@ -17,6 +17,8 @@ from trnslurm.health.found import Found
 from trnslurm.health.judge import Expected, Line
 from trnslurm.slurm.reasons import job_reason, node_reason, node_state
 
+from ..toy_site import write_attempt
+
 JOB = "JobId=1001 JobName=gpt-precompile JobState=PENDING Reason=Resources Dependency=(null) {more}"
 WAITS = "StartTime=2026-01-01T05:00:00 EndTime=Unknown Partition=compute NumNodes=2-2"
 PARTITION = "PartitionName=compute Default=YES Nodes=compute-dy-cr-[1-4] State={state} TotalNodes=4"
@@ -104,6 +106,13 @@ def test_held(waiting, cli) -> None:
     waiting("IDLE", "IDLE", reason="JobHeldUser")
     done = cli("doctor", "last")
     assert done.code == 1 and "job 1001 is held: scontrol release 1001" in done.out
+
+
+def test_held_for_good(waiting, cli) -> None:
+    """Slurm keeps BadConstraints even with all nodes back; a release changes nothing (22.05)."""
+    run = waiting("IDLE", "DOWN", reason="BadConstraints")
+    write_attempt(run, "precompile", 1, state="REQUEUED")
+    assert "job 1001 is held: trnslurm resume " in cli("doctor", "last").out
 
 
 def test_what_cannot_be_asked_is_said(waiting, fake_slurm, cli) -> None:

@@ -25,7 +25,10 @@ def diagnose(run: RunDir) -> Diagnosis:
     if phase is None or not (phase.state.waiting or phase.state is State.REQUEUED):
         return found
     found.phase, found.job_id, found.nodes_needed = phase.phase, phase.job_id, record.nodes
+    scheduler = scheduler_of(record)
     if phase.state is State.HELD:
-        found.problems.append(f"job {phase.job_id} is held: scontrol release {phase.job_id}")
-    scheduler_of(record).diagnose(found, run.script(found.phase))
+        by_slurm = scheduler.holds(phase)
+        release = f"trnslurm resume {run.name}" if by_slurm else f"scontrol release {phase.job_id}"
+        found.problems.append(f"job {phase.job_id} is held: {release}")
+    scheduler.diagnose(found, run.script(found.phase))
     return found
