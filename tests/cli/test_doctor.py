@@ -83,7 +83,8 @@ def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli, stable) -> Non
     assert "compute-dy-cr-4" not in done.out
     assert (
         "the job needs 2 nodes, but only 1 of the 4 nodes in partition compute can run it: "
-        f"trnslurm cancel {run.name} && trnslurm resume {run.name} --nodes 1"
+        f"trnslurm cancel {run.name} && trnslurm resume {run.name} --nodes 1; "
+        f"trnslurm cancel {run.name} && trnslurm resume {run.name} takes those again that the run "
     ) in done.out
     reason = "ReqNodeNotAvail,_UnavailableNodes:compute-dy-cr-[1-2]"
     fake_slurm.queue(f"1001|PENDING|{reason}|N/A|", "1002|PENDING|Dependency|N/A|")

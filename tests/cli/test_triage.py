@@ -50,6 +50,22 @@ def test_command(make_run, cli, fake_slurm, stable) -> None:
     assert done.code == 1 and done.out.startswith(f"{waiting.name}: PENDING ({why}): nothing has")
 
 
+def test_the_attempts_program_was_killed(make_run, cli, fake_slurm) -> None:
+    """srun, which ends with it, blames a task; as long as the job runs, so does the diagnosis."""
+    killed = {"state": "RUNNING", "hosts": "node-1,node-2", "job_id": "1002"}
+    run = make_run(states={"train": [killed]}, phases=("train",), jobs={"train": "1002"})
+    run.batch_log("train", "1002").write_text(
+        "srun: forcing job termination\nsrun: error: node-1: task 0: Killed\n"
+    )
+    for state, cause in (
+        ("RUNNING", "a task was killed"),
+        ("FAILED", "that program was killed on"),
+    ):
+        fake_slurm.queue(f"1002|{state}|JobLaunchFailure|x|node-[1-2]")
+        assert cause in cli("triage", run.name).out
+    assert "that program was killed on" in cli("status", run.name).out
+
+
 def test_a_run_that_recovered_names_what_failed_before(make_run, cli, fake_slurm) -> None:
     crashed = {"state": "RESTARTED", "cause": "crash", "reason": "crash 1 of 3: KeyError: 'lr'"}
     limit = {"state": "REQUEUED", "cause": "time limit", "reason": "time limit"}

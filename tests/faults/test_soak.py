@@ -6,10 +6,11 @@ TRNSLURM_SOAK_FAULTS and TRNSLURM_SOAK_SEED set how many, and which.
 
 from __future__ import annotations
 
-import math
 import os
 import random
+import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from typing import Any
 import pytest
 
 from ..sandbox.jobs import JobSandbox
-from ..waiting import eventually
 from . import invariants
 from .conftest import mend
 from .trainings import Training, submit
@@ -30,7 +30,7 @@ FAULTS = int(os.environ.get("TRNSLURM_SOAK_FAULTS", "100"))
 SEED = int(os.environ.get("TRNSLURM_SOAK_SEED", "1"))
 MEAN_S = 15.0
 STEPS = 3000
-FORGETS_S = 60.0
+TRNSLURM = (sys.executable, "-m", "trnslurm")
 # A fault of a node, or of the controller, and what undoes it after a while.
 UNDONE = {
     "slurmd-kill": "slurmd-start",
@@ -49,9 +49,6 @@ class Storm:
     rng: random.Random
     undo: dict[str, tuple[float, tuple[Any, ...]]] = field(default_factory=dict)
     """What is out of order -> when it is mended, and by which fault."""
-    resumed: list[str] = field(default_factory=list)
-    """The states out of which a person had to resume the run."""
-    controller_died: float = -math.inf
 
     @property
     def sandbox(self) -> JobSandbox:
@@ -67,26 +64,11 @@ class Storm:
             pass
         return what
 
-    def look_after(self, *, all_of_it: bool = False) -> None:
-        """Mend what is due, and do for the run what `status` asks a person to do."""
+    def mend_what_is_due(self, *, all_of_it: bool = False) -> None:
         for what, (when, words) in list(self.undo.items()):
             if all_of_it or time.monotonic() >= when:
                 self.sandbox.fault(*words)
                 del self.undo[what]
-        if "controller" in self.undo:
-            return
-        if (state := self.run.state) in ("FAILED", "HELD", "NODE_FAIL"):
-            print(f"resumed: {self.run.shown()}", flush=True)
-            log = self.sandbox.base / self.sandbox.name / "log/slurmctld.log"
-            lines = log.read_text(errors="replace").splitlines()
-            told = [line for line in lines if self.run.jobs["train"] in line or "node" in line]
-            print(*told[-60:], sep="\n", flush=True)
-            self.run.user.trnslurm("resume", str(self.run.path))
-            self.run.jobs = self.run.recorded_jobs()
-            # slurmctld saves its jobs every few seconds. Killed in between, it forgets a requeue,
-            # and the job's end becomes a failure; or it holds the job, as its launch failed.
-            lost = time.monotonic() - self.controller_died < FORGETS_S
-            self.resumed.append("slurmctld died" if lost else state)
 
     def _worker(self) -> str:
         what = self.rng.choice(sorted(OF_WORKERS))
@@ -110,14 +92,14 @@ class Storm:
         if "controller" in self.undo:
             return ""
         self.sandbox.fault("ctld", "kill")
-        self.controller_died = time.monotonic()
         self._later("controller", "ctld", "start")
         return "kill slurmctld"
 
     def _requeue(self) -> str:
         if "controller" in self.undo:
             return ""
-        done = self.sandbox.slurm("scontrol", "requeue", self.run.jobs["train"])
+        job = self.run.recorded_jobs()["train"]
+        done = self.sandbox.slurm("scontrol", "requeue", job)
         return "" if done.code else "scontrol requeue"
 
     def _preempt(self) -> str:
@@ -146,38 +128,29 @@ def goodput(run: Training, seconds: float) -> float:
 
 @pytest.mark.row(25, f"{FAULTS} random faults on 2 to 4 nodes, one every {MEAN_S:g} s on average")
 def test_soak(user, control, row) -> None:
-    """No budget of crashes here: so many in a row may hit a start that nothing new is saved."""
+    """`trnslurm watch --resume` stands by, as for any long run that nobody looks at.
+
+    No budget of crashes here: so many in a row may hit a start that nothing new is saved.
+    """
     steps = (f"steps={STEPS}",)
     run = submit(user, *steps, "train.pause_s=0.5", "train.watchdog=10", "train.watchdog_min_s=5",
                  "slurm.max_crashes=100", "slurm.min_nodes=2", nodes=4)  # fmt: skip
     run.reach(15)
     storm = Storm(run, random.Random(SEED))
-    begin = time.monotonic()
-    for number in range(1, FAULTS + 1):
-        strike_at = time.monotonic() + storm.rng.expovariate(1 / MEAN_S)
-        while time.monotonic() < strike_at:
-            storm.look_after()
-            time.sleep(0.2)
-        run.keep_logs()
-        invariants.a_checkpoint_is_there(run)
-        what = storm.strike()
-        at = f"{time.monotonic() - begin:6.0f} s  attempt {run.attempts[-1]:3}"
-        print(f"{at}  step {run.lines[-1]['step']:4}  {number:2}: {what}", flush=True)
-    good = goodput(run, time.time() - run.lines[0]["time"])
-    storm.look_after(all_of_it=True)
-    mend(run.sandbox)
-    run.order("pace", 0)
-
-    def is_completed() -> bool:
-        """the training is COMPLETED"""
-        storm.look_after()
-        return run.state == "COMPLETED"
-
-    eventually(is_completed)
+    watching = [*TRNSLURM, "watch", str(run.path), "--resume", "--every", "2s", "--max", "100"]
+    with user.sandbox.running(watching, {"HOME": str(user.home)}) as watch:
+        rage(storm)
+        assert watch.poll() is None, watch.communicate()
+        good = goodput(run, time.time() - run.lines[0]["time"])
+        storm.mend_what_is_due(all_of_it=True)
+        mend(run.sandbox)
+        run.order("pace", 0)
+        out, _ = watch.communicate(timeout=1800)
+    print(out, flush=True)
+    run.jobs = run.recorded_jobs()
+    resumed = len(re.findall(r"Z (?:Resumed|Released job) ", out))
     hosts = [len(run.hosts(attempt)) for attempt in run.attempts if run.steps(attempt)]
-    print(f"attempts on {hosts} nodes, resumed by hand {storm.resumed}, goodput {good:.0%}")
-    # Slurm before 24.05.6 holds a job if a node goes down while Slurm itself requeues the job.
-    assert {*storm.resumed} <= {"HELD", "slurmctld died"}
+    print(f"attempts on {hosts} nodes, resumed {resumed}, goodput {good:.0%}")
     # 2 and 4 nodes round differently.
     invariants.every_sample_once(run, STEPS)
     invariants.same_numbers(run, control(*steps), rel=1e-4)
@@ -185,5 +158,20 @@ def test_soak(user, control, row) -> None:
     invariants.logs_kept(run)
     row.holds("I1 I2 I3 I4 I6")
     inside = sum(run.said(attempt)["state"] == "RESTARTED" for attempt in run.attempts)
-    by_hand = f"{inside} in the same job, {len(storm.resumed)} by hand"
-    row.notes = f"{len(run.attempts)} attempts, {by_hand}; goodput {good:.0%}"
+    by_watch = f"{inside} in the same job, {resumed} by `watch --resume`"
+    row.notes = f"{len(run.attempts)} attempts, {by_watch}; goodput {good:.0%}"
+
+
+def rage(storm: Storm) -> None:
+    """Cause all the faults."""
+    run, begin = storm.run, time.monotonic()
+    for number in range(1, FAULTS + 1):
+        strike_at = time.monotonic() + storm.rng.expovariate(1 / MEAN_S)
+        while time.monotonic() < strike_at:
+            storm.mend_what_is_due()
+            time.sleep(0.2)
+        run.keep_logs()
+        invariants.a_checkpoint_is_there(run)
+        what = storm.strike()
+        at = f"{time.monotonic() - begin:6.0f} s  attempt {run.attempts[-1]:3}"
+        print(f"{at}  step {run.lines[-1]['step']:4}  {number:2}: {what}", flush=True)

@@ -110,13 +110,16 @@ def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nodes_that_a_job_can_do_without(monkeypatch) -> None:
-    said = {"job": "JobId=7 Partition=gpu WorkDir=/runs/7", "partition": "A=1 TotalNodes=4 B=2"}
-    monkeypatch.setattr(controller, "_scontrol", lambda *words, **_: (0, f"{said[words[1]]} "))
+    """A node that is drained cannot take the place of one that is left out."""
+    job = "JobId=7 Partition=gpu WorkDir=/runs/7 "
+    nodes = "n1 idle\nn2 drained*\nn3 allocated\nn4 down*\nn5 idle~\nn6 powering_down\n"
+    said = {"scontrol": (0, job), "sinfo": (0, nodes)}
+    monkeypatch.setattr(controller, "_run", lambda program, *_, **__: said[program])
     monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/7")
     asks = controller.Controller("7", 0, ())
-    assert [asks.can_do_without(needed) for needed in (2, 4, 5)] == [2, 0, 0]
-    said["partition"] = "slurm_load_partitions error"
-    assert asks.can_do_without(2) > 1000
+    assert [asks.can_do_without(needed, {"n1", "n4"}) for needed in (2, 4, 6)] == [3, 1, 0]
+    said["sinfo"] = (1, "slurm_load_partitions error: Unable to contact slurm controller")
+    assert asks.can_do_without(2, {"n1"}) > 1000
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,8 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
             sys.exit(1)
     chosen = choose_attempt(run, phase=phase, attempt=attempt)
     where = (run.path, chosen.phase, chosen.attempt)
-    found = diagnose(*where)
+    over = chosen.state.under_way and run_status(run).state.failed
+    found = diagnose(*where, over=over)
     if console.as_json:
         echo_json(asdict(found) if found else None)
     elif found:

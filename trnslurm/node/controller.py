@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ _LEAVE_WITHIN_S = 600.0
 """Twice Slurm's default SlurmdTimeout."""
 _LEAVES_S = 5.0
 _AT_ONCE_S = 60.0
+_UNUSABLE = re.compile(r"down|drain(ed|ing)|fail(ing)?|inval|maint|unknown")  # by %T of sinfo(1)
 # Why jobs are pending that would not take free nodes now; no job is an empty line.
 _WAIT_FOR_OTHERS = frozenset(("", "Dependency", "JobHeldUser", "JobHeldAdmin", "BeginTime"))
 _SLURMD_PORT = 6818  # scontrol shows the port only if it is another
@@ -129,12 +130,17 @@ class Controller:
         found = re.search(r" ExcNodeList=([^ (]+) ", self._job())
         return self.host_names(found[1]) if found else []
 
-    def can_do_without(self, needed: int) -> int:
-        """Return how many of its partition's nodes a job that needs so many can do without."""
+    def can_do_without(self, needed: int, nodes: Collection[str]) -> int:
+        """Return how many of these nodes a job that needs so many can do without.
+
+        Those of its partition that are down or drained may stay so for days.
+        """
         partition = re.search(r" Partition=(\S+) ", self._job())
-        _, said = _scontrol("show", "partition", "-o", partition[1]) if partition else (1, "")
-        total = re.search(r" TotalNodes=(\d+) ", said)
-        return max(0, int(total[1]) - needed) if total else sys.maxsize
+        states = ("-h", "-N", "-p", partition[1], "-o", "%N %T") if partition else ()
+        _, said = _run("sinfo", *states) if partition else (1, "")
+        found = re.findall(r"^(\S+) ([a-z_]+)\S*$", said, re.MULTILINE)
+        usable = {node for node, state in found if node in nodes or not _UNUSABLE.fullmatch(state)}
+        return max(0, len(usable) - needed) if found else sys.maxsize
 
     def has_free(self, nodes: int, script: Path) -> bool:
         """Check whether so many more nodes are free for a job like this one, and nobody waits.
@@ -299,7 +305,7 @@ class NoController(Controller):
     def silent(self, nodes: Sequence[str]) -> list[str]:
         return []
 
-    def can_do_without(self, needed: int) -> int:
+    def can_do_without(self, needed: int, nodes: Collection[str]) -> int:
         return sys.maxsize
 
     def drained(self, nodes: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
         if phase.state.failed or crashed or still:
             from trnslurm.node.triage.diagnosis import diagnose  # its patterns are for this only
 
-            found = diagnose(run.path, phase.phase, phase.attempt)
+            found = diagnose(run.path, phase.phase, phase.attempt, over=phase.state.failed)
             told = found and found.name and found.name != "time-limit"
             return found if told or not still else None
     return None

@@ -60,10 +60,15 @@ def spares_of(run: RunDir, attempts: Sequence[Attempt]) -> Spares | None:
     )
 
 
+def least_nodes(run: RunDir, nodes: int) -> int:
+    """Return on how few nodes the job may start; `nodes` if it has no range."""
+    fewer = [f.parent.name.rpartition("-")[2] for f in run.path.glob(OF_COUNT.format("*/train.*"))]
+    return min((int(count) for count in fewer if count.isdecimal()), default=nodes)
+
+
 def sizes_of(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> str:
     """Return on how many nodes each attempt was, in words, if the job has a range of nodes."""
-    fewer = [f.parent.name.rpartition("-")[2] for f in run.path.glob(OF_COUNT.format("*/train.*"))]
-    least = min((int(count) for count in fewer if count.isdecimal()), default=nodes)
+    least = least_nodes(run, nodes)
     if least >= nodes:
         return ""
     began = [(a.attempt, len(a.hosts.split(","))) for a in attempts if a.hosts]

@@ -6,6 +6,7 @@ import time
 
 from trnslurm.contract.states import State
 from trnslurm.records.run import RunDir
+from trnslurm.runs.nodes import least_nodes
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.waiting import Diagnosis
@@ -24,7 +25,8 @@ def diagnose(run: RunDir) -> Diagnosis:
     phase = next((phase for phase in status.phases if phase.state is not State.COMPLETED), None)
     if phase is None or not (phase.state.waiting or phase.state is State.REQUEUED):
         return found
-    found.phase, found.job_id, found.nodes_needed = phase.phase, phase.job_id, record.nodes
+    found.phase, found.job_id = phase.phase, phase.job_id
+    found.nodes_needed = least_nodes(run, record.nodes)
     scheduler = scheduler_of(record)
     if phase.state is State.HELD:
         by_slurm = scheduler.holds(phase)

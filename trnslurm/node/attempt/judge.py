@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from functools import cached_property
 
 from trnslurm.contract.attempt import Attempt
@@ -130,17 +131,17 @@ class Judgement:
             hosts,
             hours=options.exclude_hours,
             now=time.time(),
-            most=self._can_do_without() if bad else sys.maxsize,
+            most=self._can_do_without(bad) if bad else sys.maxsize,
         )
         return e.Judged(ending, code, tuple(hosts_then), change, tuple(lost))
 
-    def _can_do_without(self) -> int:
-        """Return how many nodes of its partition the job can do without."""
+    def _can_do_without(self, bad: Iterable[str]) -> int:
+        """Return how many of the bad nodes and of those left out before it can do without."""
         options, counts = self._options, self._job.scripts
         # With graphs, the job asks for all nodes of its range.
         starts_on_fewer = options.fewer and not options.graphs
         needed = min(counts) if starts_on_fewer else max(counts) + options.spares
-        return self._controller.can_do_without(needed)
+        return self._controller.can_do_without(needed, {*bad, *left_out.read_excluded()})
 
     @cached_property
     def found(self) -> Finding | None:

@@ -45,20 +45,26 @@ _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error
 
 
 def diagnose(
-    run: Path, phase: str, attempt: int, clock: Callable[[], float] = time.thread_time
+    run: Path,
+    phase: str,
+    attempt: int,
+    clock: Callable[[], float] = time.thread_time,
+    *,
+    over: bool = False,
 ) -> Finding | None:
     """Return who failed first in an attempt, and why; None if no failure is found.
 
-    After some seconds of CPU time it returns what it has by then.
+    After some seconds of CPU time it returns what it has by then. `over`: the job has ended, also
+    if the attempt has not recorded an end.
     """
     matching("")  # reads the known causes, for which the logs' time is not meant
     with causes_of(run), budget(clock) as time_for_it:
-        found = _diagnose(run, phase, attempt)
+        found = _diagnose(run, phase, attempt, over=over)
         return replace(found, in_part=time_for_it.ended) if found else None
 
 
-def _diagnose(run: Path, phase: str, attempt: int) -> Finding | None:
-    evidence = gather(run, phase, attempt)
+def _diagnose(run: Path, phase: str, attempt: int, *, over: bool) -> Finding | None:
+    evidence = gather(run, phase, attempt, over=over)
     if evidence.state is State.COMPLETED:
         return None
     outside = _ended_from_outside(run, phase, attempt)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trnslurm.contract.attempt import read_attempt
+from trnslurm.contract.attempt import Attempt, read_attempt
 from trnslurm.contract.files import open_file, read_json
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
@@ -45,6 +45,7 @@ _LINES_BEFORE = 40
 _ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", "preempted")
 """What Slurm says when it ends a job."""
 _LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
+_SRUN_IS_TOLD = "srun: forcing job termination"  # by a signal: of a person, or of our program
 _LAST_LINES = 3
 _LINES_NEAR = 20
 """How many lines before the first sign of a death may tell why."""
@@ -166,8 +167,8 @@ class Evidence:
         )
 
 
-def gather(run: Path, phase: str, attempt: int) -> Evidence:
-    """Read the records and all logs of an attempt."""
+def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Evidence:
+    """Read the records and all logs of an attempt; `over`: its job has ended."""
     files = RunFiles(run)
     about = read_attempt(files, phase, attempt)
     hosts = [host for host in about.hosts.split(",") if host]
@@ -231,6 +232,10 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     share(2)
     if batch := batch_log(run, phase, about.job_id):
         part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
+        before, told_to_end, _ = part.partition(_SRUN_IS_TOLD)
+        if over and not about.ended and told_to_end:
+            part = before
+            found.suspects.append(_killed_program(files, about, hosts))
         found.hits += _hits(part, place, None)
         if not found.suspects:  # it failed before any node wrote a log
             words = read_words(part)
@@ -239,6 +244,17 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
                 found.suspects.append(_suspect_of(said, place))
     share(1)
     return found
+
+
+def _killed_program(files: RunFiles, about: Attempt, hosts: list[str]) -> Suspect:
+    """Return the attempt's own program, which was killed: its srun ends with it."""
+    return Suspect(
+        lines=("the program that runs the attempt ended without a record of why",),
+        place=str(files.state_file(about.phase, about.attempt).relative_to(files.path)),
+        node=0 if hosts else None,
+        host=hosts[0] if hosts else "",
+        known=named("program-killed"),
+    )
 
 
 def batch_log(run: Path, phase: str, job_id: str) -> Path | None:

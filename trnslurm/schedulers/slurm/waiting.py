@@ -57,9 +57,12 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
     usable = [n for n, s in states.items() if s not in UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
         found.lacks_nodes = True
-        fewer = f"trnslurm resume {found.run} --nodes {len(usable)}"
+        healthy = [n for n, s in states.items() if s not in UNUSABLE]
+        again = f"trnslurm cancel {found.run} && trnslurm resume {found.run}"
+        way = f": {again} --nodes {len(usable)}" if usable else _NO_NODE
+        if len(healthy) >= found.nodes_needed:
+            way += f"; {again} takes those again that the run leaves out"
         found.problems.append(
             f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
-            f"{len(nodes)} nodes in partition {found.partition} can run it"
-            + (f": trnslurm cancel {found.run} && {fewer}" if usable else _NO_NODE)
+            f"{len(nodes)} nodes in partition {found.partition} can run it{way}"
         )
