@@ -63,7 +63,8 @@ _ESCAPES = re.compile(
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # The time of a pattern with a wildcard grows with the square of a line's length. Tests compare the
 # patterns with lines of this length.
-_LONG = re.compile(r"([^\n]{1000})[^\n]+")
+_LONGEST = 1000
+_LONG = re.compile(rf"([^\n]{{{_LONGEST}}})[^\n]+")
 _PASSED_ON = re.compile(r": Caught \w+ in (DataLoader worker|pin memory|replica)")
 _HANDLER_FAILED = re.compile(r"(Type|Attribute|Name|Import|ModuleNotFound|UnboundLocal)Error: ")
 _WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
@@ -213,19 +214,19 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         text, place = read_log(file), str(file.relative_to(run))
         share(2 * parts)
         lines = text.split("\n")
-        end = last_steps(lines)
-        found.went_on |= end > 0
-        found.lengths[place] = len(lines)
+        if end := last_steps(lines):  # the training went on after what was before
+            found.went_on = True
+            text = "\n".join(lines[end:])
+        found.lengths[place] = len(lines) - end
         first_rank = node * per_node if isinstance(per_node, int) else None
-        words = read_words(text, first_rank).since(end)
+        words = read_words(text, first_rank)
         share(2 * parts)
-        near = words.first_at(text) - _LINES_NEAR
-        hits = list(_hits(text, place, node, max(end, near)))
+        hits = list(_hits(text, place, node, words.first_at(text) - _LINES_NEAR))
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
         found.tracebacks += [tuple(traceback.lines) for traceback in words.tracebacks]
-        found.error_like[place] = error_like("\n".join(lines[end:]))
+        found.error_like[place] = error_like(text)
         for suspect in _workers(words, place, node, host, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
@@ -480,7 +481,8 @@ def clean(text: str) -> str:
     """Return text without control characters and escapes; keep its lines, and cut long ones."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
-    return _LONG.sub(r"\1…", text)
+    long = any(len(line) > _LONGEST for line in text.split("\n"))
+    return _LONG.sub(r"\1…", text) if long else text
 
 
 def read_log(file: Path) -> str:

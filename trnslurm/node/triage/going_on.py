@@ -26,12 +26,14 @@ def last_steps(lines: Sequence[str]) -> int:
 
     Lines that tell of the same step again are one.
     """
-    found: list[int] = []
-    last = ""
-    for at, line in enumerate(lines):
-        if any(word in line for word in _WORDS):
-            match = _STEP.search(line)
-            if match and match[0] != last:
-                found.append(at)
+    begin, steps, last = 0, 0, ""
+    for at in range(len(lines) - 1, -1, -1):
+        line = lines[at]
+        if any(word in line for word in _WORDS) and (match := _STEP.search(line)):
+            if match[0] != last:
                 last = match[0]
-    return found[-_MOST - 1] + 1 if len(found) > _MOST else 0
+                steps += 1
+            if steps > _MOST + 1:
+                break
+            begin = at + 1
+    return begin if steps > _MOST else 0

@@ -148,14 +148,6 @@ class Words(Frozen, kw_only=False):
     errors: tuple[tuple[int, str], ...]
     """Lines in which a program says that it failed, and where they are."""
 
-    def since(self, line: int) -> Words:
-        """Return them without those before a line: the training went on after them."""
-        return Words(
-            self.exits,
-            tuple(t for t in self.tracebacks if t.at >= line),
-            tuple((at, said) for at, said in self.errors if at >= line),
-        )
-
     def first_at(self, text: str) -> int:
         """Return the line of the first sign that a process died; the log's end if there is none."""
         report = _before_report(text).count("\n")
