@@ -129,11 +129,13 @@ def of_machines(cause: Cause) -> bool:
 
 
 def _only_warns(hit: Hit) -> bool:
-    """Check whether a package's warning prints the line: the program continued.
+    """Check whether a line only warns: the program continued.
 
     Warnings of the network often tell why a later operation failed.
     """
-    return hit.cause.source == "script" and hit.warns
+    return not of_machines(hit.cause) and (
+        hit.goes_on or (hit.cause.source == "script" and hit.warns)
+    )
 
 
 def _may_explain(hit: Hit, suspect: Suspect) -> bool:

@@ -52,8 +52,9 @@ _LINES_NEAR = 20
 _MOST_LINES = 4096  # of one log that are compared with all patterns
 WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
-    r"|\b(?i:retrying|skipp(ed|ing)|falling back|ignor(ed|ing))\b"
+    r"|\b(?i:retrying)\b"
 )
+_GOES_ON = re.compile(r"(?i)\b(skipp(ed|ing)|falling back|ignor(ed|ing)|will ignore)\b")
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 # Whole sequences first, so that no part of a color or a window title is left over.
 _ESCAPES = re.compile(
@@ -113,7 +114,12 @@ class Hit(Frozen):
     @property
     def warns(self) -> bool:
         """Whether it is a warning, after which the program continued."""
-        return WARNING.search(self.line) is not None
+        return WARNING.search(self.line) is not None or self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it says that the program continues."""
+        return _GOES_ON.search(self.line) is not None
 
 
 @dataclass
