@@ -16,10 +16,10 @@ import pytest
 import trnslurm
 from trnslurm.config import plugins
 from trnslurm.config.command import read_command
-from trnslurm.config.plugins import PluginError, plugin_named
 from trnslurm.contract.files import write_json
+from trnslurm.errors import TrnslurmError
 from trnslurm.node.triage.diagnosis import diagnose
-from trnslurm.render.site_causes import causes_text
+from trnslurm.render.site_causes import site_causes
 
 from .processes import run_process
 
@@ -162,7 +162,7 @@ def refused(words): return ["srun", "x"]
         ("render toy -c pc --notify plugin:none", "notify.plugin none: no such notifier; known: "),
         ("render toy -c pc --notify plugin:far", "notifier far of broken 1.0: a run copies lost"),
         ("render toy -c pc --notify plugin:a://b", "notify.plugin: a URL would be in the"),
-        ("render toy -c pc --set causes=[bad]", "causes bad of broken 1.0: TOMLDecodeError"),
+        ("render toy -c pc --set causes=[bad]", "causes bad of broken 1.0: no TOML: "),
         ("render toy -c pc --set causes=[../bad]", "causes ../bad: no such causes (did you mean"),
     ],
 )  # fmt: skip
@@ -194,7 +194,7 @@ GOOD = {"name": "a", "pattern": "acme: lost", "example": "acme: lost", "cause": 
     ("changed", "said"),
     [
         ({"fix": ""}, "it lacks fix"),
-        ({"log": "x"}, "a plug-in's cause has no key log"),
+        ({"log": "x"}, "a site's cause has no key log"),
         ({"cause": "two\nlines"}, "its values must be texts of one line"),
         ({"near": "x"}, "its values must be texts of one line"),
         ({"kind": "general"}, "kind is one of cause, effect, harmless"),
@@ -216,15 +216,38 @@ def test_what_is_wrong_with_a_cause_is_said_before_a_run_has_it(
     entry = "\n".join(f"{key} = {json.dumps(value)}" for key, value in (GOOD | changed).items())
     text = f"[[cause]]\n{entry}\n"
     install(packages, "broken", {"trnslurm.causes": {"b": "broken:C"}}, broken=f"C = {text!r}\n")
-    plugin = plugin_named("causes", "b", "causes")
-    if not said:
-        assert json.loads(causes_text(plugin)) == {"cause": [GOOD | changed]}
-        return
-    with pytest.raises(PluginError) as refused:
-        causes_text(plugin)
-    assert re.sub("cause (b/)?a: ", "", str(refused.value)).startswith(
-        f"causes b of broken 1.0: {said}"
-    )
+    file = packages / "b.toml"
+    file.write_text(text)
+    for name, where in (("b", "causes b of broken 1.0"), (str(file), str(file))):
+        if not said:
+            assert json.loads(site_causes(name)[1]) == {"cause": [GOOD | changed]}
+            continue
+        with pytest.raises(TrnslurmError) as refused:
+            site_causes(name)
+        assert re.sub("cause (b/)?a: ", "", str(refused.value)).startswith(f"{where}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("b.toml", "", "causes b.toml: a file needs its whole path, from / or ~ on"),
+        ("{}/no.toml", "", "{}/no.toml: no such file"),
+        (
+            "{}/b c.toml",
+            "",
+            "causes {}/b c.toml: a file's name may have letters,",
+        ),
+        ("{}/b.toml", "[cause", "{}/b.toml: no TOML: "),
+        ("{}/b.toml", "cause = 3", "{}/b.toml: expected a table with [[cause]] entries"),
+    ],
+)
+def test_a_file_of_causes_that_cannot_be_read(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    (tmp_path / "b.toml").write_text(text)
+    with pytest.raises(TrnslurmError) as refused:
+        site_causes(name.format(tmp_path))
+    assert str(refused.value).startswith(says.format(tmp_path))
 
 
 def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
@@ -240,8 +263,8 @@ def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
     assert found and found.name == "good/a"
     said = capsys.readouterr().err.splitlines()
     assert [line.partition("(")[0] for line in said] == [
-        "triage: causes of the plug-in cut: not read ",
-        "triage: causes of the plug-in other: not read ",
+        "triage: the site's causes cut: not read ",
+        "triage: the site's causes other: not read ",
     ]
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)  # their patterns may never end

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trnslurm.config.load import resolve
-from trnslurm.config.recipes import _RECIPE_LAYER
+from trnslurm.config.recipes import RECIPE_KEYS
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.config.tree import fields_of
@@ -30,7 +30,7 @@ def keys_in(cls: Any, above: str = "") -> Iterator[str]:
 
 def test_every_key(stable) -> None:
     workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
-    of_profiles = [*_RECIPE_LAYER.keys() - fields_of(Recipe).keys()]
+    of_profiles = [*RECIPE_KEYS.keys() - fields_of(Recipe).keys()]
     found = {
         "profile": ["description", "remote", *keys_in(Cluster)],
         "recipe": ["description", "presets", *keys_in(Recipe)],

@@ -175,7 +175,7 @@ class Cluster(Frozen):
     notify: Notify = field(default_factory=Notify)
     """Who gets messages about every run on this cluster."""
     causes: tuple[str, ...] = ()
-    """Plug-ins that know more causes of failures."""
+    """More causes of failures: TOML files by their whole paths, or plug-ins by their names."""
     mirror: NotEmpty[str | None] = None
     """Where in S3 each checkpoint is copied to: s3://BUCKET/PREFIX; None: nowhere."""
     mirror_mib_per_s: MoreThanZero[float] = 200.0

@@ -23,11 +23,14 @@ def plugin_files(cluster: Cluster) -> dict[str, bytes]:
     files = notifier_files(cluster.notify)
     if not cluster.causes:
         return files
-    from trnslurm.render.site_causes import causes_text
+    from trnslurm.render.site_causes import site_causes
 
-    for name in cluster.causes:
-        text = causes_text(plugin_named("causes", name, "causes"))
-        files[f"{PLUGINS}/causes/{name}.json"] = text.encode()
+    for entry in cluster.causes:
+        name, text = site_causes(entry)
+        file = f"{PLUGINS}/causes/{name}.json"
+        if file in files:
+            raise ConfigError(f"causes: two tables are named {name}: rename one")
+        files[file] = text.encode()
     return files
 
 

@@ -1,4 +1,4 @@
-"""Checks the causes of failures that a plug-in gives, before they go into a run.
+"""Checks the causes of failures that a site adds, before they go into a run.
 
 The nodes match them with any line that a job prints. So a pattern that could keep a node busy, or
 that its own example does not match, is refused here.
@@ -11,10 +11,13 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnslurm.config.plugins import Plugin
+from trnslurm.config.plugins import Plugin, plugin_named
+from trnslurm.config.search import read_text
+from trnslurm.errors import ConfigError, TrnslurmError
 
 if TYPE_CHECKING:
     from trnslurm.node.triage.causes import Cause
@@ -36,29 +39,56 @@ _parser: Any = importlib.import_module("re._parser")
 _GIVES_BACK = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
 
 
-def causes_text(plugin: Plugin) -> str:
-    """Return the table of a plug-in's causes, as JSON: its object is the TOML, or the file with it.
+def site_causes(name: str) -> tuple[str, str]:
+    """Return the name and the table, as JSON, that an entry of `causes` means.
 
     Nodes may have a Python before 3.11, which reads no TOML.
     """
-    from trnslurm.node.triage.causes import read_site_causes  # many patterns
+    if not name.endswith(".toml"):
+        plugin = plugin_named("causes", name, "causes")
+        return plugin.name, _checked(plugin.name, _text_of(plugin), plugin.error)
+    file = Path(name).expanduser()
+    if not file.is_absolute():
+        raise ConfigError(f"causes {name}: a file needs its whole path, from / or ~ on")
+    if not re.fullmatch(r"\w[\w.-]*", file.stem):
+        raise ConfigError(f"causes {name}: a file's name may have letters, digits, and _ . -")
 
+    def error(said: str) -> ConfigError:
+        return ConfigError(f"{name}: {said}")
+
+    try:
+        text = read_text(file).decode()
+    except UnicodeDecodeError:
+        raise error("not UTF-8") from None
+    return file.stem, _checked(file.stem, text, error)
+
+
+def _text_of(plugin: Plugin) -> str:
+    """Return a plug-in's table: its object is the TOML, or the file with it."""
     given = plugin.load()
     with plugin.blamed():
-        text = str(given if isinstance(given, str) else given.read_text(encoding="utf-8"))
+        return str(given if isinstance(given, str) else given.read_text(encoding="utf-8"))
+
+
+def _checked(name: str, text: str, error: Callable[[str], TrnslurmError]) -> str:
+    from trnslurm.node.triage.causes import read_site_causes  # many patterns
+
+    try:
         table = tomllib.loads(text)
-        entries = table.get("cause")
-        if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
-            raise TypeError("expected a table with [[cause]] entries")
+    except tomllib.TOMLDecodeError as wrong:
+        raise error(f"no TOML: {wrong}") from None
+    entries = table.get("cause")
+    if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
+        raise error("expected a table with [[cause]] entries")
     for number, entry in enumerate(entries, 1):
-        if wrong := next(_faults_of_keys(entry), ""):
-            raise plugin.error(f"cause {entry.get('name', number)}: {wrong}")
-    causes = read_site_causes(plugin.name, table)
+        if wrong_key := next(_faults_of_keys(entry), ""):
+            raise error(f"cause {entry.get('name', number)}: {wrong_key}")
+    causes = read_site_causes(name, table)
     names = [cause.name for cause in causes]
     for cause in causes:
-        wrong = "there are two of this name" if names.count(cause.name) > 1 else ""
-        if wrong := wrong or next(_faults_of(cause), ""):
-            raise plugin.error(f"cause {cause.name}: {wrong}")
+        twice = "there are two of this name" if names.count(cause.name) > 1 else ""
+        if fault := twice or next(_faults_of(cause), ""):
+            raise error(f"cause {cause.name}: {fault}")
     return f"{json.dumps(table, indent=1)}\n"
 
 
@@ -66,7 +96,7 @@ def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the keys of an entry, or with its pattern's form."""
     yield from (f"it lacks {key}" for key in _NEEDED if not entry.get(key))
     known = {*_NEEDED, *_VALUES, *_SWITCHES, "near"}
-    yield from (f"a plug-in's cause has no key {key}" for key in entry if key not in known)
+    yield from (f"a site's cause has no key {key}" for key in entry if key not in known)
     near = entry.get("near", [])
     texts = [*(entry[key] for key in _NEEDED), *(near if isinstance(near, list) else [None])]
     if not all(isinstance(text, str) and text.isprintable() for text in texts):

@@ -287,7 +287,7 @@ _of_run: ContextVar[Table | None] = ContextVar("causes", default=None)
 
 @contextmanager
 def causes_of(run: Path) -> Iterator[None]:
-    """Know what the site's plug-ins gave a run, too, while its logs are read."""
+    """Know what the site gave a run, too, while its logs are read."""
     token = _of_run.set(_site_table(*_site_texts(run)))
     try:
         yield
@@ -305,7 +305,7 @@ def _site_texts(run: Path) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=8)
 def _site_table(*texts: tuple[str, str]) -> Table | None:
-    """Return the causes of plug-ins; None: there are none. What is damaged is left out, and told.
+    """Return the site's causes; None: there are none. What is damaged is left out, and told.
 
     The submission has checked them (trnslurm/render/site_causes.py).
     """
@@ -314,12 +314,12 @@ def _site_table(*texts: tuple[str, str]) -> Table | None:
         try:
             found += read_site_causes(name, json.loads(text))
         except (ValueError, KeyError, TypeError, re.error) as error:
-            print(f"triage: causes of the plug-in {name}: not read ({error})", file=sys.stderr)
+            print(f"triage: the site's causes {name}: not read ({error})", file=sys.stderr)
     return Table(found) if found else None
 
 
 def read_site_causes(name: str, table: dict[str, Any]) -> list[Cause]:
-    """Return the causes of a plug-in; its name, before theirs, keeps them apart from others."""
+    """Return the causes of a table; its name, before theirs, keeps them apart from others."""
     causes = read_causes(table, source="script", kind=CAUSE)
     return [replace(cause, name=f"{name}/{cause.name}") for cause in causes]
 
