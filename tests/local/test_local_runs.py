@@ -157,7 +157,7 @@ def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
     assert [sent[k] for k in ("event", "run", "recipe", "cluster", "nodes", "state")] == [
         "failure", machine.runs[0].name, "obedient", "local", 2, "FAILED",
     ]  # fmt: skip
-    assert sent["reason"].startswith("ValueError: rank 1 was told to fail (train.py, line ")
+    assert sent["reason"].startswith("ValueError: rank 1 was told to fail at train.py, line ")
     said = (machine.runs[0] / "logs/train-local.log").read_text()
     assert said.count("notify: failure: ") == 2
     for name in machine.runs[0].rglob("*"):
@@ -165,7 +165,9 @@ def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
     assert done.code == 1
     status = machine.status()
     assert status["state"] == "FAILED"
-    assert str(status["reason"]).startswith("ValueError: rank 1 was told to fail (train.py, line ")
+    assert str(status["reason"]).startswith(
+        "ValueError: rank 1 was told to fail at train.py, line "
+    )
     assert "ValueError: rank 1 was told to fail" in done.out
     shown = machine.run(*machine.command("status", str(machine.runs[-1])))
     assert "ValueError: rank 1 was told to fail" in shown.out

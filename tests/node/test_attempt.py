@@ -241,7 +241,7 @@ def test_what_would_come_again_is_not_tried_again(script: Script) -> None:
     script.bench.script("metrics.jsonl", '{"attempt": 0, "step": 20}\n')  # it tells its steps
     script.step(raises("KeyError: 'lr'", code=143))
     assert script.run() == 143
-    assert script.ended() == ("FAILED", "KeyError: 'lr' (train.py, line 3)")
+    assert script.ended() == ("FAILED", "KeyError: 'lr' at train.py, line 3")
     assert script.state()["cause"] == "error" and script.asked("requeue") == []
     assert ", which would end every attempt\n" in script.said
 

@@ -166,16 +166,16 @@ NO_CRASHES = [
         ({"max_crashes": 1}, f"FAILED|FAILED|crash|{GAVE_UP.format('a crash')}"),
         # The cause is said, and what every attempt would meet is not tried again.
         (
-            {"why": "OSError: x (train.py, line 3, b)"},
+            {"why": "b: OSError: x at train.py, line 3"},
             "REQUEUED|FAILED|crash|crash 1 of 3 without a new checkpoint: "
-            "OSError: x (train.py, line 3, b)",
+            "b: OSError: x at train.py, line 3",
         ),
         (
-            {"why": "KeyError: 'lr' (train.py, line 3)", "again": True},
-            "FAILED|FAILED|error|KeyError: 'lr' (train.py, line 3)",
+            {"why": "KeyError: 'lr' at train.py, line 3", "again": True},
+            "FAILED|FAILED|error|KeyError: 'lr' at train.py, line 3",
         ),
         (
-            {"why": "KeyError: 'lr' (train.py, line 3)", "again": True, "trouble": "b: stuck"},
+            {"why": "KeyError: 'lr' at train.py, line 3", "again": True, "trouble": "b: stuck"},
             "REQUEUED|FAILED|crash|crash 1 of 3 without a new checkpoint: b: stuck",
         ),
         # A script that may begin again over its own checkpoint.

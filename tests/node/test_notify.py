@@ -330,7 +330,7 @@ def test_a_failure_with_its_cause(script: Script) -> None:
     script.bench.script("metrics.jsonl", '{"attempt": 0, "step": 20}\n')
     script.step(raises("KeyError: 'lr'"))
     assert script.run() == 1
-    assert events(script) == [("failure", 1, "FAILED", "KeyError: 'lr' (train.py, line 3)")]
+    assert events(script) == [("failure", 1, "FAILED", "KeyError: 'lr' at train.py, line 3")]
 
 
 def test_a_requeue(script: Script) -> None:

@@ -109,7 +109,7 @@ def test_an_exception_of_the_jobs_own_code(run, error: str, again: bool) -> None
     log(run, 0, traceback(error))
     assert found(run).again is again
     if found(run).kind == "cause":
-        assert found(run).brief.startswith(f"{error} (train.py, line 12")
+        assert found(run).brief.startswith((error, f"node-1: {error}"))
 
 
 def test_one_that_a_library_raises_may_be_the_machines(run) -> None:
@@ -147,7 +147,7 @@ def test_a_file_that_all_nodes_lack(run) -> None:
     assert not found(run).again
     log(run, 1, traceback(MISSING.format("/data/x")))
     assert (found(run).again, found(run).mend) == (True, "submit")
-    assert found(run).brief == f"{MISSING.format('/data/x')} (train.py, line 12)"
+    assert found(run).brief == f"{MISSING.format('/data/x')} at train.py, line 12"
     log(run, 1, "")
     log(run, 0, traceback(MISSING.format("/data/x")), attempt=1)
     assert found(run).again  # twice at the same line
@@ -175,7 +175,7 @@ def test_a_file_that_python_cannot_parse(run) -> None:
     log(run, 0, f"step\n{said}{said}")
     assert (found(run).again, found(run).brief) == (
         True,
-        "SyntaxError: not closed (train.py, line 3)",
+        "SyntaxError: not closed at train.py, line 3",
     )
 
 
@@ -194,7 +194,7 @@ def test_arguments_that_a_script_does_not_take(run, usage: str, code: int, again
     log(run, 0, usage * 2 + died.format(2, 0) + died.format(code, 1))
     finding = found(run)
     assert (finding.name, finding.again, finding.brief) == ("usage", again, error if again else
-            f"{error} (node-1)")  # fmt: skip
+            f"node-1: {error}")  # fmt: skip
 
 
 def test_an_argument_that_a_script_requires_is_named(run) -> None:
@@ -229,7 +229,7 @@ def test_all_workers_say_the_same_or_only_miss_each_other(run) -> None:
     record(run, 0, traceback("KeyError: 'lr'"), ["KeyError"])
     log(run, 0, traceback("KeyError: 'lr'"))
     log(run, 1, f"Traceback (most recent call last):\n{ended}{PEER_GONE.format(1)}")
-    assert (found(run).again, found(run).brief) == (True, "KeyError: 'lr' (train.py, line 12)")
+    assert (found(run).again, found(run).brief) == (True, "KeyError: 'lr' at train.py, line 12")
 
 
 @pytest.mark.parametrize(
@@ -290,11 +290,11 @@ def test_a_script_that_tells_no_steps(run) -> None:
 
 def test_one_line_for_every_failure(run) -> None:
     log(run, 1, traceback("OSError: [Errno 116] Stale file handle"))
-    assert found(run).brief == "OSError: [Errno 116] Stale file handle (train.py, line 12, node-2)"
+    assert found(run).brief == "node-2: OSError: [Errno 116] Stale file handle at train.py, line 12"
     log(run, 1, "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.\n")
-    assert found(run).brief.startswith("a process was killed because the node's memory")
+    assert found(run).brief.startswith("node-2: a process was killed because the node's memory")
     log(run, 1, traceback("OSError: [Errno 28] No space left on device: '/fsx/a'"))
-    assert re.match(r"OSError: .*/a' \(train.py, line 12, node-2\): .* is full", found(run).brief)
+    assert re.match(r"node-2: OSError: .*/a' at train.py, line 12: .* is full", found(run).brief)
     log(run, 1, PEER_GONE.format(1))
     assert (found(run).kind, found(run).brief) == ("effect", "")
     first = "only consequences were found; the first: rank 1 on node 1 (node-2): "

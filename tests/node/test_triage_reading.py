@@ -145,7 +145,7 @@ def test_a_program_that_only_says_why_it_ends(run) -> None:
     run.node_log("train", 1, 0).write_text("loading\n")
     run.node_log("train", 1, 1).write_text("loading\nno data\n")
     finding = found(run)
-    assert finding.line == "exit code 3 on node-2; the last line: no data"
+    assert finding.line == "node-2: exit code 3; the last line: no data"
     assert finding.evidence == "logs/train-1-node1.log"
     assert finding.report()[1:4] == [
         "  loading", "  no data", "cause: unknown: these are the last lines of the program",

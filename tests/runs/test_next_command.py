@@ -140,7 +140,7 @@ def test_no_next_command_for_what_would_come_again(make_run, fake_slurm, cause, 
 
 
 def test_the_cause_of_a_failed_precompile_is_said(make_run, fake_slurm) -> None:
-    ended = {"state": "FAILED", "exit_code": 1, "reason": "KeyError: 'lr' (train.py, line 3)"}
+    ended = {"state": "FAILED", "exit_code": 1, "reason": "KeyError: 'lr' at train.py, line 3"}
     run = make_run(states={"precompile": [ended]})
     problem = "the trial run failed (exit code 1): its error is above"
     write_json(run.graphs_file(1, 0), {"host": "node-1", "problem": problem})

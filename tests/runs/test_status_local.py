@@ -353,14 +353,14 @@ AGAIN = "trnslurm submit gpt --nodes 2"
          "trnslurm resume {}"),
     ],
 )  # fmt: skip
-def test_the_second_line_says_what_to_do(make_run, dead, cli, error, saved, said) -> None:
+def test_the_first_lines_say_what_to_do(make_run, dead, cli, error, saved, said) -> None:
     """A resume is not offered where it would fail again."""
     run = failed(make_run, dead, f"{TRACEBACK}{error}\n")
     if saved:
         (run.checkpoints / "step-00000010").mkdir(parents=True)
-    first, second, *_ = cli("status", run.name).out.splitlines()
+    first, *others = cli("status", run.name).out.splitlines()
     assert first.startswith(f"{run.name}: FAILED (")
-    assert second == f"next: {said.format(run.name)}"
+    assert f"next: {said.format(run.name)}" in others[:6]
 
 
 def test_top_says_it_too(make_run, dead) -> None:
@@ -408,7 +408,7 @@ def test_a_file_that_was_not_copied_is_linked_in_the_next_run(make_run, dead, cl
 
 
 def test_attempts_say_a_reason_once(make_run, dead, cli) -> None:
-    error = "KeyError: 'lr' (train.py, line 4)"
+    error = "KeyError: 'lr' at train.py, line 4"
     crash = "crash {} of 3 without a new checkpoint: {}"
     states = [
         {"state": "REQUEUED", "reason": crash.format(1, "OSError: no")},
@@ -441,19 +441,19 @@ def test_every_command_says_what_the_logs_told_too_late(make_run, cli, dead: str
     )
     run.node_log("train", 1, 1).write_text("fine\n[rank1]: ValueError: the cause\nmore\n")
     out = cli("status", run.name).out
-    why = "FAILED (given up after 3 crashes in a row without a new checkpoint: ValueError: the "
-    why += "cause (rank 1 on node-2))"
+    why = "FAILED (given up after 3 crashes in a row without a new checkpoint: rank 1 on node-2: "
+    why += "ValueError: the cause)"
     assert f"{run.name}: {why}\n" in out
     assert out.count("given up after") == 1, "the tables do not repeat the first line"
-    assert (
-        "train attempt 1: rank 1 on node 1 (node-2) failed first\n  ValueError: the cause\n" in out
-    )
+    assert out.count("the cause") == 1, "nor does what follows the first line"
     assert why in cli("watch", run.name).out
     tail = f"{reason} on a; not restarted: {'x' * 200}"
     write_json(run.state_file("train", 1), failed | {"reason": tail})
     assert cli("runs").out.endswith(f"  {reason} on a\n")
     write_json(run.state_file("train", 1), failed)
-    assert json.loads(cli("status", run.name, "--json").out)["reason"] in why
+    assert json.loads(cli("status", run.name, "--json").out)["reason"].endswith(
+        ": ValueError: the cause"
+    )
     write_json(run.state_file("train", 1), failed | {"state": "RUNNING"})
     lost = cli("status", run.name).out.splitlines()[0]
     assert lost.endswith("without recording its state; ValueError: the cause)")

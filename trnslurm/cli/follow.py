@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trnslurm.cli.output import echo_json, say
-from trnslurm.cli.runs import echo_sweep
+from trnslurm.cli.runs import echo_sweep, say_end
 from trnslurm.console import Console
 from trnslurm.contract.files import load_json
 from trnslurm.contract.rundir import PREPARE
@@ -192,9 +192,7 @@ def _scores(metrics: Mapping[str, Any]) -> str:
 
 def _report(run: RunDir, status: RunStatus) -> None:
     status, found = explained(run, status)
-    click.echo(f"{run.name}: {status.words}")
-    if status.next:
-        click.echo(f"next: {status.next}")
+    say_end(status, found)
     first, last = run.first_metrics(), status.metrics
     rate = last.get("tokens_per_s")
     if "loss" in first and "loss" in last:
@@ -206,7 +204,5 @@ def _report(run: RunDir, status: RunStatus) -> None:
     if scores := _scores(last):
         click.echo(f"held out: {scores}")
     if status.state.failed:
-        if found:
-            click.echo("\n".join(found.report()))
         click.echo(f"logs: trnslurm logs {run.name}")
     click.echo(f"run directory: {run.path}")

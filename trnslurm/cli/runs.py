@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -56,6 +56,9 @@ from trnslurm.runs.tables import (
 from trnslurm.runs.usage import usage_of
 from trnslurm.schedulers.interface import PhaseStatus
 from trnslurm.slurm.reasons import LACKS_NODES
+
+if TYPE_CHECKING:
+    from trnslurm.node.triage.finding import Finding
 
 _SHOWN_ATTEMPTS = 5
 _SHOWN_NODES = 4
@@ -183,9 +186,7 @@ def status_command(
     if console.as_json:
         echo_json(facts_of(run, status, failure))
         return
-    click.echo(f"{status.run}: {status.words}")
-    if status.next:
-        click.echo(f"next: {status.next}")
+    say_end(status, failure)
     _say_lacking_nodes(run, status)
     preset = f" ({status.preset})" if status.preset else ""
     hosts = status.phases[-1].hosts
@@ -224,7 +225,7 @@ def status_command(
     if copies := mirrored(run):
         click.echo(f"mirror: {copies}")
     _say_attempts(status)
-    for line in failure.report() if failure else ():
+    for line in failure.report() if failure and not status.state.failed else ():
         click.echo(line)
     if status.note:
         click.echo(f"note: {status.note}")
@@ -233,6 +234,15 @@ def status_command(
     if isinstance(run.record(), ByHand):
         click.echo(UNKNOWN)
     click.echo(f"run directory: {status.path}")
+
+
+def say_end(status: RunStatus, failure: Finding | None) -> None:
+    """Print the state, why the run failed, and what to do, each once."""
+    click.echo(f"{status.run}: {status.words}")
+    if failure and status.state.failed:
+        click.echo("\n".join(failure.report(status.words, status.next)))
+    elif status.next:
+        click.echo(f"next: {status.next}")
 
 
 def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:

@@ -171,7 +171,7 @@ def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
 
 
 def _brief(case: Case, cause: str, host: str) -> str:
-    """Return the cause in one line: the exception or the known cause, with place and rank."""
+    """Return the cause in one line: who died, of which exception or known cause, and where."""
     known, suspect, raised = case.known, case.suspect, case.raised
     if known and known.kind == EFFECT:
         return ""
@@ -181,15 +181,14 @@ def _brief(case: Case, cause: str, host: str) -> str:
     if known and not raised and known.source != "trnslurm" and not known.name.startswith("usage"):
         said = cause
     place = raised.place if raised and not said.startswith(_TRAIN_ERROR) else ""
-    who = f"rank {suspect.rank} on {host}" if host and suspect.rank is not None else host
-    inside = ", ".join(filter(None, [place, who]))
     said = said.removeprefix(_TRAIN_ERROR).removeprefix("error: ")
-    certain = known and raised and known.rank == 0 and known.source != "trnslurm"
-    if certain and cause not in said:
-        said, cause = textwrap.shorten(said, _MAX_SAID, placeholder="…"), f": {cause}"
+    if known and raised and known.rank == 0 and known.source != "trnslurm" and cause not in said:
+        said = textwrap.shorten(said, _MAX_SAID, placeholder="…")
     else:
         cause = ""
-    return f"{said} ({inside}){cause}" if inside else f"{said}{cause}"
+    rank = f"rank {suspect.rank} on " if host and suspect.rank is not None else ""
+    where = f"{said} at {place}" if place else said
+    return ": ".join(filter(None, [f"{rank}{host}", where, cause]))
 
 
 def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> Finding | None:
@@ -229,7 +228,7 @@ def _of_exited_task(case: Case) -> Finding | None:
     cause, fix = "unknown: these are the last lines of the program", f"read {place}"
     if known:
         cause, fix = known.explain(lines)
-    brief = f"exit code {code} on {host}; the last line: {lines[-1].strip()}"
+    brief = f"{host}: exit code {code}; the last line: {lines[-1].strip()}"
     found = _of_lines(lines, known, (cause, fix), place, case.phase, case.attempt)
     return replace(found, node=node, host=host, brief=brief)
 

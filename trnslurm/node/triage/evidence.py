@@ -54,7 +54,7 @@ WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
     r"|\b(?i:retrying)\b"
 )
-_GOES_ON = re.compile(r"(?i)\b(skipp(ed|ing)|falling back|ignor(ed|ing)|will ignore)\b")
+GOES_ON = re.compile(r"(?i)\b(skipp(ed|ing)|falling back|ignor(ed|ing)|will ignore)\b")
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 # Whole sequences first, so that no part of a color or a window title is left over.
 _ESCAPES = re.compile(
@@ -119,7 +119,7 @@ class Hit(Frozen):
     @property
     def goes_on(self) -> bool:
         """Whether it says that the program continues."""
-        return _GOES_ON.search(self.line) is not None
+        return GOES_ON.search(self.line) is not None
 
 
 @dataclass

@@ -7,6 +7,7 @@ import time
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import EFFECT
 from trnslurm.node.triage.evidence import OWN_WORD
+from trnslurm.node.triage.mend import rest_of, short
 
 _MAX_COLUMNS = 200
 _IN_PART = "the logs were read in part, as they take too long"
@@ -52,25 +53,37 @@ class Finding(Frozen):
     in_part: bool = False
     """Whether the diagnosis ran out of time and left parts of the logs out."""
 
-    def report(self) -> list[str]:
-        """Return at most 12 lines for the user."""
+    def report(self, told: str = "", to_do: str = "") -> list[str]:
+        """Return at most 12 lines for the user, without what was told before.
+
+        `to_do` takes the place of the fix, of which it may have the first parts.
+        """
+        header = [] if self.brief and self.brief in told else [self._header()]
+        cause = f"{'cause' if self.certain else 'likely'}: {self.cause}"
+        fix, others = [cut(f"fix: {self.fix}")], self.others
+        if to_do:
+            fix = [f"next: {to_do}"]
+            others = (rest_of(self.fix) if short(self.fix) in to_do else self.fix, *others)
+        return [
+            *map(cut, header),
+            *(cut(f"  {line}") for line in self.lines if line.strip() not in told),
+            *([] if self.cause in told else [cut(cause)]),
+            *fix,
+            *(cut(f"or: {other}") for other in others if other),
+            *([cut(self.there)] if self.there else []),
+            *([cut(f"submit warned: {self.warned}")] if self.warned else []),
+            *([f"note: {_IN_PART}; the cause may be in the rest"] if self.in_part else []),
+            f"see: {self.evidence}",
+        ]
+
+    def _header(self) -> str:
         time_text = time.strftime("%F %T", time.localtime(self.when)) if self.when else ""
         at = f" at {time_text}" if time_text else ""
         if self.kind == EFFECT:
             what = f"only consequences were found; the first: {self._who()}{at}"
         else:
             what = f"{self._who()} failed first{at}" if self._who() else "from the job's log"
-        return [
-            cut(f"{OWN_WORD}{self.phase} attempt {self.attempt}: {what}"),
-            *(cut(f"  {line}") for line in self.lines),
-            cut(f"{'cause' if self.certain else 'likely'}: {self.cause}"),
-            cut(f"fix: {self.fix}"),
-            *(cut(f"or: {other}") for other in self.others),
-            *([cut(self.there)] if self.there else []),
-            *([cut(f"submit warned: {self.warned}")] if self.warned else []),
-            *([f"note: {_IN_PART}; the cause may be in the rest"] if self.in_part else []),
-            f"see: {self.evidence}",
-        ]
+        return f"{OWN_WORD}{self.phase} attempt {self.attempt}: {what}"
 
     @property
     def line(self) -> str:

@@ -67,6 +67,12 @@ def in_words(fix: str, command: str) -> str:
     return f"{fix}, then {command}" if fix and command else fix or command
 
 
+def rest_of(fix: str) -> str:
+    """Return the parts of a fix that its short form leaves out."""
+    whole, first = _COMMAND.sub("", fix), short(fix)
+    return whole[len(first) :].lstrip("; ") if whole.startswith(first) else whole
+
+
 def short(fix: str) -> str:
     """Return the first parts of a fix, without the command that follows it."""
     first, *rest = _PARTS.split(_COMMAND.sub("", fix))
