@@ -19,6 +19,7 @@ from trnslurm.node.triage.project import (
     named_by_script,
     needs_gpu,
 )
+from trnslurm.node.triage.script import told_by_script
 from trnslurm.node.triage.versions import Versions
 
 _NO_FILES = (
@@ -61,7 +62,7 @@ def advise(case: Case, *, again: bool) -> Advice:
         advice = replace(advice, fix=advice.fix.replace("that Python", python))
     if again and advice.mend in ("", EITHER, PASSES):
         advice = replace(advice, mend=SUBMIT)
-    if again and not case.known and not advice.options:
+    if again and not case.known and advice.of_run is None:
         advice = replace(advice, cause=f"{advice.cause}, which would end every attempt")
     return advice
 
@@ -116,6 +117,9 @@ def _of_project(case: Case, advice: Advice) -> Advice:
         options = ("--set", f"links=[{missing.link}]") if missing.link else ()
         advice = replace(advice, cause=missing.cause, fix=fix, mend=SUBMIT)
         return replace(advice, options=options, of_run=True)
+    if told := told_by_script(run, case.suspect):
+        advice = replace(advice, cause=told.cause, fix=told.fix, mend=SUBMIT)
+        return replace(advice, of_run=told.proven)
     if known and (unasked := needs_gpu(run, known.name)):
         return replace(advice, cause=unasked[0], fix=unasked[1], mend=SUBMIT)
     if _found_nothing(case, advice) and (gone := left_out_of(run)):
