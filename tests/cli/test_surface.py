@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def test_examples_in_the_help_parse(name: str) -> None:
     lines = re.findall(r"^ *trnslurm (.*)$", text.partition("Example:")[2], re.MULTILINE)
     assert lines
     for line in lines:
-        words = re.split(r"\s{2,}|\s>>?\s", line)[0].split()
+        words = shlex.split(re.split(r"\s{2,}|\s>>?\s", line)[0])
         assert " ".join(words).startswith(name), line
         COMMANDS[name].make_context(name, words[len(name.split()) :])
 

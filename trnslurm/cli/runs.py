@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import math
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -378,9 +380,17 @@ def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     help="Phase  [default: the last].",
 )
 @click.option("--attempt", type=int, metavar="N", help="Attempt  [default: the newest].")
+@click.option(
+    "--ask",
+    "command",
+    metavar="COMMAND",
+    help="Give the last words, without secrets, to a command, and print its answer.",
+)
 @path_option
 @json_option
-def triage_command(run: RunDir, phase: str | None, attempt: int | None, console: Terminal) -> None:
+def triage_command(
+    run: RunDir, phase: str | None, attempt: int | None, command: str | None, console: Terminal
+) -> None:
     """Show which rank failed first, why, and what to do.
 
     All nodes' logs and the workers' files in state/ are searched. Of a run that waits, it shows
@@ -390,8 +400,12 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
     Example:
       trnslurm triage last
       trnslurm triage last --attempt 1 --json
+      trnslurm triage last --ask 'llm -m local'
     """
     from trnslurm.node.triage.diagnosis import diagnose, nothing_found  # many patterns
+
+    if command is not None and console.as_json:
+        raise click.UsageError("--ask prints an answer as text: leave out --json")
 
     if not (phase or attempt or console.as_json):
         status = run_status(run)
@@ -410,6 +424,11 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
     else:
         click.echo("\n".join(nothing_found(*where)))
         _say_earlier_failures(run, chosen, phase)
+    if command is not None:
+        from trnslurm.runs.opinion import ask, extract
+
+        answer = ask(command, extract(run, chosen, found, os.environ))
+        click.echo(f"{command} answers:\n{textwrap.indent(answer, '  ')}")
     sys.exit(0 if found else 1)
 
 
