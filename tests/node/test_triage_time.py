@@ -160,7 +160,7 @@ def patterns() -> Iterator[tuple[str, re.Pattern[str], Callable[[str], object]]]
         source = Path(loaded.__file__ or "").read_text()
         for name, value in vars(loaded).items():
             for pattern in value.values() if isinstance(value, dict) else [value]:
-                if isinstance(pattern, re.Pattern):
+                if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
                     at_start = f"{name}.match(" in source
                     read = pattern.match if at_start else pattern.search
                     yield f"{module.name}.{name}", pattern, read

@@ -41,6 +41,7 @@ _STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
 _NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
 _OF_NODE = r"[a-z]+-[a-z]+-[0-9]+-node([0-9]+)\.json"
 _USAGE = r"node([0-9]+)\.jsonl"
+_FLIGHT = r"[a-z]+-[0-9]+-nccl-rank([0-9]{1,6})"
 _FAILED = r"failed-[a-z]+-[0-9]+-rank([0-9]+)\.json"
 
 
@@ -181,6 +182,16 @@ class RunFiles(Frozen, kw_only=False):
         """Return the logs of one attempt by node rank."""
         files = self.logs.glob(f"{phase}-{attempt}-node*.log")
         found = {int(m[1]): file for file in files if (m := re.fullmatch(_NODE_LOG, file.name))}
+        return dict(sorted(found.items()))
+
+    def flight_file(self, phase: str, attempt: int, rank: int | str) -> Path:
+        """Which collectives a worker had entered when one timed out; PyTorch writes it."""
+        return self.logs / f"{phase}-{attempt}-nccl-rank{rank}"
+
+    def flight_files(self, phase: str, attempt: int) -> dict[int, Path]:
+        """Return these files by rank."""
+        files = self.logs.glob(self.flight_file(phase, attempt, "*").name)
+        found = {int(m[1]): file for file in files if (m := re.fullmatch(_FLIGHT, file.name))}
         return dict(sorted(found.items()))
 
     @property

@@ -20,6 +20,15 @@ ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.
 # Gloo would take the interface of this host's own name, often 127.0.0.1: name the right one.
 GLOO_SOCKET_IFNAME=$("$TRNSLURM_PYTHON" -m trnslurm.node.interface "$MASTER_ADDR")
 export GLOO_SOCKET_IFNAME
+# PyTorch's flight recorder: if a collective times out, each worker writes the last 2,000 that it entered
+# (0.4 MB), and triage compares the files to find who was missing. Before PyTorch 2.9 it read the second names.
+TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}"
+TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-}}"
+TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$TRNSLURM_RUN_DIR/logs/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT-nccl-rank}"
+export TORCH_FR_BUFFER_SIZE TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-$TORCH_FR_BUFFER_SIZE}"
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$TORCH_FR_DUMP_TEMP_FILE}"
+export TORCH_FR_DUMP_TEMP_FILE TORCH_NCCL_DEBUG_INFO_TEMP_FILE
+export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
 
 # Is every node fit for the job? All check together, in seconds; each problem names its node.
 [ -n "${TRNSLURM_STANDBY:-}" ] ||           # beside a training, whose attempt has checked

@@ -5,6 +5,7 @@
 3. Which known cause do the last lines of that process have, or a line that is near its death?
 4. What is to be told of it, and done about it?
 5. How certain is that?
+6. If that is only a timeout: who was not in the collective?
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from trnslurm.node.triage.causes import CAUSE, EFFECT, Cause, causes_of, matchin
 from trnslurm.node.triage.choice import choose, lost_node
 from trnslurm.node.triage.evidence import OWN_WORD, Evidence, batch_log, clean, gather
 from trnslurm.node.triage.finding import Finding, cut
+from trnslurm.node.triage.flight import WAITING, compare_dumps
 from trnslurm.node.triage.mend import RESUME
 from trnslurm.node.triage.words import useful_end
 
@@ -84,7 +86,9 @@ def _diagnose(run: Path, phase: str, attempt: int, *, over: bool) -> Finding | N
     if outside and case.weak:
         return None  # workers that are told to end leave such errors
     again = comes_again(run, phase, attempt, evidence, case.suspect, lambda: _raised_before(case))
-    return _weigh(case, advise(case, again=again), again=again)
+    found = _weigh(case, advise(case, again=again), again=again)
+    waited = case.known is not None and case.known.name in WAITING
+    return _by_dumps(case, found) if waited else found
 
 
 def _tie_to_cause(case: Case) -> None:
@@ -189,6 +193,39 @@ def _brief(case: Case, cause: str, host: str) -> str:
     rank = f"rank {suspect.rank} on " if host and suspect.rank is not None else ""
     where = f"{said} at {place}" if place else said
     return ": ".join(filter(None, [f"{rank}{host}", where, cause]))
+
+
+def _by_dumps(case: Case, found: Finding) -> Finding:
+    """Return a finding with what PyTorch's dumps show in place of what a timeout may mean."""
+    ranks, hosts, suspect = case.evidence.ranks, case.evidence.hosts, case.suspect
+    seen = compare_dumps(case.run, case.phase, case.attempt, ranks, hosts)
+    if not seen:
+        return found
+    if found.name == "stuck":  # by the stacks of all workers, which show more
+        return replace(found, lines=(*found.lines, seen.sentence))
+    found = replace(found, cause=seen.sentence, brief=seen.sentence, fix=seen.fix)
+    found = replace(found, mend=seen.mend or found.mend, certain=seen.certain)
+    if not seen.certain:
+        return found
+    rank = seen.ranks[0] if len(seen.ranks) == 1 else None
+    node = rank * len(hosts) // ranks if rank is not None and rank < ranks else None
+    log = RunFiles(Path()).node_log(case.phase, case.attempt, node or 0)
+    # The traceback of one that waited would look like that of the others.
+    said = suspect.lines[-1].strip()
+    if suspect.rank is not None and not said.startswith("["):
+        said = f"rank {suspect.rank}: {said}"
+    return replace(
+        found,
+        kind=CAUSE,
+        rank=rank,
+        node=node,
+        host="" if node is None else hosts[node],
+        when=None,
+        lines=(said,),
+        evidence=found.evidence if node is None else str(log),
+        others=(),
+        held_up=seen.ranks,
+    )
 
 
 def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> Finding | None:

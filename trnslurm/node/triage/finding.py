@@ -10,6 +10,7 @@ from trnslurm.node.triage.evidence import OWN_WORD
 from trnslurm.node.triage.mend import rest_of, short
 
 _MAX_COLUMNS = 200
+_MOST_RANKS = 16
 _IN_PART = "the logs were read in part, as they take too long"
 
 
@@ -52,6 +53,8 @@ class Finding(Frozen):
     """The modules whose packages' versions may explain the failure."""
     in_part: bool = False
     """Whether the diagnosis ran out of time and left parts of the logs out."""
+    held_up: tuple[int, ...] = ()
+    """The ranks that others waited for in a collective, as PyTorch's flight recorder shows."""
 
     def report(self, told: str = "", to_do: str = "") -> list[str]:
         """Return at most 12 lines for the user, without what was told before.
@@ -81,6 +84,9 @@ class Finding(Frozen):
         at = f" at {time_text}" if time_text else ""
         if self.kind == EFFECT:
             what = f"only consequences were found; the first: {self._who()}{at}"
+        elif self.held_up:
+            ranks = ", ".join(map(str, self.held_up[:_MOST_RANKS]))
+            what = f"{self._who() or f'ranks {ranks}'} held up the others"
         else:
             what = f"{self._who()} failed first{at}" if self._who() else "from the job's log"
         return f"{OWN_WORD}{self.phase} attempt {self.attempt}: {what}"
