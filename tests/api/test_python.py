@@ -126,7 +126,9 @@ def test_a_run_that_fails(script: Path) -> None:
     with pytest.raises(RunFailedError) as error:
         run.wait(timeout=600)
     said = str(error.value)
-    assert "\n" not in said and said.startswith(f"{run.name} is FAILED (local-0: KeyError: 'lr' at ")
+    assert "\n" not in said and said.startswith(
+        f"{run.name} is FAILED (local-0: KeyError: 'lr' at "
+    )
     assert run.wait(raises=False).state == "FAILED"
 
 

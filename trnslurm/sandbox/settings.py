@@ -15,7 +15,7 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.rehearsal import Rehearsal
 from trnslurm.slurm.snapshot import Snapshot
 
-MAX_NODES = 128
+MAX_NODES = 256
 HEAD = "head-node"
 HEAD_ADDRESS = "10.77.0.1"
 PARTITION = "compute"
@@ -167,7 +167,8 @@ def settings_of(layout: Layout) -> SandboxSettings:
 
 def node_address(number: int) -> str:
     """Return the address of node 1, 2, …"""
-    return f"10.77.1.{number}"
+    high, low = divmod(number, 256)
+    return f"10.77.{1 + high}.{low}"
 
 
 def split_settings(settings: Sequence[str]) -> tuple[list[tuple[str, str]], Mapping[str, str]]:
