@@ -96,8 +96,8 @@ def test_the_package_of_the_page_in_a_run(acme: Path, site, run_cli, cli, tmp_pa
     assert done.code == 1
     run = site.run()
     cause = "the license server lic-2.acme has no seat left"
-    assert f"{run.name}: FAILED ({cause} (local-0))" in done.out
-    assert f"FAILED on 1 node of here: {cause}" in (tmp_path / "log book").read_text()
+    assert f"{run.name}: FAILED (local-0: {cause})" in done.out
+    assert f"FAILED on 1 node of here: local-0: {cause}" in (tmp_path / "log book").read_text()
     found = json.loads(run_cli("triage", run.path, "--json", environ=alone).ok)
     assert (found["name"], found["mend"]) == ("acme/no-license", "resume")
 
@@ -220,7 +220,8 @@ def test_what_is_wrong_with_a_cause_is_said_before_a_run_has_it(
     file.write_text(text)
     for name, where in (("b", "causes b of broken 1.0"), (str(file), str(file))):
         if not said:
-            assert json.loads(site_causes(name)[1]) == {"cause": [GOOD | changed]}
+            (entry,) = json.loads(site_causes(name)[1])["cause"]
+            assert entry == GOOD | changed | {"words": ["acme: lost"]}
             continue
         with pytest.raises(TrnslurmError) as refused:
             site_causes(name)

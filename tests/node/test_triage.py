@@ -14,13 +14,13 @@ from trnslurm.contract.files import write_json
 from trnslurm.node.triage.causes import (
     Cause,
     Context,
-    _parser,
     all_causes,
     cause_of,
     general_meaning,
     last_meaning,
     may_match,
     named,
+    parser,
     words_of,
 )
 from trnslurm.node.triage.diagnosis import diagnose, nothing_found
@@ -191,7 +191,7 @@ def test_older_pythons_read_the_patterns_with_the_same_result() -> None:
         around = (part.pattern for part in (cause.frame, cause.before, cause.log) if part)
         for text in (cause.text, *around):
             now, older = re.compile(text), without_atomic(text)
-            tree = str(_parser.parse(older))
+            tree = str(parser().parse(older))
             assert "ATOMIC_GROUP" not in tree and "POSSESSIVE_REPEAT" not in tree, text
             if older == text:
                 continue

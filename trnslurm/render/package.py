@@ -84,7 +84,9 @@ def _as_json(tables: Sequence[bytes]) -> bytes:
     """Return tables of causes in one file, without what only their tests read."""
     import tomllib  # once for a version of the tables
 
-    found = [tomllib.loads(table.decode()) for table in tables]
+    from trnslurm.node.triage.causes import with_words
+
+    found = [with_words(tomllib.loads(table.decode())) for table in tables]
     for cause in (cause for table in found for cause in table["cause"]):
         for key in _OF_TESTS:
             cause.pop(key, None)

@@ -6,7 +6,6 @@ that its own example does not match, is refused here.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import time
@@ -34,9 +33,6 @@ _LONGEST_LINE = 1000
 """Characters of a line that triage keeps."""
 _SLOW_S = 0.1
 """For one such line, at which a usual pattern takes microseconds."""
-# The parser of patterns in the standard library, since Python 3.11.
-_parser: Any = importlib.import_module("re._parser")
-_GIVES_BACK = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
 
 
 def site_causes(name: str) -> tuple[str, str]:
@@ -71,7 +67,7 @@ def _text_of(plugin: Plugin) -> str:
 
 
 def _checked(name: str, text: str, error: Callable[[str], TrnslurmError]) -> str:
-    from trnslurm.node.triage.causes import read_site_causes  # many patterns
+    from trnslurm.node.triage.causes import read_site_causes, with_words  # many patterns
 
     try:
         table = tomllib.loads(text)
@@ -89,7 +85,7 @@ def _checked(name: str, text: str, error: Callable[[str], TrnslurmError]) -> str
         twice = "there are two of this name" if names.count(cause.name) > 1 else ""
         if fault := twice or next(_faults_of(cause), ""):
             raise error(f"cause {cause.name}: {fault}")
-    return f"{json.dumps(table, indent=1)}\n"
+    return f"{json.dumps(with_words(table), indent=1)}\n"
 
 
 def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -110,8 +106,10 @@ def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:
     for key in ("cause", "fix"):
         if len(entry[key]) > _LONGEST_TEXT:
             yield f"{key} has more than {_LONGEST_TEXT} characters"
+    from trnslurm.node.triage.causes import parser  # many patterns
+
     try:
-        parsed = _parser.parse(entry["pattern"])
+        parsed = parser().parse(entry["pattern"])
     except re.error as error:
         yield f"its pattern is none of Python's: {error}"
     else:
@@ -121,16 +119,20 @@ def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:
 
 def _repeats_freely(tokens: Any, *, inside: bool) -> bool:
     """Check whether a repeat has a repeat or alternatives inside, which takes exponential time."""
+    from trnslurm.node.triage.causes import parser
+
+    kinds = parser()
+    gives_back = (kinds.MAX_REPEAT, kinds.MIN_REPEAT)
     for kind, value in tokens:
-        repeats = kind in _GIVES_BACK and value[1] > 1
-        varies = kind is _parser.BRANCH or (kind in _GIVES_BACK and value[0] != value[1])
+        repeats = kind in gives_back and value[1] > 1
+        varies = kind is kinds.BRANCH or (kind in gives_back and value[0] != value[1])
         if inside and varies:
             return True
         parts = value if isinstance(value, tuple | list) else [value]
-        if kind is _parser.BRANCH:
+        if kind is kinds.BRANCH:
             parts = value[1]
         for part in parts:
-            if isinstance(part, _parser.SubPattern) and _repeats_freely(
+            if isinstance(part, kinds.SubPattern) and _repeats_freely(
                 part, inside=inside or repeats
             ):
                 return True

@@ -30,8 +30,6 @@ _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
 _OF_PACKAGE = re.compile(
     r"(,? or|;) (install a (newer )?version of|update|upgrade) \{owner\}[^,;(]*(\([^)]*\))?"
 )
-# The parser of patterns in the standard library, which Python 3.11 has renamed.
-_parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 _SHORTEST = 3
 _MOST_FRAMES = 16 << 10
 """Characters of a traceback's end that are compared; 100 frames have as many."""
@@ -166,28 +164,36 @@ def words_of(pattern: str) -> frozenset[str]:
     """Return parts in lower case, one of which is in every text that a pattern matches.
 
     Looking for them is a hundred times as fast as the pattern. Empty: there are none to be sure of.
+    A bundle has them in its tables: only a launcher's Python parses patterns.
     """
-    found = _needed(_parser.parse(pattern))
+    found = _needed(parser().parse(pattern))
     return found if found and min(map(len, found)) >= _SHORTEST else frozenset()
+
+
+@functools.cache
+def parser() -> Any:
+    """Return the standard library's parser of patterns, a private module renamed in 3.11."""
+    return importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
 
 def _needed(tokens: Iterable[tuple[Any, Any]]) -> frozenset[str]:
     """Return the best set of texts of which a match of these tokens has at least one."""
+    kinds = parser()
     sets: list[frozenset[str]] = []
     run = ""
     for kind, value in [*tokens, (None, None)]:
-        if kind is _parser.LITERAL:
+        if kind is kinds.LITERAL:
             run += chr(value)
             continue
         if run:
             sets.append(frozenset([run.lower()]))
             run = ""
-        if kind is _parser.BRANCH:
+        if kind is kinds.BRANCH:
             parts = [_needed(part) for part in value[1]]
             sets += [frozenset().union(*parts)] if all(parts) else []
-        elif kind is _parser.SUBPATTERN:
+        elif kind is kinds.SUBPATTERN:
             sets.append(_needed(value[-1]))
-        elif kind in (_parser.MAX_REPEAT, _parser.MIN_REPEAT) and value[0] > 0:
+        elif kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT) and value[0] > 0:
             sets.append(_needed(value[2]))
     return max(filter(None, sets), key=lambda each: min(map(len, each)), default=frozenset())
 
@@ -262,12 +268,20 @@ def read_causes(table: dict[str, Any], **usual: str) -> Iterator[Cause]:
         entry = usual | given
         shared = entry.pop("shared", "")
         entry["text"] = readable(table["shared"][shared] if shared else entry.pop("pattern"))
+        words = frozenset(entry.pop("words")) if "words" in entry else words_of(entry["text"])
         yield Cause(
             **{"mend": _usual_mend(entry)}
             | entry
             | {key: re.compile(readable(entry[key])) for key in _AROUND if key in entry}
-            | {"near": tuple(entry.get("near", ())), "words": words_of(entry["text"])}
+            | {"near": tuple(entry.get("near", ())), "words": words}
         )
+
+
+def with_words(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table for nodes: its entries have the words of their patterns."""
+    causes = read_causes(table, source="script", kind=CAUSE)
+    words = [sorted(cause.words) for cause in causes]
+    return {**table, "cause": [{**e, "words": w} for e, w in zip(table["cause"], words)]}
 
 
 def _tables() -> list[dict[str, Any]]:
