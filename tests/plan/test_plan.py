@@ -168,6 +168,28 @@ def test_berts_hours_on_one_node(preset: str, hours: float) -> None:
     assert spec.estimate is not None and round(spec.estimate.hours, 1) == hours
 
 
+@pytest.mark.parametrize("recipe", ["gpt2_zero1", "llama3_clm"])
+@pytest.mark.parametrize("cluster", ["p4d", "p4de", "p5", "p5en", "trn1", "trn2"])
+def test_every_profile_that_we_ship_knows_hours(recipe: str, cluster: str) -> None:
+    """So that its first command needs no --time."""
+    preset = {"gpt2_zero1": "xl", "llama3_clm": "trn1" if cluster == "trn1" else "fsdp"}[recipe]
+    spec = spec_of(recipe, preset, cluster=cluster, nodes=2)
+    measured = {("gpt2_zero1", "trn1"), ("llama3_clm", "p4de"), ("llama3_clm", "p5")}
+    if (recipe, cluster) == ("llama3_clm", "trn1"):
+        assert spec.estimate is None  # nothing is published for its strategy
+        return
+    assert spec.estimate is not None
+    assert spec.estimate.guess is ((recipe, cluster) not in measured)
+    assert spec.estimate.basis.startswith("a guess by 50% ") is spec.estimate.guess
+
+
+def test_a_guess_takes_half_of_the_share_of_the_peak() -> None:
+    known, guess = (
+        spec_of("gpt2_zero1", "xl", cluster=c, nodes=4).estimate for c in ("trn1", "p5")
+    )
+    assert guess.samples_per_s / known.samples_per_s == pytest.approx(0.5 * 7912 / 3040)
+
+
 def spec_of(recipe: str, preset: str, *settings: str, cluster: str = "trn1", nodes: int = 1):
     workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
     config = resolve(workspace, recipe, cluster=cluster, preset=preset, settings=[*settings])

@@ -82,7 +82,8 @@ def _size_line(need: Need) -> str:
     if not need.job.has_queue:
         return line
     if (e := need.job.estimate) is not None:
-        about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}; "
+        about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}"
+        about += " (a guess: plan says how); " if e.guess else "; "
     most = f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
     return f"{line}: {about}{most}{_cap(need.job)}"
 

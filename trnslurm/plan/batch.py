@@ -28,6 +28,8 @@ class Estimate(Frozen):
     cost: float | None
     basis: str
     """Where the throughput comes from."""
+    guess: bool = False
+    """Whether it is of another instance type, and scaled."""
 
 
 def plan_batch(

@@ -27,6 +27,8 @@ _JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
 _SHOWN_NODES = (1, 2, 3, 4, 8, 16)  # in a script's header
 _MOST_NODES = 65_536  # in a Slurm cluster
+_OF_OTHERS = 0.5
+"""Of the share of its peak that another instance type reaches, what a guess takes for granted."""
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
 
 # A known speed holds for these settings only.
@@ -408,23 +410,41 @@ def _unlike(config: Config, reference: Reference) -> dict[str, list[str]]:
 
 
 def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
+    references, guess = _known(config, instance), ""
+    if not references:
+        references, guess = _guessed(config, instance)
     changed = {*_changed(config, instance)}
-    known = [
-        reference
-        for reference in _known(config, instance)
-        if not _unlike(config, reference) and changed <= reference.of.keys()
-    ]
+    known = [r for r in references if not _unlike(config, r) and changed <= r.of.keys()]
     # Published speeds are for whole instances.
     if batch.workers_per_node != instance.default_workers(batch.nodes) or ends_unknown(config):
         known = []
-    steps = steps_of(config, batch)
-    return estimate(
+    found = estimate(
         batch,
-        steps=steps,
+        steps=steps_of(config, batch),
         known=known,
         price_per_hour=instance.price_per_hour,
         spares=scheduler_of(config.cluster).spare_nodes(config.cluster),
     )
+    if found and guess:
+        return replace(found, basis=f"{guess}, {found.basis}", guess=True)
+    return found
+
+
+def _guessed(config: Config, instance: InstanceType) -> tuple[list[Reference], str]:
+    """Return the throughputs of another instance type by the peaks of both, and what they are.
+
+    A guess that is too slow costs a longer wait in the queue. With one that is too fast, the time
+    limit ends the job before its last step: it saves, and is requeued.
+    """
+    types = catalog(config.cluster.instance_types)
+    measured = [types[r.instance_type] for r in config.recipe.reference if r.instance_type in types]
+    other = max(measured, key=lambda t: t.bf16_tflops, default=None)
+    if not (other and other.bf16_tflops and instance.bf16_tflops):
+        return [], ""
+    faster = _OF_OTHERS * instance.bf16_tflops / other.bf16_tflops
+    found = [r for r in config.recipe.reference if r.instance_type == other.name]
+    guess = f"a guess by {_OF_OTHERS:.0%} of the share of its peak that {other.name} reaches"
+    return [replace(r, samples_per_s=r.samples_per_s * faster, source="") for r in found], guess
 
 
 def _time_limits(

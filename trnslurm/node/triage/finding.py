@@ -11,6 +11,8 @@ from trnslurm.node.triage.mend import rest_of, short
 
 _MAX_COLUMNS = 200
 _MOST_RANKS = 16
+_NO_MORE = ("unknown: ", "the script raised ")
+"""How a cause begins that says no more than the exception."""
 _IN_PART = "the logs were read in part, as they take too long"
 
 
@@ -61,8 +63,10 @@ class Finding(Frozen):
 
         `to_do` takes the place of the fix, of which it may have the first parts.
         """
-        header = [] if self.brief and self.brief in told else [self._header()]
-        cause = f"{'cause' if self.certain else 'likely'}: {self.cause}"
+        known = self.brief and self.brief in told
+        header = [] if known else [self._header()]
+        said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
+        cause = [] if said else [cut(f"{'cause' if self.certain else 'likely'}: {self.cause}")]
         fix, others = [cut(f"fix: {self.fix}")], self.others
         if to_do:
             fix = [f"next: {to_do}"]
@@ -70,7 +74,7 @@ class Finding(Frozen):
         return [
             *map(cut, header),
             *(cut(f"  {line}") for line in self.lines if line.strip() not in told),
-            *([] if self.cause in told else [cut(cause)]),
+            *cause,
             *fix,
             *(cut(f"or: {other}") for other in others if other),
             *([cut(self.there)] if self.there else []),
