@@ -62,6 +62,7 @@ def by_us(file: Path) -> dict[str, str]:
         ['#SBATCH\t--wckey="a\\" b"', "#SBATCH--mem=3"],
         ["set -e", "#SBATCH --mem=3G"],
         ["#SBATCH --nodelist=n[1-2]", "#SBATCH -c4"],
+        ["#SBATCH --out=/a --err /b --part=p", "#SBATCH --cpus-per-t 4 --conti --comm=x"],
     ],
 )
 def test_the_options_are_those_of_sbatch(tmp_path: Path, lines: list[str]) -> None:
@@ -135,6 +136,8 @@ def test_the_tasks_of_an_array(tmp_path: Path, value: str, tasks, at_most) -> No
         (["#SBATCH --comment='a"], ":2: a quotation is not closed"),
         (["#SBATCH --signal=B:NONE@60"], ": --signal=B:NONE@60: no signal is called 'NONE'"),
         (["#SBATCH gpu"], ":2: 'gpu' is no option of sbatch"),
+        (["#SBATCH -p { gpu }"], ":2: 'gpu' is no option of sbatch: is it to be filled in?"),
+        (["#SBATCH --tim=9"], ":2: --tim may be --time or --time-min"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, lines, said: str) -> None:

@@ -41,6 +41,26 @@ _FLAGS = frozenset({
     "requeue", "share", "spread-job", "test-only", "usage", "use-min-nodes", "verbose", "version",
     "wait",
 })  # fmt: skip
+# sbatch's long options (`common_options` of src/common/slurm_opt.c, 22.05). It reads them by
+# getopt_long, which takes any beginning of a name that no other one has.
+_NAMES = frozenset({
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster",
+    "cluster-constraint", "clusters", "comment", "constraint", "container", "context",
+    "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task",
+    "deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "exclusive",
+    "export", "export-file", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq",
+    "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "help",
+    "hint", "hold", "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "licenses",
+    "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu",
+    "mincpus", "network", "nice", "no-kill", "no-requeue", "nodefile", "nodelist", "nodes",
+    "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
+    "ntasks-per-tres", "open-mode", "output", "overcommit", "oversubscribe", "parsable",
+    "partition", "power", "prefer", "priority", "profile", "propagate", "qos", "quiet",
+    "reboot", "requeue", "reservation", "signal", "sockets-per-node", "spread-job", "switches",
+    "tasks-per-node", "test-only", "thread-spec", "threads-per-core", "time", "time-min", "tmp",
+    "uid", "usage", "use-min-nodes", "verbose", "version", "wait", "wait-all-nodes", "wckey",
+    "wrap",
+})  # fmt: skip
 _AS_KEYS = ("partition", "account", "qos", "constraint", "reservation")
 _LOGS = "the run has its own log: trnslurm logs"
 # What the run does itself, and what it says instead.
@@ -260,6 +280,7 @@ def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
         word = words.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = _whole(file, number, name)
             name = _ALIASES.get(name, name)
             needs = not equals and name not in _FLAGS
         elif word.startswith("-") and word[1:2] in _SHORT:
@@ -267,12 +288,23 @@ def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
             equals = "=" if value else ""
             needs = not value and name not in _FLAGS
         else:
-            raise ConfigError(f"{file}:{number}: {word!r} is no option of sbatch")
+            asks = ": is it to be filled in?" if re.search(r"[{}<>]", line) else ""
+            raise ConfigError(f"{file}:{number}: {word!r} is no option of sbatch{asks}")
         if needs:
             if not words:
                 raise ConfigError(f"{file}:{number}: {word} lacks its value")
             value, equals = words.pop(0), "="
         yield Directive(number, name, value if equals else None)
+
+
+def _whole(file: Path, number: int, name: str) -> str:
+    """Return the long option that a beginning of it stands for; others stay, as of a plug-in."""
+    if name in _NAMES | _ALIASES.keys():
+        return name
+    found = sorted(each for each in _NAMES if each.startswith(name))
+    if len(found) > 1:
+        raise ConfigError(f"{file}:{number}: --{name} may be --{' or --'.join(found)}")
+    return found[0] if found else name
 
 
 def _words(line: str) -> list[str] | None:
