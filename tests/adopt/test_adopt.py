@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,15 +28,23 @@ TORCHRUN = "torchrun --nnodes $SLURM_NNODES --nproc_per_node=8 --rdzv_endpoint $
 
 def adopted(text: str, *arguments: str, head: str = HEAD):
     Path("job.sbatch").write_text(head + text)
+    Path("modules/init").mkdir(parents=True, exist_ok=True)
+    Path("modules/init/bash").touch()
     return adopt(Path("job.sbatch"), arguments, HOME)
+
+
+def rendered(cli, line: str):
+    """Give a printed command, with the values of this shell, to render."""
+    Path("train.py").touch()
+    show = subprocess.run(["bash", "-c", f"printf '%s\\0' {line.partition(' submit ')[2]}"],
+                          env=HOME, capture_output=True, check=True).stdout.decode()  # fmt: skip
+    return cli("render", "--cluster", "p4d", *show.split("\0")[:-1])
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("train.py", "modules/init/bash"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
+    Path("train.py").touch()
 
 
 @pytest.mark.parametrize(
@@ -43,8 +52,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (f"{ADDRESS}srun {TORCHRUN} train.py --lr 1",
          "--workers 8 -- torchrun train.py --lr 1"),
-        ("export NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=0,1\nLR=1e-4\nARGS=\"--lr $LR --name 'x'\"\n"
-         "srun python -u train.py $ARGS --dir runs/$SLURM_JOB_ID",
+        ("export NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\nLR=1e-4\n"
+         "ARGS=\"--lr $LR --name 'x'\"\nsrun python -u train.py $ARGS --dir runs/$SLURM_JOB_ID",
          "--per node --set env.NCCL_DEBUG=INFO -- python -u train.py --lr 1e-4 --name "
          "''\"'\"'x'\"'\"'' --dir 'runs/{run_id}'"),
         ("srun --ntasks-per-node=8 python train.py",
@@ -71,10 +80,178 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
          "--workers 4 --set python=/sw/env/bin/python -- /sw/env/bin/torchrun train.py"),
     ],
 )  # fmt: skip
-def test_the_command(text: str, line: str) -> None:
+def test_the_command(text: str, line: str, site, cli) -> None:
     found = adopted(text)
+    assert rendered(cli, found.line).code == 0
     assert [(line.number, line.text, line.becomes) for line in found.unclear] == []
     assert found.line == f"trnslurm submit {SIZE} {line}"
+
+
+FULL = (
+    "#!/bin/bash\n#SBATCH -J fit -A lab -p gpu -N 2 --ntasks-per-node=1 --gpus-per-node=4 -c 8\n"
+    "#SBATCH -t 60\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # Values: arguments, expansions, arithmetic and what commands print.
+        ('args="${@}"\nsrun python train.py ${args} --n ${#} \\', "train.py a b c --n 2"),
+        ('shift\nsrun python train.py "$@" ${1:+y}', "train.py 'b c' y"),
+        ("set -- -x 1\nsrun python train.py $*", "train.py -x 1"),
+        ("P=/d/cfg.v2.yaml\nsrun python train.py ${P##*/} ${P%.*} ${P/cfg/run} ${P:0:2} ${P^^}",
+         "train.py cfg.v2.yaml /d/cfg.v2 /d/run.v2.yaml /d /D/CFG.V2.YAML"),
+        ("A=(x 'y z')\nA+=(w)\nT=\"${A[*]}\"\n"
+         "srun python train.py ${A[0]} ${#A[@]} \"$T\" \"${A[@]:1}\"",
+         "train.py x 3 'x y z w' 'y z' w"),
+        ("N=$(expr ${SLURM_NNODES} \\* 4)\nM=$(echo \"$N*2\" | bc)\nsrun python train.py $N $M "
+         "$(basename /a/b.txt .txt) $((N > 4 && M != 3))", "train.py 8 16 b 1"),
+        ("N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\nG=`nvidia-smi -L | wc -l`\n"
+         "srun python train.py $((N * G))", "train.py 8"),
+        ("hosts=($(scontrol show hostnames))\nmapfile -t more < <(scontrol show hostnames)\n"
+         "srun python train.py ${#hosts[@]} ${#more[@]}", "train.py 2 2"),
+        ("srun python train.py a=[1,2] b=[0]*3 c?", "train.py 'a=[1,2]' 'b=[0]*3' 'c?'"),
+        # Slurm's variables, as far as the options set them.
+        ("srun python train.py $SLURM_JOB_ACCOUNT $SLURM_JOB_NAME $SLURM_JOB_PARTITION "
+         "$SLURM_CPUS_PER_TASK $SLURM_NTASKS $SLURM_TASKS_PER_NODE ${SLURM_GPUS:-none}",
+         "train.py lab fit gpu 8 2 '1(x2)' none"),
+        # Conditions, cases, loops and functions.
+        ("K=b\ncase $K in\n  a) X=1 ;;\n  b|c*) X=2\n    ;;\n  *) exit 1 ;;\nesac\n"
+         "srun python train.py $X", "train.py 2"),
+        ("for s in 42; do\n  srun python train.py --seed $s >> out_$(date +%s).log\ndone",
+         "train.py --seed 42"),
+        ("for s in 1 2; do A=\"$A -s $s\"; done\nsrun python train.py $A", "train.py -s 1 -s 2"),
+        ("fit() {\n  local lr=$1\n  srun python train.py --lr $lr $2\n}\nfit 3 x",
+         "train.py --lr 3 x"),
+        ("if [[ $SLURM_NNODES == 1 || -z $HOME ]]; then python train.py; "
+         "elif (( SLURM_NNODES > 1 )); then srun python train.py m; fi", "train.py m"),
+        ("CMD='python train.py --x'\neval srun $CMD 1", "train.py --x 1"),
+        ("B=$PWD\ncd .\ncd $SLURM_SUBMIT_DIR\nsrun bash -c '[ $A = 1 ] && cd x; C=${A:-3}; "
+         "[[ 1 == 1 && 2 == 2 ]] && python train.py $C'", "train.py 3"),
+        ('shift 2\n{\n  srun python train.py "${@:1}"\n} >> out.log 2>&1', "train.py"),
+        ("(cd data && ls)\n( srun python train.py )", "train.py"),
+    ],
+)  # fmt: skip
+def test_what_the_file_tells(text: str, words: str, site, cli) -> None:
+    found = adopted(text, "a", "b c", head=FULL)
+    assert [(line.number, line.text, line.becomes) for line in found.unclear] == []
+    assert found.line.endswith(f" --per node -- python {words}")
+    assert rendered(cli, found.line).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        # The number of workers is the job's GPUs, not its tasks.
+        ("srun torchrun --nnodes=2 --nproc_per_node=$SLURM_GPUS_PER_NODE train.py "
+         "$SLURM_GPUS_ON_NODE $SLURM_NTASKS $SLURM_NNODES",
+         "--workers 4 -- torchrun train.py '{workers_per_node}' 2 '{nodes}'"),
+        ("srun torchrun --nnodes=2 --nproc_per_node=${SLURM_GPUS_ON_NODE:-8} train.py",
+         "--workers 4 -- torchrun train.py"),
+        ("export L=\"python -u -m torch.distributed.run --nproc_per_node $((2 * 2)) --nnodes "
+         "$SLURM_NNODES --rdzv_endpoint $H:1 --tee 3\"\nH=$(hostname)\n"
+         "srun bash -c \"$L --node_rank \\$SLURM_PROCID --role \\$SLURMD_NODENAME: train.py\"",
+         "--workers 4 -- python -u -m torch.distributed.run --tee 3 train.py"),
+        ("srun --cpu_bind=v --accel-bind=gn --ntasks-per-node=4 python train.py",
+         "--launcher srun --workers 4 -- python train.py"),
+        ("srun --cpu-bind=v,mask_cpu:0x1 numactl --localalloc $(which python) train.py",
+         "--per node -- python train.py"),
+        ("mpirun -np 8 -bind-to none --map-by ppr:4:node -x A=1 -x PATH -mca pml ob1 "
+         "python train.py",
+         "--launcher srun --workers 4 --set env.A=1 -- python train.py"),
+        ("pushd /x/$USER\nsource /sw/$USER/v/bin/activate\n"
+         "srun python train.py\npopd",
+         "--per node --set 'activate=[source /sw/$USER/v/bin/activate]' "
+         "--set python=/sw/ada/v/bin/python -- python train.py"),
+    ],
+)  # fmt: skip
+def test_what_starts_it(text: str, line: str, site, cli) -> None:
+    found = adopted(text, head=FULL)
+    size = (
+        "--name fit --set slurm.account=lab --set slurm.partition=gpu --nodes 2 --gpus 4 --cpus 8"
+    )
+    go = 'cd /x/"${USER}" && ' if "pushd" in text else ""
+    assert found.line == f"{go}trnslurm submit {size} --time 60 {line}"
+    assert rendered(cli, found.line).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("T=$(date +%F)\nsrun python train.py --out r_$T", "--out 'r_{run_id}'",
+         "{run_id} stands in its place"),
+        ("srun python train.py --d $NO/x $MORE", '--d "${NO}"/x', "it is empty: nothing sets it"),
+        ("srun singularity run /x.sif python train.py", "train.py", "the image's own script"),
+        ("srun singularity_wrapper exec python train.py", "train.py", "has to start by itself"),
+        ("export CUDA_VISIBLE_DEVICES=1,0\nsrun python train.py", "train.py", "in their order"),
+        ("export WORLD_SIZE=99\nsrun python train.py", "--per node -- python train.py", "only t"),
+        ("srun bash -c 'pip install -e . && python train.py'", "python train.py", "do it once"),
+        ("srun python train.py $SLURM_GPUS", "train.py", "the file has no --gpus"),
+    ],
+)  # fmt: skip
+def test_a_command_with_doubts(text: str, line: str, why: str, site, cli) -> None:
+    found = adopted(text, head=FULL)
+    assert found.line.endswith(line) or line in found.line
+    assert any(why in each.becomes for each in found.unclear)
+    assert rendered(cli, found.line).code == 0
+
+
+def test_each_line_is_said_once_and_truly() -> None:
+    found = adopted(
+        "A=1\nA=2\nexport B=1\nexport B=2\nR=$(date)\nS=$(date)\nP=(a\n b)\ncat <<E > $S\n$P\nE\n"
+        "srun python train.py $A > $R.log\n"
+    )
+    said = {line.number: (line.fate, line.becomes) for line in found.lines if line.number > 2}
+    assert said[3] == said[4] == ("taken", "where $A stands")
+    assert said[5] == ("left out", "line 6 exports it again")
+    assert said[7] == ("left out", "only for what trnslurm does itself, or leaves out")
+    assert said[8] == ("unclear", "for line 11, which is not understood")
+
+
+def test_values_name_the_directory_that_the_script_left() -> None:
+    here = Path.cwd()
+    found = adopted(
+        "B=$PWD/b\ncd /x/y\nsrun python train.py $B $SLURM_SUBMIT_DIR/c $PWD/d", head=FULL
+    )
+    assert found.directory == "/x/y"
+    assert found.command == ("python", "train.py", f"{here}/b", f"{here}/c", "./d")
+
+
+def test_an_array_of_one_task_is_a_run() -> None:
+    head = "#!/bin/bash\n#SBATCH -N 1 -t 60 --array=3 --gpus-per-task=a100:2 --mem-per-gpu=4G\n"
+    found = adopted("srun python train.py $SLURM_ARRAY_TASK_ID", head=head)
+    assert found.line == (
+        "trnslurm submit --nodes 1 --time 60 --gpus a100:2 --mem 8192M --per node -- "
+        "python train.py 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("array", "text", "line"),
+    [
+        ("0-1", "A=(x y)\nB=${A[$SLURM_ARRAY_TASK_ID]}\npython train.py --a $B --out r/$B-1",
+         "--sweep places.task_1=x,y -- python train.py --a '{task_1}' --out 'r/{task_1}-1'"),
+        ("0-3%2", "A=(x y)\nI=$SLURM_ARRAY_TASK_ID\n"
+         "python train.py a=${A[$((I / 2))]} b=$((I % 2))",
+         "--sweep places.task_1=x,y --sweep places.task_2=0,1 --at-most 2 -- "
+         "python train.py 'a={task_1}' 'b={task_2}'"),
+        ("0-1", "A=(x y)\npython train.py ${A[$SLURM_ARRAY_TASK_ID]} $SLURM_ARRAY_TASK_ID", ""),
+        ("0-1%1", "python train.py", ""),
+    ],
+)  # fmt: skip
+def test_an_array_that_looks_up_its_values_is_a_sweep(array: str, text: str, line: str) -> None:
+    found = adopted(text, head=f"#!/bin/bash\n#SBATCH -N 1 -t 60 --exclusive --array={array}\n")
+    assert found.line.endswith(f"--per node {line}") if line else not found.command
+    assert bool(found.unclear) is not bool(line)
+
+
+def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
+    Path("job.sh").write_text("#!/bin/bash\nA=1\nsbatch <<E\n#!/bin/bash\n#SBATCH -N 2\n$A\nE\n")
+    found = json.loads(cli("adopt", "job.sh", "--json").out)
+    assert found["as_it_is"] is None and found["command"] is None
+    assert "adopt the file that it gives to sbatch" in found["lines"][1]["becomes"]
+    assert "It has no #SBATCH line of its own." in cli("adopt", "job.sh").out
 
 
 @pytest.mark.parametrize(
@@ -88,7 +265,10 @@ def test_the_command(text: str, line: str) -> None:
             "srun torchrun --nnodes 2 a.py\nsrun torchrun --nnodes 2 b.py",
             "a second command, after that of line 3",
         ),
-        ("for i in 1 2; do srun torchrun train.py $i; done", "a condition, loop or function"),
+        (
+            "for i in 1 2; do srun torchrun train.py $i; done",
+            "a loop that may train several times: --sweep",
+        ),
         (
             "X=1\nwhile read a; do X=$a; done < f\nsrun python train.py $X",
             "X is known only in the job",
@@ -116,7 +296,14 @@ def test_the_command(text: str, line: str) -> None:
         ("export API_KEY=$(cat key)\nsrun torchrun train.py", "a secret: keep it in a file"),
         ("export PYTHONPATH=/other\nsrun torchrun train.py", "the job has a PYTHONPATH of its own"),
         ("srun pip install x", "no command that trains"),
-        ("mpirun -np 16 python train.py", "a command that trnslurm does not know"),
+        ("srun shifter python train.py", "the section container has no such runtime"),
+        ("srun torchrun --nnodes 2 $(which tool) x", "$(which tool) is known only in the job"),
+        ("srun -n 16 bash -c 'python train.py $SLURM_NTASKS'", "another number of tasks"),
+        ("srun python train.py $1", "$1 is an argument of the file: give it after --"),
+        ("case $NONE in a) B=1;; esac\nsrun python train.py", "a case that only the job knows"),
+        ("read X < file\nsrun python train.py $X", "what it reads is known only in the job"),
+        ("mpirun --odd python train.py", "mpirun: -odd is not known"),
+        ("srun apptainer exec i.sif bash -c 'cd /in && python train.py'", "directory of the image"),
     ],
 )
 def test_what_is_not_understood(text: str, why: str) -> None:
@@ -183,7 +370,8 @@ def test_what_a_recipe_cannot_have_is_in_the_command(site, cli) -> None:
      "A=99999\n" + "A=$((A*A))\n" * 40, "if [ 1 = 1 ]; then " * 50 + "echo\n" + "; fi" * 50,
      "A=$((" + "(" * 500 + "1" + ")" * 500 + "))", "A=" + "${A:-" * 2000 + "x" + "}" * 2000,
      "source /a\0b/bin/activate", f"source {'a' * 5000}/bin/activate", 'source "x', "case x in",
-     "python -c \"print('\\d', 1if 1else 2)\"", "a" * 200_000, "cat <<", "$(", "))))", "[[ a"],
+     "python -c \"print('\\d', 1if 1else 2)\"", "a" * 200_000, "cat <<", "$(", "))))", "[[ a",
+     "for x; do :; done", "for; do :; done", "f() { f; }; f", "bash -c 'f() { f; }; f'", 'A="a\\'],
 )  # fmt: skip
 def test_any_text_is_read_within_a_budget(text: str) -> None:
     """At worst with one clear error."""

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from trnslurm.adopt.shell import Block, Command, branches, statements
-from trnslurm.adopt.variables import Variables, holds
+from trnslurm.adopt.conditions import holds, matches
+from trnslurm.adopt.shell import Block, Command, parsed, statements
+from trnslurm.adopt.variables import Variables
 
 WORDS = r"""
 a 'b  c' "d e" f\ g 'h'"i"j # comment
@@ -65,7 +66,48 @@ A=2
 
 @pytest.mark.parametrize(
     "word",
-    ["$A", '"$B"', "$B", "$C-$D", "x$E", '"${F[@]}"', "$G", '"$G"', "--a=$G", '"$@"', "$1", "$NO"],
+    [
+        "$A",
+        '"$B"',
+        "$B",
+        "$C-$D",
+        "x$E",
+        '"${F[@]}"',
+        "$G",
+        '"$G"',
+        "--a=$G",
+        '"$@"',
+        "$1",
+        "$NO",
+        '"${B#x}"',
+        "${B%% *}",
+        "${A:+y}",
+        "${NO:+y}",
+        "${#F[@]}",
+        "${F[1]}",
+        '"${F[*]}"',
+        "${F[$A-1]}",
+        "${G/one/1}",
+        "${G:1:3}",
+        '"${G: -3}"',
+        "${G^^}",
+        '"${@:2}"',
+        "$#",
+        '"${@}"',
+        '"<$*>"',
+        r"$(expr 3 \\* $A)",
+        "$(basename /a/b.c .c)",
+        "$(dirname /a/b)",
+        "$(seq 1 3)",
+        "$(echo $B z | wc -w)",
+        "`echo a,b | cut -d, -f2`",
+        "$((A > 1 && A != 3))",
+        "$((-7 + ${#F[@]}))",
+        "$(echo a,b | tr , ' ')",
+        "$(printf %s x)",
+        '$(head -n 1 <<< "$B")',
+        '"$(echo "$B")"',
+    ],
 )
 def test_values_are_those_of_bash(word: str) -> None:
     variables = Variables({}, ["p q", "r"], {})
@@ -86,6 +128,9 @@ def test_values_are_those_of_bash(word: str) -> None:
 TESTS = [
     '[ -z "$NO" ]', '[ -n "$A" ]', '[ "$A" = 2 ]', '[[ $A == 3 ]]', "[ $A -gt 1 ]", "[ $A -eq 7 ]",
     '[ ! -z "$A" ]', "[[ $A != 2 ]]", 'test "$A" = 2',
+    "[[ $A == [0-9] ]]", "[[ x$A == x* && $A != 3 ]]", "((A > 1))", "(( A == 3 || A > 5 ))",
+    "[ $A = 1 ] || [ $A = 2 ]", "! [ $A = 2 ]", "[[ $A -gt 1 || $A -lt 0 ]]", "[[ a$A == a?c ]]",
+    "case $A in 1|3) false;; [2-4]) true;; *) false;; esac",
 ]  # fmt: skip
 
 
@@ -94,7 +139,10 @@ def test_tests_hold_as_in_bash(test: str) -> None:
     variables = Variables({}, [], {})
     variables.assign("A", _value("A=2"))
     done = subprocess.run(["bash", "-c", f"A=2; {test}"], check=False)
-    assert holds(statements(test), variables) is (done.returncode == 0)
+    found = statements(test)
+    if isinstance(found[0], Block) and (case := parsed(found[0])) is not None:
+        found = next(b.body for b in case.branches if matches(case.words[0], b.patterns, variables))
+    assert holds(found, variables) is (done.returncode == 0)
 
 
 def _value(text: str):
@@ -104,7 +152,7 @@ def _value(text: str):
 
 
 @pytest.mark.parametrize(
-    "test", ["[ -f x ]", "[[ $A == x* ]]", "[ $UNKNOWN = 1 ] || true", "grep x"]
+    "test", ["[ -f x ]", "[[ $UNKNOWN == x* ]]", "[ $UNKNOWN = 1 ] && true", "grep x"]
 )
 def test_what_only_the_job_knows_stays_open(test: str) -> None:
     variables = Variables({}, [], {})
@@ -117,8 +165,9 @@ def test_branches() -> None:
         "if [ 1 = 2 ]; then A=1; elif [ 1 = 1 ]; then if x; then y; fi; else B=1; fi"
     )
     assert isinstance(block, Block)
-    found = branches(block)
-    assert [len(branch.test) for branch in found] == [1, 1, 0]
-    assert isinstance(found[1].body[0], Block)
-    [loop] = statements("for i in 1; do x; done")
-    assert isinstance(loop, Block) and branches(loop) == []
+    found = parsed(block)
+    assert found is not None and found.kind == "if"
+    assert [len(branch.test) for branch in found.branches] == [1, 1, 0]
+    assert isinstance(found.branches[1].body[0], Block)
+    [loop] = statements("while read i; do x; done")
+    assert isinstance(loop, Block) and parsed(loop) is None

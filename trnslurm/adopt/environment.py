@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from pathlib import Path
 
+from trnslurm.adopt.texts import CONDA
 from trnslurm.errors import ConfigError
 
 SETS_UP = frozenset({
@@ -34,6 +37,8 @@ class Environment:
 
     def read(self, head: str, texts: Sequence[str], directory: str) -> None:
         """Take a command; `texts` are its words, as the job's shell reads them."""
+        if any(CONDA in text for text in texts):
+            texts = [text.replace(CONDA, self._conda()) for text in texts]
         try:
             words = [word for text in texts for word in shlex.split(text)]
         except ValueError:
@@ -47,7 +52,7 @@ class Environment:
             line = self._sourced(words, texts, directory)
         elif head in _CONDA and words[:1] == ["activate"]:
             self._need(f"source {self._conda()}/etc/profile.d/conda.sh")
-            self.python = self._python_of(words[1:])
+            self.python = self._python_of(words[1:], self._conda())
         elif head in _CONDA and words[:1] == ["deactivate"]:
             return
         elif head in _CONDA:
@@ -79,27 +84,61 @@ class Environment:
     def _sourced(self, words: Sequence[str], texts: Sequence[str], directory: str) -> str:
         path = re.sub(r"^(~|\$HOME|\$\{HOME\})(?=/)", self._environ.get("HOME", "~"), words[0])
         if path == "activate" or path.endswith("conda3/bin/activate"):
-            self.python = self._python_of(words[1:])
             base = self._conda() if path == "activate" else path.removesuffix("/bin/activate")
+            self.python = self._python_of(words[1:], base)
             return f"source {shlex.quote(base)}/bin/activate {' '.join(words[1:])}".rstrip()
         if path.endswith("etc/profile.d/conda.sh"):
             self._need(f"source {path}")
             return ""
         if not path.startswith("/"):
             here = Path(directory or ".", path).absolute()
-            if not path.endswith("/bin/activate") or not self._there(str(here)):
+            here = here.resolve() if ".." in here.parts else here
+            if path.endswith("/bin/activate") and not self._there(str(here)):
+                raise ConfigError(f"{path}: no such environment here")
+            if not path.endswith("/bin/activate"):
                 raise ConfigError(f"{path} is in the project: the job's environment comes before")
             path = str(here)
             texts = [shlex.quote(path), *texts[1:]]
         if path.endswith("/bin/activate"):
-            self.python = f"{path.removesuffix('activate')}python"
+            self.python = f"{self._written_out(path).removesuffix('activate')}python"
         elif not path.startswith("/etc/"):
             self._maybe = path
         return " ".join(["source", *texts])
 
+    def _written_out(self, path: str) -> str:
+        """Return a path with the values of HOME, USER and so on: `python` expands none."""
+        value = re.compile(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
+        path = value.sub(lambda found: self._environ.get(found[1] or found[2], found[0]), path)
+        if "$" in path:
+            raise ConfigError(f"{path}: the path of its Python is not known here")
+        return path
+
+    def program(self, name: str) -> str:
+        """Return the path of a program next to the environment's Python; empty: not known."""
+        path = str(Path(self.python).with_name(name)) if self.python else ""
+        return path if path and self._there(path) else ""
+
     def may_bring(self, what: str) -> None:
         """Note what may bring a Python that is not known here."""
         self._maybe = what
+
+    def extend(self, name: str, value: str) -> None:
+        """Take a line such as export PATH=/x/bin:$PATH."""
+        self.lines.append(f"export {name}={value}")
+        first = value.partition(":")[0].strip('"')
+        if name == "PATH" and "$PATH" not in first:
+            with suppress(ConfigError):
+                python = self._written_out(first.replace('"', "")) + "/python"
+                if self._there(python):
+                    self.python = python
+                elif _HAS_PYTHON.search(f"{first}/"):
+                    self._maybe = f"export PATH={value}"
+
+    def copied(self) -> Environment:
+        """Return a copy, to come back to."""
+        other = copy(self)
+        other.lines = [*self.lines]
+        return other
 
     def allow_failure(self) -> None:
         """Let the last line fail: the script has `|| …` after it."""
@@ -119,13 +158,13 @@ class Environment:
             raise ConfigError("no conda is known here: adopt the file where `conda info` works")
         return base
 
-    def _python_of(self, words: Sequence[str]) -> str:
+    def _python_of(self, words: Sequence[str], conda: str) -> str:
         """Return the Python of a conda environment."""
         name = words[0] if words else "base"
         if "/" in name:
-            return f"{name.rstrip('/')}/bin/python"
+            return f"{self._written_out(name).rstrip('/')}/bin/python"
         home = self._environ.get("HOME", "/")
-        places = [self._conda(), f"{home}/.conda"]
+        places = [conda, f"{home}/.conda"]
         for base in places:
             python = f"{base}/bin/python" if name == "base" else f"{base}/envs/{name}/bin/python"
             if self._there(python):

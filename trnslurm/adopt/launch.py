@@ -5,9 +5,12 @@ https://slurm.schedmd.com/srun.html#SECTION_OPTIONS
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trnslurm.adopt.texts import UNKNOWN
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 
@@ -33,8 +36,9 @@ _FLAGS = frozenset({
 _SIZE = frozenset({"nodes", "ntasks", "ntasks-per-node"})
 # What the run's own srun does, or what does not matter to one command on all nodes.
 _OURS = frozenset({
-    "cpu-bind", "cpus-per-gpu", "cpus-per-task", "disable-status", "distribution", "error", "exact",
-    "exclusive", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "input", "jobid",
+    "accel-bind", "cpu-bind", "cpus-per-gpu", "cpus-per-task", "disable-status", "distribution",
+    "error", "exact", "exclusive", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres",
+    "input", "jobid",
     "job-name", "kill-on-bad-exit", "label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu",
     "mpi", "no-kill", "open-mode", "output", "overcommit", "overlap", "partition", "account", "qos",
     "comment", "gres-flags", "quiet", "threads-per-core", "hint", "time", "unbuffered", "verbose",
@@ -43,6 +47,7 @@ _OURS = frozenset({
     "no-container-entrypoint", "no-container-mount-home", "container-mount-home",
     "container-name", "oversubscribe", "acctg-freq", "profile", "network", "constraint",
 })  # fmt: skip
+_BINDS = ("cpu-bind", "accel-bind")
 _CONTAINER = {"container-image": "image", "container-mounts": "mounts",
               "container-workdir": "workdir"}  # fmt: skip
 
@@ -55,6 +60,8 @@ class Tasks(Frozen):
     ntasks_per_node: str = ""
     binds_gpus: bool = False
     """Whether each task sees GPUs of its own."""
+    mpi: bool = False
+    """Whether mpirun starts it, in place of srun."""
 
 
 class Srun(Frozen):
@@ -66,6 +73,8 @@ class Srun(Frozen):
     """Keys of the section `container`."""
     environment: tuple[str, ...]
     """NAME=VALUE of --export."""
+    lost: tuple[str, ...] = ()
+    """Options that place tasks, which the run does not."""
 
 
 def read_srun(words: Sequence[str]) -> Srun:
@@ -75,6 +84,7 @@ def read_srun(words: Sequence[str]) -> Srun:
         word = rest.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = name.replace("_", "-")  # --cpu_bind is its older name
             needs = not equals and name not in _FLAGS
         else:
             name, value = _SHORT.get(word[1:2], word), word[2:]
@@ -99,13 +109,60 @@ def read_srun(words: Sequence[str]) -> Srun:
         raise ConfigError("srun: it starts nothing")
     return Srun(
         tasks=Tasks(
-            **{name.replace("-", "_"): found[name] for name in _SIZE if name in found},
+            nodes=found.get("nodes", ""),
+            ntasks=found.get("ntasks", ""),
+            ntasks_per_node=found.get("ntasks-per-node", ""),
             binds_gpus="gpus-per-task" in found or found.get("gpu-bind", "none") != "none",
         ),
         rest=tuple(rest),
         container={key: found[name] for name, key in _CONTAINER.items() if name in found},
         environment=tuple(named),
+        lost=tuple(f"--{name}={found[name]}" for name in _BINDS if _places(found.get(name, ""))),
     )
+
+
+def _places(value: str) -> bool:
+    """Check whether the value of --cpu-bind or --accel-bind says more than what is printed."""
+    return not {*value.split(",")} <= {"", "v", "verbose", "q", "quiet", "none", "no", "off"}
+
+
+# https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html and MPICH's and Intel's mpiexec:
+# options by the number of their values. All may begin with one dash or two.
+_MPI_NUMBERS = {"np": "ntasks", "n": "ntasks", "c": "ntasks", "npernode": "ntasks-per-node",
+                "N": "ntasks-per-node", "ppn": "ntasks-per-node"}  # fmt: skip
+_MPI_OPTIONS = {
+    "mca": 2, "genv": 2, "map-by": 1, "bind-to": 1, "rank-by": 1, "hostfile": 1, "host": 1, "H": 1,
+    "machinefile": 1, "f": 1, "prefix": 1, "launcher": 1, "bootstrap": 1, "oversubscribe": 0,
+    "allow-run-as-root": 0, "tag-output": 0, "report-bindings": 0, "display-map": 0, "bynode": 0,
+    "bind-to-core": 0, "bind-to-none": 0, "nolocal": 0, "q": 0, "v": 0, "l": 0,
+}  # fmt: skip
+
+
+def read_mpirun(words: Sequence[str]) -> Srun:
+    """Return the meaning of mpirun's options as of srun's: a task of Slurm for each process."""
+    name, rest = Path(words[0]).name, [*words[1:]]
+    found: dict[str, str] = {}
+    environment: list[str] = []
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).lstrip("-").partition("=")
+        many = 1 if option in _MPI_NUMBERS or option == "x" else _MPI_OPTIONS.get(option)
+        if many is None or len(rest) < many - bool(equals):
+            raise ConfigError(f"{name}: -{option} is not known to trnslurm")
+        values = [value] if equals else [rest.pop(0) for _ in range(many)]
+        if option in _MPI_NUMBERS:
+            found[_MPI_NUMBERS[option]] = values[0]
+        elif option == "genv":
+            environment.append("=".join(values))
+        elif option == "x" and "=" in values[0]:  # without a value it is in the environment
+            environment.append(values[0])
+        elif option == "map-by" and (ppr := re.fullmatch(r"ppr:(\d+):node(:.*)?", values[0])):
+            found["ntasks-per-node"] = ppr[1]
+    if not rest:
+        raise ConfigError(f"{name}: it starts nothing")
+    tasks = Tasks(ntasks=found.get("ntasks", ""), mpi=True,
+                  ntasks_per_node=found.get("ntasks-per-node", ""))  # fmt: skip
+    return Srun(tasks=tasks, rest=tuple(rest), container={},
+                environment=tuple(environment))  # fmt: skip
 
 
 _IMAGE_FLAGS = frozenset({"--nv", "--rocm", "--cleanenv", "-e", "--no-home", "--writable-tmpfs"})
@@ -120,12 +177,12 @@ class Image(Frozen):
 
 
 def read_apptainer(words: Sequence[str]) -> Image:
-    """Return what `apptainer exec` says.
+    """Return what `apptainer exec` says; `apptainer run` has the same options.
 
     https://apptainer.org/docs/user/latest/cli/apptainer_exec.html
     """
     name, rest = Path(words[0]).name, [*words[1:]]
-    if rest[:1] != ["exec"]:
+    if rest[:1] not in (["exec"], ["run"]):
         raise ConfigError(f"{name}: a run can start what `{name} exec` starts")
     del rest[0]
     mounts: list[str] = []
@@ -165,3 +222,31 @@ def runs_text(words: Sequence[str]) -> bool:
         and all(o.startswith("-") for o in options)
         and any(o.endswith("c") and not o.startswith("--") for o in options[-1:])
     )
+
+
+def without_labels(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command without --role of torchrun if only the job knows it, and that option."""
+    rest, lost = [*words], list[str]()
+    for n, word in enumerate(words):
+        several = word == "--role" and n + 1 < len(words)
+        if UNKNOWN in " ".join(words[n : n + 2] if several else words[n : n + 1]) and (
+            several or word.startswith("--role=")
+        ):
+            del rest[n : n + 1 + several]
+            return rest, [*lost, "--role"]
+        if word.endswith(".py"):
+            break
+    return rest, lost
+
+
+def without_options(words: Sequence[str], left_out: Sequence[str]) -> tuple[str, ...]:
+    """Return a command without the options in whose place trnslurm acts."""
+    rest = [*words]
+    for text in left_out:
+        if text in ("--use_env", "--use-env"):
+            continue  # it says what the script gets, too
+        gone = shlex.split(text)
+        places = (n for n in range(len(rest)) if rest[n : n + len(gone)] == gone)
+        if (at := next(places, None)) is not None:
+            del rest[at : at + len(gone)]
+    return tuple(rest)

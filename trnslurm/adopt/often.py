@@ -39,7 +39,7 @@ def how_often(
         if nodes > 1 and not (name == "deepspeed" and by_ssh):
             raise UnclearError("without srun it runs on the first node only")
         return [] if of_a_node else ["--per", "node"]
-    if tasks.nodes not in ("", str(nodes), "{nodes}"):
+    if tasks.nodes not in ("", str(nodes)):
         raise UnclearError(f"srun --nodes={tasks.nodes} runs on a part of the nodes")
     each = _tasks_of_a_node(tasks, nodes, resources)
     if of_a_node and each > 1:
@@ -50,19 +50,17 @@ def how_often(
         return []
     if each > 1 and (tasks.binds_gpus or resources.binds_gpus):
         raise UnclearError("each task would see one GPU; workers of trnslurm see the node's")
-    by_srun = each > 1 or reads_ranks
+    by_srun = each > 1 or reads_ranks or tasks.mpi
     return ["--launcher", "srun", "--workers", str(each)] if by_srun else ["--per", "node"]
 
 
 def _tasks_of_a_node(tasks: Tasks, nodes: int, resources: Resources) -> int:
-    if tasks.ntasks_per_node and tasks.ntasks_per_node != "{workers_per_node}":
+    if tasks.ntasks_per_node:
         if not tasks.ntasks_per_node.isdecimal():
-            raise UnclearError("how many tasks srun starts is not known here")
+            raise UnclearError("how many tasks a node has is not known here")
         return int(tasks.ntasks_per_node)
-    if tasks.ntasks == "{nodes}":
-        return 1
-    if tasks.ntasks and tasks.ntasks != "{workers}":
+    if tasks.ntasks:
         if not tasks.ntasks.isdecimal() or int(tasks.ntasks) % nodes:
-            raise UnclearError("how many tasks srun starts on a node is not known here")
+            raise UnclearError("how many tasks a node has is not known here")
         return int(tasks.ntasks) // nodes
     return resources.tasks_per_node

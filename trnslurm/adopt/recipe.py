@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from trnslurm.adopt.adopt import Adopted
+from trnslurm.adopt.found import Adopted
 from trnslurm.adopt.texts import shell_word, with_values
 from trnslurm.config.command import launcher_for, read_command
 from trnslurm.config.entry import Entry

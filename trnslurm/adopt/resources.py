@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
+from trnslurm.adopt.variables import IF_GIVEN
 from trnslurm.config.batch_script import BatchScript, Directive
 from trnslurm.config.entry import as_name
 from trnslurm.config.times import parse_size
+from trnslurm.errors import ConfigError
 
 _GPU_OPTIONS = frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task"})
 _KEYS = frozenset({"partition", "account", "qos", "constraint", "reservation"})
@@ -39,16 +42,40 @@ class Resources:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return Slurm's variables that are numbers."""
-        nodes, tasks = self._script.nodes, self.tasks_per_node
-        found = {
-            "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": nodes * tasks,
-            "SLURM_NPROCS": nodes * tasks, "SLURM_NTASKS_PER_NODE": tasks,
-        }  # fmt: skip
-        if cpus := _number(self._given.get("cpus-per-task")):
-            found["SLURM_CPUS_PER_TASK"] = cpus
+        """Return Slurm's variables that are numbers, if the file's options set them."""
+        nodes, tasks, given = self._script.nodes, self.tasks_per_node, self._given
+        found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
+        if {"ntasks", "ntasks-per-node"} & given.keys():
+            every = _number(given.get("ntasks")) or nodes * tasks
+            found |= {"SLURM_NTASKS": every, "SLURM_NPROCS": every}
         if gpus := _number(self.gpus.rpartition(":")[2]):
-            found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_GPUS_PER_NODE": gpus}
+            found["SLURM_GPUS_ON_NODE"] = gpus
+        more = {name: _number(given.get(option)) for name, option in IF_GIVEN.items()}
+        found |= {name: number for name, number in more.items() if number and name not in found}
+        with suppress(ConfigError):
+            if memory := parse_size(given.get("mem", "")):
+                found["SLURM_MEM_PER_NODE"] = memory
+        return found
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return Slurm's variables that are texts, if the file's options set them."""
+        name = self._given.get("job-name") or self._script.file.name
+        found = {"SLURM_JOB_NAME": name}
+        for option in ("account", "partition", "qos", "reservation"):
+            if (value := self._given.get(option)) and "," not in value:
+                found[f"SLURM_JOB_{option.upper()}"] = value
+        if each := _number(self._given.get("ntasks-per-node")):
+            many = f"(x{self._script.nodes})" if self._script.nodes > 1 else ""
+            found["SLURM_TASKS_PER_NODE"] = f"{each}{many}"
+        if ":" in (typed := self._given.get("gpus-per-node", "")):
+            found["SLURM_GPUS_PER_NODE"] = typed
+        if tasks := self._script.tasks:
+            found |= {"SLURM_ARRAY_TASK_COUNT": str(len(tasks)),
+                      "SLURM_ARRAY_TASK_MIN": str(tasks[0]),
+                      "SLURM_ARRAY_TASK_MAX": str(tasks[-1])}  # fmt: skip
+            if len(tasks) == 1:
+                found["SLURM_ARRAY_TASK_ID"] = str(tasks[0])
         return found
 
     def option(self, directive: Directive) -> Option:
@@ -67,6 +94,8 @@ class Resources:
             return Option((), "the command says how many workers a node has")
         if name == "signal":
             return Option((), "it is asked to save before its limit: slurm.stop_before_s")
+        if name == "array" and len(self._script.tasks) == 1:
+            return Option((), "one task: a run")
         if name == "export" and value in ("ALL", "NONE"):
             return Option((), "its environment is closed: --env NAME copies a variable")
         sizes = name != "gres-flags" and name.startswith(
@@ -134,7 +163,9 @@ class Resources:
     @property
     def binds_gpus(self) -> bool:
         """Whether each task of srun sees GPUs of its own."""
-        return "gpus-per-task" in self._given or self._given.get("gpu-bind", "none") != "none"
+        shared = "allow-task-sharing" in self._given.get("gres-flags", "")
+        each = "gpus-per-task" in self._given and not shared
+        return each or self._given.get("gpu-bind", "none") != "none"
 
     @property
     def shares(self) -> tuple[str, ...]:
@@ -148,8 +179,9 @@ def _gpus_of_node(given: Mapping[str, str], nodes: int, tasks: int) -> str:
         return (f"{found[1]}:" if found[1] else "") + (found[2] or "1")
     if re.fullmatch(r"([A-Za-z][\w.+-]*:)?\d+", each := given.get("gpus-per-node", "")):
         return each
-    if each_task := _number(given.get("gpus-per-task")):
-        return str(each_task * tasks)
+    kind, _, number = given.get("gpus-per-task", "").rpartition(":")
+    if each_task := _number(number):
+        return (f"{kind}:" if kind else "") + str(each_task * tasks)
     kind, _, number = given.get("gpus", "").rpartition(":")
     every = _number(number)
     if not every or every % nodes:

@@ -8,7 +8,7 @@ https://www.gnu.org/software/bash/manual/bash.html#Shell-Syntax
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 _OPERATORS = ("&&", "||", ";;", "|&", "&>>", "&>", "|", ";", "&", "\n")
@@ -69,6 +69,8 @@ class Block(NamedTuple):
 
     line: int
     raw: str
+    after: str = ";"
+    """As of a command."""
 
 
 Statement = Command | Block
@@ -85,6 +87,8 @@ class _Token(NamedTuple):
     raw: str
     word: Word | None
     line: int
+    begin: int = 0
+    end: int = 0
 
 
 class _Reader:
@@ -106,7 +110,7 @@ class _Reader:
                 continue
             end = _end_of_block(tokens, at)
             if end > at:
-                yield Block(token.line, self._between(tokens, at, end))
+                yield Block(token.line, self.between(tokens[at:end]), after)
                 at = end
                 continue
             end = at
@@ -116,37 +120,44 @@ class _Reader:
             yield _command(tokens[at:end], after, background=background)
             at = end
 
-    def _between(self, tokens: Sequence[_Token], at: int, end: int) -> str:
-        return " ".join(";" if token.raw == "\n" else token.raw for token in tokens[at:end])
+    def between(self, tokens: Sequence[_Token]) -> str:
+        """Return the text of tokens, as it stands."""
+        return self._text[tokens[0].begin : tokens[-1].end] if tokens else ""
 
     def _tokens(self) -> Iterator[_Token]:
         while self._at < len(self._text):
-            character = self._text[self._at]
-            if self._text.startswith("\\\n", self._at):
-                self._skip(2)
-            elif character in " \t\r":
-                self._skip(1)
-            elif character == "#":
-                end = self._text.find("\n", self._at)
-                self._skip((end if end >= 0 else len(self._text)) - self._at)
-            elif found := self._redirection():
-                yield found
-            elif operator := self._operator():
-                line = self._line
-                self._skip(len(operator))
-                yield _Token("operator", operator, None, line)
-                if operator == "\n" and self._documents:
-                    yield self._documents_here()
-            elif character in "()":
-                self._skip(1)
-                yield _Token("word", character, Word(character, (Part("other", character),)),
-                             self._line)  # fmt: skip
-            else:
-                yield self._word_token()
+            begin = self._at
+            for token in self._next():
+                yield token._replace(begin=begin, end=self._at)
+                begin = self._at
+
+    def _next(self) -> Iterator[_Token]:
+        character = self._text[self._at]
+        if self._text.startswith("\\\n", self._at) or self._text[self._at :] == "\\":
+            self._skip(2)  # bash drops a backslash that ends the file, too
+        elif character in " \t\r":
+            self._skip(1)
+        elif character == "#":
+            end = self._text.find("\n", self._at)
+            self._skip((end if end >= 0 else len(self._text)) - self._at)
+        elif found := self._redirection():
+            yield found
+        elif operator := self._operator():
+            line = self._line
+            self._skip(len(operator))
+            yield _Token("operator", operator, None, line)
+            if operator == "\n" and self._documents:
+                yield self._documents_here()
+        elif character in "()":
+            self._skip(1)
+            yield _Token("word", character, Word(character, (Part("other", character),)),
+                         self._line)  # fmt: skip
+        else:
+            yield self._word_token()
 
     def _skip(self, count: int) -> None:
         self._line += self._text.count("\n", self._at, self._at + count)
-        self._at += count
+        self._at = min(self._at + count, len(self._text))
 
     def _operator(self) -> str:
         return next((o for o in _OPERATORS if self._text.startswith(o, self._at)), "")
@@ -202,7 +213,7 @@ class _Reader:
                 parts.append(Part("text", self._single()))
             elif character == '"':
                 parts += self._double()
-            elif self._text.startswith("\\\n", self._at):
+            elif self._text.startswith("\\\n", self._at) or self._text[self._at :] == "\\":
                 self._skip(2)
             elif character == "\\":
                 parts.append(Part("text", self._text[self._at + 1 : self._at + 2]))
@@ -210,7 +221,8 @@ class _Reader:
             elif character in "$`":
                 parts.append(self._expansion())
             elif self._text.startswith(("<(", ">("), self._at):
-                parts.append(Part("other", self._balanced("(", ")")))
+                self._skip(1)
+                parts.append(Part("other", f"{character}{self._balanced('(', ')')}"))
             elif self._at - begin < 2 and self._text[begin : self._at + 2] in _TESTS:
                 parts.append(Part("text", character))
                 self._skip(1)
@@ -239,7 +251,7 @@ class _Reader:
             character = self._text[self._at]
             if character in "$`":
                 parts.append(self._expansion()._replace(quoted=True))
-            elif character == "\\" and self._text[self._at + 1 : self._at + 2] in '$`"\\\n':
+            elif re.compile(r'\\[$`"\\\n]').match(self._text, self._at):
                 escaped = self._text[self._at + 1]
                 parts.append(Part("text", "" if escaped == "\n" else escaped))
                 self._skip(2)
@@ -255,9 +267,6 @@ class _Reader:
             if text.startswith(shown, begin):
                 self._skip(len(shown))
                 return Part("name", variable)
-        if which := re.compile(r"[`]which ([\w.-]+)[`]|\$\(which ([\w.-]+)\)").match(text, begin):
-            self._skip(which.end() - begin)
-            return Part("text", which[1] or which[2])
         if text[begin] == "`":
             end = text.find("`", begin + 1)
             self._skip((end + 1 if end >= 0 else len(text)) - begin)
@@ -315,38 +324,116 @@ def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 class Branch(NamedTuple):
-    """A branch of an `if`."""
+    """A branch of an `if` or a `case`, or the body of a loop, a function or a group."""
 
     test: list[Statement]
-    """Empty: else."""
+    """Of an `if`; empty: it needs none."""
     body: list[Statement]
+    patterns: tuple[Word, ...] = ()
+    """Of a `case`: one of them matches its word."""
 
 
-def branches(block: Block) -> list[Branch]:
-    """Return the branches of an `if`; none: it is another block, or has more around it."""
-    tokens = [*_Reader(block.raw, block.line)._tokens()]
-    if [t.raw for t in tokens[:1]] != ["if"] or [t.raw for t in tokens[-1:]] != ["fi"]:
-        return []
-    parts: list[tuple[str, list[str]]] = []
-    depth, begins = 0, True
+class Compound(NamedTuple):
+    """What a block consists of."""
+
+    kind: str
+    """`if`, `case`, `for`, `function` or `group`."""
+    branches: list[Branch]
+    name: str = ""
+    """The variable of a loop, or the function's name."""
+    words: tuple[Word, ...] = ()
+    """The word of a `case`, or the words of a loop."""
+
+
+def parsed(block: Block) -> Compound | None:
+    """Return what a block consists of; None: another kind, or it has more around it."""
+    reader = _Reader(block.raw, block.line)
+    tokens = [*reader._tokens()]
+    while tokens and (tokens[-1].raw == "\n" or _is_output(tokens[-1])):
+        del tokens[-1]
+    raws = [token.raw for token in tokens]
+
+    def read(some: Sequence[_Token]) -> list[Statement]:
+        return statements(reader.between(some), first_line=some[0].line) if some else []
+
+    if raws[:1] == ["function"] and raws[2:4] != ["(", ")"]:
+        raws[2:2], tokens[2:2] = ["(", ")"], tokens[1:2] * 2
+    start = int(raws[:1] == ["function"])
+    if raws[start + 1 : start + 4] == ["(", ")", "\n"]:
+        del raws[start + 3], tokens[start + 3]
+    if raws[start + 1 : start + 4] == ["(", ")", "{"] and raws[-1] == "}":
+        return Compound("function", [Branch([], read(tokens[start + 4 : -1]))], raws[start])
+    pair = (raws[0], raws[-1]) if raws else ()
+    if pair == ("{", "}") or (pair == ("(", ")") and raws.count("(") == 1):
+        return Compound("group", [Branch([], read(tokens[1:-1]))])
+    if pair == ("case", "esac") and raws[2:3] == ["in"] and tokens[1].word:
+        return Compound("case", _cases(tokens[3:-1], read), words=(tokens[1].word,))
+    parts = _at_the_top(tokens)
+    if pair == ("for", "done") and [word for word, _ in parts] == ["for", "do", "done"]:
+        name, *words = [t for t in parts[0][1] if t.kind == "word"] or tokens[:1]
+        if [t.raw for t in words[:1]] != ["in"] or name.word is None or name.word.text is None:
+            return None
+        del words[0]
+        body = [Branch([], read(parts[1][1]))]
+        return Compound("for", body, name.raw, tuple(t.word for t in words if t.word))
+    if pair == ("if", "fi"):
+        found: list[Branch] = []
+        test: list[Statement] = []
+        for word, some in parts[:-1]:
+            if word in ("if", "elif"):
+                test = read(some)
+            else:
+                found.append(Branch(test if word == "then" else [], read(some)))
+        return Compound("if", found)
+    return None
+
+
+def _is_output(token: _Token) -> bool:
+    """Check whether a token says where the output of a block goes."""
+    return token.kind == "redirection" and ">" in token.raw and "<" not in token.raw
+
+
+def _at_the_top(tokens: Sequence[_Token]) -> list[tuple[str, list[_Token]]]:
+    """Return the tokens after each word of the outermost `if` or loop."""
+    parts: list[tuple[str, list[_Token]]] = []
+    stack: list[str] = []
+    begins = True
     for token in tokens:
         word = token.raw if token.kind == "word" and begins else ""
-        depth += (word in _OPENS) - (word in _CLOSES)
-        top = depth == 1 and word in ("if", "elif", "else", "then")
-        begins = token.kind == "operator" or token.raw in _OPENS | _BEFORE_A_COMMAND
-        if top:
+        if word in _OPENS or (token.kind == "word" and token.raw == "("):
+            stack.append(token.raw)
+        elif (word in _CLOSES - {")"}) or (token.raw == ")" and stack[-1:] == ["("]):
+            stack = stack[:-1]
+        top = len(stack) == 1 and word in ("if", "elif", "else", "then", "for", "do")
+        if top or (not stack and word):
             parts.append((word, []))
-        elif depth:
-            parts[-1][1].append(token.raw)
+        elif parts:
+            parts[-1][1].append(token)
+        begins = token.kind == "operator" or token.raw in _OPENS | _BEFORE_A_COMMAND
+    return parts
+
+
+def _cases(
+    tokens: Sequence[_Token], read: Callable[[Sequence[_Token]], list[Statement]]
+) -> list[Branch]:
     found: list[Branch] = []
-    test: list[Statement] = []
-    for word, raws in parts:
-        read = statements(" ".join(raws), first_line=block.line)
-        if word in ("if", "elif"):
-            test = read
+    patterns: list[Word] = []
+    body: list[_Token] | None = None
+    depth = 0
+    for token in tokens:
+        if body is None:
+            if token.raw == ")":
+                body = []
+            elif token.kind == "word" and token.word and token.raw != "(":
+                patterns.append(token.word)
+            continue
+        depth += (token.raw in ("case", "(")) - (token.raw in ("esac", ")"))
+        if token.raw == ";;" and depth == 0:
+            found.append(Branch([], read(body), tuple(patterns)))
+            patterns, body = [], None
         else:
-            found.append(Branch(test if word == "then" else [], read))
-    return found
+            body.append(token)
+    return [*found, Branch([], read(body), tuple(patterns))] if body is not None else found
 
 
 def _end_of_block(tokens: Sequence[_Token], at: int) -> int:

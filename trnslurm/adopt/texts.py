@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from trnslurm.adopt.shell import Word
-from trnslurm.adopt.variables import Variables
+from trnslurm.adopt.variables import IF_GIVEN, WILDCARDS, Variables
 
-# A variable of the user's shell, and what only the script's own shell knows, within a text.
-NAME, UNKNOWN, END = "\ue000", "\ue001", "\ue002"
-MARKED = re.compile(f"({NAME}|{UNKNOWN})(.*?){END}", re.DOTALL)
+# Within a text: a variable of the user's shell, what only the script's own shell knows, a number
+# of Slurm, and a variable that nobody sets.
+NAME, UNKNOWN, NUMBER, UNSET, END = "\ue000", "\ue001", "\ue004", "\ue005", "\ue002"
+MARKED = re.compile(f"({NAME}|{UNKNOWN}|{NUMBER}|{UNSET})(.*?){END}", re.DOTALL)
 # What variables of the job are in a script's arguments.
 PLACES = {
     "SLURM_NNODES": "{nodes}", "SLURM_JOB_NUM_NODES": "{nodes}", "SLURM_NTASKS": "{workers}",
@@ -21,6 +25,8 @@ PLACES = {
     "MASTER_PORT": "{master_port}", "SLURM_ARRAY_TASK_ID": "{task}", "SLURM_JOB_ID": "{run_id}",
     "SLURM_JOBID": "{run_id}", "SLURM_ARRAY_JOB_ID": "{run_id}",
 }  # fmt: skip
+# The directory of conda, which a job cannot ask for.
+CONDA_BASE, CONDA = re.compile(r"[$`(]+conda info --base[)`]"), "%conda%"
 # What a job has in its closed environment.
 IN_JOB = frozenset({"HOME", "USER", "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH"})
 
@@ -61,6 +67,8 @@ class Texts:
         self, variables: Variables, numbers: Mapping[str, int], environ: Mapping[str, str]
     ) -> None:
         self._variables, self._numbers, self._environ = variables, numbers, environ
+        self.unset: set[str] = set()
+        """Variables that nobody sets, in texts that count."""
 
     def text(self, word: Word) -> str:
         """Return a word as an argument: with places, and with marks for what is not known here."""
@@ -72,23 +80,45 @@ class Texts:
 
     def joined(self, word: Word) -> str:
         """Return a word whose variables have been replaced."""
-        text = ""
+        text, stays = "", self._matches_no_file(word)
         for part in word.parts:
             if part.kind == "text":
                 text += re.sub(r"\{([A-Za-z_]\w*)\}", r"{{\1}}", part.text)
-            elif part.kind == "name" and part.text in PLACES:
-                text += PLACES[part.text]
+            elif part.kind == "other" and part.text in WILDCARDS and stays:
+                text += part.text
             elif part.kind == "other" or part.text in self._variables.computed:
                 text += f"{UNKNOWN}{part.text}{END}"
             elif part.text in self._numbers:
-                text += str(self._numbers[part.text])
+                text += f"{NUMBER}{part.text}{END}"
+            elif part.text in PLACES and part.text not in IF_GIVEN:
+                text += PLACES[part.text]
             elif part.text in ("PWD", "SLURM_SUBMIT_DIR"):
                 text += "."
             elif part.text in self._environ and not part.text.startswith("SLURM_"):
                 text += f"{NAME}{part.text}{END}"
+            elif self._variables.is_unset(part.text) and not self._variables.loads:
+                text += f"{UNSET}{part.text}{END}"
             else:
                 text += f"{UNKNOWN}${part.text}{END}"
         return text
+
+    def _matches_no_file(self, word: Word) -> bool:
+        """Check whether a word with wildcards stays as it is: no file here has such a name."""
+        pattern = ""
+        for part in word.parts:
+            if part.kind == "other" and part.text in WILDCARDS:
+                pattern += part.text
+            elif (plain := self._variables.plain(Word("", (part,)))) is not None:
+                pattern += glob.escape(plain)
+            else:
+                return False
+        if not glob.has_magic(pattern):
+            return False
+        wild = [each for each in pattern.split("/") if glob.has_magic(each)]
+        with suppress(ValueError, OSError):
+            root = Path("/" if pattern.startswith("/") else ".")
+            return len(wild) < 3 and next(root.glob(pattern.lstrip("/")), None) is None
+        return False
 
     def shell(self, word: Word) -> str:
         """Return a word for a line of `activate`, in which only few variables are known."""
@@ -102,14 +132,39 @@ class Texts:
                 text += f'"${{{part.text}:-}}"'
             elif part.kind == "name" and part.text in self._environ:
                 text += shlex.quote(self._environ[part.text])
-            elif part.kind == "other" and re.fullmatch(r"\$\(\S*conda .*hook.*\)", part.text):
-                text += f'"{part.text}"'
+            elif part.kind == "other" and CONDA_BASE.fullmatch(part.text):
+                text += CONDA
             else:
                 raise UnclearError(f"{part.text} is not known in the job's environment")
         return text
 
-    def counted(self, word: str) -> str:
-        """Return a word with the job's numbers in place of their places."""
-        for name, number in self._numbers.items():
-            word = word.replace(PLACES.get(name, name), str(number))
-        return word
+    def counted(self, text: str) -> str:
+        """Return a text with numbers; note in `unset` what nobody sets: this shell may later."""
+        return MARKED.sub(lambda found: self._settled(found, {}), text)
+
+    def placed(self, text: str, each: int | None) -> str:
+        """Return a text with places instead, which stay right on other nodes; `each` is the number
+        of a node's workers.
+        """
+        values = {"{nodes}": self._numbers["SLURM_NNODES"]}
+        if each is not None:
+            values |= {"{workers}": values["{nodes}"] * each, "{workers_per_node}": each}
+        return MARKED.sub(lambda found: self._settled(found, values), text)
+
+    def _settled(self, found: re.Match[str], values: Mapping[str, int]) -> str:
+        mark, name = found.groups()
+        if mark == NUMBER:
+            place, number = PLACES.get(name, ""), self._numbers[name]
+            return place if values.get(place) == number else str(number)
+        if mark == UNSET:
+            self.unset.add(name)
+            return "" if name.startswith("SLURM") else f"{NAME}{name}{END}"
+        return found[0]
+
+    def lacks(self, word: str) -> bool:
+        """Check whether a word is nothing but variables that nobody sets."""
+        found = MARKED.sub(lambda found: "" if found[1] == UNSET else found[0], word)
+        if not word or found:
+            return False
+        self.unset |= {found[2] for found in MARKED.finditer(word)}
+        return True

@@ -5,17 +5,31 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from trnslurm.adopt.shell import Command, Part, Statement, Word, parts_of, statements
+from trnslurm.adopt.outputs import printed
+from trnslurm.adopt.shell import Command, Part, Word, parts_of, statements
 
-_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d):?-(.*)\}", re.DOTALL)
-_SET_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=(.*)\}", re.DOTALL)
 OF_THE_RENDEZVOUS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 """Whose values are trnslurm's, whatever the script computes."""
-_EVERY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
+# ${#NAME}, ${NAME[1]} and ${NAME%.*}: a sign, the name, a subscript and an operator.
+_BRACES = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*])(?:\[([^\]]*)\])?(.*)\}", re.DOTALL)
+_OPERATOR = re.compile(r"(:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:)(.*)", re.DOTALL)
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
+_SUBSTITUTED = re.compile(r"\$\((?!\()(.*)\)|`(.*)`", re.DOTALL)
+# Slurm sets them if the file has the option: https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT
+# and env_array_for_batch_job in src/common/env.c.
+IF_GIVEN = {
+    "SLURM_NTASKS": "ntasks", "SLURM_NPROCS": "ntasks", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task", "SLURM_GPUS": "gpus",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task",
+    "SLURM_MEM_PER_NODE": "mem", "SLURM_MEM_PER_CPU": "mem-per-cpu",
+    "SLURM_MEM_PER_GPU": "mem-per-gpu",
+}  # fmt: skip
+# What bash or a site's prolog sets in every job.
+_IN_EVERY_JOB = re.compile(r"SLURM\w*|CUDA_VISIBLE_DEVICES|TMPDIR|BASH\w*|EPOCH\w*|HOST\w+|E?UID"
+                           r"|RANDOM|SECONDS|LINENO|PPID|PWD|OLDPWD|SHLVL|IFS|OPT\w+")  # fmt: skip
 _ASSIGNED = re.compile(
     r"(?:^|[\s;({])(?:(?:export|local|declare|read)(?: -\w+)* )?([A-Za-z_]\w*)\+?="
 )
@@ -23,16 +37,18 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
-
-
-_SOME = "\ue003"
-"""Stands for a value that is not known here, but surely not empty."""
-_NUMBERS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le,
-    "-gt": operator.gt, "-ge": operator.ge,
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 
 
+SOME = "\ue003"
+"""Stands for a value that is not known here, but surely not empty."""
+_HERE = {
+    Part("name", name, quoted) for name in ("PWD", "SLURM_SUBMIT_DIR") for quoted in (False, True)
+}
+WILDCARDS = ("*", "?", "[")
 _LONGEST, _MOST_WORDS = 64 << 10, 4096
 """Of a value: a script can double it line by line."""
 
@@ -50,24 +66,40 @@ class Variables:
         arguments: Sequence[str],
         numbers: Mapping[str, int],
         *,
+        texts: Mapping[str, str] | None = None,
+        assigned: Collection[str] = (),
         in_array: bool = False,
     ) -> None:
         self._environ, self._numbers, self._in_array = environ, numbers, in_array
+        self._assigned = assigned
+        self._arrays: dict[str, tuple[Word, ...]] = {}
         self._known: dict[str, tuple[Part, ...]] = {
-            str(n): (Part("text", word),) for n, word in enumerate(arguments, 1)
+            name: (Part("text", text),) for name, text in (texts or {}).items()
         }
-        self._arrays: dict[str, tuple[Word, ...]] = {
-            "@": tuple(Word(word, (Part("text", word),)) for word in arguments)
-        }
+        self.give(arguments)
         self.computed: set[str] = set()
         """Those that only the script's shell knows."""
         self.used: set[str] = set()
         self.open = False
         """Whether a file that the script sources may have set others."""
+        self.loads = False
+        """Whether a module may have."""
+
+    def give(self, arguments: Sequence[str | Word]) -> None:
+        """Set the arguments of the script, or of a function."""
+        words = [w if isinstance(w, Word) else Word(w, (Part("text", w),)) for w in arguments]
+        for name in [name for name in self._known if name.isdecimal()]:
+            del self._known[name]
+        self._known |= {str(n): word.parts for n, word in enumerate(words, 1)}
+        self._arrays["@"] = tuple(words)
+
+    @property
+    def arguments(self) -> tuple[Word, ...]:
+        """The present arguments."""
+        return self._arrays["@"]
 
     def assign(self, name: str, value: Word) -> bool:
         """Give a variable its value; return whether all of it is known."""
-        self.computed.discard(name)
         if (items := _inside_array(value)) is not None:
             before = self._arrays.get(name, ())
             appends = value.parts[:1] == (Part("name", name),)
@@ -75,14 +107,27 @@ class Variables:
             if len(before) + len(words) > _MOST_WORDS:
                 self.forget(name)
                 return False
+            self.computed.discard(name)
             self._arrays[name] = (*(before if appends else ()), *words)
             return not any(map(self.unknown, words))
         parts = self.expand(value).parts
-        if sum(len(part.text) for part in parts) > _LONGEST:
+        if sum(1 + len(part.text) for part in parts) > _LONGEST:
             self.forget(name)
             return False
+        self.computed.discard(name)
         self._known[name] = parts
         return not self.unknown(Word("", self._known[name]))
+
+    def move(self, before: str) -> None:
+        """Note that the script leaves the directory `before`, which values may name."""
+        text = Part("text", before)
+        for name, parts in self._known.items():
+            self._known[name] = tuple(text if p in _HERE else p for p in parts)
+        for name, words in self._arrays.items():
+            self._arrays[name] = tuple(
+                Word(w.raw, tuple(text if p in _HERE else p for p in w.parts)) for w in words
+            )
+        self._known.setdefault("SLURM_SUBMIT_DIR", (text,))
 
     def forget(self, name: str) -> None:
         """Note that only the script's shell knows a variable."""
@@ -100,15 +145,13 @@ class Variables:
             for name in re.findall(r"[A-Za-z_]\w*", " ".join(inner)):
                 self.forget(name)
 
-    def is_set(self, name: str) -> bool:
-        """Check whether a variable is known to have a value."""
-        return name in self._known or name in self._environ
-
     def _of_job(self, name: str) -> bool:
-        """Check whether Slurm sets a variable in the job."""
+        """Check whether a variable is set in the job, to what is not known here."""
         if name.startswith("SLURM_ARRAY_"):
             return self._in_array
-        return name.startswith("SLURM") or name == "CUDA_VISIBLE_DEVICES"
+        if name in IF_GIVEN:
+            return name in self._numbers
+        return _IN_EVERY_JOB.fullmatch(name) is not None
 
     def has_value(self, name: str) -> bool:
         """Check whether a variable of the user's shell or of Slurm is surely not empty."""
@@ -118,17 +161,23 @@ class Variables:
 
     def is_unset(self, name: str) -> bool:
         """Check whether a variable is empty, as nobody sets it."""
-        known = self.is_set(name) or name in self.computed or name in self._numbers
-        return not (known or self.open or self._of_job(name))
+        known = name in self._known or name in self._arrays or name in self._environ
+        known |= name in self.computed or name in self._numbers
+        return not (known or self.open or self._of_job(name) or name.isdecimal())
 
     def value(self, name: str) -> tuple[Part, ...] | None:
         """Return a variable's value, if the script gives it one that is known."""
         return self._known.get(name)
 
+    def items(self, name: str) -> tuple[Part, ...]:
+        """Return what the words of an array consist of."""
+        return tuple(part for word in self._arrays.get(name, ()) for part in word.parts)
+
     def unknown(self, word: Word) -> bool:
         """Check whether a word has something that only the script's shell would know."""
         return any(
-            part.kind == "other" or (part.kind == "name" and part.text in self.computed)
+            (part.kind == "other" and part.text not in WILDCARDS)
+            or (part.kind == "name" and part.text in self.computed)
             for part in word.parts
         )
 
@@ -142,16 +191,12 @@ class Variables:
     def words(self, word: Word) -> list[Word]:
         """Return the words that the shell makes of one: several of an array, or of a text."""
         filled = [part for part in word.parts if part.text or part.kind != "text"]
-        if len(filled) == 1 and filled[0].kind == "other":
-            raw = filled[0].text
-            every = _EVERY.fullmatch(raw)
-            name = every[1] if every else "@" if raw in ("$@", "$*", "${@}") else ""
-            if name in self._arrays and name not in self.computed:
-                self.used.add(name)
-                return [*self._arrays[name]]
+        if len(filled) == 1 and (every := self._every(filled[0])) is not None:
+            return every
         words: list[list[Part]] = [[]]
         for part in word.parts:
-            for value in self._value_of(part):
+            several = self._every(part) if part.quoted else None
+            for value in (part,) if several and len(several) > 1 else self._value_of(part):
                 if part.kind != "text" and not part.quoted and value.kind == "text":
                     first, *others = re.split(r"\s+", value.text)
                     words[-1] += [Part("text", first)] if first else []
@@ -161,103 +206,221 @@ class Variables:
         split = any(part.kind != "text" and not part.quoted for part in word.parts)
         return [Word(word.raw, tuple(parts)) for parts in words if parts or not split]
 
+    def _every(self, part: Part) -> list[Word] | None:
+        """Return the words of an array, or of a list that only the job knows."""
+        found = _BRACES.fullmatch(_with_braces(part.text)) if part.kind == "other" else None
+        start = re.fullmatch(r"(?:: *(\d+))?", found[4]) if found and not found[1] else None
+        if found and start:
+            name, sign = found[2], found[2] if found[2] in "@*" else found[3]
+            if sign == "@" or (sign == "*" and not part.quoted):
+                items = self._items(name)
+                begin = max(0, int(start[1] or 0) - (found[2] in "@*"))
+                return None if items is None else [*items[begin:]]
+        if not part.quoted:
+            [*values] = self._value_of(part)
+            lines = self._output(values[0]) if len(values) == 1 else None
+            if isinstance(lines, int):
+                return [Word("", (Part("other", f"{values[0].text}"),))] * min(lines, _MOST_WORDS)
+        return None
+
+    def _items(self, name: str) -> tuple[Word, ...] | None:
+        name = "@" if name == "*" else name
+        self.used.add(name)
+        return None if name in self.computed else self._arrays.get(name)
+
+    def plain(self, word: Word) -> str | None:
+        """Return the text of a word as far as the file and the user's shell tell it."""
+        text = ""
+        for part in self.expand(word).parts:
+            value: str | int | None = part.text if part.kind == "text" else None
+            if part.kind == "name" and part.text not in self.computed:
+                value = self._numbers.get(part.text)
+                if value is None and not part.text.startswith("SLURM"):
+                    value = self._environ.get(part.text)
+                if value is None and self.is_unset(part.text):
+                    value = ""
+            if value is None:
+                return None
+            text += str(value)
+        return text
+
     def _value_of(self, part: Part) -> tuple[Part, ...]:
         if part.kind == "name":
             self.used.add(part.text)
             if part.text in OF_THE_RENDEZVOUS:
                 return (part,)
-            return self._known.get(part.text, (part,))
-        if part.kind == "other" and (found := _SET_DEFAULT.fullmatch(part.text)):
-            name = found[1]
-            if name not in self._known and name not in self._environ:
-                self._known[name] = tuple(v for p in parts_of(found[2]) for v in self._value_of(p))
-            return self._value_of(Part("name", name, part.quoted))
-        if part.kind == "other" and (found := _DEFAULT.fullmatch(part.text)):
-            name = found[1]
-            self.used.add(name)
-            if name in self._known or name in OF_THE_RENDEZVOUS:
-                return self._value_of(Part("name", name, part.quoted))
-            if name in self._environ or name in self._numbers or self._of_job(name):
-                return (Part("name", name, part.quoted),)
-            if name in self.computed or self.open:
-                return (part,)
-            return tuple(v for p in parts_of(found[2]) for v in self._value_of(p))
-        if part.kind == "other" and (found := _ARITHMETIC.fullmatch(part.text)):
-            number = self._number(found[1])
-            return (part,) if number is None else (Part("text", str(number)),)
-        return (part,)
+            if part.text not in self._known and (items := self._arrays.get(part.text)):
+                return items[0].parts
+            empty = part.text in self._assigned and self.is_unset(part.text)
+            return self._known.get(part.text, () if empty else (part,))
+        if part.kind != "other":
+            return (part,)
+        value: str | int | tuple[Part, ...] | None = None
+        if found := _ARITHMETIC.fullmatch(part.text):
+            value = self.number(found[1])
+            value = None if value is None else str(value)
+        elif found := _BRACES.fullmatch(_with_braces(part.text)):
+            value = self._braces(found, part)
+        else:
+            value = self._output(part)
+        if isinstance(value, str):
+            return (Part("text", value),)
+        return (part,) if value is None or isinstance(value, int) else value
 
-    def _number(self, text: str) -> int | None:
+    def _braces(self, found: re.Match[str], part: Part) -> str | tuple[Part, ...] | None:
+        """Return the value of `${…}`; None: it is not known here.
+
+        https://www.gnu.org/software/bash/manual/bash.html#Shell-Parameter-Expansion
+        """
+        sign, name, subscript, rest = found.groups()
+        if name in "@*":
+            name, subscript = "@", name
+        value: tuple[Part, ...] = ()
+        if subscript is None:
+            if sign or name in self.computed:
+                return None
+            self.used.add(name)
+        else:
+            items = self._items(name)
+            if items is not None and subscript in ("@", "*"):
+                if sign:
+                    return str(len(items))
+                if start := re.fullmatch(r": *(\d+)", rest):
+                    items, rest = items[max(0, int(start[1]) - (name == "@")) :], ""
+                spaced = [p for item in items for p in (Part("text", " "), *item.parts)]
+                return None if rest else tuple(spaced[1:])
+            number = self.number(subscript)
+            if sign or rest or number is None or items is None or not 0 <= number < len(items):
+                return None
+            return items[number].parts
+        operator = _OPERATOR.fullmatch(rest)
+        if not operator:
+            return self._value_of(Part("name", name, part.quoted)) if not rest else None
+        mark, word = operator[1], Word("", parts_of(operator[2]))
+        value = self._value_of(Part("name", name, part.quoted))
+        given = value != (Part("name", name, part.quoted),)
+        if mark.strip(":") in ("-", "=", "+", "?") and mark != ":":
+            there = given or name in OF_THE_RENDEZVOUS or self.has_value(name)
+            if not there and self.open and name not in self._environ:
+                return None
+            if there and given and mark[0] == ":" and not "".join(p.text for p in value):
+                there = False
+            if mark[-1] == "+":
+                return self.expand(word).parts if there else ()
+            if there or mark[-1] == "?":
+                return value
+            value = self.expand(word).parts
+            if mark[-1] == "=":
+                self._known[name] = value
+            return value
+        if not given and self.is_unset(name):
+            return None
+        text, pattern = self.plain(Word("", value)), self.plain(word)
+        return None if text is None or pattern is None else _edited(text, mark, pattern)
+
+    def seen(self, word: Word) -> str | None:
+        """Return a word of a test: its wildcards stay, and a mark stands for what has a value."""
+        text = ""
+        for part in self.expand(word).parts:
+            if part.kind == "other" and part.text in WILDCARDS:
+                text += part.text
+            elif (plain := self.plain(Word("", (part,)))) is not None:
+                text += plain
+            elif part.kind == "name" and self.has_value(part.text):
+                text += SOME
+            else:
+                return None
+        return text
+
+    def number(self, text: str) -> int | None:
         """Return the value of an arithmetic expansion, if all in it is known."""
 
         def named(found: re.Match[str]) -> str:
-            name = found[1]
-            self.used.add(name)
-            known = self._known.get(name, ())
-            value = "".join(p.text if p.kind == "text" else "?" for p in known)
-            return value or str(self._numbers.get(name, "?"))
+            return self.plain(Word("", (Part("name", found[0]),))) or "?"
 
-        plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", named, text)
-        if not re.fullmatch(r"[\d\s()+*/%-]{1,200}", plain):
+        inside = self.expand(Word("", parts_of(text))).parts
+        texts = [named(m) if p.kind == "name" and (m := re.fullmatch(r"\w+", p.text)) else p.text
+                 for p in inside]  # fmt: skip
+        plain = re.sub(r"[A-Za-z_]\w*", named, "".join(texts))
+        if not re.fullmatch(r"[\d\s()+*/%<>=!&|-]{1,200}", plain):
             return None
         try:
-            number = _evaluated(ast.parse(plain.strip(), mode="eval").body)
+            plain = plain.replace("&&", " and ").replace("||", " or ").strip()
+            number = _evaluated(ast.parse(plain, mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return None
         return number if abs(number) < 1 << 63 else None  # as many bits as bash has
 
-
-def holds(test: Sequence[Statement], variables: Variables) -> bool | None:
-    """Return whether the test of an `if` holds; None: only the job knows.
-
-    https://www.gnu.org/software/bash/manual/bash.html#Bash-Conditional-Expressions
-    """
-    if len(test) != 1 or not isinstance(test[0], Command) or test[0].assignments:
-        return None
-    words: list[str] = []
-    for word in test[0].words:
-        text = ""
-        for part in variables.expand(word).parts:
-            if part.kind == "other":
-                return None
-            if part.kind == "text":
-                text += part.text
-            elif variables.has_value(part.text):
-                text += _SOME
-            elif not variables.is_unset(part.text):
-                return None
-        words.append(text)
-    if words[:1] not in (["["], ["[["], ["test"]):
-        return None
-    words = words[1 : None if words[0] == "test" else -1]
-    no = words[:1] == ["!"]
-    found = _compared(words[no:])
-    return found if found is None else found is not no
-
-
-def _compared(words: Sequence[str]) -> bool | None:
-    match words:
-        case ["-z", text]:
-            return not text
-        case [text] | ["-n", text]:
-            return bool(text)
-        case [left, _, right] if _SOME in left + right:
+    def _output(self, part: Part) -> str | int | None:
+        """Return what a substitution prints; a number: so many lines that only the job knows."""
+        found = _SUBSTITUTED.fullmatch(part.text) if part.kind == "other" else None
+        if not found:
             return None
-        case [left, "=" | "==", right] if not set(right) & {"*", "?", "["}:
-            return left == right
-        case [left, "!=", right] if not set(right) & {"*", "?", "["}:
-            return left != right
-        case [left, sign, right] if sign in _NUMBERS:
-            with suppress(ValueError):
-                return _NUMBERS[sign](int(left), int(right))
+        stream: str | int | None = None
+        for n, command in enumerate(statements(found[1] or found[2] or "")):
+            if not isinstance(command, Command) or command.assignments:
+                return None
+            if (command.after == "|") != bool(n):
+                return None
+            here = [word for word in command.redirections if word.startswith("<<<")]
+            if any("/dev/null" not in w for w in command.redirections if w not in here):
+                return None
+            if here:
+                stream = self.plain(Word("", parts_of(here[0].removeprefix("<<<").strip())))
+            words = [self.plain(each) for word in command.words for each in self.words(word)]
+            stream = printed(words, stream, self._numbers)
+            if stream is None:
+                return None
+        return stream.rstrip("\n") if isinstance(stream, str) else stream
+
+
+def _with_braces(text: str) -> str:
+    """Return `$@` as `${@}`."""
+    return (
+        f"${{{text[1]}}}" if text in ("$@", "$*") else "${#@}" if text in ("$#", "${#}") else text
+    )
+
+
+def _edited(text: str, mark: str, pattern: str) -> str | None:
+    """Return a text after `#`, `%`, `/`, `:` or a change of case."""
+    size = len(text)
+    if size > 4096 or len(pattern) > 256:
+        return None
+    if mark[0] in "^,":
+        change = str.upper if mark[0] == "^" else str.lower
+        return change(text) if len(mark) == 2 else change(text[:1]) + text[1:]
+    if mark[0] in "#%":
+        ends = range(size, -1, -1) if len(mark) == 2 else range(size + 1)
+        if mark[0] == "#":
+            return next((text[n:] for n in ends if fnmatchcase(text[:n], pattern)), text)
+        return next(
+            (text[: size - n] for n in ends if fnmatchcase(text[size - n :], pattern)), text
+        )
+    if mark[0] == "/":
+        old, _, new = pattern.partition("/")
+        if set(old) & {"*", "?", "[", "\\"} or not old:
+            return None
+        return text.replace(old, new, -1 if len(mark) == 2 else 1)
+    if found := re.fullmatch(r" *(-?\d+)(?:: *(-?\d+))?", pattern):
+        begin = int(found[1])
+        rest = text[begin:] if abs(begin) <= size else ""
+        return rest if found[2] is None else rest[: int(found[2])]
     return None
 
 
 def _evaluated(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
+    match node:
+        case ast.Constant(value=int(value)) if type(value) is int:
+            return value
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_evaluated(left), _evaluated(right))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluated(operand)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            return int(_COMPARISONS[type(op)](_evaluated(left), _evaluated(right)))
+        case ast.BoolOp(op=op, values=values):
+            every = [_evaluated(value) != 0 for value in values]
+            return int(all(every) if isinstance(op, ast.And) else any(every))
     raise ValueError
 
 

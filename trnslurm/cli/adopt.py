@@ -10,10 +10,12 @@ from pathlib import Path
 
 import click
 
-from trnslurm.adopt.adopt import Adopted, adopt
+from trnslurm.adopt.adopt import adopt
+from trnslurm.adopt.found import Adopted
 from trnslurm.adopt.recipe import save_as_recipe
 from trnslurm.cli.options import json_option
 from trnslurm.cli.output import Terminal, echo_json
+from trnslurm.config.batch_script import first_directive
 from trnslurm.plan.spec import check_job_name
 from trnslurm.records.foreign import printable
 
@@ -46,25 +48,26 @@ def adopt_command(
       trnslurm adopt job.sbatch --json
     """
     found = adopt(Path(file), arguments, os.environ)
+    as_it_is = f"trnslurm submit {shlex.quote(file)}" if first_directive(Path(file)) else ""
     if recipe is not None:
         check_job_name(recipe)
         line = save_as_recipe(found, recipe, os.environ, force=force)
         click.echo(f"Wrote jobs/{recipe}/recipe.yaml. Read it, then: {line}", err=True)
     if console.as_json:
-        echo_json(_tree(found))
+        echo_json(_tree(found, as_it_is))
     else:
-        _show(found)
+        _show(found, as_it_is)
     sys.exit(1 if found.unclear else 0)
 
 
-def _tree(found: Adopted) -> dict[str, object]:
+def _tree(found: Adopted, as_it_is: str) -> dict[str, object]:
     return {
         "lines": [
             {"line": each.number, "text": each.text, "fate": each.fate, "becomes": each.becomes}
             for each in found.lines
         ],
         "command": found.line if found.command else None,
-        "as_it_is": f"trnslurm submit {shlex.quote(str(found.file))}",
+        "as_it_is": as_it_is or None,
     }
 
 
@@ -72,7 +75,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _show(found: Adopted) -> None:
+def _show(found: Adopted, as_it_is: str) -> None:
     width = max(shutil.get_terminal_size().columns, 80)
     text = max(20, min(max(len(line.text) for line in found.lines), (width - 10) // 2))
     for line in found.lines:
@@ -80,17 +83,18 @@ def _show(found: Adopted) -> None:
         becomes = _cut(line.becomes, max(20, width - text - 10))
         said = f"{number:>4} {_MARKS[line.fate]} {_cut(line.text, text):<{text}}  {becomes}"
         click.echo(printable(said.rstrip()))
-    as_it_is = f"trnslurm submit {shlex.quote(str(found.file))}"
     unclear = [str(line.number) for line in found.unclear if line.number]
     click.echo()
     if not found.command:
-        click.echo(f"Not understood: what trains. It runs as it is: {as_it_is}")
+        runs = f"It runs as it is: {as_it_is}" if as_it_is else "It has no #SBATCH line of its own."
+        click.echo(f"Not understood: what trains. {runs}")
         return
     click.echo(printable(found.line))
     click.echo()
     if unclear:
         many = "line" if len(unclear) == 1 else "lines"
+        whole = f" The whole file runs by: {as_it_is}" if as_it_is else ""
         click.echo(
-            f"Not understood (?): {many} {', '.join(unclear)}, without which this command runs. "
-            f"The whole file runs by: {as_it_is}"
+            f"Not understood (?): {many} {', '.join(unclear)}, without which this command runs."
+            f"{whole}"
         )
