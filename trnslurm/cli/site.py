@@ -25,7 +25,7 @@ from trnslurm.runs.tables import cells_of, count
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
 from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
-from trnslurm.slurm.profile import find_shared, profile_text
+from trnslurm.slurm.profile import ASK, find_shared, profile_text
 from trnslurm.slurm.snapshot import Snapshot
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
@@ -95,6 +95,8 @@ def detect_command(
         echo_json({**asdict(site), "chosen": chosen.label})
     elif not write:
         _print_site(site, chosen)
+    if chosen.doubt and not write:
+        click.echo(_doubt(chosen), err=True)
     if write:
         write_profile(**_profile(slurm, site, chosen, name, shared, here=source is None))
 
@@ -155,6 +157,8 @@ def _profile(
             "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
             "and run_root and data_root, to directories that all nodes share"
         )
+    if chosen.doubt:
+        warning = _doubt(chosen)
     if chosen.unusable:
         warning = f"warning: partition {chosen.name} does not take your jobs: {chosen.unusable}"
     return {
@@ -162,6 +166,14 @@ def _profile(
         "text": profile_text(site, chosen, known, slurm.bin_dir, shared, here=here),
         "warning": warning,
     }
+
+
+def _doubt(chosen: Nodes) -> str:
+    taken = "its jobs use none" if chosen.gpus else "its jobs use the CPUs"
+    return (
+        f"warning: {chosen.label}: {chosen.doubt} Until you say so in the profile, {taken}; on "
+        f"AWS the nodes know: {ASK}"
+    )
 
 
 def _find_slurm(bin_dir: str | None) -> Slurm:

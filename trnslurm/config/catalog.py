@@ -17,6 +17,7 @@ trn3-arch, 2025-12) gives a chip 144 GiB and 671 TFLOP/s in BF16, and an UltraSe
 chips (Gen1) or 36 of 4 (Gen2). The servers' CPUs, memory, EFA interfaces and prices are unknown.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -220,6 +221,52 @@ def find(types: Mapping[str, InstanceType], name: str) -> InstanceType:
             f"unknown instance type {name!r}{did_you_mean(name, types)}; known: {', '.join(types)}"
         )
     return types[name]
+
+
+# The GPUs of the families, by EC2's DescribeInstanceTypes (GpuInfo), as Slurm's GRES name them.
+_GPU_OF = {
+    "p4d": "a100", "p4de": "a100", "p5": "h100", "p5e": "h200", "p5en": "h200",
+    "p6-b200": "b200", "p6-b300": "b300", "g6e": "l40s",
+}  # fmt: skip
+_EC2 = re.compile(
+    r"(?<![a-z0-9])([a-z]{1,3}\d[a-z0-9]*(?:-g?b\d+)?)[._-]"
+    r"(nano|micro|small|medium|large|\d*xlarge|metal(?:-\d+xl)?)(?![a-z0-9])"
+)
+
+
+def ec2_name(text: str) -> str | None:
+    """Return the instance type of EC2, known to us or not, that another name has in it.
+
+    Such as ml.p5.48xlarge, a partition of SageMaker HyperPod, or p5-48xlarge-3, a node of PCS,
+    whose names have no dots.
+    """
+    match = _EC2.search(text.lower())
+    return ".".join(match.groups()) if match else None
+
+
+def is_accelerated(name: str) -> bool:
+    """Check whether instances of an EC2 type have GPUs or Neuron devices, by its family."""
+    return bool(re.match(r"(p|g|gr|trn|inf)\d", name))
+
+
+def types_of_size(
+    types: Mapping[str, InstanceType], *, cpus: int, memory_mib: int, gpus: int, gpu: str = ""
+) -> list[str]:
+    """Return the types for jobs on several nodes that a node of this size can be.
+
+    Slurm's RealMemory is a bit less than the type's memory: 95 % by ParallelCluster, 98 % where
+    slurmd has measured it. The GRES' type `gpu` may be empty.
+    """
+    return [
+        name
+        for name, known in types.items()
+        if known.multi_node_workers
+        and not known.device.on_host
+        and known.gpus == gpus
+        and cpus in (known.vcpus, known.vcpus // 2)
+        and 0.9 * known.host_gib <= memory_mib / 1024 <= known.host_gib
+        and (not gpu or _GPU_OF.get(name.partition(".")[0]) in re.split(r"[^a-z0-9]", gpu.lower()))
+    ]
 
 
 def _overridden(base: InstanceType | None, name: str, values: Any) -> InstanceType:

@@ -58,8 +58,14 @@ class Network(Frozen):
 
     @property
     def nccl_interfaces(self) -> str:
-        """Return the interfaces over which NCCL's workers meet."""
-        return "lo" if self.emulated else "^lo,docker"
+        """Return the interfaces over which NCCL's workers meet.
+
+        After ^, names that begin with one of these words are left out (NCCL 2.30, matchIf in
+        src/misc/utils.cc). A veth is a cable into a container or an agent of this host, such as
+        SageMaker HyperPod's veth_def_agent, and no other node is behind it. AWS leaves out the
+        same (awsome-distributed-training, micro-benchmarks/nccl-tests/slurm/nccl-tests-ami.sbatch).
+        """
+        return "lo" if self.emulated else "^lo,docker,veth"
 
 
 class NeuronSettings(Frozen):

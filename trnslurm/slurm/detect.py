@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trnslurm.config.catalog import InstanceType
+from trnslurm.config.catalog import InstanceType, ec2_name, is_accelerated, types_of_size
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.slurm.access import Access, Grant, Limits, grant, mebibytes, minutes, read_access
@@ -17,6 +17,8 @@ from trnslurm.slurm.snapshot import Snapshot
 # Names that NVML and sites give to slices of a GPU (MIG): 1g.10gb, nvidia_a100_80gb_pcie_3g.40gb.
 _SLICE = re.compile(r"(?i)(^|[^a-z0-9])(\d+g[._-]?\d+gb|mig)")
 _FEATURE = re.compile(r"[\w.:-]+")
+# EC2's name of a host: ip-10-1-4-244.
+_EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
 """A partition with a shorter limit is for tests."""
 
@@ -59,7 +61,11 @@ class Nodes(Frozen):
     max_time_min: int | None
     default_time_min: int | None
     instance_type: str | None
-    """From ParallelCluster's node features; None if they name no known type."""
+    """None: nothing says which, or the catalog lacks it."""
+    doubt: str
+    """What Slurm does not say of their devices and EFA, and a node could; empty: nothing."""
+    node: str
+    """The first of them, or the first idle one."""
     constraint: str | None
     mixed: int
     """The number of other nodes that Slurm may give to a job as well."""
@@ -188,7 +194,7 @@ class _Partition:
         alike: dict[tuple[object, ...], list[Mapping[str, str]]] = {}
         for node in self._nodes:
             gpus = _usable_gpus(node.get("Gres", ""))
-            key = (gpus, self._type_of(node), 0 if gpus.number else self._cpus(node))
+            key = (gpus, self._type_of(node)[0], 0 if gpus.number else self._cpus(node))
             alike.setdefault(key, []).append(node)
         return [self._kind(nodes, len(alike), access, groups) for nodes in alike.values()]
 
@@ -240,7 +246,7 @@ class _Partition:
             questions.append("default_time_min|the partition has no DefaultTime and no MaxTime")
         if self._fields.get("AllocNodes", "ALL") != "ALL":
             questions.append(f"partition|it takes jobs from {self._fields['AllocNodes']} only")
-        instance = self._type_of(nodes[0])
+        instance, sources["instance_type"] = self._type_of(nodes[0])
         tells = instance or (f"{gpus.kind}:{number}" if gpus.kind else constraint)
         tells = tells or (f"{number}-gpus" if number else f"{cpus}-cpus")
         return Nodes(
@@ -261,6 +267,8 @@ class _Partition:
             max_time_min=max_time,
             default_time_min=default_time,
             instance_type=instance,
+            doubt="" if instance else self._doubt(nodes[0], gpus, most),
+            node=next((n for n in nodes if n.get("State") == "IDLE"), nodes[0])["NodeName"],
             constraint=constraint,
             mixed=0 if constraint else self._also_fit(nodes, gpus, cpus),
             account=granted.account,
@@ -279,8 +287,63 @@ class _Partition:
             most.append(each * int(node.get("Sockets", 1)))
         return min(most)
 
-    def _type_of(self, node: Mapping[str, str]) -> str | None:
-        return next((f for f in features_of(node) if f in self._types), None)
+    def _type_of(self, node: Mapping[str, str]) -> tuple[str | None, str]:
+        """Return a node's instance type, and what says so."""
+        words = _words_of(node)
+        for source, names in words.items():
+            found = {t: name for name in names if (t := self._known(name))}
+            # A feature is of the node alone; others may be of nodes that are not alike.
+            fits = [t for t in found if source == "feature" or self._fits(self._types[t], node)]
+            if len(fits) == 1 or (fits and source == "feature"):
+                return fits[0], f"by the {source} {found[fits[0]]}"
+        # Only on AWS: the servers of others have the same sizes.
+        by_size = self._of_size(node)
+        if len(by_size) == 1 and _on_ec2(node, self._types[by_size[0]], words):
+            return by_size[0], "by their CPUs, memory and GPUs, which no other type has"
+        return None, ""
+
+    def _known(self, name: str) -> str | None:
+        """Return the type of the catalog that a name is, or has in it."""
+        named = name if name in self._types else ec2_name(name)
+        known = self._types.get(named or "")
+        return known.name if known and not known.device.on_host else None
+
+    def _fits(self, known: InstanceType, node: Mapping[str, str]) -> bool:
+        """Check whether a node has no more than the type; its GPUs may be no GRES."""
+        gpus = sum(g.number for g in gpus_of(node.get("Gres", "")) if not g.sliced)
+        return gpus in (0, known.gpus) and int(node.get("CPUTot", 0)) <= known.vcpus
+
+    def _of_size(self, node: Mapping[str, str]) -> list[str]:
+        gpus = _usable_gpus(node.get("Gres", ""))
+        if gpus.sliced:
+            return []
+        return types_of_size(
+            self._types,
+            cpus=int(node.get("CPUTot", 0)),
+            memory_mib=int(node.get("RealMemory", 0)),
+            gpus=gpus.number,
+            gpu=gpus.kind,
+        )
+
+    def _doubt(self, node: Mapping[str, str], gpus: Gpus, most: int) -> str:
+        """Return what is not known of nodes whose instance type is not known."""
+        names = [name for names in _words_of(node).values() for name in names]
+        named = [t for name in names if (t := ec2_name(name)) and t not in self._types]
+        likely = self._of_size(node)
+        if named:
+            why = f"the catalog lacks {named[0]}"
+        elif likely:
+            why = f"by their size they may be {' or '.join(likely)}"
+        else:
+            why = "Slurm does not name their instance type"
+        if gpus.number:
+            return "" if gpus.sliced or most == 1 else f"{why}; have they EFA?"
+        if self._hidden and "gpu" in self._config.get("GresTypes", ""):
+            return "Slurm hides these nodes while they are powered down; have they GPUs?"
+        # Neuron devices are no GRES, and some sites have no GRES for GPUs.
+        if any(map(is_accelerated, named)) or (likely and not named):
+            return f"{why}; have they accelerators?"
+        return ""
 
     def _constraint(self, nodes: Sequence[Mapping[str, str]]) -> str | None:
         """Return a feature that these nodes have, and no others of the partition."""
@@ -293,7 +356,7 @@ class _Partition:
             for f in features_of(nodes[0])
             if all(f in features_of(node) for node in nodes) and f not in others
         ]
-        own.sort(key=lambda f: f not in self._types)
+        own.sort(key=lambda f: not self._known(f))
         return next(filter(_FEATURE.fullmatch, own), None)
 
     def _also_fit(self, nodes: Sequence[Mapping[str, str]], gpus: Gpus, cpus: int) -> int:
@@ -405,9 +468,40 @@ def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
     cpus = int(fields.get("TotalCPUs", 0)) // number
     memory = (mebibytes(tres.get("mem", "")) or number) // number
     gpus = (whole_number(tres.get("gres/gpu")) or 0) // number
-    one = {"CPUTot": str(cpus), "RealMemory": str(memory), "State": "IDLE+CLOUD+POWERED_DOWN"}
+    one = {
+        "Partitions": fields["PartitionName"],
+        "CPUTot": str(cpus),
+        "RealMemory": str(memory),
+        "State": "IDLE+CLOUD+POWERED_DOWN",
+    }
     gres = {"Gres": f"gpu:{gpus}"} if gpus else {}
     return [{"NodeName": f"hidden-{n}", **one, **gres} for n in range(number)]
+
+
+def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """Return the names that may name a node's instance type, by what has them; the best first.
+
+    SageMaker HyperPod has a partition `dev` of all nodes, and one for each type, such as
+    ml.p5.48xlarge (aws-samples/awsome-distributed-training, 5.sagemaker-hyperpod/slurm-studio).
+    """
+    return {
+        "feature": features_of(node),
+        "partition": node.get("Partitions", "").split(","),
+        "node's name": [node["NodeName"]],
+        "GRES": [gpus.kind for gpus in gpus_of(node.get("Gres", ""))],
+    }
+
+
+def _on_ec2(
+    node: Mapping[str, str], known: InstanceType, words: Mapping[str, Sequence[str]]
+) -> bool:
+    """Check for a sign of EC2: a host's name, a type's name, ParallelCluster's 95 % of memory."""
+    schedulable = int(node.get("RealMemory", 0)) - known.host_gib * 1024 * 0.95
+    return (
+        bool(_EC2_HOST.match(node["NodeName"]))
+        or abs(schedulable) <= 1
+        or any(ec2_name(name) for names in words.values() for name in names)
+    )
 
 
 def effective_cpus(node: Mapping[str, str]) -> int:

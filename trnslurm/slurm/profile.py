@@ -55,7 +55,7 @@ def profile_text(
         f"accounting {accounting}.",
         *_others(site, chosen),
         "scheduler: slurm",
-        f"instance_type: {_scalar(chosen.instance_type or own)}",
+        *_type_lines(chosen, own),
         "",
         f"# Directories on a file system that all nodes share. {where}.",
         f"run_root: {_scalar(str(found / 'trnslurm-runs'))}",
@@ -113,6 +113,19 @@ def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, ob
     return values
 
 
+ASK = "trnslurm cluster detect --write --ask-nodes"
+
+
+def _type_lines(chosen: Nodes, own: str) -> Iterator[str]:
+    """Yield the instance type, what says so, and what nobody has said."""
+    source = chosen.sources["instance_type"]
+    comment = f"  # {source}" if source else ""
+    yield f"instance_type: {_scalar(chosen.instance_type or own)}{comment}"
+    if chosen.doubt:
+        yield f"# instance_type: ?  {chosen.doubt} The nodes know:"
+        yield f"#   {ASK}"
+
+
 def _sdk_lines(known: InstanceType | None) -> list[str]:
     """Return the release of Neuron's SDK, where it is not the default."""
     sdks = known.device.sdks if known else {}
@@ -164,6 +177,7 @@ def _own_type(name: str, chosen: Nodes) -> list[str]:
     listed = sorted({n for n in (1, 2, 4, 8, 16, count) if n <= count})
     slices = ["    # Slices of GPUs (MIG): NCCL joins no two of them, so one worker per node."]
     unset = ["    # host_gib: ?  slurm.conf has no RealMemory for these nodes"]
+    efa = ["    # efa: ?  how many interfaces a node has; 0 if it is left out"]
     return [
         "",
         "# Not in the catalog. Add efa, bf16_tflops and price_per_hour where they are known.",
@@ -171,6 +185,7 @@ def _own_type(name: str, chosen: Nodes) -> list[str]:
         f"  {_scalar(name)}:",
         f"    device: {device}",
         *(slices if chosen.sliced else []),
+        *(efa if chosen.gpus and chosen.doubt else []),
         f"    accelerators: {max(chosen.gpus, 1)}",
         f"    workers: {listed}",
         f"    multi_node_workers: {listed}",
