@@ -117,7 +117,7 @@ def test_what_slurm_does_not_say(site, fake_slurm, cli, home: Path, name: str) -
     nodes, partitions, doubt = UNKNOWN[name]
     cluster(fake_slurm, "", nodes, partitions)
     text, warned = write(cli, home)
-    assert doubt in text and "#   trnslurm cluster detect --write --ask-nodes\n" in text
+    assert doubt in text and "know: trnslurm cluster detect --write --ask-nodes\n" in text
     assert doubt in warned and warned.endswith("trnslurm cluster detect --write --ask-nodes\n")
     assert ("    # efa: ? " in text) == ("EFA?" in text)
     assert "warning: " in cli("cluster", "detect").err

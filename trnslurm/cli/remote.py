@@ -133,6 +133,7 @@ def _attached(site: Site, words: Sequence[str]) -> int:
 def _detect(site: Site, ctx: click.Context) -> int:
     """Write the profile of the remote cluster to this host."""
     words = [ctx.params[key] or "" for key in ("partition", "name", "bin_dir")]
+    words.append(str(ctx.params["timeout"]) if ctx.params["ask_nodes"] else "")
     facts = json.loads(_answer_of(site, ["@profile", *words]))
     facts["text"] += f"# The login node, as this host reaches it.\nremote: {site.place.host}\n"
     write_profile(**{key: str(facts[key]) for key in ("name", "text", "warning")})

@@ -65,8 +65,8 @@ def _settle(words: Sequence[str]) -> None:
 
 def _profile(words: Sequence[str]) -> None:
     """Print the cluster profile of this host."""
-    partition, name, bin_dir = (word or None for word in words)
-    echo_json(profile_here(partition, name, bin_dir))
+    partition, name, bin_dir, seconds = (word or None for word in words)
+    echo_json(profile_here(partition, name, bin_dir, float(seconds) if seconds else None))
 
 
 def _checkpoint(words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from trnslurm.cli import cli
 from trnslurm.cli.options import cluster_option, json_option, workspace_option
-from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.cli.output import Terminal, echo_json, echo_table, say
 from trnslurm.cluster.execute import check_environment
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve_cluster
@@ -22,10 +22,11 @@ from trnslurm.config.software import device_of
 from trnslurm.contract.files import make_private, write_file
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.runs.tables import cells_of, count
+from trnslurm.slurm.ask import ask_one_of_each
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
 from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
-from trnslurm.slurm.profile import ASK, find_shared, profile_text
+from trnslurm.slurm.profile import ASK, find_shared, missing_efa, profile_text
 from trnslurm.slurm.snapshot import Snapshot
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
@@ -53,6 +54,10 @@ def cluster_command() -> None:
 @click.option(
     "--from", "source", metavar="FILE", help="Read a file of --dump, or of ParallelCluster (.yaml)."
 )
+@click.option(
+    "--ask-nodes", is_flag=True, help="Ask a node of each kind what it is, by a job of a minute."
+)
+@click.option("--timeout", default=600.0, help="Seconds to wait for the nodes of --ask-nodes.")
 @json_option
 def detect_command(
     partition: str | None,
@@ -61,21 +66,28 @@ def detect_command(
     bin_dir: str | None,
     dump: str | None,
     source: str | None,
+    ask_nodes: bool,
+    timeout: float,
     console: Terminal,
 ) -> None:
     """Inspect this host's Slurm: partitions, nodes, instance types, limits, accounting.
 
     A dump has nodes, partitions, your accounts and every QOS by name; nothing of other users,
-    addresses and paths.
+    addresses and paths. --ask-nodes finds what Slurm does not say: EC2's instance type, EFA, GPUs
+    and Neuron devices.
 
     \b
     Example:
       trnslurm cluster detect
       trnslurm cluster detect --write --partition compute
+      trnslurm cluster detect --write --ask-nodes
       trnslurm cluster detect --dump lab.json
       trnslurm cluster detect --from lab.json --write
       trnslurm cluster detect --from trn1-16-nodes.yaml --write --name trn1-east
     """
+    if ask_nodes and (dump or source):
+        other = "--dump" if dump else "--from"
+        raise ConfigError(f"--ask-nodes starts a job on this cluster; leave out {other}")
     slurm = _find_slurm(bin_dir)
     shared = None
     if source is None:
@@ -90,6 +102,8 @@ def detect_command(
         _dump(seen, Path(dump))
         return
     site = detect(seen, catalog())
+    if ask_nodes:
+        site = _ask(slurm, site, partition, timeout)
     chosen = _choose(site, partition)
     if console.as_json:
         echo_json({**asdict(site), "chosen": chosen.label})
@@ -101,10 +115,14 @@ def detect_command(
         write_profile(**_profile(slurm, site, chosen, name, shared, here=source is None))
 
 
-def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -> dict[str, str]:
+def profile_here(
+    partition: str | None, name: str | None, bin_dir: str | None, ask_for_s: float | None
+) -> dict[str, str]:
     """Return the profile of this host's Slurm: name, text and warning."""
     slurm = _find_slurm(bin_dir)
     site = detect(_look(slurm), catalog())
+    if ask_for_s is not None:
+        site = _ask(slurm, site, partition, ask_for_s)
     return _profile(slurm, site, _choose(site, partition), name, find_shared())
 
 
@@ -118,6 +136,13 @@ def _look(slurm: Slurm) -> Snapshot:
             "Slurm is installed here, but has no configuration of a cluster: run this on the "
             "cluster's head or login node, or set SLURM_CONF to its slurm.conf"
         ) from None
+
+
+def _ask(
+    slurm: Slurm, site: DetectedCluster, partition: str | None, timeout_s: float
+) -> DetectedCluster:
+    _choose(site, partition)  # refuse a wrong name first
+    return ask_one_of_each(slurm, site, partition, catalog(), timeout_s=timeout_s, say=say)
 
 
 def _dump(seen: Snapshot, file: Path) -> None:
@@ -157,6 +182,8 @@ def _profile(
             "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
             "and run_root and data_root, to directories that all nodes share"
         )
+    if why := missing_efa(known, chosen):
+        warning = f"warning: {why}: the profile says so, and between nodes jobs use what there is"
     if chosen.doubt:
         warning = _doubt(chosen)
     if chosen.unusable:
@@ -170,10 +197,8 @@ def _profile(
 
 def _doubt(chosen: Nodes) -> str:
     taken = "its jobs use none" if chosen.gpus else "its jobs use the CPUs"
-    return (
-        f"warning: {chosen.label}: {chosen.doubt} Until you say so in the profile, {taken}; on "
-        f"AWS the nodes know: {ASK}"
-    )
+    fix = "add it to instance_types" if chosen.told else f"on AWS the nodes know: {ASK}"
+    return f"warning: {chosen.label}: {chosen.doubt} Until the profile says so, {taken}; {fix}"
 
 
 def _find_slurm(bin_dir: str | None) -> Slurm:

@@ -33,6 +33,27 @@ class Gpus(Frozen):
     """Whether they are slices (MIG): a process can use only one."""
 
 
+class Told(Frozen):
+    """What a node says of itself."""
+
+    host: str
+    instance_type: str | None
+    """EC2's name; None: it is no instance of EC2, or an old one (Xen)."""
+    efa: int
+    """EFA interfaces."""
+    gpus: int
+    """The GPUs that NVIDIA's driver has, also if they are no GRES."""
+    gpu: str
+    """Their model."""
+    neuron_devices: int
+    interfaces: tuple[str, ...]
+    """Of the network."""
+    hyperpod: bool
+    """Whether SageMaker HyperPod made it."""
+    slurm: str
+    """The version of its Slurm; empty: not found."""
+
+
 class Nodes(Frozen):
     """Nodes of one partition that are alike, as this user's jobs can have them."""
 
@@ -66,6 +87,8 @@ class Nodes(Frozen):
     """What Slurm does not say of their devices and EFA, and a node could; empty: nothing."""
     node: str
     """The first of them, or the first idle one."""
+    told: Told | None = None
+    """What `node` says of itself; None: it was not asked."""
     constraint: str | None
     mixed: int
     """The number of other nodes that Slurm may give to a job as well."""
@@ -475,7 +498,9 @@ def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
         "State": "IDLE+CLOUD+POWERED_DOWN",
     }
     gres = {"Gres": f"gpu:{gpus}"} if gpus else {}
-    return [{"NodeName": f"hidden-{n}", **one, **gres} for n in range(number)]
+    return [
+        {"NodeName": f"{fields['PartitionName']}-hidden-{n}", **one, **gres} for n in range(number)
+    ]
 
 
 def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:

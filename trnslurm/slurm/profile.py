@@ -79,7 +79,8 @@ def profile_text(
         "  data_partition: null  # for `data prepare --submit`, which needs only CPUs",
         f"  bin_dir: {'null' if bin_dir is None else _scalar(bin_dir)}",
     ]
-    return "\n".join(lines + ([] if chosen.instance_type else _own_type(own, chosen))) + "\n"
+    lines += _corrected(known, chosen) if known else _own_type(own, chosen)
+    return "\n".join(lines) + "\n"
 
 
 def _others(site: DetectedCluster, chosen: Nodes) -> Iterator[str]:
@@ -106,7 +107,8 @@ def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, ob
         "mem_per_node_mib": chosen.mem_per_node_mib,
         "gpu_type": chosen.gpu_type,
     }
-    if known and known.gpus != chosen.gpus:
+    told = chosen.told.gpus if chosen.told else 0
+    if (known and known.gpus != chosen.gpus) or (told and not chosen.gpus):
         values["gpus_per_node"] = chosen.gpus
     if not chosen.exclusive:
         values["exclusive"] = False
@@ -122,8 +124,9 @@ def _type_lines(chosen: Nodes, own: str) -> Iterator[str]:
     comment = f"  # {source}" if source else ""
     yield f"instance_type: {_scalar(chosen.instance_type or own)}{comment}"
     if chosen.doubt:
-        yield f"# instance_type: ?  {chosen.doubt} The nodes know:"
-        yield f"#   {ASK}"
+        yield f"# instance_type: ?  {chosen.doubt}"
+        if not chosen.told:
+            yield f"#   On AWS the nodes know: {ASK}"
 
 
 def _sdk_lines(known: InstanceType | None) -> list[str]:
@@ -171,13 +174,34 @@ def _own_name(chosen: Nodes) -> str:
     return re.sub(r"[^\w.-]", "-", chosen.label)
 
 
+def missing_efa(known: InstanceType | None, chosen: Nodes) -> str:
+    """Return that an asked node has not as many EFA interfaces as its type; empty: it has."""
+    if not known or not chosen.told or chosen.told.efa == known.efa:
+        return ""
+    return (
+        f"{chosen.told.host} has {chosen.told.efa} EFA interfaces, a {known.name} has {known.efa}"
+    )
+
+
+def _corrected(known: InstanceType, chosen: Nodes) -> list[str]:
+    """Return the lines that correct the catalog's entry by what a node has said."""
+    why = missing_efa(known, chosen)
+    if not why or not chosen.told:
+        return []
+    number = f"{{efa: {chosen.told.efa}}}"
+    return ["", f"# {why}.", "instance_types:", f"  {known.name}: {number}"]
+
+
 def _own_type(name: str, chosen: Nodes) -> list[str]:
     """Return the lines that define an instance type that the catalog lacks."""
-    device, count = (CUDA, chosen.gpus) if chosen.gpus else (CPU, chosen.cpus)
+    gpus = chosen.gpus or (chosen.told.gpus if chosen.told else 0)
+    device, count = (CUDA, gpus) if gpus else (CPU, chosen.cpus)
     listed = sorted({n for n in (1, 2, 4, 8, 16, count) if n <= count})
     slices = ["    # Slices of GPUs (MIG): NCCL joins no two of them, so one worker per node."]
     unset = ["    # host_gib: ?  slurm.conf has no RealMemory for these nodes"]
     efa = ["    # efa: ?  how many interfaces a node has; 0 if it is left out"]
+    if chosen.told:
+        efa = [f"    efa: {chosen.told.efa}"] if chosen.told.efa else []
     return [
         "",
         "# Not in the catalog. Add efa, bf16_tflops and price_per_hour where they are known.",
@@ -185,8 +209,8 @@ def _own_type(name: str, chosen: Nodes) -> list[str]:
         f"  {_scalar(name)}:",
         f"    device: {device}",
         *(slices if chosen.sliced else []),
-        *(efa if chosen.gpus and chosen.doubt else []),
-        f"    accelerators: {max(chosen.gpus, 1)}",
+        *(efa if gpus and (chosen.told or chosen.doubt) else []),
+        f"    accelerators: {max(gpus, 1)}",
         f"    workers: {listed}",
         f"    multi_node_workers: {listed}",
         f"    vcpus: {chosen.cpus}",
