@@ -100,6 +100,11 @@ FAULTS = {
         TRN1, lambda s: on_node(1, "efa")(s).update(domains=[], said="fi_getinfo: -61"),
         "EFA", "0 (fi_getinfo: -61) (node-1)", "security group",
     ),
+    "EFA that the profile lacks": (
+        replace(P4D, instance="dev", efa=0),
+        lambda s: on_node(1, "efa")(s).update(domains=["rdmap0s27", "rdmap1s27"]),
+        "EFA", "fi_info -p efa: 2 (node-1)", "--ask-nodes",
+    ),
     "versions": (
         TRN1, lambda s: on_node(2, "versions")(s).update(libfabric="1.22"),
         "versions", "libfabric: 2.1 (node-0, node-1), 1.22 (node-2)", "one image",

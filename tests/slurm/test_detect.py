@@ -536,8 +536,8 @@ def test_queues_of_a_parallelcluster_file(cli, tmp_path) -> None:
         ("Scheduling: 3", "not a ParallelCluster file with Slurm queues"),
         ("Scheduling: {Scheduler: awsbatch}", "not a ParallelCluster file with Slurm queues"),
         (
-            QUEUES.replace("p5.48xlarge", "x1.big"),
-            "no instance type that trnslurm knows, but",
+            QUEUES.replace("p5.48xlarge", "p6e-gb200.36xlarge"),
+            "cluster.yaml: the catalog has none of its instance types: p6e-gb200.36xlarge. On",
         ),
         (QUEUES.replace("gpu", '"g\\nInclude=x"'), "not a ParallelCluster file"),
         ("a: [", "cluster.yaml:2: "),

@@ -12,7 +12,8 @@ November 2026:
 - Prices: on demand in us-east-1, of August and September 2026, from third parties. p5e and trn2
   have no price on demand that is public: they are sold in capacity blocks.
 
-trn3 is not here: EC2 lists no instance type. Neuron's documentation (neuron-hardware/trainium3 and
+g5, g6 and g7e have neither speed nor price here. p6e is not in EC2's data of that day. trn3 is not
+here: EC2 lists no instance type. Neuron's documentation (neuron-hardware/trainium3 and
 trn3-arch, 2025-12) gives a chip 144 GiB and 671 TFLOP/s in BF16, and an UltraServer 4 servers of 16
 chips (Gen1) or 36 of 4 (Gen2). The servers' CPUs, memory, EFA interfaces and prices are unknown.
 """
@@ -198,6 +199,28 @@ _TYPES = (
         "g6e.48xlarge", 8, 357, 2896, 30.13118,
         vcpus=192, host_gib=1536, efa=4, network_gbps=400,
     ),
+    _gpus("g5.xlarge", 1, 22, 0, None, vcpus=4, host_gib=16, efa=0, network_gbps=10),
+    _gpus("g5.2xlarge", 1, 22, 0, None, vcpus=8, host_gib=32, efa=0, network_gbps=10),
+    _gpus("g5.4xlarge", 1, 22, 0, None, vcpus=16, host_gib=64, efa=0, network_gbps=25),
+    _gpus("g5.8xlarge", 1, 22, 0, None, vcpus=32, host_gib=128, efa=1, network_gbps=25),
+    _gpus("g5.12xlarge", 4, 89, 0, None, vcpus=48, host_gib=192, efa=1, network_gbps=40),
+    _gpus("g5.16xlarge", 1, 22, 0, None, vcpus=64, host_gib=256, efa=1, network_gbps=25),
+    _gpus("g5.24xlarge", 4, 89, 0, None, vcpus=96, host_gib=384, efa=1, network_gbps=50),
+    _gpus("g5.48xlarge", 8, 178, 0, None, vcpus=192, host_gib=768, efa=1, network_gbps=100),
+    _gpus("g6.xlarge", 1, 22, 0, None, vcpus=4, host_gib=16, efa=0, network_gbps=10),
+    _gpus("g6.2xlarge", 1, 22, 0, None, vcpus=8, host_gib=32, efa=0, network_gbps=10),
+    _gpus("g6.4xlarge", 1, 22, 0, None, vcpus=16, host_gib=64, efa=0, network_gbps=25),
+    _gpus("g6.8xlarge", 1, 22, 0, None, vcpus=32, host_gib=128, efa=1, network_gbps=25),
+    _gpus("g6.12xlarge", 4, 89, 0, None, vcpus=48, host_gib=192, efa=1, network_gbps=40),
+    _gpus("g6.16xlarge", 1, 22, 0, None, vcpus=64, host_gib=256, efa=1, network_gbps=25),
+    _gpus("g6.24xlarge", 4, 89, 0, None, vcpus=96, host_gib=384, efa=1, network_gbps=50),
+    _gpus("g6.48xlarge", 8, 178, 0, None, vcpus=192, host_gib=768, efa=1, network_gbps=100),
+    _gpus("g7e.2xlarge", 1, 96, 0, None, vcpus=8, host_gib=64, efa=0, network_gbps=50),
+    _gpus("g7e.4xlarge", 1, 96, 0, None, vcpus=16, host_gib=128, efa=0, network_gbps=50),
+    _gpus("g7e.8xlarge", 1, 96, 0, None, vcpus=32, host_gib=256, efa=1, network_gbps=100),
+    _gpus("g7e.12xlarge", 2, 192, 0, None, vcpus=48, host_gib=512, efa=1, network_gbps=400),
+    _gpus("g7e.24xlarge", 4, 384, 0, None, vcpus=96, host_gib=1024, efa=2, network_gbps=800),
+    _gpus("g7e.48xlarge", 8, 768, 0, None, vcpus=192, host_gib=2048, efa=4, network_gbps=1600),
     # This machine, as N emulated nodes.
     InstanceType(
         name="local", device=XLA_CPU, accelerators=1, workers=_GPU_WORKERS,
@@ -226,10 +249,10 @@ def find(types: Mapping[str, InstanceType], name: str) -> InstanceType:
 # The GPUs of the families, by EC2's DescribeInstanceTypes (GpuInfo), as Slurm's GRES name them.
 _GPU_OF = {
     "p4d": "a100", "p4de": "a100", "p5": "h100", "p5e": "h200", "p5en": "h200",
-    "p6-b200": "b200", "p6-b300": "b300", "g6e": "l40s",
+    "p6-b200": "b200", "p6-b300": "b300", "g5": "a10g", "g6": "l4", "g6e": "l40s",
 }  # fmt: skip
 _EC2 = re.compile(
-    r"(?<![a-z0-9])([a-z]{1,3}\d[a-z0-9]*(?:-g?b\d+)?)[._-]"
+    r"(?<![a-z0-9])([a-z]{1,3}\d[a-z0-9]*(?:-flex|-g?b\d+)?)[._-]"
     r"(nano|micro|small|medium|large|\d*xlarge|metal(?:-\d+xl)?)(?![a-z0-9])"
 )
 

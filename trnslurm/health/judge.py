@@ -149,6 +149,16 @@ def _efa(expected: Expected, found: Found) -> Iterator[Line]:
             "enable EFA in its compute resource; an image with EFA's installer (libfabric, "
             "modinfo efa); a security group that allows all traffic within itself",
         )
+    # A profile for nodes whose type Slurm does not name, as on SageMaker HyperPod.
+    unused = {node: str(number) for node, (number, _) in counts.items() if number}
+    if unused and not expected.efa and expected.nodes > 1 and expected.device.uses_efa:
+        yield Line(
+            "EFA",
+            "problem",
+            f"fi_info -p efa: {found.by_value(unused)}",
+            f"none: {expected.instance} has no efa in the profile, so jobs do not use them",
+            "trnslurm cluster detect --write --ask-nodes, or set efa in instance_types",
+        )
 
 
 def _versions(expected: Expected, found: Found) -> Iterator[Line]:

@@ -33,10 +33,16 @@ def read_cluster_file(
 ) -> tuple[Snapshot, Path | None, list[str]]:
     """Return the cluster, a directory that all nodes share, and the instance types left out."""
     try:
-        return _read(read_yaml(file), types)
+        seen, shared, left_out = _read(read_yaml(file), types)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{file}: not a ParallelCluster file with Slurm queues ({why})") from None
+    if not seen.nodes:
+        raise ConfigError(
+            f"{file}: the catalog has none of its instance types: {', '.join(left_out)}. On the "
+            "cluster, `trnslurm cluster detect --write --ask-nodes` makes a profile"
+        )
+    return seen, shared, left_out
 
 
 def _read(
@@ -63,9 +69,7 @@ def _read(
             if name in types:
                 nodes += _nodes(queue["Name"], resource, types[name])
             else:
-                left_out.append(name)
-    if not nodes:
-        raise ValueError(f"no instance type that trnslurm knows, but {', '.join(left_out)}")
+                left_out += [] if name in left_out else [name]
     seen = Snapshot(
         config=config,
         partitions=[_partition(queue, queue is queues[0]) for queue in queues],
