@@ -85,19 +85,19 @@ UNKNOWN = {
     "hyperpod-dev": (*hyperpod(f"{P5} Gres=gpu:8", None), "p5.48xlarge or p5e.48xlarge or"),
     "hyperpod-h200": (
         *hyperpod(f"{P5} Gres=gpu:h200:8", None),
-        "by their size they may be p5e.48xlarge or p5en.48xlarge; have they EFA?",
+        "by their size they may be p5e.48xlarge or p5en.48xlarge; it is unknown whether they",
     ),
     "hyperpod-other": (
         *hyperpod("CPUTot=192 Gres=gpu:8", "ml.p9.48xlarge"),
-        "the catalog lacks p9.48xlarge; have they EFA?",
+        "the catalog lacks p9.48xlarge; it is unknown whether they have EFA.",
     ),
     "hyperpod-trn1": (
         *hyperpod(TRN1, None),
-        "by their size they may be trn1.32xlarge or trn1n.32xlarge; have they accelerators?",
+        "they may be trn1.32xlarge or trn1n.32xlarge; it is unknown whether they have acc",
     ),
     "hyperpod-trn3": (
         *hyperpod("CPUTot=192", "ml.trn3.48xlarge"),
-        "the catalog lacks trn3.48xlarge; have they accelerators?",
+        "the catalog lacks trn3.48xlarge; it is unknown whether they have accelerators.",
     ),
     # A partition's name that the nodes contradict.
     "pcs-wrong-name": (
@@ -107,7 +107,7 @@ UNKNOWN = {
     ),
     "pcs": ("gpu-*2 CPUTot=40 Gres=gpu:1", "gpu Nodes=gpu-", "Slurm does not name"),
     # A server of another vendor may have the size of a p5.48xlarge.
-    "lab": (f"dgx*2 {P5} Gres=gpu:h100:8", "gpu Nodes=dgx", "they may be p5.48xlarge; have"),
+    "lab": (f"dgx*2 {P5} Gres=gpu:h100:8", "gpu Nodes=dgx", "they may be p5.48xlarge; it"),
 }
 
 
@@ -119,7 +119,7 @@ def test_what_slurm_does_not_say(site, fake_slurm, cli, home: Path, name: str) -
     text, warned = write(cli, home)
     assert doubt in text and "know: trnslurm cluster detect --write --ask-nodes\n" in text
     assert doubt in warned and warned.endswith("trnslurm cluster detect --write --ask-nodes\n")
-    assert ("    # efa: ? " in text) == ("EFA?" in text)
+    assert ("    # efa: ? " in text) == ("have EFA." in text)
     assert "warning: " in cli("cluster", "detect").err
     assert "warning: " in cli("cluster", "detect", "--json").err
 
@@ -145,4 +145,4 @@ def test_hidden_nodes_may_have_gpus(site, fake_slurm, cli) -> None:
     cluster(fake_slurm, "GresTypes = gpu", "a*1", "a Nodes=a TotalNodes=4 TotalCPUs=64")
     fake_slurm.answer("show-node", "No nodes in the system")
     (found,) = json.loads(cli("cluster", "detect", "--json").out)["partitions"]
-    assert found["doubt"].endswith("have they GPUs?")
+    assert found["doubt"].endswith("whether they have GPUs.")

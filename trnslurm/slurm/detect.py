@@ -360,12 +360,16 @@ class _Partition:
         else:
             why = "Slurm does not name their instance type"
         if gpus.number:
-            return "" if gpus.sliced or most == 1 else f"{why}; have they EFA?"
+            return (
+                "" if gpus.sliced or most == 1 else f"{why}; it is unknown whether they have EFA."
+            )
         if self._hidden and "gpu" in self._config.get("GresTypes", ""):
-            return "Slurm hides these nodes while they are powered down; have they GPUs?"
+            return (
+                "Slurm hides these nodes while they are off; it is unknown whether they have GPUs."
+            )
         # Neuron devices are no GRES, and some sites have no GRES for GPUs.
         if any(map(is_accelerated, named)) or (likely and not named):
-            return f"{why}; have they accelerators?"
+            return f"{why}; it is unknown whether they have accelerators."
         return ""
 
     def _constraint(self, nodes: Sequence[Mapping[str, str]]) -> str | None:
