@@ -11,6 +11,7 @@ The files are made after public sources; no node of AWS was asked:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_other_sites(site, fake_slurm, cli, home: Path, a_node: MakeNode) -> Non
     a_node("DGXH100", vendor="NVIDIA", mlx=8, gpus=8)
     own, text, said = profile(cli, home)
     assert "efa" not in own["instance_types"]["gpu"] and "?" not in text.partition("slurm:")[0]
-    assert "is no instance of EC2, 8 GPUs (NVIDIA H200)" in said
+    assert "is of an unknown type, 8 GPUs (NVIDIA H200)" in said
 
 
 def test_each_kind_is_asked_once(site, fake_slurm, cli, a_node: MakeNode) -> None:
@@ -175,6 +176,21 @@ def test_refusals(site, fake_slurm, cli, home: Path, tmp_path: Path) -> None:
     refused = "dev: no answer from a node: srun: Unable to allocate resources: Access denied"
     assert done.code == 1 and done.err.endswith(f"error: {refused}\n")
     assert not any(f for f in home.rglob("*") if f.is_file())
+
+
+def test_one_kind_answers(site, fake_slurm, cli, a_node: MakeNode) -> None:
+    cluster(
+        fake_slurm, "", f"a*2 {P5} Gres=gpu:8\nc*3\nd*1 CPUTot=8 State=DOWN",
+        "gpu Nodes=a Default=YES\ncpu Nodes=c\ndown Nodes=d",
+    )  # fmt: skip
+    a_node("p5.48xlarge", efa=32, gpus=8)
+    fake_slurm.refuse("srun-2", "srun: error: Invalid account")
+    done = cli("cluster", "detect", "--ask-nodes")
+    assert done.code == 0  # both were started at once: either was the second
+    assert done.err.count("is p5.48xlarge, 8 GPUs") == 1
+    assert re.search("warning: (cpu|gpu): no answer from a node: srun: Invalid account", done.err)
+    words = ("--ask-nodes", "--partition", "down")
+    assert "none of these nodes is up" in cli("cluster", "detect", *words).error
 
 
 def test_nodes_that_do_not_come(site, fake_slurm, cli) -> None:

@@ -46,6 +46,11 @@ KNOWN = {
         f"q-dy-c-*2 {P5.replace('2047961', '1992294')} Gres=gpu:8 "
         "AvailableFeatures=dynamic,p5e.48xlarge,c,efa,gpu", "q Nodes=q-dy-c-", "p5e.48xlarge",
     ),
+    # A partition with hosts for other work, too.
+    "hyperpod-mixed": (
+        f"p*2 {P5} Gres=gpu:8\nc*1 CPUTot=16 RealMemory=32000",
+        "ml.p5.48xlarge Nodes=p,c", "p5.48xlarge",
+    ),
     # Several types in a compute resource: no feature.
     "parallelcluster-several": (
         f"q-dy-c-*2 {P5.replace('2047961', '1992294')} Gres=gpu:h100:8 "

@@ -5,6 +5,7 @@ The job is a shell that reads files of the node; it leaves no file behind.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from trnslurm.slurm.commands import Slurm, own_words, without_overrides
 from trnslurm.slurm.detect import DetectedCluster, Nodes, Told
 
 ROOT = "/"
+_PR_SET_PDEATHSIG = 1
 _TIME_MIN = 2
 _POLL_S = 0.2
 _END_S = 10.0
@@ -59,27 +61,32 @@ def ask_one_of_each(
     say: Callable[[str], None],
 ) -> DetectedCluster:
     """Return the cluster with what one node of each kind has said; fail if none answers."""
-    among = [n for n in site.partitions if partition in (None, n.name, n.label) and not n.unusable]
+    among = [n for n in site.partitions if partition in (None, n.name, n.label)]
     asked: dict[str, Nodes] = {}
     for kind in sorted(among, key=lambda n: not n.default):
-        asked.setdefault(kind.node, kind)
-    jobs = [_Job(slurm, kind) for kind in asked.values()]
+        if kind.up and not kind.unusable:
+            asked.setdefault(kind.node, kind)
+    if not asked:
+        raise SlurmError("--ask-nodes: none of these nodes is up and takes your jobs")
     told: dict[str, Told] = {}
     silent: list[str] = []
     say(f"Asking one node of each kind: {', '.join(kind.label for kind in asked.values())}")
+    jobs = [_Job(slurm, kind) for kind in asked.values()]
     deadline = time.monotonic() + timeout_s
     try:
         for job in jobs:
             job.start()
-        while any(not job.ended(say) for job in jobs) and time.monotonic() < deadline:
+        left = jobs
+        while left:
+            late = time.monotonic() > deadline
+            for job in [job for job in left if job.ended(say) or late]:
+                try:
+                    answer = told[job.kind.node] = job.answer(timeout_s)
+                    say(f"{job.kind.label}: {_shown(answer)}")
+                except SlurmError as error:
+                    silent.append(f"{job.kind.label}: {error}")
+                left = [other for other in left if other is not job]
             time.sleep(_POLL_S)
-        for job in jobs:
-            try:
-                answer = told[job.kind.node] = job.answer(timeout_s)
-            except SlurmError as error:
-                silent.append(f"{job.kind.label}: {error}")
-            else:
-                say(f"{job.kind.label}: {_shown(answer)}")
     finally:
         for job in jobs:
             job.end()
@@ -108,7 +115,7 @@ class _Job:
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
 
     def start(self) -> None:
-        kind = self.kind
+        kind, libc = self.kind, ctypes.CDLL(None)
         named = {"partition": kind.name, "account": kind.account, "qos": kind.qos}
         named["constraint"] = kind.constraint
         if kind.label != kind.name and not kind.constraint:
@@ -126,6 +133,7 @@ class _Job:
             stderr=self._err,
             env=without_overrides(os.environ),
             process_group=0,  # so that only we end it on Ctrl-C
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
 
     def ended(self, say: Callable[[str], None]) -> bool:
@@ -158,9 +166,7 @@ class _Job:
     def end(self) -> None:
         """Cancel the job if it has not ended, and close its files."""
         if self._srun and self._srun.poll() is None:
-            self._srun.send_signal(
-                signal.SIGTERM
-            )  # srun cancels the job, or takes it off the queue
+            self._srun.terminate()  # srun cancels the job, or takes it off the queue
             try:
                 self._srun.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -222,7 +228,7 @@ def _shown(told: Told) -> str:
     }
     words = [f"{number} {name}" for name, number in devices.items() if number]
     words += ["SageMaker HyperPod"] if told.hyperpod else []
-    return f"{told.host} is {', '.join([told.instance_type or 'no instance of EC2', *words])}"
+    return f"{told.host} is {', '.join([told.instance_type or 'of an unknown type', *words])}"
 
 
 def _content(file: IO[bytes]) -> str:

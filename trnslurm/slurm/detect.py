@@ -332,9 +332,12 @@ class _Partition:
         return known.name if known and not known.device.on_host else None
 
     def _fits(self, known: InstanceType, node: Mapping[str, str]) -> bool:
-        """Check whether a node has no more than the type; its GPUs may be no GRES."""
+        """Check whether a node can be of a type, also if slurm.conf has no GPUs or CPUs for it."""
         gpus = sum(g.number for g in gpus_of(node.get("Gres", "")) if not g.sliced)
-        return gpus in (0, known.gpus) and int(node.get("CPUTot", 0)) <= known.vcpus
+        cpus = int(node.get("CPUTot", 0))
+        if gpus:
+            return gpus == known.gpus and cpus <= known.vcpus
+        return cpus in (known.vcpus, known.vcpus // 2, 1)
 
     def _of_size(self, node: Mapping[str, str]) -> list[str]:
         gpus = _usable_gpus(node.get("Gres", ""))
@@ -359,14 +362,12 @@ class _Partition:
             why = f"by their size they may be {' or '.join(likely)}"
         else:
             why = "Slurm does not name their instance type"
+        if gpus.sliced or (gpus.number and most == 1):
+            return ""
         if gpus.number:
-            return (
-                "" if gpus.sliced or most == 1 else f"{why}; it is unknown whether they have EFA."
-            )
+            return f"{why}; it is unknown whether they have EFA."
         if self._hidden and "gpu" in self._config.get("GresTypes", ""):
-            return (
-                "Slurm hides these nodes while they are off; it is unknown whether they have GPUs."
-            )
+            return "Slurm hides nodes that are off; it is unknown whether they have GPUs."
         # Neuron devices are no GRES, and some sites have no GRES for GPUs.
         if any(map(is_accelerated, named)) or (likely and not named):
             return f"{why}; it is unknown whether they have accelerators."
@@ -495,16 +496,11 @@ def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
     cpus = int(fields.get("TotalCPUs", 0)) // number
     memory = (mebibytes(tres.get("mem", "")) or number) // number
     gpus = (whole_number(tres.get("gres/gpu")) or 0) // number
-    one = {
-        "Partitions": fields["PartitionName"],
-        "CPUTot": str(cpus),
-        "RealMemory": str(memory),
-        "State": "IDLE+CLOUD+POWERED_DOWN",
-    }
+    one = {"CPUTot": str(cpus), "RealMemory": str(memory), "State": "IDLE+CLOUD+POWERED_DOWN"}
+    name = fields["PartitionName"]
     gres = {"Gres": f"gpu:{gpus}"} if gpus else {}
-    return [
-        {"NodeName": f"{fields['PartitionName']}-hidden-{n}", **one, **gres} for n in range(number)
-    ]
+    every = [f"{name}-hidden-{n}" for n in range(number)]
+    return [{"NodeName": node, "Partitions": name, **one, **gres} for node in every]
 
 
 def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:
