@@ -46,7 +46,7 @@ def test_bad_name_in_the_environment(cli, monkeypatch: pytest.MonkeyPatch) -> No
 COUNTS = ("CPUs=abc", "CPUs=0", "cpus=-1", "Sockets=2x", "RealMemory=1G")
 GRES = ("gpu", "gpu:0", "gpu:a100", "gpu:8,", ",gpu:8", "gpu:8G", "a:b:c:1")
 REFUSED = {
-    **{f"--nodes={n}": f"--nodes {n}: a sandbox has 1 to 128 nodes" for n in (-1, 0, 129)},
+    **{f"--nodes={n}": f"--nodes {n}: a sandbox has 1 to 256 nodes" for n in (-1, 0, 257)},
     **{f"--users={n}": f"--users {n}: a sandbox has 0 to 8 further users" for n in (-1, 9)},
     "--like=trn1.32xlarg": "'trn1.32xlarg' (did you mean \"trn1.32xlarge\"?)",
     "--like=local": "unknown instance type 'local'; known: trn1.2xlarge, ",
