@@ -952,3 +952,20 @@ def test_a_lost_peers_traceback_gives_way_to_the_one_before(run, follows: str) -
     steps = "step\n" * 400
     log(run, 0, f"{text}ValueError: own\n{steps}{text}RuntimeError: {follows}\n")
     assert found(run).lines[-1] == f"RuntimeError: {follows}"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "tracker: Connection refused (metrics dropped)",
+        "CUDA out of memory. Using the CPU's copy",
+        "[Errno 28] No space left on device: cache disabled",
+    ],
+)
+def test_what_a_program_logged_before_an_error_of_its_own_code(run, before: str) -> None:
+    log(run, 0, f"{before}\nTraceback (most recent call last):\n"
+        '  File "/w/train.py", line 9, in <module>\n    x = rows[9]\n'
+        "IndexError: list index out of range\n")  # fmt: skip
+    finding = found(run)
+    assert finding.brief.endswith("IndexError: list index out of range at train.py, line 9")
+    assert (finding.kind, finding.rank) == ("cause", None)

@@ -91,19 +91,19 @@ def _of_lines(case: Case) -> Advice:
         return Advice(
             "unknown: the worker ended without a traceback; the log's last words are above",
             f"look where the script says that, or ends itself (sys.exit); {suspect.place} has more",
-            RESUME,
+            EITHER,
         )
     if SILENT in suspect.lines[-1]:
         return Advice(
             "unknown: the worker's own error is not in this log",
             f"read the last lines of {suspect.place}; torchrun --tee 3 brings workers' output "
             "there, and @record on main() its traceback",
-            RESUME,
+            EITHER,
         )
     return Advice(
         f"{suspect.lines[-1].split(':')[0].strip()} is not a known cause",
         f"read the error; {suspect.place} has more",
-        RESUME,
+        EITHER,
     )
 
 

@@ -12,6 +12,10 @@ from trnslurm.node.triage.evidence import Evidence, Hit, Suspect
 
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
+_OF_CODE = frozenset({
+    "AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
+    "UnboundLocalError", "ValueError", "ZeroDivisionError",
+})  # fmt: skip
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
@@ -104,10 +108,13 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
     ]
     strong = [hit for hit in near if hit.cause.strong]
     weak = [hit for hit in near if not hit.cause.strong]
-    found = strong or ([] if own or what_was_raised(chosen) else weak)
-    if not found and not own:
+    raised = what_was_raised(chosen)
+    found = strong or ([] if own or raised else weak)
+    # Such an exception is of the program's own code: what was caught and logged before is another.
+    others = not own and not (raised and raised.kind in _OF_CODE)
+    if not found and others:
         found = [hit for hit in hits if _may_explain(hit, chosen)]
-    if not found and not own:
+    if not found and others:
         found = [hit for hit in hits if _may_follow(chosen, hit)]
     if not found:
         return chosen, own, ()
