@@ -388,3 +388,12 @@ def test_options_beside_ours(site, cli) -> None:
     assert done.code == 1 and "  --nodes=2" in lines
     assert [line.split()[:2] for line in lines if "qos" in line] == [["-", "--qos=high"]]
     assert any(line.startswith("+ --exclusive ") for line in lines)
+
+
+def test_another_command_sets_no_variable_of_this_shell(site, cli) -> None:
+    Path("train.py").touch()
+    text = "export D=/data\n./prep.sh D=1\nsrun python train.py --d $D --size $1\n"
+    Path("job.sbatch").write_text(HEAD + text)
+    shown = cli("adopt", "job.sbatch", "--", "8").out
+    assert "train.py --d /data --size 8\n" in shown
+    assert "trnslurm submit job.sbatch -- 8\n" in shown

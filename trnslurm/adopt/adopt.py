@@ -29,6 +29,7 @@ from trnslurm.adopt.kinds import (
     PYTHON,
     READS,
     SAYS,
+    SETTING,
     STARTING,
     STARTS,
     only_once,
@@ -202,7 +203,8 @@ class _Reading(Settings):
             self._read_command(statement)
         except (UnclearError, ConfigError) as why:
             self._set_up_before = False
-            self._variables.forget_assigned(statement.raw)
+            if not statement.words or statement.head in SETTING:  # no other sets this shell's own
+                self._variables.forget_assigned(statement.raw)
             self._say(statement.line, statement.raw, "unclear", plain(str(why)))
 
     def _is_skipped(self, command: Statement) -> bool:

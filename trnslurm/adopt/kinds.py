@@ -21,6 +21,10 @@ SAYS = frozenset({
 })  # fmt: skip
 DECLARES = frozenset({"declare", "local", "readonly", "typeset"})
 READS = frozenset({"read", "mapfile", "readarray"})
+SETTING = (
+    DECLARES | READS | {"((", ".", "eval", "export", "getopts", "let", "printf", "source", "unset"}
+)
+"""Commands that may set variables of the shell that runs them."""
 FILTERS = frozenset({"awk", "column", "cut", "grep", "egrep", "sed", "tr", "uniq", "wc", "xargs"})
 ENDS = frozenset({"deactivate", "popd"})
 # What is done once, before there is a run.

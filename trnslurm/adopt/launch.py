@@ -165,7 +165,7 @@ def read_mpirun(words: Sequence[str]) -> Srun:
                 environment=tuple(environment))  # fmt: skip
 
 
-_IMAGE_FLAGS = frozenset({"--nv", "--rocm", "--cleanenv", "-e", "--no-home", "--writable-tmpfs"})
+_IMAGE_FLAGS = frozenset({"--nv", "--cleanenv", "-e", "--no-home", "--writable-tmpfs"})
 
 
 class Image(Frozen):

@@ -48,7 +48,8 @@ def adopt_command(
       trnslurm adopt job.sbatch --json
     """
     found = adopt(Path(file), arguments, os.environ)
-    as_it_is = f"trnslurm submit {shlex.quote(file)}" if first_directive(Path(file)) else ""
+    words = shlex.join([file, *(("--", *arguments) if arguments else ())])
+    as_it_is = f"trnslurm submit {words}" if first_directive(Path(file)) else ""
     if recipe is not None:
         check_job_name(recipe)
         line = save_as_recipe(found, recipe, os.environ, force=force)
