@@ -351,7 +351,12 @@ def test_the_last_words_of_a_worker_that_ends_itself_are_told(run) -> None:
     own = "2026-11-28T04:03:27Z train: node 0 of 1 on a, master 127.0.0.1:21060\n"
     died = "E1128 04:03:29.397000 26380 torch/distributed/elastic/multiprocessing/api.py:882] "
     died += "failed (exitcode: 3) local_rank: 0 (pid: 26403) of binary: python\n"
-    log(run, 0, f"{own}preflight: 1 node fits in 0.0 s\nno data\n{died}" + report(0, 3))
+    banners = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer "
+    banners += (
+        "ranks is : 1\n[W1129 21:28:14.123656170 socket.cpp:209] [c10d] The hostname is unknown.\n"
+    )
+    said = f"{own}preflight: 1 node fits in 0.0 s\n{banners}no data\n{banners}{died}"
+    log(run, 0, said + report(0, 3))
     assert found(run).lines == ("no data", "it ended with exit code 3, without a traceback")
     assert found(run).cause.startswith("unknown: ")
     assert found(run).brief.endswith("; the log's last words: no data")

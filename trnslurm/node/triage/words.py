@@ -55,6 +55,8 @@ _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
 _OWN_LINE = re.compile(r"preflight: |\S+Z \w+: node \d+ of |no progress: ")
 """Matches a line that trnslurm's programs write."""
+_OF_PYTORCH = re.compile(r"\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:")
+"""Matches what its libraries say of every start."""
 _NEAR = 300  # lines between the first failure of a node and the last
 _DIGITS = re.compile(r"\d+")
 _BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "')
@@ -230,8 +232,9 @@ def last_lines(text: str) -> tuple[str, ...]:
 
 def said_last(text: str) -> tuple[str, ...]:
     """Return the last two lines of a log before a launcher's report."""
-    lines = last_lines(_before_report(text))[-2:]
-    return tuple(line for line in lines if not _OWN_LINE.match(line))
+    lines = last_lines(_before_report(text))
+    said = [x for x in lines if not (_OWN_LINE.match(x) or _OF_PYTORCH.match(x))]
+    return tuple(said[-2:])
 
 
 def _before_report(text: str) -> str:
