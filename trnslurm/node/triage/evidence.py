@@ -344,7 +344,9 @@ def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
     if record := read_json(file):
         line = f"watchdog: {clean(str(record.get('line', '')))}"
         place = str(file.relative_to(run))
-        yield Suspect(lines=(line,), place=place, known=named("stuck"), **_who(record))
+        known = cause_of([line])
+        known = known if known and known.name.startswith("stuck") else named("stuck")
+        yield Suspect(lines=(line,), place=place, known=known, **_who(record))
 
 
 def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:

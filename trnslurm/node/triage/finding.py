@@ -13,6 +13,7 @@ _MAX_COLUMNS = 200
 _MOST_RANKS = 16
 _NO_MORE = ("unknown: ", "the script raised ")
 """How a cause begins that says no more than the exception."""
+_WATCHDOG = "watchdog: "
 _IN_PART = "the logs were read in part, as they take too long"
 
 
@@ -64,7 +65,7 @@ class Finding(Frozen):
         `to_do` takes the place of the fix, of which it may have the first parts.
         """
         known = self.brief and self.brief in told
-        header = [] if known else [self._header()]
+        header = [] if known or (told and not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
         cause = [] if said else [cut(f"{'cause' if self.certain else 'likely'}: {self.cause}")]
         fix, others = [cut(f"fix: {self.fix}")], self.others
@@ -73,7 +74,11 @@ class Finding(Frozen):
             others = (rest_of(self.fix) if short(self.fix) in to_do else self.fix, *others)
         return [
             *map(cut, header),
-            *(cut(f"  {line}") for line in self.lines if line.strip() not in told),
+            *(
+                cut(f"  {line}")
+                for line in self.lines
+                if line.strip().removeprefix(_WATCHDOG) not in told
+            ),
             *cause,
             *fix,
             *(cut(f"or: {other}") for other in others if other),
