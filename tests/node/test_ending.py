@@ -181,8 +181,8 @@ NO_CRASHES = [
         # A script that may begin again over its own checkpoint.
         (
             {"resumes": False},
-            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted: it takes no "
-            "{resume} and reported no checkpoint",
+            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted, as it "
+            "would begin at step 0: it reported no checkpoint, and its arguments have no {resume}",
         ),
         # A whole checkpoint whose step is unknown is progress.
         (

@@ -28,7 +28,10 @@ from trnslurm.node.triage.finding import Finding
 
 _LOG_BYTES = 64 << 10
 _SAME_LOSS = 0.9
-_NO_WAY_BACK = "not restarted: it takes no {resume} and reported no checkpoint"
+_NO_WAY_BACK = (
+    "not restarted, as it would begin at step 0: it reported no checkpoint, and its arguments have "
+    "no {resume}"
+)
 
 
 class Facts(Frozen):

@@ -65,7 +65,9 @@ class Finding(Frozen):
         `to_do` takes the place of the fix, of which it may have the first parts.
         """
         known = self.brief and self.brief in told
-        header = [] if known or (told and not self._who()) else [self._header()]
+        lines = [x for x in self.lines if x.strip().removeprefix(_WATCHDOG) not in told]
+        # Who failed is in what was told, with the cause or with all lines.
+        header = [] if told and (known or not lines or not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
         cause = [] if said else [cut(f"{'cause' if self.certain else 'likely'}: {self.cause}")]
         fix, others = [cut(f"fix: {self.fix}")], self.others
@@ -74,11 +76,7 @@ class Finding(Frozen):
             others = (rest_of(self.fix) if short(self.fix) in to_do else self.fix, *others)
         return [
             *map(cut, header),
-            *(
-                cut(f"  {line}")
-                for line in self.lines
-                if line.strip().removeprefix(_WATCHDOG) not in told
-            ),
+            *(cut(f"  {line}") for line in lines),
             *cause,
             *fix,
             *(cut(f"or: {other}") for other in others if other),
