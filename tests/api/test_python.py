@@ -126,9 +126,8 @@ def test_a_run_that_fails(script: Path) -> None:
     with pytest.raises(RunFailedError) as error:
         run.wait(timeout=600)
     said = str(error.value)
-    assert "\n" not in said and said.startswith(
-        f"{run.name} is FAILED (local-0: KeyError: 'lr' at "
-    )
+    assert "\n" not in said and said.startswith(f"{run.name} is FAILED (")
+    assert "KeyError: 'lr' at train.py, line " in said
     assert run.wait(raises=False).state == "FAILED"
 
 

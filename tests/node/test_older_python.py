@@ -90,7 +90,7 @@ def test_a_script_runs_and_its_failure_is_explained(run_cli, home: Path, monkeyp
     assert "Python 3 9" in done.out and "loss 1.0000 at step 1 -> 0.3333 at step 3" in done.out
     done = submit("--", "--fail")
     assert done.code == 1, done
-    assert ": KeyError: 'learning_rate' at x.py, line 8" in done.out
+    assert "KeyError: 'learning_rate' at x.py, line 8" in done.out
 
 
 def test_an_older_python_is_refused_in_one_line() -> None:
