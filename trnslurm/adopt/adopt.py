@@ -85,7 +85,7 @@ _UNDECIDED = {
 }  # fmt: skip
 _SUBMITS = "it submits a job itself: adopt the file that it gives to sbatch"
 _WHICH = re.compile(f"{UNKNOWN}[$`(]+(?:which|command -v|type -p) ([\\w.-]+)[`)]{END}")
-# In place of what makes the name of a run its own.
+# These take the place of a date or a random number in a name.
 _STAMP = re.compile(
     f"{UNKNOWN}(?:\\$\\(|`)(?:date|uuidgen)\\b[^|&;]*?{END}"
     f"|(?<=[\\w.-]){UNKNOWN}(?:(?:\\$\\(|`)shuf\\b[^|&;]*?|\\$RANDOM){END}"
@@ -133,7 +133,7 @@ class _Reading(Settings):
         """How much each command that was reached looks like the one that trains."""
         self._functions: dict[str, list[Statement]] = {}
         self._doubts: list[str] = []
-        """What of the command is not as in the file."""
+        """Return the parts of the command that differ from the file."""
         self._launched_at = 0
         self._depth = 0
         """How many conditions the statement stands in."""

@@ -34,7 +34,7 @@ _LOGIN = re.compile(r"bin/activate|conda\.sh|/etc/\S*|\.(bashrc|bash_profile|pro
 
 
 class Settings:
-    """What a batch script has set so far, and what was said of its lines."""
+    """What a batch script has set so far, and its lines as they were read."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ def _dump_of(value: Any, written: float) -> Dump:
         ranks = {name: _text(told["ranks"]) for name, told in value["pg_config"].items()}
         works = [_work_of(record, ranks) for record in records]
         first = records[0]["record_id"] if records else 0
-        # TORCH_INCLUDE_ONLY_ACTIVE leaves the complete ones out, and nothing can be said of those.
+        # TORCH_INCLUDE_ONLY_ACTIVE leaves the completed ones out: the dump does not tell of them.
         if records and records[-1]["record_id"] - first + 1 != len(records):
             raise ValueError("not all records")
         messages = {
