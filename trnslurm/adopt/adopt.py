@@ -133,7 +133,7 @@ class _Reading(Settings):
         """How much each command that was reached looks like the one that trains."""
         self._functions: dict[str, list[Statement]] = {}
         self._doubts: list[str] = []
-        """Return the parts of the command that differ from the file."""
+        """The parts of the command that differ from the file."""
         self._launched_at = 0
         self._depth = 0
         """How many conditions the statement stands in."""

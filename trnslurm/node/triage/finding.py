@@ -62,7 +62,7 @@ class Finding(Frozen):
     def report(self, told: str = "", to_do: str = "") -> list[str]:
         """Return at most 12 lines for the user, without what was told before.
 
-        `to_do` takes the place of the fix, of which it may have the first parts.
+        `to_do` takes the place of a fix of which it has the first parts, and else follows it.
         """
         known = self.brief and self.brief in told
         lines = [x for x in self.lines if x.strip().removeprefix(_WATCHDOG) not in told]
@@ -71,9 +71,9 @@ class Finding(Frozen):
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
         cause = [] if said else [cut(f"{'cause' if self.certain else 'likely'}: {self.cause}")]
         fix, others = [cut(f"fix: {self.fix}")], self.others
-        if to_do:
-            fix = [f"next: {to_do}"]
-            others = (rest_of(self.fix) if short(self.fix) in to_do else self.fix, *others)
+        if to_do and short(self.fix) in to_do:
+            fix, others = [], (rest_of(self.fix), *others)
+        fix += [f"next: {to_do}"] if to_do else []
         return [
             *map(cut, header),
             *(cut(f"  {line}") for line in lines),
