@@ -46,7 +46,7 @@ def plan_of(seed: int, most: int = 16) -> Plan:
         seed=seed, nodes=nodes, spares=spares, fewest=fewest, standby=rng.random() < 0.4,
         faults=tuple(faults), second=second, slow_disk=rng.random() < 0.1,
         loses=rng.choice([0.0, 0.0, 0.0, 0.05, 0.3]), ends_at=rng.choice([200.0, 600.0]),
-        **_beginning(rng),
+        **_beginning(rng), no_index=rng.random() < 0.3,
     )  # fmt: skip
 
 
@@ -101,6 +101,7 @@ def shrunk(plan: Plan, why: str) -> tuple[Plan, str]:
         smaller += [replace(plan, slow_disk=False)] if plan.slow_disk else []
         smaller += [replace(plan, loses=0.0)] if plan.loses else []
         smaller += [replace(plan, standby=False)] if plan.standby else []
+        smaller += [replace(plan, no_index=False)] if plan.no_index else []
         for each in smaller:
             try:
                 check(each)

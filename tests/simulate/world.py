@@ -110,6 +110,8 @@ class Plan:
     """Whether its first checkpoint is in S3."""
     refused: str = ""
     """The stage that fails: checking, fetching, keying or verifying."""
+    no_index: bool = False
+    """Whether a job cannot give up nodes: "DB index is being set", without accounting (22.05)."""
 
     @property
     def counts(self) -> list[int]:
@@ -438,12 +440,20 @@ class World:
             return e.Requeued()
 
         refused = e.Requeued("no answer")
+        waits_s = self.leaving_s(decision.lost) if decision.leaves else 0.0
         if decision.already:
             self.answer(0.1, e.Requeued)
         elif self.controller_away - self.now > 40 + 3 * 10:  # tried again after 10 and 30 s
             self.answer(70.0, lambda: refused)
         else:
-            self.answer(max(0.0, self.controller_away - self.now) + 0.2, done)
+            self.answer(max(0.0, self.controller_away - self.now, waits_s) + 0.2, done)
+
+    def leaving_s(self, lost: tuple[str, ...]) -> float:
+        """How long until Slurm itself has taken lost nodes out of a job that cannot be changed."""
+        off = [self.nodes[n] for n in self.numbers([*lost]) if self.nodes[n].state == "off"]
+        if not self.plan.no_index or not off:
+            return 0.0
+        return max(0.0, max(node.since for node in off) + SLURMD_TIMEOUT_S - self.now)
 
     def close(self, code: int) -> None:
         """The record is written, and what is blocked meanwhile is this program."""
