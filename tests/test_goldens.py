@@ -78,6 +78,7 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
             "slurm.requeue=false",
             "slurm.cpus_per_task=64",
             'slurm.sbatch=["--comment=it\'s a $(test) #1", "--mail-type=FAIL,END"]',
+            'slurm.srun=["--mpi=none", "--network=it\'s $(test)"]',
             "activate=[module load efa, source /opt/env/bin/activate]",
             "group_readable=true",
             "compile_layout=per-host",

@@ -61,7 +61,7 @@ def filled(dotted: str, hint: Any, text: str, home: Path) -> Any:
     """A value of the field's type, as far as there is one, with the text in it."""
     if dotted in _BELOW:
         return f"{home}/{text}"
-    if dotted == "slurm.sbatch":
+    if dotted in ("slurm.sbatch", "slurm.srun"):
         return [f"--comment={text}"]
     origin = get_origin(hint)
     if dataclasses.is_dataclass(hint):

@@ -84,6 +84,8 @@ class Slurm(Frozen):
     """How long srun waits for the other nodes after the first one succeeds."""
     sbatch: tuple[str, ...] = ()
     """Other sbatch options, such as `--mail-type=FAIL`; each is in the file."""
+    srun: tuple[str, ...] = ()
+    """Other options of the srun that starts a job's workers, such as `--mpi=none`."""
     directives: tuple[str, ...] | None = None
     """The options of a user's batch script, which say the size of its job; None: there is none."""
     array_task: NotNegative[int | None] = None

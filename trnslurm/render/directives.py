@@ -64,6 +64,16 @@ _OWN_OPTIONS = {
     "--kill-on-invalid-dep": "",
     "--signal": "--set slurm.stop_before_s",
 }
+# The same for srun, which gets an option for each word here from the template.
+_OWN_OF_SRUN = (
+    *("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--cpu-bind", "--nodelist"),
+    *("--overlap", "--exact", "--exclusive", "--kill-on-bad-exit", "--wait", "--open-mode"),
+    *("--output", "--error", "--input", "--label", "--pty", "--jobid", "--chdir", "--export"),
+    *("--multi-prog", "--exclude", "--relative", "--het-group", "--quit-on-interrupt", "--help"),
+    *("--usage", "--version", "--test-only", "--no-allocate", "--container-image"),
+)
+_RESUMES = "--auto-resume"
+"""Of HyperPod's plug-in for srun, which replaces faulty nodes and runs the step a second time."""
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, unless set",
@@ -89,6 +99,8 @@ class Resources(Frozen):
     cpus_per_task: int | None
     """None: all that the job has on the node."""
     srun_wait_s: int
+    srun: tuple[str, ...] = ()
+    """Other options of srun."""
     environment: str = "NIL"
     """What of the submitting shell's environment reaches the job."""
 
@@ -117,6 +129,7 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
         tasks=tasks,
         cpus_per_task=cpus,
         srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,
+        srun=tuple(map(_for_srun, slurm.srun)),
     )
 
 
@@ -293,6 +306,21 @@ def set_by(config: Config) -> dict[str, str]:
         if (key, origin.source) == ("slurm.sbatch", "--sbatch"):  # which adds to the profile's
             found[key] = f"from {config.cluster_name}'s profile or the command line"
     return found
+
+
+def _for_srun(option: str) -> str:
+    """Return an option of srun, or refuse it."""
+    if not re.fullmatch(_OPTION, option):
+        raise RenderError(f"slurm.srun: {option!r}: expected one long option, as in --mpi=none")
+    name = option.partition("=")[0]
+    if _RESUMES.startswith(name):
+        raise RenderError(
+            f"slurm.srun: {option}: trnslurm restarts the workers itself, and HyperPod would start "
+            "them a second time. HyperPod replaces faulty nodes without this option: leave it out"
+        )
+    if any(own.startswith(name) for own in _OWN_OF_SRUN):  # srun accepts --nodeli for --nodelist
+        raise RenderError(f"slurm.srun: {option}: the template relies on its own")
+    return option
 
 
 def passed_through(option: str) -> str:
