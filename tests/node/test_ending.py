@@ -327,6 +327,14 @@ def test_enough_nodes_are_left(run):
     assert change.applied_to(["b", "c", "users"]) == "users"
 
 
+def test_a_node_that_has_booted_since_is_taken_again(run):
+    """HyperPod replaces an instance under the same name."""
+    for now, host in enumerate("abc"):
+        left_out.update({host: "stuck"}, ["x", host], hours=24, now=float(now))
+    left_out.update({}, ["x", "y"], hours=24, now=9.0, booted={"a": -5.0, "b": 1.0, "c": 7.0})
+    assert [*left_out.read_excluded()] == ["a"]
+
+
 def test_a_bad_node_is_left_out_until_its_time_is_over(run):
     run("preflight-train-1", **preflight(1))
     why = "preflight failed; 15 of 16 devices"

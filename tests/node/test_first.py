@@ -118,6 +118,11 @@ def test_nodes_that_a_job_can_do_without(monkeypatch) -> None:
     monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/7")
     asks = controller.Controller("7", 0, ())
     assert [asks.can_do_without(needed, {"n1", "n4"}) for needed in (2, 4, 6)] == [3, 1, 0]
+    line = "NodeName={} Arch=x86_64 State=IDLE BootTime={} SlurmdStartTime=2026-11-29T10:00:00 \n"
+    times = {"n1": "2001-09-09T01:46:40", "n2": "None", "n3": "9999-01-01T00:00:00"}
+    said["scontrol"] = (0, "".join(line.format(*each) for each in times.items()))
+    assert [*asks.booted(times)] == ["n1"]
+    said["scontrol"] = (0, job)
     said["sinfo"] = (1, "slurm_load_partitions error: Unable to contact slurm controller")
     assert asks.can_do_without(2, {"n1"}) > 1000
 

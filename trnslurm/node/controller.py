@@ -206,6 +206,15 @@ class Controller:
         _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
         return re.findall(r"^NodeName=(\S+) .* State=\S*DRAIN", said, re.MULTILINE)
 
+    def booted(self, nodes: Collection[str]) -> dict[str, float]:
+        """Return when nodes have booted, in seconds since the epoch, as far as Slurm knows."""
+        if not nodes:
+            return {}
+        _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
+        found = re.findall(r"^NodeName=(\S+) .* BootTime=(\d\S+)", said, re.MULTILINE)
+        ago = {node: _from_now_s(when) for node, when in found}
+        return {node: time.time() + seconds for node, seconds in ago.items() if seconds < 0}
+
     def has_node(self, node: str) -> bool:
         """Check whether a node is in the job's allocation; if unknown, it is."""
         found = re.search(r" NodeList=([^ (]+) ", self._job())
@@ -310,6 +319,9 @@ class NoController(Controller):
 
     def drained(self, nodes: Sequence[str]) -> list[str]:
         return []
+
+    def booted(self, nodes: Collection[str]) -> dict[str, float]:
+        return {}
 
 
 def _from_now_s(when: str) -> float:

@@ -7,10 +7,12 @@ so a job that is already waiting does not get a node whose time is over.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from trnslurm.contract.files import read_json, write_json
@@ -41,16 +43,23 @@ def update(
     hours: float,
     now: float,
     most: int = sys.maxsize,
+    booted: Mapping[str, float] = MappingProxyType({}),
 ) -> Change:
     """Record bad nodes, with the reasons, among an attempt's nodes; return the change.
 
+    A node that has booted since it was found bad is left out no longer: HyperPod and
+    ParallelCluster replace an instance under the same name.
     `most` is how many nodes the job can do without: the longest left out are taken again. With too
     few nodes left, Slurm would never start the job (BadConstraints).
     """
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
         bad = {}  # a problem of all nodes is not theirs
     before = read_excluded()
-    after = {host: entry for host, entry in before.items() if float(entry["until"]) > now}
+    after = {
+        host: entry
+        for host, entry in before.items()
+        if float(entry["until"]) > max(now, booted.get(host, -math.inf) + hours * 3600)
+    }
     after |= {host: {"until": now + hours * 3600, "why": why} for host, why in bad.items()}
     newest = sorted(after, key=lambda host: -float(after[host]["until"]))[:most]
     after = {host: entry for host, entry in after.items() if host in newest}

@@ -132,6 +132,7 @@ class Judgement:
             hours=options.exclude_hours,
             now=time.time(),
             most=self._can_do_without(bad) if bad else sys.maxsize,
+            booted=self._controller.booted(left_out.read_excluded()),
         )
         return e.Judged(ending, code, tuple(hosts_then), change, tuple(lost))
 
