@@ -244,3 +244,6 @@ def test_reasons() -> None:
     assert job_reason("None") == ""
     assert node_reason("(Code:NewWord)x") == "AWS did not start its instance (NewWord)"
     assert node_reason("Not responding") == "Not responding"
+    assert node_reason("Action:Replace").endswith("takes 20 to 30 minutes (Action:Replace)")
+    near = "HyperPod ignores the reason 'action: reboot': it must be exactly Action:Reboot"
+    assert node_reason("action: reboot") == near

@@ -110,6 +110,45 @@ def test_a_batch_script_runs_as_by_sbatch(user: User, project: Path) -> None:
     assert ours == theirs
 
 
+# Stands for HyperPod's plug-in for srun: after a task was killed, it runs the step a second time.
+RESUMES = """#!/bin/bash
+[ "$1" = --auto-resume=1 ] || exec "$SRUN" "$@"
+"$SRUN" --kill-on-bad-exit=1 "${@:2}" || { echo "[Auto Resume] Retrying step"; "$SRUN" "${@:2}"; }
+"""
+# Takes samples from where it was, and is killed once between two of them.
+TAKES = """
+import os, signal
+from pathlib import Path
+mine = Path(f"taken-{os.environ['SLURM_PROCID']}")
+taken = mine.read_text().split() if mine.exists() else []
+for sample in range(len(taken), 6):
+    with mine.open("a") as file:
+        file.write(f"{sample} ")
+    if sample == 2 and os.environ["SLURM_PROCID"] == "1" and not taken:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_batch_script_keeps_the_retries_of_its_own_srun(user: User, project: Path) -> None:
+    """The step is run again inside of one attempt, and takes each sample once."""
+    (srun := project / "bin/srun").parent.mkdir()
+    srun.write_text(RESUMES)
+    srun.chmod(0o755)
+    (project / "takes.py").write_text(TAKES)
+    (file := project / "resumes.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=1 --time=10\n"
+        "export SRUN=$(command -v srun) PATH=$PWD/project/bin:$PATH\n"
+        "srun --auto-resume=1 python3 project/takes.py\n"
+    )
+    words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}")
+    run = user._submit(str(file), *words)
+    run.until("COMPLETED")
+    assert run.logs("--node", "0").count("[Auto Resume]") == 1
+    assert len(RunDir(run.path).attempts("train")) == 1
+    taken = [(run.path / f"work/taken-{rank}").read_text().split() for rank in "01"]
+    assert taken == [[*"012345"]] * 2
+
+
 def test_each_task_of_a_job_array_is_a_run(user: User, project: Path) -> None:
     (file := project / "array.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --array=3,5-6%2 --time=10\n"

@@ -202,9 +202,9 @@ class Controller:
         return self._addresses.get(node)
 
     def drained(self, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes that an admin keeps from new jobs."""
+        """Return the nodes that are kept from new jobs: by an admin, or as HyperPod replaces them."""
         _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
-        return re.findall(r"^NodeName=(\S+) .* State=\S*DRAIN", said, re.MULTILINE)
+        return re.findall(r"^NodeName=(\S+) .* State=\S*(?:DRAIN|\+FAIL)", said, re.MULTILINE)
 
     def booted(self, nodes: Collection[str]) -> dict[str, float]:
         """Return when nodes have booted, in seconds since the epoch, as far as Slurm knows."""

@@ -62,6 +62,13 @@ _CODES = {
     "UnsupportedOperation": "AWS refuses the launch: see slurm_resume.log on the head node",
 }
 
+# HyperPod acts on exactly these reasons and ignores all others; its documents give the times
+# (awslabs/awsome-distributed-ai, 5.sagemaker-hyperpod/tools/devops-agent/docs).
+_ACTIONS = {
+    "Action:Reboot": "HyperPod reboots it, which takes 1 to 3 minutes",
+    "Action:Replace": "HyperPod replaces its instance, which takes 20 to 30 minutes",
+}
+_ACTION = re.compile(r"\W*action\W*(reboot|replace)\W*", re.IGNORECASE)
 
 UNUSABLE = ("down", "drained")
 """The states of nodes that start no job until an administrator acts."""
@@ -107,7 +114,12 @@ def job_reason(reason: str) -> str:
 
 
 def node_reason(reason: str) -> str:
-    """Return why a node is down, with AWS's error code if the reason has one."""
+    """Return why a node is down, with AWS's error code or HyperPod's action, if there is one."""
+    if wanted := _ACTION.fullmatch(reason):
+        exact = f"Action:{wanted[1].capitalize()}"
+        if words := _ACTIONS.get(reason):
+            return f"{words} ({reason})"
+        return f"HyperPod ignores the reason {reason!r}: it must be exactly {exact}"
     match = re.search(_CODE, reason)
     if match is None:
         return reason
