@@ -198,7 +198,8 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         (["./train.py", "--set", "links=[../x]"], "it must be a path inside the project"),
         (["./train.py", "--set", "checkpoints=/x"], "it must be a path inside the project"),
         (["./train.py", "--set", "train.lr=1"], "--set train.lr=1: unknown key train.lr"),
-        (["./train.py", "--cluster", "trn"], "runs on cuda, cpu, and trn1.32xlarge has neuron"),
+        (["./train.py", "--cluster", "trn"], "choose another cluster, preset or device; "
+         "if it uses torch_xla, --set 'devices=[neuron]'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) -> None:
@@ -565,8 +566,21 @@ def test_a_script_that_needs_a_gpu_where_there_is_none(
     assert with_gpus.code == 0 and "needs a GPU" not in with_gpus.err
 
 
+def test_what_a_script_imports_says_that_it_runs_on_trainium(
+    site, fake_slurm, cli, project
+) -> None:
+    site.profile("trn")
+    (module := project / "src/own/train.py").parent.mkdir(parents=True)
+    for file, words in ((project / "train.py", ("./train.py",)), (module, ("-m", "own.train"))):
+        for source, takes in (("import torch\n", False), ("try:\n  from torch_xla import x\nexcept: x\n", True),
+                              ("import torch_xla_fake\n# import torch_xla\n", False)):  # fmt: skip
+            file.write_text(source)
+            done = cli("submit", "--dry-run", "--cluster", "trn", *TIME, *words)
+            assert (done.code == 0) is takes, done
+
+
 def test_on_torchneuron_a_script_compiles_while_it_trains(cli, project, tmp_path) -> None:
-    words = ("./train.py", "--cluster", "trn2", *TIME, "--set", "devices=[torchneuron]")
+    words = ("./train.py", "--cluster", "trn2", *TIME)
     done = cli("render", *words, "-o", tmp_path / "out")
     assert done.code == 0, done
     assert not (tmp_path / "out/precompile.sbatch").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from trnslurm.config.batch_script import BatchScript, first_directive, read_batch_script
 from trnslurm.config.entry import Entry
 from trnslurm.contract.rundir import PLAN
-from trnslurm.devices import CPU, CUDA
+from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 
@@ -22,6 +23,7 @@ others once per worker."""
 OWN_LAUNCHER: Launcher = "trnslurm"
 """trnslurm's own, trnslurm/node/launcher.py: the default."""
 
+_MOST_READ = 1 << 20
 SCRIPT_HINT = (
     "a script is named by its path (./train.py), a module by -m, and any other command comes after "
     "--: trnslurm submit --nodes 2 -- trl sft --config sft.yaml"
@@ -99,6 +101,7 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
 
 
 def _tree(entry: Entry, project: Path, launcher: Launcher) -> dict[str, Any]:
+    source = _source_of(entry, project)
     return {
         "entry": entry.text,
         "project": str(project),
@@ -106,8 +109,25 @@ def _tree(entry: Entry, project: Path, launcher: Launcher) -> dict[str, Any]:
         # The graphs of a custom script are unknown.
         "default_cluster": "local",
         "precompile": "never",
-        "devices": [CUDA.name, CPU.name],
+        "devices": [name for name, device in DEVICES.items() if _suits(device, source)],
     }
+
+
+def _suits(device: DeviceType, source: str) -> bool:
+    """Check whether a script's text imports what a device needs."""
+    needs = "|".join(map(re.escape, device.imports))
+    return not needs or bool(re.search(rf"(?m)^\s*(?:from|import)\s+(?:{needs})\b", source))
+
+
+def _source_of(entry: Entry, project: Path) -> str:
+    """Return the text of a script, or of a module of the project; empty: it is elsewhere."""
+    path = entry.name.replace(".", "/") if entry.is_module else entry.name
+    files = (f"{path}.py", f"{path}/__main__.py", f"src/{path}.py") if entry.is_module else (path,)
+    found = (file for name in files if entry.is_python and (file := project / name).is_file())
+    for file in found:
+        with file.open(errors="replace") as stream:
+            return stream.read(_MOST_READ)
+    return ""
 
 
 def _batch_tree(entry: Entry, project: Path, file: Path) -> dict[str, Any]:

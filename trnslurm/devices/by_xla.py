@@ -14,6 +14,7 @@ class ByXla(DeviceType):
 
     by_xla = True
     pins = OF_XLA | {"torch-xla": OF_XLA["torch"]}
+    imports = ("torch_xla", "torch_neuronx", "neuronx_distributed", "optimum.neuron")
     strategies = ("xla_fsdp", "tensor")
     has_zero1 = True
     runtime = "trnslurm.train.devices.xla.XlaDevice"

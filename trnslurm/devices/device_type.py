@@ -60,6 +60,8 @@ class DeviceType:
     """The releases of AWS's Neuron SDK that are for it."""
     commands: Sequence[str] = ()
     """What must be on the PATH of a node."""
+    imports: Sequence[str] = ()
+    """Packages of which a custom script for it imports one; empty: plain PyTorch has the device."""
     one_of: Sequence[str] = ()
     """Packages of which a node's Python needs one."""
     module_has_version: bool = False

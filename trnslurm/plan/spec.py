@@ -276,7 +276,10 @@ def _device(config: Config, instance: InstanceType) -> DeviceType:
             reasons = (able, has)
         else:
             reasons = (able if usable and asked not in usable else has, asks)
-        raise ConfigError(f"{', and '.join(reasons)}: choose another cluster, preset or device")
+        way = "choose another cluster, preset or device"
+        if recipe.project and instance.device.imports:
+            way += f"; if it uses {instance.device.imports[0]}, --set 'devices=[{instance.device}]'"
+        raise ConfigError(f"{', and '.join(reasons)}: {way}")
     if device.sdks:
         _check_sdk(config, instance, device)
     return device
