@@ -571,9 +571,13 @@ def test_what_a_script_imports_says_that_it_runs_on_trainium(
 ) -> None:
     site.profile("trn")
     (module := project / "src/own/train.py").parent.mkdir(parents=True)
+    sources = (
+        ("import torch\n", False),
+        ("try:\n  from torch_xla import x\nexcept: x\n", True),
+        ("import torch_xla_fake\n# import torch_xla\n", False),
+    )
     for file, words in ((project / "train.py", ("./train.py",)), (module, ("-m", "own.train"))):
-        for source, takes in (("import torch\n", False), ("try:\n  from torch_xla import x\nexcept: x\n", True),
-                              ("import torch_xla_fake\n# import torch_xla\n", False)):  # fmt: skip
+        for source, takes in sources:
             file.write_text(source)
             done = cli("submit", "--dry-run", "--cluster", "trn", *TIME, *words)
             assert (done.code == 0) is takes, done

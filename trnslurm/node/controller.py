@@ -202,7 +202,7 @@ class Controller:
         return self._addresses.get(node)
 
     def drained(self, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes that are kept from new jobs: by an admin, or as HyperPod replaces them."""
+        """Return the nodes that are kept from new jobs: by an admin, or by HyperPod."""
         _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
         return re.findall(r"^NodeName=(\S+) .* State=\S*(?:DRAIN|\+FAIL)", said, re.MULTILINE)
 
