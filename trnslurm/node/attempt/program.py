@@ -451,7 +451,9 @@ class Program:
 
     def _judge(self, decision: e.Judge) -> e.Event:
         self._stay_if_replaced()
-        return self._judgement.of(decision)
+        judged = self._judgement.of(decision)
+        self._stay_if_replaced()  # it reads logs, which takes a while
+        return judged
 
     def _stay_if_replaced(self) -> None:
         state = self._machine.state
@@ -505,6 +507,8 @@ class Program:
             self._end_ahead(wait=True)
         within_s = 0 if again else made.last_moment - time.monotonic()
         self._messages.ended(within_s, lambda: judged.found if made.launched else None)
+        if code and not again:
+            self._stay_if_replaced()
         return code
 
 
