@@ -264,7 +264,20 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
         old Nodes=gn State=DOWN
         root Nodes=gn RootOnly=YES ReqResv=YES""",
         {"partition": "gp1d", "max_nodes": 5, "max_time_min": 1440, "default_time_min": 480,
-         "cpus_per_task": 34, "mem_per_node_mib": 0},
+         "cpus_per_task": 34, "mem_per_node_mib": 248000},
+    ),
+    # The site's default is for one node; one of the others is for large jobs only, and jobs of
+    # another are ended for those.
+    "by-size": (
+        "PreemptType = preempt/partition_prio\n", "g*8 Gres=gpu:h100:8",
+        """
+        small Nodes=g MaxNodes=1 MaxTime=1-00:00:00 Default=YES PreemptMode=OFF
+        large Nodes=g MinNodes=4 MaxTime=12:00:00 PreemptMode=OFF
+        free Nodes=g MaxTime=7-00:00:00 PreemptMode=REQUEUE
+        short Nodes=g MaxNodes=1 MaxTime=02:00:00 PreemptMode=OFF""",
+        {"partition": "small", "max_nodes": 1, "max_time_min": 1440, "default_time_min": 1440,
+         "cpus_per_task": 64, "gpu_type": "h100", "partitions":
+         {"large": {"fewest_nodes": 4, "max_nodes": 8, "max_time_min": 720}}},
     ),
     # The same nodes in two partitions, the shorter one first.
     "for-development": (
@@ -282,7 +295,8 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
         "students Nodes=c,g Default=YES MaxTime=1-00:00:00 DefMemPerNode=8192 MaxMemPerNode=32768"
         " MaxCPUsPerNode=8 MaxNodes=1",
         {"partition": "students", "max_nodes": 1, "max_time_min": 1440, "default_time_min": 1440,
-         "cpus_per_task": 8, "mem_per_node_mib": 32768, "exclusive": False},
+         "cpus_per_task": 8, "mem_per_node_mib": 32768, "exclusive": False,
+         "gpu_type": "rtx_6000"},
     ),
     # Whole GPUs rather than more slices, by their type, and not the smaller nodes; some are down.
     "slices-and-others": (
@@ -294,8 +308,8 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
         bad*5 Gres=gpu:a100:4 AvailableFeatures=gpu,big State=IDLE+DRAIN
         off*1 Gres=gpu:a100:4 AvailableFeatures=gpu,big State=IDLE+CLOUD+POWERED_DOWN""",
         "gpu Nodes=mig,few,big,bad,off",
-        {"partition": "gpu", "constraint": "big", "max_nodes": 3, "max_time_min": None,
-         "cpus_per_task": 64, "mem_per_node_mib": 0, "gpu_type": "a100"},
+        {"partition": "gpu", "constraint": "big", "max_nodes": 8, "max_time_min": None,
+         "cpus_per_task": 64, "mem_per_node_mib": 256000, "gpu_type": "a100"},
     ),
     # A group that root, who runs the tests, may use anyway; a limit per CPU.
     "limit-per-cpu": (
@@ -316,7 +330,7 @@ def test_sites(site, fake_slurm, cli, home: Path, name: str) -> None:
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
     slurm = yaml.safe_load(text)["slurm"]
     assert slurm == expected | {"data_partition": None, "bin_dir": None}
-    for key in expected:  # each with its source
+    for key in {*expected} - {"partitions"}:  # each with its source
         assert re.search(rf"(?m)^  {key}: .*# .+", text), text
     site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
     script = cli("render", "toy", "--cluster", "lab", "--nodes", "1")
@@ -328,6 +342,24 @@ def test_sites(site, fake_slurm, cli, home: Path, name: str) -> None:
         assert "pass --time" in script.err
     memory = expected.get("mem_per_node_mib")
     assert (f"#SBATCH --mem={memory} " in script.out) == (memory is not None and script.code == 0)
+
+
+def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Path) -> None:
+    cluster(fake_slurm, *SITES["by-size"][:3])
+    assert cli("cluster", "detect", "--write").code == 0
+    site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
+    render = ("render", "toy", "--cluster", "lab", "--time", "60", "--nodes")
+    assert "#SBATCH --partition=small " in cli(*render, "1").out
+    large = cli(*render, "4")
+    assert "#SBATCH --partition=large " in large.out
+    assert "whose first partition does not allow this job" in large.out
+    file = home / ".config/trnslurm/cluster-config/lab.yaml"
+    assert cli(*render, "2").error == f"--nodes 2 is more than the 1 that {file} allows"
+    named = cli(*render, "4", "--set", "slurm.partition=small")
+    assert named.error == f"--nodes 4 is more than the 1 that {file} allows"
+    bad = cli(*render, "1", "--set", "slurm.partitions={x: {nodes: 1}}")
+    assert "unknown key slurm.partitions.x.nodes" in bad.error
+    assert "#SBATCH --cpus" not in cli(*render, "1", "--set", "slurm.cpus_per_task=0").out
 
 
 def test_each_kind_of_node_can_be_chosen(site, fake_slurm, cli, home: Path) -> None:

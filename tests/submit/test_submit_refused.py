@@ -65,6 +65,12 @@ def test_a_refusal_says_what_there_is(site, fake_slurm, cli) -> None:
     site.profile(slurm={"partition": "bigg"})
     asked = f"{profile}: slurm.partition is bigg"
     assert error_line(cli(*GPT2)) == f"error: {WORDS} ({asked}; the partitions are big, small)"
+    rule = ("sbatch: error: GPU jobs need an account and --mem", "Unspecified error")
+    fake_slurm.refuse("sbatch", "\nsbatch: error: Batch job submission failed: ".join(rule))
+    assert error_line(cli(*GPT2)).endswith(
+        "GPU jobs need an account and --mem; Batch job submission failed: Unspecified error "
+        "(set by slurm.account, slurm.mem_per_node_mib, slurm.gpus_per_node and slurm.gpu_type)"
+    )
 
 
 NODE_CONFIG = "allocation failure: Requested node configuration is not available"

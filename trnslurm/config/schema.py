@@ -28,6 +28,14 @@ NotEmpty = Annotated[Value, "not empty"]
 Share = Annotated[Value, "at least 0", "less than 1"]
 
 
+class Allowed(Frozen):
+    """What a partition allows to one job; None: any."""
+
+    fewest_nodes: Positive[int | None] = None
+    max_nodes: Positive[int | None] = None
+    max_time_min: Positive[int | None] = None
+
+
 class Slurm(Frozen):
     """The settings of the `#SBATCH` header and of the srun line."""
 
@@ -42,9 +50,14 @@ class Slurm(Frozen):
     """The partition's own limit; longer requests are refused before submission."""
     default_time_min: Positive[int | None] = None
     """Time limit of a training without time_min whose hours are not known; None: --time."""
+    fewest_nodes: Positive[int | None] = None
+    """The fewest nodes of a job in the partition; smaller requests are refused, too."""
     max_nodes: Positive[int | None] = None
-    cpus_per_task: Positive[int | None] = None
-    """CPUs for the one task per node; None: all vCPUs of the instance type."""
+    partitions: Mapping[str, Allowed] = field(default_factory=dict)
+    """Other partitions of the same nodes, by their names: a job takes the first that allows it, if
+    `partition` does not."""
+    cpus_per_task: NotNegative[int | None] = None
+    """CPUs for the one task per node; None: all vCPUs of the instance type; 0: no option."""
     mem_per_node_mib: NotNegative[int | None] = None
     """Memory of a node in MiB; 0: all; None: Slurm's default, which `exclusive` does not raise."""
     gpus_per_node: NotNegative[int | None] = None

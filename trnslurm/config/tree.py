@@ -207,6 +207,8 @@ def _instance(value: Any, hint: Any) -> Any:
         return build(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:
         return tuple(_instance(v, get_args(hint)[0]) for v in value)
+    if isinstance(origin := get_origin(hint), type) and issubclass(origin, Mapping):
+        return {k: _instance(v, get_args(hint)[1]) for k, v in value.items()}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -139,8 +139,36 @@ def make_spec(
 ) -> JobSpec:
     """Make a job from a configuration and a node count; refuse settings that contradict.
 
-    In a job that is held, an unknown time limit is that job's.
+    In a job that is held, an unknown time limit is that job's. If the profile's partition does not
+    allow the job, it is for the first of its others that does.
     """
+    refused: ConfigError | PlanError | None = None
+    for each in _by_partition(config, held=held):
+        try:
+            return _make_spec(each, nodes, name=name, need_time=need_time, held=held)
+        except (ConfigError, PlanError) as error:
+            refused = refused or error
+    assert refused
+    raise refused
+
+
+def _by_partition(config: Config, *, held: bool) -> Iterator[Config]:
+    """Yield the configuration with the profile's partition, then with each of its others."""
+    slurm = config.cluster.slurm
+    yield config
+    # Who names a partition means it.
+    whose = config.origins["slurm.partition"].layer
+    others = [key for key in config.origins if key.startswith("slurm.partitions.")]
+    if held or any(config.origins[key].layer != whose for key in others):
+        return
+    for name, allowed in slurm.partitions.items():
+        own = replace(slurm, partition=name, **vars(allowed))
+        yield replace(config, cluster=replace(config.cluster, slurm=own))
+
+
+def _make_spec(
+    config: Config, nodes: int, *, name: str | None, need_time: bool, held: bool
+) -> JobSpec:
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     device = _device(config, instance)
@@ -320,6 +348,9 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
         origin = config.origins["slurm.max_nodes"]
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
+    if nodes < (fewest := config.cluster.slurm.fewest_nodes or 1):
+        origin = config.origins["slurm.fewest_nodes"]
+        raise ConfigError(f"--nodes {nodes} is less than the {fewest} that {origin.source} needs")
     emulated = nodes > 1 and scheduler.is_here
     if emulated and (why := device.why_one_node(nodes, instance.name)):
         raise ConfigError(why)

@@ -117,7 +117,8 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
         each = "the workers of a node, each of which srun starts"
     # With --ntasks-per-node, Slurm gives no more than the least number of a range (22.05).
     size = [] if "-" in nodes else [(f"--ntasks-per-node={tasks}", each)]
-    size.append((f"--cpus-per-task={cpus}", f"{whose}, for its workers"))
+    if slurm.cpus_per_task != 0:
+        size.append((f"--cpus-per-task={cpus}", f"{whose}, for its workers"))
     if phase in spec.time_min:
         size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
     has_lines = spec.scheduler.has_sbatch_lines
@@ -127,7 +128,7 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
         size=tuple(size),
         site=tuple(_training_options(spec, phase)) if has_lines else (),
         tasks=tasks,
-        cpus_per_task=cpus,
+        cpus_per_task=None if slurm.cpus_per_task == 0 else cpus,
         srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,
         srun=tuple(map(_for_srun, slurm.srun)),
     )
@@ -305,6 +306,8 @@ def set_by(config: Config) -> dict[str, str]:
             found[key] = f"locked by {file if file.is_relative_to('/etc') else file.name}"
         if (key, origin.source) == ("slurm.sbatch", "--sbatch"):  # which adds to the profile's
             found[key] = f"from {config.cluster_name}'s profile or the command line"
+    if config.cluster.slurm.partition in config.cluster.slurm.partitions:
+        found["slurm.partition"] += ", whose first partition does not allow this job"
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,12 @@ _FEATURE = re.compile(r"[\w.:-]+")
 # EC2's name of a host: ip-10-1-4-244.
 _EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
-"""A partition with a shorter limit is for tests."""
+"""A partition with no more time is for tests."""
+
+
+# What nodes of two partitions have in common, if one profile is for both.
+_SAME = ("cpus", "gpus", "gpu_type", "instance_type", "memory_mib", "mem_per_node_mib",
+         "exclusive", "constraint", "mixed", "account", "qos")  # fmt: skip
 
 
 class Gpus(Frozen):
@@ -64,6 +70,10 @@ class Nodes(Frozen):
     default: bool
     nodes: int
     """The most nodes of a job."""
+    fewest: int
+    """The fewest nodes of a job."""
+    preempts: bool
+    """Whether jobs there are ended for others."""
     up: int
     total: int
     cpus: int
@@ -111,6 +121,26 @@ class DetectedCluster(Frozen):
     """Whether it restarts jobs with --requeue=expedite first after a node failure."""
     partitions: tuple[Nodes, ...]
 
+    def others_than(self, chosen: Nodes) -> list[Nodes]:
+        """Return the same nodes in other partitions that allow what the chosen one does not.
+
+        A job needs no other options there. Partitions whose jobs are ended for others are left out:
+        a user should choose them.
+        """
+        time = chosen.max_time_min or math.inf
+        return [
+            n
+            for n in self.partitions
+            if n.name != chosen.name
+            and not (n.unusable or n.preempts or n.questions)
+            and all(getattr(n, key) == getattr(chosen, key) for key in _SAME)
+            and (
+                n.nodes > chosen.nodes
+                or n.fewest < chosen.fewest
+                or (n.max_time_min or math.inf) > time
+            )
+        ]
+
     def best(self, partition: str | None = None) -> Nodes | None:
         """Return the likely nodes for training, in a partition or in all; None: there are none.
 
@@ -127,7 +157,7 @@ def _best(among: Sequence[Nodes]) -> Nodes | None:
             not any(question.startswith("account|") for question in n.questions),
             n.up > 0,
             0.5 if n.sliced else n.accelerators,
-            n.max_time_min is None or n.max_time_min >= _SHORT_MIN,
+            n.max_time_min is None or n.max_time_min > _SHORT_MIN,
             n.default,
             n.nodes * (1 if n.accelerators else n.cpus),
             n.max_time_min or float("inf"),
@@ -253,7 +283,6 @@ class _Partition:
         exclusive = cpus == total_cpus and number == gpus.number and not gpus.sliced
         if not exclusive:
             sources["exclusive"] = "a job cannot have all of a node"
-        kinds_of_gpu = {g.kind for n in self._nodes for g in gpus_of(n.get("Gres", ""))}
         total = len(nodes)
         up = sum(node_state(node.get("State", "")) not in UNUSABLE for node in nodes)
         constraint = self._constraint(nodes) if kinds > 1 else None
@@ -277,12 +306,14 @@ class _Partition:
             label=f"{self._name}/{tells}" if kinds > 1 else self._name,
             default=self._fields.get("Default") == "YES",
             nodes=most,
+            fewest=max(1, whole_number(self._fields.get("MinNodes")) or 1),
+            preempts=self._preempts(),
             up=up,
             total=total,
             cpus=cpus,
             accelerators=number or (self._types[instance].accelerators if instance else 0),
             gpus=number,
-            gpu_type=gpus.kind if number and len(kinds_of_gpu) > 1 and gpus.kind else None,
+            gpu_type=gpus.kind if number and gpus.kind else None,
             sliced=gpus.sliced,
             memory_mib=0 if unset else min(memory, mem or memory),
             mem_per_node_mib=mem,
@@ -446,14 +477,15 @@ class _Partition:
         defaults += re.findall(r"DefMemPerGPU=\d+", fields.get("JobDefaults", ""))
         if defaults or "MEMORY" in select.upper():
             default = f"; Slurm's default is {defaults[0]}" if defaults else ""
-            return 0, f"0: all of a node's memory{default}"
+            return memory, f"all of a node's memory{default}"
         return None, ""
 
     def _most_nodes(
         self, up: int, total: int, cpus: int, gpus: int, limits: Limits, granted: Grant
     ) -> tuple[int, str]:
         """Return how many nodes a job can have, and which limit decides."""
-        most = {f"{up} of {total} such nodes are up": up} if up else {"all are down now": total}
+        now = "" if up == total else f"; {up} are up now"
+        most = {f"the partition's nodes that are alike{now}": total}
         if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
             most[f"MaxNodes of the partition; it has {total} such nodes"] = limit
         name = granted.limited_by
@@ -468,6 +500,14 @@ class _Partition:
                 )
         source = min(most, key=lambda key: most[key])
         return most[source], source
+
+    def _preempts(self) -> bool:
+        """Check whether jobs of partitions with a higher PriorityTier take the nodes of its jobs.
+
+        A partition says OFF for itself (slurm.conf(5), PreemptMode).
+        """
+        by_partition = self._config.get("PreemptType") == "preempt/partition_prio"
+        return by_partition and self._fields.get("PreemptMode", "OFF") != "OFF"
 
     def _refusal(self, groups: Sequence[str] | None) -> str:
         """Return why the partition does not take this user's jobs; empty: it does."""

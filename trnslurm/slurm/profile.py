@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import re
 import sys
@@ -70,7 +71,7 @@ def profile_text(
         "ask_above_node_hours: null",
         "",
         "slurm:",
-        *_slurm_lines(chosen, known),
+        *_slurm_lines(site, chosen, known),
         *(
             ["  expedite: true  # after a node failure a job restarts first"]
             if site.expedites
@@ -100,6 +101,7 @@ def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, ob
         "account": chosen.account,
         "qos": chosen.qos,
         "constraint": chosen.constraint,
+        "fewest_nodes": chosen.fewest if chosen.fewest > 1 else None,
         "max_nodes": chosen.nodes,
         "max_time_min": chosen.max_time_min,
         "default_time_min": chosen.default_time_min,
@@ -145,14 +147,15 @@ def _cache_lines(cache: str) -> list[str]:
     ]
 
 
-def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
+def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
     sources = dict(chosen.sources)
     sources["partition"] = "the site's default" if chosen.default else "scontrol show partition"
     sources["max_time_min"] = "MaxTime" if chosen.max_time_min else "the partition has no MaxTime"
     sources["account"] = "the partition does not take your default account"
     sources["qos"] = "your default QOS does not allow a job on whole nodes here"
     sources["constraint"] = "a feature that the partition's other nodes do not have"
-    sources["gpu_type"] = "Gres of its nodes; the partition has other GPUs too"
+    sources["gpu_type"] = "Gres of its nodes"
+    sources["fewest_nodes"] = "MinNodes of the partition"
     values = slurm_keys(chosen, known)
     if "gpus_per_node" in values:
         sources.setdefault("gpus_per_node", "Gres of its nodes")
@@ -165,6 +168,13 @@ def _slurm_lines(chosen: Nodes, known: InstanceType | None) -> Iterator[str]:
     for question in chosen.questions:
         key, _, says = question.partition("|")
         yield f"  # {key}: ?  {says}"
+    if others := site.others_than(chosen):
+        yield "  # The same nodes, for jobs that the partition above does not allow."
+        yield "  partitions:"
+        for other in sorted(others, key=lambda n: (n.max_time_min or math.inf, n.nodes)):
+            limits = {"fewest_nodes": other.fewest, "max_nodes": other.nodes,
+                      "max_time_min": other.max_time_min}  # fmt: skip
+            yield f"    {_scalar(other.name)}: {json.dumps(limits)}"
     if chosen.mixed:
         yield f"  # constraint: ?  no feature tells these nodes from {chosen.mixed} others of the"
         yield "  # partition that fit too, so Slurm may give those"

@@ -155,6 +155,8 @@ def spec_of(
         raise ConfigError(problem)
     name = (options.name or config.recipe_name) + suffix
     spec = make_spec(config, options.nodes, name=name, held=held)
+    if (chosen := spec.config.cluster.slurm.partition) != config.cluster.slurm.partition:
+        console.say(f"In partition {chosen}: {config.cluster.slurm.partition} does not allow it")
     for warning in filter(None, (check_memory(spec), check_script(spec))):
         console.warn(warning)
     return spec

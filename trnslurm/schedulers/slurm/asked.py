@@ -52,6 +52,17 @@ _HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("cpus-per-task", "gpus-per-node", "constraint", "gres", "mem"),
     ),
 }
+# What a site's own rules (job_submit.lua) may name, and the keys that set it.
+_OF_THE_SITE = {
+    r"\baccounts?\b": "slurm.account",
+    r"\bpartitions?\b|\bqueues?\b": "slurm.partition",
+    r"\bqos\b": "slurm.qos",
+    r"\bmem(ory)?\b": "slurm.mem_per_node_mib",
+    r"\bgpus?\b|\bgres\b": "slurm.gpus_per_node and slurm.gpu_type",
+    r"\bcpus?\b|\bcores?\b|\bcpus-per-task\b": "slurm.cpus_per_task (0 leaves it out)",
+    r"\btime\b|\bwall-?(time|clock)\b": "--time",
+    r"\bconstraints?\b|\bfeatures?\b": "slurm.constraint",
+}
 _SBATCH = "slurm.sbatch"
 _OF_INSTANCE_TYPE = ("cpus-per-task", "gpus-per-node")
 _OPTION = re.compile(rb"^#SBATCH --([\w-]+)(?:=([\"']?)(\S+?)\2)?(?=\s|$)", re.MULTILINE)
@@ -78,7 +89,8 @@ class Asked(BatchScript):
                 there = self._what_there_is(slurm) if of_nodes else ""
                 known = filter(None, [hint, self.keys(options), there])
                 return f"{words} ({'; '.join(known)})"
-        return words
+        named = [key for rule, key in _OF_THE_SITE.items() if re.search(rule, words.lower())]
+        return f"{words} (set by {', '.join(named)})" if named else words
 
     def keys(self, options: Sequence[str]) -> str:
         """Return the keys that set options, with their values, and where they are set."""
