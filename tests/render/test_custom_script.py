@@ -913,6 +913,8 @@ def test_a_part_of_a_node(site, cli, project) -> None:
         "--workers=1"
         in rendered(site, cli, "./train.py", "--gpus", "2", "--workers", "1")["node.sh"]
     )
+    of_the_profile = ("--set", "slurm.gpus_per_node=2", "--set", "slurm.exclusive=false")
+    assert "--workers=2" in rendered(site, cli, "./train.py", *of_the_profile)["node.sh"]
     for words, said in (
         (("--gpus", "all"), "--gpus all: expected a number, or a type and a number: a100:2"),
         (("--mem", "much"), "--mem much: expected a number and K, M, G or T: 64G"),

@@ -174,7 +174,7 @@ def _make_spec(
     device = _device(config, instance)
     job_name = check_job_name(name or config.recipe_name)
     _check_nodes(config, instance, nodes, device)
-    workers = cluster.workers_per_node or instance.default_workers(nodes)
+    workers = _workers(cluster, instance, nodes)
     instance.check_workers(workers, nodes)
     batch = _plan_batch(recipe, nodes, workers)
     expected = _estimate(config, instance, batch)
@@ -202,6 +202,13 @@ def _make_spec(
     )
 
 
+def _workers(cluster: Cluster, instance: InstanceType, nodes: int) -> int:
+    """Return the workers of a node: as many as its GPUs, if the job has only a part of them."""
+    gpus = cluster.slurm.gpus_per_node or instance.gpus
+    part = gpus if gpus < instance.gpus else 0
+    return cluster.workers_per_node or part or instance.default_workers(nodes)
+
+
 def _plan_batch(recipe: Recipe, nodes: int, workers: int) -> BatchPlan:
     own = has_own_batch(recipe)
     return plan_batch(
@@ -221,7 +228,7 @@ def other_counts(spec: JobSpec) -> list[BatchPlan]:
     """Return the batch on a few node counts, this one too, on which the training may run."""
     found, cluster = [], spec.config.cluster
     for nodes in sorted({*_SHOWN_NODES, spec.nodes}):
-        workers = cluster.workers_per_node or spec.instance.default_workers(nodes)
+        workers = _workers(cluster, spec.instance, nodes)
         try:
             _check_nodes(spec.config, spec.instance, nodes, spec.device)
             spec.instance.check_workers(workers, nodes)
