@@ -213,6 +213,14 @@ def test_bits_that_are_alike_but_of_another_rounding_are_a_note() -> None:
     assert "STOCHASTIC_ROUNDING_EN=0" in note.fix
 
 
+def test_a_runtime_with_known_faults_is_a_note() -> None:
+    seen = healthy(TRN1)
+    for node, version in enumerate(("2.34.10.0-abc", "2.31.24.0-d", "2.35.30.0")):
+        on_node(node, "versions")(seen)["aws-neuronx-runtime-lib"] = version
+    (note,) = [line for line in lines(TRN1, seen) if line.check == "runtime"]
+    assert note.level == "note" and note.measured.endswith("2.31.24.0-d (node-1)")
+
+
 def test_stand_ins_are_named_and_their_speed_is_not_judged() -> None:
     seen = healthy(TRN1)
     each_worker(seen, (0, 1, 2), stand_in="cpu", took_s=[9.0])

@@ -19,6 +19,12 @@ _SLOW = 0.25
 _FLOOR = 1 / 20
 """Below this share of the line rate of all EFA interfaces, traffic most likely avoids EFA."""
 _FILES = 256
+_RUNTIME = "aws-neuronx-runtime-lib"
+# "Fixed silent data corruption when the same participant set is reused across NEFFs with different
+# orderings", "a 2-node ReduceScatter hang", "a TRN1 DGE copy performance regression of 31-38%"
+# (aws-neuron-sdk, release-notes/components/runtime.rst, Neuron 2.32.0).
+_MENDED = (2, 34, 10)
+_NUMBER = re.compile(r"\d+")
 
 
 class Line(Frozen, kw_only=False):
@@ -169,6 +175,20 @@ def _versions(expected: Expected, found: Found) -> Iterator[Line]:
         if isinstance(seen.get("versions"), dict):
             workers.setdefault(int(seen["node"]), {}).update(seen["versions"])
     yield from _compare(found, workers, "packages", "have one Python for all, on a shared disk")
+
+
+def _runtime(expected: Expected, found: Found) -> Iterator[Line]:
+    versions = found.of_nodes(lambda n: str(n["versions"][_RUNTIME]))
+    old = {n: v for n, v in versions.items() if tuple(map(int, _NUMBER.findall(v))) < _MENDED}
+    if old:
+        mended = ".".join(map(str, _MENDED))
+        yield Line(
+            "runtime",
+            "note",
+            f"{_RUNTIME} {found.by_value(old)}",
+            f"{mended} (SDK 2.32) mends silent corruption, a hang of 2 nodes, slow copies on trn1",
+            "install it, if your release of torch-neuronx runs with it; compare the losses",
+        )
 
 
 def _compare(
@@ -393,6 +413,7 @@ _CHECKS: tuple[Callable[[Expected, Found], Iterator[Line]], ...] = (
     _open_files,
     _efa,
     _versions,
+    _runtime,
     _links,
     _graph,
     _workers,
