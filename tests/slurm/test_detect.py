@@ -401,7 +401,10 @@ def test_nodes_that_are_hidden_while_powered_down(site, fake_slurm, cli) -> None
 
 # DefaultAccount|Cluster|Account|Partition|QOS|DefaultQOS|GrpTRES|MaxTRES|MaxWall
 MINE = ("me|Lab|me||normal,long||||", "me|Lab|grant||gpu,normal|gpu|||", "me|other|x||||||")
-QOS = ("normal||||", "long||cpu=32,gres/gpu=4||7-00:00:00", "gpu||node=2|gres/gpu=8|1-00:00:00")
+QOS = (
+    *("normal|||||", "large|||||gres/gpu=10", "odd|||||gres/gpu=1,node=3", "tpu|||||gres/tpu=1"),
+    *("long||cpu=32,gres/gpu=4||7-00:00:00|", "gpu||node=2|gres/gpu=8|1-00:00:00|"),
+)
 
 
 @pytest.mark.parametrize(
@@ -417,6 +420,8 @@ QOS = ("normal||||", "long||cpu=32,gres/gpu=4||7-00:00:00", "gpu||node=2|gres/gp
         ("AllowQos=long", {"qos": "long", "max_nodes": 1, "max_time_min": 10080,
                            "cpus_per_task": 32, "exclusive": False}),
         ("QoS=gpu", {"max_nodes": 1, "max_time_min": 1440}),
+        ("QoS=large", {"fewest_nodes": 2}),
+        ("QoS=odd", {"fewest_nodes": 3}),
         ("AllowAccounts=boss", {}),  # which may be above them
         ("DenyAccounts=me,grant", "it takes none of your accounts: grant, me"),
         ("AllowQos=vip", "its QOS are vip, yours: gpu, long, normal"),

@@ -175,8 +175,9 @@ class Rehearsal:
 
     def limits(self, user: str) -> Iterator[list[str]]:
         """Yield the arguments that limit them, once slurmctld has told accounting of its GRES."""
-        for name, *tres, wall in self._seen.qos:
-            if limits := _limits(("GrpTRES", "MaxTRESPerJob", "MaxTRESPerUser"), tres, wall):
+        names = ("GrpTRES", "MaxTRESPerJob", "MaxTRESPerUser", "MinTRESPerJob")
+        for name, *tres, wall, least in self._seen.qos:
+            if limits := _limits(names, (*tres, least), wall):
                 yield ["modify", "qos", name, "set", *limits]
         for row in self._seen.associations or ():
             *_, qos, first, group, most, wall = row

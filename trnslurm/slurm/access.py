@@ -48,6 +48,8 @@ class Access(Frozen):
     default_account: str = ""
     associations: tuple[Association, ...] = ()
     qos: Mapping[str, Limits] = field(default_factory=dict)
+    least: Mapping[str, Limits] = field(default_factory=dict)
+    """The fewest of each that a job of a QOS has."""
     enforced: bool = False
     """Whether a job needs an association."""
     known: bool = False
@@ -63,6 +65,8 @@ class Grant(Frozen):
     """None: the user's default is right."""
     qos: str | None = None
     limits: Limits = Limits()
+    fewest_nodes: int = 1
+    """By its QOS and that of the partition."""
     limited_by: str = ""
     """The name of the QOS or account that limits a job."""
     refused: str = ""
@@ -92,7 +96,8 @@ def read_access(seen: Snapshot) -> Access:
             )
             for _, _, account, partition, names, default, *tres, wall in ours
         ),
-        qos={name: _limits(tres, wall) if limited else Limits() for name, *tres, wall in seen.qos},
+        qos={n: _limits(tres, wall) if limited else Limits() for n, *tres, wall, _ in seen.qos},
+        least={row[0]: _limits([row[-1]], "") if limited else Limits() for row in seen.qos},
         enforced=enforced,
         known=True,
     )
@@ -141,6 +146,14 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     if not choices:
         mine = ", ".join(sorted({word for a in usable for word in a.qos}))
         return Grant(refused=f"its QOS are {','.join(qos or ())}, yours: {mine or 'none'}")
+    of_partition = access.least.get(partition.get("QoS", ""), Limits())
+    fewest = {
+        word: _nodes_for(node, of_partition, access.least.get(word, Limits()))
+        for _, word, _ in choices
+    }
+    if not any(fewest.values()):
+        return Grant(refused="its QOS is for jobs that have more than its nodes do (MinTRES)")
+    choices = [choice for choice in choices if fewest[choice[1]]]
     # The first that allows a whole node; else the first.
     whole = [choice for choice in choices if _holds(choice[2], node)]
     association, word, limits = (whole or choices)[0]
@@ -150,6 +163,7 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
         account=association.account if association.account != access.default_account else None,
         qos=word if word != _by_default(association)[0] else None,
         limits=limits,
+        fewest_nodes=fewest[word],
         limited_by=f"QOS {word}" if word else f"account {association.account}",
         questions=(says,) if denied and accounts is None else (),
     )
@@ -178,6 +192,20 @@ def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
 def _holds(limits: Limits, node: Limits) -> bool:
     pairs = [(getattr(limits, name), getattr(node, name)) for name in _NAMES]
     return all(most is None or need is None or need <= most for most, need in pairs)
+
+
+def _nodes_for(node: Limits, *least: Limits) -> int:
+    """Return how many nodes have what a job needs at least; 0: no number has."""
+    found = 1
+    for needs in least:
+        for name in _NAMES[:4]:
+            need, each = getattr(needs, name), getattr(node, name)
+            if not need or each is None:
+                continue
+            if each == 0:
+                return 0
+            found = max(found, -(-need // each))
+    return found
 
 
 def _limits(tres: Iterable[str], wall: str) -> Limits:

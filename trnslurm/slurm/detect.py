@@ -306,7 +306,7 @@ class _Partition:
             label=f"{self._name}/{tells}" if kinds > 1 else self._name,
             default=self._fields.get("Default") == "YES",
             nodes=most,
-            fewest=max(1, whole_number(self._fields.get("MinNodes")) or 1),
+            fewest=max(granted.fewest_nodes, whole_number(self._fields.get("MinNodes")) or 1),
             preempts=self._preempts(),
             up=up,
             total=total,

@@ -37,7 +37,7 @@ NODE = (
     *("RealMemory", "Sockets", "State", "ThreadsPerCore", "TmpDisk", "Weight"),
 )
 ASSOCIATIONS = "DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall"
-QOS = "Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall"
+QOS = "Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall,MinTRES"
 _MOST_BYTES = 64 << 20
 _COUNTS = (
     *("CPUTot", "CoreSpecCount", "CoresPerSocket", "MemSpecLimit", "RealMemory", "Sockets"),
@@ -107,7 +107,7 @@ class Snapshot(Frozen):
             partitions=[_fields(each, "PartitionName") for each in tree["partitions"]],
             nodes=[_fields(each, "NodeName", "Partitions") for each in tree["nodes"]],
             associations=None if rows is None else _table(rows, ASSOCIATIONS),
-            qos=_table(tree["qos"], QOS),
+            qos=_table([_with_least(row) for row in tree["qos"]], QOS),
             groups=None if tree["groups"] is None else _words(tree["groups"]),
         )
 
@@ -175,6 +175,11 @@ def _table(rows: Rows, columns: str) -> list[list[str]]:
     if any(len(row) != columns.count(",") + 1 for row in table):
         raise ValueError(columns)
     return table
+
+
+def _with_least(row: Sequence[str]) -> Sequence[str]:
+    """Return a row of a QOS; files made before have no MinTRES."""
+    return [*row, ""] if len(row) == QOS.count(",") else row
 
 
 def _words(row: Sequence[str]) -> list[str]:
