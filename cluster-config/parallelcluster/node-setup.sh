@@ -1,8 +1,9 @@
 #!/bin/bash
 # Prepare one ParallelCluster node for trnslurm, and refuse a node that cannot train.
 #
-#   node-setup.sh head|cpu|trn1|trn2|p5|p5en
+#   node-setup.sh [head|cpu]
 #
+# It checks the devices that the node's instance type has; of `head` and `cpu`, none.
 # ParallelCluster runs it as root (CustomActions/OnNodeConfigured), once per node, after the node is
 # configured and before slurmd starts. Its output is in /var/log/cloud-init-output.log. If it fails,
 # the node is replaced, so a broken node never joins the queue. It can be run again at any time; a
@@ -12,6 +13,55 @@
 
 set -Eeuo pipefail
 umask 022
+
+# Instance type, Neuron devices, GPUs, EFA interfaces: those of trnslurm/config/catalog.py, as a test
+# compares. Those of EC2: aws ec2 describe-instance-types, NeuronInfo, GpuInfo, NetworkInfo.EfaInfo.
+types='
+trn1.2xlarge 1 0 0
+trn1.32xlarge 16 0 8
+trn1n.32xlarge 16 0 16
+trn2.3xlarge 1 0 1
+trn2.48xlarge 16 0 16
+trn2u.48xlarge 16 0 16
+p4d.24xlarge 0 8 4
+p4de.24xlarge 0 8 4
+p5.4xlarge 0 1 1
+p5.48xlarge 0 8 32
+p5e.48xlarge 0 8 32
+p5en.48xlarge 0 8 16
+p6-b200.48xlarge 0 8 8
+p6-b300.48xlarge 0 8 16
+g6e.xlarge 0 1 0
+g6e.2xlarge 0 1 0
+g6e.4xlarge 0 1 0
+g6e.8xlarge 0 1 1
+g6e.12xlarge 0 4 1
+g6e.16xlarge 0 1 1
+g6e.24xlarge 0 4 2
+g6e.48xlarge 0 8 4
+g5.xlarge 0 1 0
+g5.2xlarge 0 1 0
+g5.4xlarge 0 1 0
+g5.8xlarge 0 1 1
+g5.12xlarge 0 4 1
+g5.16xlarge 0 1 1
+g5.24xlarge 0 4 1
+g5.48xlarge 0 8 1
+g6.xlarge 0 1 0
+g6.2xlarge 0 1 0
+g6.4xlarge 0 1 0
+g6.8xlarge 0 1 1
+g6.12xlarge 0 4 1
+g6.16xlarge 0 1 1
+g6.24xlarge 0 4 1
+g6.48xlarge 0 8 1
+g7e.2xlarge 0 1 0
+g7e.4xlarge 0 1 0
+g7e.8xlarge 0 1 1
+g7e.12xlarge 0 2 1
+g7e.24xlarge 0 4 2
+g7e.48xlarge 0 8 4
+'
 
 root=${TRNSLURM_ROOT:-}
 # Where the Neuron and EFA packages put their programs; not on the PATH of a booting node.
@@ -41,6 +91,11 @@ update_file() {
     log "$path: written"
 }
 
+start_imds() {
+    token=$(curl --silent --fail --max-time 5 --retry 3 --request PUT \
+        --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token)
+}
+
 imds() {
     curl --silent --fail --max-time 5 --retry 3 --header "X-aws-ec2-metadata-token: $token" \
         "http://169.254.169.254/latest/meta-data/$1"
@@ -49,9 +104,7 @@ imds() {
 # The address of the first network card's first interface: what EC2 and Slurm (NodeAddr) call the
 # node's address. The metadata's own order of interfaces is arbitrary on types with several cards.
 primary_address() {
-    local token macs mac device card
-    token=$(curl --silent --fail --max-time 5 --retry 3 --request PUT \
-        --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token)
+    local macs mac device card
     macs=$(imds network/interfaces/macs/)
     for mac in $macs; do
         mac=network/interfaces/macs/${mac%/}
@@ -177,37 +230,35 @@ check_efa() {
     fi
 }
 
+# Ask the node for its type, not the cluster file: then the two cannot differ.
+check_devices() {
+    local type name neuron gpus efa
+    type=$(imds instance-type) || {
+        problem "no instance type from the instance metadata service (169.254.169.254)"
+        return
+    }
+    while read -r name neuron gpus efa; do
+        if [[ $name == "$type" ]]; then
+            log "instance type $type"
+            if ((neuron > 0)); then check_neuron "$neuron"; fi
+            if ((gpus > 0)); then check_gpus "$gpus"; fi
+            if ((efa > 0)); then check_efa "$efa"; fi
+            return
+        fi
+    done <<<"$types"
+    log "instance type $type: not in the table of this script, so no devices are checked"
+}
+
 main() {
-    local role=${1:-}
-    case $role in
-    head | cpu | trn1 | trn2 | p5 | p5en) ;;
-    *)
-        log "error: unknown role '$role'; usage: node-setup.sh head|cpu|trn1|trn2|p5|p5en" >&2
-        exit 2
-        ;;
-    esac
-    log "role $role"
+    local token=
+    log "role ${1:-of the instance type}"
+    start_imds || true  # what needs it says so
     fix_hosts
     set_limits
     set_kernel_parameters
-    # The EFA interfaces as EC2 gives them: aws ec2 describe-instance-types, NetworkInfo.EfaInfo.
-    case $role in
-    trn1)
-        check_neuron 16
-        check_efa 8
-        ;;
-    trn2)
-        check_neuron 16
-        check_efa 16
-        ;;
-    p5)
-        check_gpus 8
-        check_efa 32
-        ;;
-    p5en)
-        check_gpus 8
-        check_efa 16
-        ;;
+    case ${1:-} in
+    head | cpu) ;;
+    *) check_devices ;;
     esac
     if ((problems > 0)); then
         log "error: $problems problem(s), named above; this node is not usable" >&2

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.config.catalog import catalog
+
 from ..processes import Done, run_process
 
 HERE = Path(__file__).resolve().parent
@@ -42,10 +44,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "it's a node"
 
 
-def run(root: Path, role: str = "trn1", **environment: str) -> Done:
+def run(root: Path, *role: str, on: str = "trn1.32xlarge", **environment: str) -> Done:
     path = f"{HERE / 'fake_bin'}{os.pathsep}/usr/bin{os.pathsep}/bin"
-    own = {"PATH": path, "TRNSLURM_ROOT": str(root)}
-    return run_process([SCRIPT, role], env=own | environment)
+    own = {"PATH": path, "TRNSLURM_ROOT": str(root), "FAKE_TYPE": on}
+    return run_process([SCRIPT, *role], env=own | environment)
 
 
 def files(root: Path) -> dict[Path, tuple[bytes, int]]:
@@ -111,22 +113,46 @@ def test_missing_efa_interfaces_fail(root: Path, efa: int) -> None:
     assert f"error: found {efa} EFA interfaces, expected 8" in result.err
 
 
-def test_trn2_has_16_efa_interfaces(root: Path) -> None:
-    result = run(make_node(root, efa=16), "trn2")
-    assert result.code == 0, result.err
-    result = run(root, "trn1")
-    assert result.code == 1 and "found 16 EFA interfaces, expected 8" in result.err
+TYPES = [known for known in catalog().values() if not known.device.on_host]
 
 
-@pytest.mark.parametrize(("role", "efa"), [("p5", 32), ("p5en", 16)])
-def test_gpu_nodes(root: Path, role: str, efa: int) -> None:
-    make_node(root, efa=efa, devices=0)
-    result = run(root, role)
-    assert result.code == 0, result.err
-    result = run(root, role, FAKE_GPUS="7")
+def test_the_table_is_that_of_the_catalog() -> None:
+    rows = [f"{t.name} {t.neuron_devices(t.device)} {t.gpus} {t.efa}" for t in TYPES]
+    table = SCRIPT.read_text().split("\ntypes='\n")[1].split("\n'\n")[0]
+    assert table.splitlines() == rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    "name", ["trn1n.32xlarge", "trn2.3xlarge", "p4d.24xlarge", "p6-b300.48xlarge", "g6e.xlarge"]
+)
+def test_a_node_needs_the_devices_of_its_own_type(root: Path, name: str) -> None:
+    """Whatever the cluster file says of it: earlier files name one of a few types."""
+    [known] = [known for known in TYPES if known.name == name]
+    neuron, gpus = known.neuron_devices(known.device), known.gpus
+    make_node(root, efa=known.efa, devices=neuron)
+    for role in ((), ("trn1",)):
+        result = run(root, *role, on=name, FAKE_GPUS=str(gpus))
+        assert result.code == 0, result.err
+        assert f"instance type {name}\n" in result.out
+    make_node(root / "other", efa=known.efa + 1, devices=neuron)
+    result = run(root / "other", on=name, FAKE_GPUS=str(gpus))
+    if known.efa:
+        assert result.code == 1
+        assert f"found {known.efa + 1} EFA interfaces, expected {known.efa}" in result.err
+
+
+def test_gpus_are_counted(root: Path) -> None:
+    make_node(root, efa=32, devices=0)
+    result = run(root, on="p5.48xlarge", FAKE_GPUS="7")
     assert result.code == 1
     assert "nvidia-smi lists 7 GPUs, expected 8" in result.err and "1 problem(s)" in result.err
-    assert "nvidia-smi lists 0 GPUs, expected 8" in run(root, role, FAKE_GPUS="0").err
+    assert "nvidia-smi lists 0 GPUs, expected 8" in run(root, on="p5.48xlarge", FAKE_GPUS="0").err
+
+
+def test_a_type_that_is_not_in_the_table_is_not_refused(root: Path) -> None:
+    result = run(make_node(root, efa=0, devices=0), on="p9.48xlarge")
+    assert result.code == 0
+    assert "p9.48xlarge: not in the table of this script" in result.out
 
 
 def test_all_problems_are_named_in_one_run(root: Path) -> None:
@@ -159,15 +185,6 @@ def test_long_name_is_a_warning(root: Path) -> None:
     result = run(make_node(root), FAKE_FQDN="compute-dy-trn1-1." + "n" * 46)
     assert result.code == 0
     assert "has 64 characters, Neuron takes 63" in result.out
-
-
-def test_unknown_role_touches_nothing(root: Path) -> None:
-    make_node(root)
-    before = files(root)
-    result = run(root, "gpu")
-    assert result.code == 2
-    assert "unknown role 'gpu'" in result.err
-    assert files(root) == before
 
 
 def test_failing_command_is_named(root: Path) -> None:
