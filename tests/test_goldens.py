@@ -141,6 +141,16 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
     "own-deepspeed-p4d-2-nodes": ("own 2 p4d deepspeed", OWN, ["slurm.time_min=60"]),
     "own-srun-p4d-2-nodes": ("own 2 p4d srun", OWN, ["slurm.time_min=60"]),
     "own-script-p4d-2-nodes": ("own 2 p4d script", OWN, ["slurm.time_min=60"]),
+    # Instances of one UltraServer.
+    "own-p6e-2-nodes": (
+        "own 2 p4d -",
+        OWN,
+        [
+            "instance_type=p6e-gb200.36xlarge",
+            "slurm.time_min=60",
+            "slurm.sbatch=[--segment=2]",
+        ],
+    ),
     "own-local-2-nodes": ("own 2 local torchrun", LOCAL, ["profile.at=100"]),
     "own-pyxis-p4d-2-nodes": (
         "own 2 p4d -",

@@ -40,6 +40,10 @@ KNOWN = {
     "hyperpod-no-gres": (*hyperpod(P5, "ml.p5.48xlarge"), "p5.48xlarge"),
     "hyperpod-h100": (*hyperpod(f"{P5} Gres=gpu:h100:8", None), "p5.48xlarge"),
     "hyperpod-b300": (*hyperpod(f"{B300} Gres=gpu:8", None), "p6-b300.48xlarge"),
+    "hyperpod-gb200": (
+        *hyperpod("CPUTot=144 RealMemory=963379 Gres=gpu:4", "ml.p6e-gb200.36xlarge"),
+        "p6e-gb200.36xlarge",
+    ),
     "pcs-group": (f"trn2-48xlarge-*2 {P5}", "train Nodes=trn2-48xlarge-", "trn2.48xlarge"),
     # ParallelCluster's 95 % of the memory, and a feature.
     "parallelcluster": (

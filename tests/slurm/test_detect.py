@@ -568,13 +568,36 @@ def test_queues_of_a_parallelcluster_file(cli, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "gpus", "cpus"),
+    [("g5.48xlarge", 8, 192), ("g7.12xlarge", 2, 48), ("g7e.24xlarge", 4, 96),
+     ("p6e-gb200.36xlarge", 4, 144)],
+)  # fmt: skip
+def test_types_of_a_parallelcluster_file(
+    cli, tmp_path, home: Path, name: str, gpus: int, cpus: int
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"""
+Scheduling:
+  SlurmQueues:
+    - {{Name: gpu, ComputeResources: [{{Name: a, InstanceType: {name}, MaxCount: 2}}]}}
+""")
+    done = cli("cluster", "detect", "--from", file, "--write", "--name", "east")
+    assert (done.code, done.err) == (0, "")
+    own = yaml.safe_load((home / ".config/trnslurm/cluster-config/east.yaml").read_text())
+    assert (own["instance_type"], own["slurm"]["cpus_per_task"]) == (name, cpus)
+    words = ("--preset", "tiny", "--nodes", "2", "--time", "60", "--allow-idle")
+    script = cli("render", "gpt2_zero1", "--cluster", "east", *words)
+    assert "FI_PROVIDER=efa" in script.out and f"--workers={gpus} " in script.out, script.err
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("Scheduling: 3", "not a ParallelCluster file with Slurm queues"),
         ("Scheduling: {Scheduler: awsbatch}", "not a ParallelCluster file with Slurm queues"),
         (
-            QUEUES.replace("p5.48xlarge", "p6e-gb200.36xlarge"),
-            "cluster.yaml: the catalog has none of its instance types: p6e-gb200.36xlarge. On",
+            QUEUES.replace("p5.48xlarge", "p9.48xlarge"),
+            "cluster.yaml: the catalog has none of its instance types: p9.48xlarge. On",
         ),
         (QUEUES.replace("gpu", '"g\\nInclude=x"'), "not a ParallelCluster file"),
         ("a: [", "cluster.yaml:2: "),

@@ -8,14 +8,19 @@ November 2026:
 - Trainium's memory and speed: AWS's Neuron documentation (about-neuron/arch/neuron-hardware,
   2026-08). EC2 gives the memory of trn2 as 512 GiB per chip; the chip has 96.
 - Speed of GPUs: NVIDIA's data sheets of H100 and H200, HGX B200 and HGX B300 (alike in BF16) and
-  L40S, halved where they count sparsity.
+  L40S and of GB200 NVL72, halved where they count sparsity.
 - Prices: on demand in us-east-1, of August and September 2026, from third parties. p5e and trn2
   have no price on demand that is public: they are sold in capacity blocks.
 
-g5, g6 and g7e have neither speed nor price here. p6e is not in EC2's data of that day. trn3 is not
-here: EC2 lists no instance type. Neuron's documentation (neuron-hardware/trainium3 and
-trn3-arch, 2025-12) gives a chip 144 GiB and 671 TFLOP/s in BF16, and an UltraServer 4 servers of 16
-chips (Gen1) or 36 of 4 (Gen2). The servers' CPUs, memory, EFA interfaces and prices are unknown.
+- p6e-gb200, which is not in EC2's data of that day: CPUs, memory and GPUs of
+  hyperpod-cli's constants (aws/sagemaker-hyperpod-cli), device memory of AWS's page of P6. Its EFA
+  is "4 EFA network interfaces x 400 Gbps" at least (EC2 User Guide, efa-acc-inst-types, 2026-08);
+  ParallelCluster 3.16.1 makes 16 (templates/queues_stack.py).
+
+g5, g6, g7 and g7e have neither speed nor price here. trn3 is not here: EC2 lists no instance type.
+Neuron's documentation (neuron-hardware/trn3-arch, 2026-08) gives UltraServers. By server, Gen1 has
+16 chips, 192 vCPUs, 2048 GiB and EFA of 3200 Gbps; Gen2 has 4, 64, 768 and 800. A chip has 144 GiB
+and 671 TFLOP/s in BF16. The EFA interfaces and prices are unknown.
 """
 
 import re
@@ -188,6 +193,11 @@ _TYPES = (
         "p6-b300.48xlarge", 8, 2148, 18000, 142.42,
         vcpus=192, host_gib=4096, efa=16, network_gbps=6400,
     ),
+    # One of the 9 or 18 of an UltraServer, whose GPUs share NVLink; arm64.
+    _gpus(
+        "p6e-gb200.36xlarge", 4, 740, 10000, None,
+        vcpus=144, host_gib=960, efa=4, network_gbps=1600,
+    ),
     _gpus("g6e.xlarge", 1, 44, 362, 1.861, vcpus=4, host_gib=32, efa=0, network_gbps=20),
     _gpus("g6e.2xlarge", 1, 44, 362, 2.24208, vcpus=8, host_gib=64, efa=0, network_gbps=20),
     _gpus("g6e.4xlarge", 1, 44, 362, 3.00424, vcpus=16, host_gib=128, efa=0, network_gbps=20),
@@ -221,6 +231,12 @@ _TYPES = (
     _gpus("g7e.12xlarge", 2, 192, 0, None, vcpus=48, host_gib=512, efa=1, network_gbps=400),
     _gpus("g7e.24xlarge", 4, 384, 0, None, vcpus=96, host_gib=1024, efa=2, network_gbps=800),
     _gpus("g7e.48xlarge", 8, 768, 0, None, vcpus=192, host_gib=2048, efa=4, network_gbps=1600),
+    _gpus("g7.2xlarge", 1, 32, 0, None, vcpus=8, host_gib=32, efa=0, network_gbps=60),
+    _gpus("g7.4xlarge", 1, 32, 0, None, vcpus=16, host_gib=64, efa=0, network_gbps=100),
+    _gpus("g7.8xlarge", 1, 32, 0, None, vcpus=32, host_gib=128, efa=1, network_gbps=100),
+    _gpus("g7.12xlarge", 2, 64, 0, None, vcpus=48, host_gib=192, efa=1, network_gbps=175),
+    _gpus("g7.24xlarge", 4, 128, 0, None, vcpus=96, host_gib=384, efa=1, network_gbps=350),
+    _gpus("g7.48xlarge", 8, 256, 0, None, vcpus=192, host_gib=768, efa=2, network_gbps=700),
     # This machine, as N emulated nodes.
     InstanceType(
         name="local", device=XLA_CPU, accelerators=1, workers=_GPU_WORKERS,
@@ -249,7 +265,8 @@ def find(types: Mapping[str, InstanceType], name: str) -> InstanceType:
 # The GPUs of the families, by EC2's DescribeInstanceTypes (GpuInfo), as Slurm's GRES name them.
 _GPU_OF = {
     "p4d": "a100", "p4de": "a100", "p5": "h100", "p5e": "h200", "p5en": "h200",
-    "p6-b200": "b200", "p6-b300": "b300", "g5": "a10g", "g6": "l4", "g6e": "l40s",
+    "p6-b200": "b200", "p6-b300": "b300", "p6e-gb200": "gb200",
+    "g5": "a10g", "g6": "l4", "g6e": "l40s", "g7": "4500", "g7e": "6000",  # RTX PRO
 }  # fmt: skip
 _EC2 = re.compile(
     r"(?<![a-z0-9])([a-z]{1,3}\d[a-z0-9]*(?:-flex|-g?b\d+)?)[._-]"
