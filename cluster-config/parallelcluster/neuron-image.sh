@@ -16,6 +16,8 @@ case $sdk in
     2.29.1) dkms=2.27.4.0 collectives=2.31.24.0 runtime=2.31.24.0 tools=2.29.22.0 ;;
     2.31.1) dkms=2.29.0.0 collectives=2.33.10.0 runtime=2.33.10.0 tools=2.31.15.0 ;;
     2.33.0) dkms=2.31.7.0 collectives=2.35.43.0 runtime=2.35.30.0 tools=2.33.38.0 ;;  # trn2, trn3
+    # Of a later release: a line as above, from its release notes.
+    *) printf 'error: sdk=%s: add a line with its versions to this script\n' "$sdk" >&2; exit 1 ;;
 esac
 
 root=${TRNSLURM_ROOT:-}

@@ -148,9 +148,24 @@ def test_each_release_is_checked_whole(node, cli) -> None:
                   "its packages belong to Neuron SDK 2.29.1, but the profile has 2.33.0",
                   "Python is 3.11.9, Neuron SDK 2.33.0 has packages for 3.12 to 3.14"):  # fmt: skip
         assert words in done.err
-    node(neuron_sdk="2.30.0")
-    done = cli("env", "check", "--cluster", "pc")
-    assert "neuron_sdk is '2.30.0'" in done.error and "2.29.1, 2.31.1" in done.error
+    for wrong in ("2.30.0", "2.33", "9"):
+        node(neuron_sdk=wrong)
+        done = cli("env", "check", "--cluster", "pc")
+        assert f"neuron_sdk is '{wrong}': it must be 2.29.1, 2.31.1, 2.33.0 or a" in done.error
+
+
+def test_a_later_release_has_at_least_the_versions_of_the_newest(node, cli) -> None:
+    trn2 = {"neuron_sdk": "2.33.1", "instance_type": "trn2.48xlarge", "python": "3.15.0"}
+    seen = {"imported": True, "said": ""}
+    for nki in ("0.7.0", "0.7.1"):
+        node(imported=seen, **trn2, **NATIVE | {"nki": nki})
+        done = cli("env", "check", "--cluster", "pc")
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith("node-1: Python 3.15.0, x, for Neuron SDK 2.33.1\n")
+    node(imported=seen, **trn2, **NATIVE | {"neuronx_cc": "2.26.6360.0"})
+    assert cli("env", "check", "--cluster", "pc").err == (
+        "error: neuronx-cc is 2.26.6360.0, the jobs are made for >=2.28.7631.0\n"
+    )
 
 
 def test_the_real_probe_imports_what_is_installed(site, monkeypatch, tmp_path: Path, cli) -> None:

@@ -78,6 +78,16 @@ def test_versions_are_those_of_the_release(root: Path, sdk: str) -> None:
     assert source.endswith(" https://apt.repos.neuron.amazonaws.com noble main\n")
 
 
+def test_a_release_without_versions_installs_nothing(root: Path) -> None:
+    root.mkdir()
+    script = root / "script"
+    script.write_text(SCRIPT.read_text().replace("\nsdk=2.29.1 ", "\nsdk=2.33.1 "))
+    script.chmod(0o755)
+    done, calls = run(root, has="lustre neuron", script=script)
+    assert (done.code, calls) == (1, [])
+    assert done.err == "error: sdk=2.33.1: add a line with its versions to this script\n"
+
+
 def test_a_driver_that_was_not_built_fails_the_image(root: Path) -> None:
     done, calls = run(root, has="lustre")
     assert done.code == 1

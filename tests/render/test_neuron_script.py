@@ -127,6 +127,11 @@ def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe)
             "neuron: set neuron_sdk to 2.29.1 or 2.31.1",
         ),
         (
+            ("--cluster", "trn1", "--set", "neuron_sdk=2.33.1"),
+            "neuron_sdk 2.33.1 is for device torchneuron, and gpt2_zero1 (xl) on trn1.32xlarge has "
+            "neuron: set neuron_sdk to 2.29.1 or 2.31.1",
+        ),
+        (
             ("--cluster", "trn2", "--set", "compile_layout=per-host"),
             "TorchNeuron has one cache for all hosts, in a directory: set compile_layout to shared",
         ),

@@ -172,8 +172,8 @@ def check_environment(cluster: Cluster, device: DeviceType, timeout_s: float) ->
         report["problems"].append(
             f"Python is {report['python']}, recipes need 3.11 and custom scripts 3.9"
         )
-    elif device.sdks:
-        lowest, highest = NEURON_SDKS[cluster.neuron_sdk].pythons
+    elif device.sdks and (sdk := NEURON_SDKS.get(cluster.neuron_sdk)):
+        lowest, highest = sdk.pythons
         if not lowest <= minor <= highest:
             report["problems"].append(
                 f"Python is {report['python']}, Neuron SDK {cluster.neuron_sdk} has packages for "
@@ -188,6 +188,8 @@ def _of_another_sdk(
     """Yield what to do if the packages belong to another release of the Neuron SDK."""
     for version, sdk in NEURON_SDKS.items():
         own = not device.sdks or version == cluster.neuron_sdk
+        # A release that is not known may have packages of a known one.
+        own |= cluster.neuron_sdk not in NEURON_SDKS
         if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
             yield (
                 f"its packages belong to Neuron SDK {version}, but the profile has "

@@ -171,7 +171,7 @@ class Cluster(Frozen):
     stage_python: NotEmpty[str | None] = None
     """A directory on each node's own disk, to which the environment of `python` is copied before
     workers start; None: workers import from the environment itself."""
-    neuron_sdk: Literal["2.29.1", "2.31.1", "2.33.0"] = "2.29.1"
+    neuron_sdk: str = "2.29.1"
     """The release of AWS's Neuron SDK in that environment; `env check` compares."""
     compile_cache: NotEmpty[str | None] = None
     """Compiled graphs: a directory on the shared file system, or for Neuron an s3:// URL."""

@@ -9,16 +9,36 @@ from trnslurm.config.catalog import InstanceType
 from trnslurm.config.schema import Cluster
 from trnslurm.devices import DEVICES, DeviceType, device_named
 from trnslurm.devices.device_type import NeuronSdk
+from trnslurm.errors import ConfigError
 
 NEURON_SDKS: Mapping[str, NeuronSdk] = {
     version: sdk for device in DEVICES.values() for version, sdk in device.sdks.items()
 }
-"""Every release of the Neuron SDK that jobs are made for."""
+"""Every release of the Neuron SDK whose packages are known."""
+
+
+def _is_later(neuron_sdk: str) -> bool:
+    """Check whether it is a release after all that are known, such as 2.33.1 of November 2026."""
+    later = _numbers(neuron_sdk) > _numbers(_newest())
+    return later and bool(re.fullmatch(r"\d+\.\d+\.\d+", neuron_sdk))
+
+
+def _newest() -> str:
+    return max(NEURON_SDKS, key=_numbers)
+
+
+def check_sdk(neuron_sdk: str) -> None:
+    """Refuse a release of the Neuron SDK that jobs are not made for."""
+    if neuron_sdk not in NEURON_SDKS and not _is_later(neuron_sdk):
+        raise ConfigError(
+            f"neuron_sdk is {neuron_sdk!r}: it must be {', '.join(NEURON_SDKS)} or a later release"
+        )
 
 
 def device_of_sdk(neuron_sdk: str) -> DeviceType:
-    """Return the device that a release of the Neuron SDK is for."""
-    return next(device for device in DEVICES.values() if neuron_sdk in device.sdks)
+    """Return the device that a release of the Neuron SDK is for; a later one: the newest's."""
+    known = neuron_sdk if neuron_sdk in NEURON_SDKS else _newest()
+    return next(device for device in DEVICES.values() if known in device.sdks)
 
 
 def device_of(cluster: Cluster, instance: InstanceType) -> DeviceType:
@@ -30,8 +50,14 @@ def device_of(cluster: Cluster, instance: InstanceType) -> DeviceType:
 
 
 def packages_for(device: DeviceType, neuron_sdk: str) -> dict[str, str]:
-    """Return the Python packages that jobs on a device need, and which versions of them."""
-    return {**device.pins, **(NEURON_SDKS[neuron_sdk].pip if device.sdks else {})}
+    """Return the Python packages that jobs on a device need, and which versions of them.
+
+    A release that is not known has at least the versions of the newest that is.
+    """
+    if not device.sdks or neuron_sdk in NEURON_SDKS:
+        return {**device.pins, **(NEURON_SDKS[neuron_sdk].pip if device.sdks else {})}
+    pins = {**device.pins, **NEURON_SDKS[_newest()].pip}
+    return {name: f">={pin.removeprefix('>=')}" for name, pin in pins.items()}
 
 
 def matches(version: str | None, pin: str) -> bool:

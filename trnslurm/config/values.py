@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import OWN_LAUNCHER
+from trnslurm.config.software import check_sdk
 from trnslurm.config.times import LONGEST_MIN
 from trnslurm.config.tree import flatten, lookup, marks_of
 from trnslurm.contract.rundir import CHECKPOINTS
@@ -172,6 +173,7 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
                 f"{key} is {tree[key]!r}: it must be absolute, or begin with ~; variables are not "
                 "expanded"
             )
+    check_sdk(tree["neuron_sdk"])
     _check_container(tree)
     _check_notify(tree["notify"])
     if tree["mirror"] is not None and not re.fullmatch(_S3, tree["mirror"]):

@@ -323,8 +323,7 @@ def _device(config: Config, instance: InstanceType) -> DeviceType:
 def _check_sdk(config: Config, instance: InstanceType, device: DeviceType) -> None:
     """Refuse a release of Neuron's SDK that is for the other device, and a cache that it lacks."""
     cluster = config.cluster
-    if cluster.neuron_sdk not in device.sdks:
-        other = device_of_sdk(cluster.neuron_sdk)
+    if (other := device_of_sdk(cluster.neuron_sdk)) is not device:
         usable = instance.own_devices(usable_devices(config.recipe))
         or_device = f", or device to {other}" if other in usable else ""
         raise ConfigError(
