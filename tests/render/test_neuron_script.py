@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from ..processes import run_process
 
 ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_"
 
@@ -155,3 +160,33 @@ def test_a_stack_that_the_hardware_or_the_sdk_lacks_is_refused_in_one_line(cli, 
     done = cli("render", "gpt2_zero1", "--nodes", "2", "--time", "60", "--preset", "xl", *words)
     assert done.code == 1 and len(done.err.splitlines()) == 1, done
     assert said in done.err
+
+
+def test_the_host_submits_graphs_ahead_where_the_runtime_can(render) -> None:
+    name = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"
+    for sets, value in (
+        ((), "3"),
+        ((f"env.{name}=0",), "0"),
+        (("neuron_sdk=2.31.1",), None),
+    ):
+        assert exported(render("gpt2_zero1", *sets) / "train.sbatch").get(name) == value
+
+
+def test_directories_of_torchneuron_go_with_their_steps(cli, tmp_path: Path) -> None:
+    words = ("--cluster", "trn2", "--nodes", "2", "--preset", "xl", "--time", "60")
+    assert cli("render", "gpt2_zero1", *words, "-o", tmp_path / "bundle").code == 0
+    node = (tmp_path / "bundle/node.sh").read_text()
+    own = node[node.index("# TorchNeuron's own files") : node.index('"$TORCH_NEURONX_DEBUG_DIR"\n')]
+    ended, alive = (Path(tempfile.mkdtemp(prefix=f"trnslurm-{os.getuid()}-{pid}-", dir="/tmp"))
+                    for pid in (9999999, os.getpid()))  # fmt: skip
+    (ended / "neff").mkdir()
+    shell = f'set -euo pipefail\n{own}"$TORCH_NEURONX_DEBUG_DIR"\necho $TRNSLURM_LOCAL'
+    done = run_process(["/bin/bash", "-c", shell])
+    made = Path(done.out.strip())
+    try:
+        assert done.code == 0 and made.stat().st_mode & 0o777 == 0o700, done.err
+        assert sorted(path.name for path in made.iterdir()) == ["debug", "neff"]
+        assert alive.is_dir() and not ended.exists()
+    finally:
+        shutil.rmtree(made)
+        alive.rmdir()

@@ -21,6 +21,8 @@ class NeuronSdk(Frozen):
     """The lowest and the highest minor version of Python 3 for which it and trnslurm are made."""
     pip: Mapping[str, str]
     apt: Mapping[str, str]
+    graphs_ahead: int = 0
+    """How many graphs the host submits ahead, by AWS's advice; 0: its runtime takes no number."""
 
 
 class DeviceType:

@@ -77,6 +77,8 @@ class NeuronSettings(Frozen):
     stochastic_rounding: bool
     compiles_once: bool
     """Whether a graph is given up after one failure."""
+    graphs_ahead: int
+    """How many graphs the host submits ahead; 0: the runtime takes no number."""
 
 
 class CompiledGraphs(Frozen):

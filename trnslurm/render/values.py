@@ -198,11 +198,13 @@ def _neuron(spec: JobSpec, phase: str) -> NeuronSettings:
     # On the smallest instance.
     small = instance.host_gib <= SMALL_GIB
     once = phase == "precompile" and spec.device.parallel_compile and small
+    sdk = spec.device.sdks.get(spec.config.cluster.neuron_sdk)
     return NeuronSettings(
         cc_flags=_cc_flags(recipe.neuron.cc_flags, instance, spec.device),
         lnc=instance.lnc,
         stochastic_rounding=_rounds_stochastically(recipe),
         compiles_once=once,
+        graphs_ahead=sdk.graphs_ahead if sdk else 0,
     )
 
 
