@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +192,30 @@ def test_a_guess_takes_half_of_the_share_of_the_peak() -> None:
     assert guess.samples_per_s / known.samples_per_s == pytest.approx(0.5 * 7912 / 3040)
 
 
+PROFILES = sorted(
+    file.stem for file in (packaged_root() / "cluster-config").glob("*.yaml")
+    if file.stem != "local"
+)  # fmt: skip
+ELSEWHERE = re.compile(r"fewer than \d+ x \d+ workers|choose another cluster, preset or device")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_recipe_that_comes_with_us_needs_a_time_limit(profile: str) -> None:
+    """On no profile that comes with us: it has hours or a limit, or fits other devices."""
+    workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+    fit = []
+    for recipe in (packaged_root() / "jobs").glob("*/recipe.yaml"):
+        name = recipe.parent.name
+        try:
+            spec = make_spec(resolve(workspace, name, cluster=profile), 2)
+        except (ConfigError, PlanError) as error:
+            assert ELSEWHERE.search(str(error)), error
+        else:
+            assert spec.time_min["train"] > 0
+            fit.append(name)
+    assert "gpt2_zero1" in fit and len(fit) > 3
+
+
 def spec_of(recipe: str, preset: str, *settings: str, cluster: str = "trn1", nodes: int = 1):
     workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
     config = resolve(workspace, recipe, cluster=cluster, preset=preset, settings=[*settings])
@@ -303,9 +329,11 @@ def test_the_number_of_epochs(recipe: str, preset: str, settings, epochs: int | 
 
 
 def test_a_profile_can_say_that_its_gpus_have_torch_xla() -> None:
-    """Then the hours are those that were measured with it."""
-    spec = spec_of("llama3_clm", "xla_fsdp", "device=xla-cuda", cluster="p4de")
-    assert (spec.device, spec.estimate is not None) == (XLA_CUDA, True)
+    """Then the hours are those that were measured with it, with each batch of the tutorial."""
+    for batch, speed in ((1, 6.4), (2, 7.3), (3, 7.9)):
+        sets = (f"batch.per_worker={batch}", f"batch.micro_batch={batch}")
+        spec = spec_of("llama3_clm", "xla_fsdp", "device=xla-cuda", *sets, cluster="p4de")
+        assert (spec.device, spec.estimate.samples_per_s) == (XLA_CUDA, speed)
     assert spec_of("llama3_clm", "fsdp", "device=cpu", cluster="p4de").estimate is None
 
 
