@@ -126,8 +126,9 @@ primary_address() {
     return 1
 }
 
-# trn1.32xlarge has 8 network cards, and /etc/hosts has been seen to map the node's own name to the
-# wrong one (https://github.com/aws-neuron/aws-neuron-parallelcluster-samples). Remove the name from
+# trn1.32xlarge has 8 network cards. Before ParallelCluster 3.15 each one had an address, and
+# /etc/hosts has been seen to map the node's own name to the wrong one
+# (https://github.com/aws-neuron/aws-neuron-parallelcluster-samples). Remove the name from
 # lines with another address, and keep one line with the right one. Names are compared as whole
 # words: compute-dy-trn1-1 is also the beginning of compute-dy-trn1-10.
 fix_hosts() {

@@ -1,7 +1,7 @@
-"""What the shipped cluster files name, made in moto's account.
+"""What the shipped cluster files name, made in moto's account, with the IDs that it gets there.
 
 python aws_account.py                          images, before the server starts: amis.json
-python aws_account.py REGION '{"key": "rsa"}'  key pair, subnets, bucket, tags: made.json
+python aws_account.py REGION '{"key": "rsa"}'  key pair, subnets, bucket and more: made.json
 """
 
 import json
@@ -40,7 +40,7 @@ def images():
 
 
 def account(region, key="ed25519", tags="all"):
-    """Make key pair, subnets, bucket and tags; return the ID of each subnet in the files."""
+    """Make all that the files name; return the ID of each thing whose ID AWS chooses."""
     ec2, s3 = boto3.client("ec2", region_name=region), boto3.client("s3", region_name=region)
     ec2.delete_key_pair(KeyName=KEY)
     ec2.create_key_pair(KeyName=KEY, KeyType=key)
@@ -54,7 +54,20 @@ def account(region, key="ed25519", tags="all"):
     ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
     if BUCKET not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}:
         s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": region})
-    s3.put_object(Bucket=BUCKET, Key="node-setup.sh", Body=b"#!/bin/bash\n")
+    for script in ("node-setup.sh", "configure-efa-fsx-lustre-client.sh"):
+        s3.put_object(Bucket=BUCKET, Key=script, Body=b"#!/bin/bash\n")
+    group = ec2.create_security_group(GroupName="own", Description="own", VpcId=vpc)["GroupId"]
+    rules = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rules)
+    ec2.authorize_security_group_egress(GroupId=group, IpPermissions=rules)
+    secrets = boto3.client("secretsmanager", region_name=region)
+    secret = secrets.create_secret(Name=f"secret-{vpc}", SecretString="secret")["ARN"]
+    ec2.create_network_interface(SubnetId=private, Groups=[group])
+    lustre = boto3.client("fsx", region_name=region).create_file_system(
+        FileSystemType="LUSTRE", StorageCapacity=4800, SubnetIds=[private],
+        SecurityGroupIds=[group],
+        LustreConfiguration={"DeploymentType": "PERSISTENT_2", "EfaEnabled": True},
+    )["FileSystem"]["FileSystemId"]  # fmt: skip
     known = {
         "version": VERSION, "os": SYSTEM, "build_status": "available",
         "bootstrap_file": f"aws-parallelcluster-cookbook-{VERSION}",
@@ -62,7 +75,13 @@ def account(region, key="ed25519", tags="all"):
     named = [{"Key": f"parallelcluster:{name}", "Value": v} for name, v in known.items()]
     change = ec2.create_tags if tags == "all" else ec2.delete_tags
     change(Resources=[IMAGE], Tags=named)
-    return {"subnet-0aaaaaaaaaaaaaaaa": public, "subnet-0bbbbbbbbbbbbbbbb": private}
+    return {
+        "subnet-0aaaaaaaaaaaaaaaa": public,
+        "subnet-0bbbbbbbbbbbbbbbb": private,
+        "sg-0cccccccccccccccc": group,
+        "arn:aws:secretsmanager:us-west-2:111122223333:secret:replace-me": secret,
+        "fs-0dddddddddddddddd": lustre,
+    }
 
 
 if len(sys.argv) == 1:

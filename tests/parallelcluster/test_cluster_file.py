@@ -31,8 +31,12 @@ def changed(old: str, new: str, text: str | None = None) -> str:
     return text.replace(old, new, 1)
 
 
-def with_optional_lines(text: str) -> str:
-    return re.sub(r"#\| ?", "", text)
+def with_optional_lines(file: Path, *, other_queue: bool) -> str:
+    """Return a file with all that it offers, and one of its two queues for training."""
+    text = re.sub(r"#\| ?", "", file.read_text(encoding="utf-8"))
+    first, other = (m.start() for m in re.finditer(r"^    - Name: (?!cpu$|login$)", text, re.M))
+    queues = text[first:other], text[other : text.index("\nSharedStorage:")]
+    return text.replace(queues[not other_queue], "\n")
 
 
 def test_shipped_files_are_valid() -> None:
@@ -46,19 +50,13 @@ def test_shipped_files_are_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "queue", "nodes"),
-    [
-        (CLUSTER, "compute", "compute-st-trn1-[1-16]"),
-        (OF_TRN2, "trn2", "trn2-dy-trn2-[1-16]"),
-    ],
+    ("file", "nodes"),
+    [(CLUSTER, "compute-st-trn1-[1-16]"), (OF_TRN2, "trn2-dy-trn2-[1-16]")],
 )
-def test_optional_lines_are_valid(tmp_path: Path, file: Path, queue: str, nodes: str) -> None:
+def test_optional_lines_are_valid(tmp_path: Path, file: Path, nodes: str) -> None:
     """With the other queue of the file: a capacity block for one on demand, or the reverse."""
-    text = with_optional_lines(file.read_text(encoding="utf-8"))
-    first = text.index(f"\n    - Name: {queue}\n")
-    other = text.index(f"\n    - Name: {queue}\n", first + 1)
     variant = tmp_path / "optional.yaml"
-    variant.write_text(text[:first] + text[other:], encoding="utf-8")
+    variant.write_text(with_optional_lines(file, other_queue=True), encoding="utf-8")
     result = validate(variant)
     assert result.code == 0, result.out + result.err
     assert nodes in result.out

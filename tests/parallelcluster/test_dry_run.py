@@ -19,7 +19,7 @@ import pytest
 from ..free_port import free_port
 from ..processes import run_process
 from ..waiting import eventually
-from .test_cluster_file import CLUSTER, IMAGE, OF_P5, OF_TRN2, PYTHON
+from .test_cluster_file import CLUSTER, IMAGE, OF_P5, OF_TRN2, PYTHON, with_optional_lines
 
 pytestmark = pytest.mark.rest
 
@@ -36,16 +36,17 @@ class Aws:
     environ: dict[str, str]
     directory: Path
 
-    def dry_run(self, file: Path, *changes: tuple[str, str], **account: str) -> Any:
+    def dry_run(self, file: Path, *changes: tuple[str, str], text: str = "", **account: str) -> Any:
         """Make what the file names in its region, and return what pcluster says of it."""
-        text = file.read_text(encoding="utf-8")
+        text = text or file.read_text(encoding="utf-8")
         region = text.split("\nRegion: ")[1].split()[0]
         self._run(PYTHON, ACCOUNT, region, json.dumps(account))
         made = json.loads((self.directory / "made.json").read_text())
-        subnets = () if file == IMAGE else made.items()
-        for old, new in (*subnets, *changes):
+        for old, new in changes:
             assert old in text, old
             text = text.replace(old, new)
+        for name, own in made.items():
+            text = text.replace(name, own)
         config = self.directory / "config.yaml"
         config.write_text(text, encoding="utf-8")
         verb: tuple[str, ...] = ("create-cluster", "-n")
@@ -89,7 +90,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
 
 
 def found(said: Any, level: str) -> set[str]:
-    lines = said.get("configurationValidationErrors") or said["validationMessages"]
+    lines = said.get("configurationValidationErrors") or said.get("validationMessages", ())
     return {one["type"] for one in lines if one["level"] == level}
 
 
@@ -100,23 +101,41 @@ BLOCK = (
     ("Enabled: true  # for a", "Enabled: false  # for a"),
 )
 """What p5-4-nodes.yaml says of a capacity block."""
+OF_MANAGED = OF_P5.read_text().split("      DeploymentType: PERSISTENT_2\n")[1]
+LUSTRE_BY_EFA = (("#= ", ""), (f"      DeploymentType: PERSISTENT_2\n{OF_MANAGED}", ""))
+"""What it says of EFA to the file system."""
+SPOT = (("CapacityType: ONDEMAND", "CapacityType: SPOT"),)
 
 
 @pytest.mark.first
 @pytest.mark.parametrize(
     ("file", "changes"),
-    [(CLUSTER, ()), (OF_TRN2, ()), (OF_P5, ()), (OF_P5, BLOCK), (OF_P5, [("p5", "p5en")])],
-    ids=["trn1", "trn2", "p5", "p5 of a block", "p5en"],
-)
+    [
+        (CLUSTER, ()), (OF_TRN2, ()), (OF_P5, ()), (OF_P5, BLOCK), (OF_P5, [("p5", "p5en")]),
+        (OF_P5, LUSTRE_BY_EFA), (OF_P5, SPOT), (CLUSTER, SPOT),
+    ],
+    ids=["trn1", "trn2", "p5", "p5 of a block", "p5en", "EFA to Lustre", "p5 by spot", "by spot"],
+)  # fmt: skip
 def test_shipped_files_would_be_created(aws: Aws, file: Path, changes: Any) -> None:
     said = aws.dry_run(file, *changes)
     assert said["message"] == GOOD, said
-    assert {one["level"] for one in said["validationMessages"]} == {"INFO"}
+    assert not found(said, "WARNING"), said
+
+
+@pytest.mark.parametrize("other_queue", [False, True])
+@pytest.mark.parametrize("file", [CLUSTER, OF_TRN2], ids=["trn1", "trn2"])
+def test_what_the_files_offer_would_be_created(aws: Aws, file: Path, other_queue: bool) -> None:
+    said = aws.dry_run(file, text=with_optional_lines(file, other_queue=other_queue))
+    assert said["message"] == GOOD, said
+    assert not found(said, "WARNING"), said
 
 
 def test_the_image_would_be_built(aws: Aws) -> None:
     """Not from a parent of another architecture, one that is not there, or one that is larger."""
     assert aws.dry_run(IMAGE) == {"message": GOOD}
+    of_neuron = IMAGE.read_text().split("  Components:\n")[1].split("  # Off")[0]
+    from_dlami = ((f"  Components:\n{of_neuron}", ""), ("Size: 100", "Size: 512"))
+    assert aws.dry_run(IMAGE, *from_dlami) == {"message": GOOD}
     parent = "ParentImage: ami-0eeeeeeeeeeeeeeee"
     for other in ("ami-0aaaaaaaaaaaaaaa1", "ami-0bbbbbbbbbbbbbbbb"):
         said = aws.dry_run(IMAGE, (parent, f"ParentImage: {other}"))

@@ -34,7 +34,10 @@ from pcluster.validators.slurm_settings_validator import (
     CustomSlurmSettingsValidator,
 )
 
-ASKS_AWS = {"PasswordSecretArnValidator", "KmsKeyValidator", "S3BucketUriValidator"}
+ASKS_AWS = {
+    "PasswordSecretArnValidator", "KmsKeyValidator", "S3BucketUriValidator",
+    "FsxAutoImportValidator",
+}  # fmt: skip
 CLUSTER_NAME = "trn1"
 
 
