@@ -58,7 +58,7 @@ KNOWN = {
     # Several types in a compute resource: no feature.
     "parallelcluster-several": (
         f"q-dy-c-*2 {P5.replace('2047961', '1992294')} Gres=gpu:h100:8 "
-        "AvailableFeatures=dynamic,c", "q Nodes=q-dy-c-", "p5.48xlarge",
+        "AvailableFeatures=dynamic,c,efa,gpu", "q Nodes=q-dy-c-", "p5.48xlarge",
     ),
 }  # fmt: skip
 

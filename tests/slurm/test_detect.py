@@ -579,7 +579,9 @@ def test_types_of_a_parallelcluster_file(
     file.write_text(f"""
 Scheduling:
   SlurmQueues:
-    - {{Name: gpu, ComputeResources: [{{Name: a, InstanceType: {name}, MaxCount: 2}}]}}
+    - Name: gpu
+      ComputeResources:
+        - {{Name: a, InstanceType: {name}, MaxCount: 2, Efa: {{Enabled: true}}}}
 """)
     done = cli("cluster", "detect", "--from", file, "--write", "--name", "east")
     assert (done.code, done.err) == (0, "")
@@ -587,6 +589,11 @@ Scheduling:
     assert (own["instance_type"], own["slurm"]["cpus_per_task"]) == (name, cpus)
     words = ("--preset", "tiny", "--nodes", "2", "--time", "60", "--allow-idle")
     script = cli("render", "gpt2_zero1", "--cluster", "east", *words)
+    file.write_text(file.read_text().replace("true", "false"))
+    done = cli("cluster", "detect", "--from", file, "--write", "--name", "slow")
+    assert f"no EFA enabled on these {name} (Efa/Enabled): the profile says so" in done.err
+    slow = cli("render", "gpt2_zero1", "--cluster", "slow", *words).out
+    assert "FI_PROVIDER" not in slow and "--efa=0 " in slow
     assert "FI_PROVIDER=efa" in script.out and f"--workers={gpus} " in script.out, script.err
 
 

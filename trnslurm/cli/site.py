@@ -88,6 +88,8 @@ def detect_command(
     if ask_nodes and (dump or source):
         other = "--dump" if dump else "--from"
         raise ConfigError(f"--ask-nodes starts a job on this cluster; leave out {other}")
+    if source and is_cluster_file(Path(source)):
+        bin_dir = bin_dir or "/opt/slurm/bin"  # ParallelCluster's place
     slurm = _find_slurm(bin_dir)
     shared = None
     if source is None:

@@ -95,6 +95,8 @@ class Nodes(Frozen):
     """None: nothing says which, or the catalog lacks it."""
     doubt: str
     """What Slurm does not say of their devices and EFA, and a node could; empty: nothing."""
+    without_efa: bool
+    """Whether ParallelCluster has not enabled EFA on them: its nodes lack the feature."""
     node: str
     """The first of them, or the first idle one."""
     told: Told | None = None
@@ -322,6 +324,7 @@ class _Partition:
             default_time_min=default_time,
             instance_type=instance,
             doubt="" if instance else self._doubt(nodes[0], gpus, most),
+            without_efa=_parallelcluster(nodes[0]) and "efa" not in features_of(nodes[0]),
             node=next((n for n in nodes if n.get("State") == "IDLE"), nodes[0])["NodeName"],
             constraint=constraint,
             mixed=0 if constraint else self._also_fit(nodes, gpus, cpus),
@@ -567,6 +570,13 @@ def _on_ec2(
         or abs(schedulable) <= 1
         or any(ec2_name(name) for names in words.values() for name in names)
     )
+
+
+def _parallelcluster(node: Mapping[str, str]) -> bool:
+    """Check whether its first feature and its name are ParallelCluster's."""
+    first = next(iter(features_of(node)), "")
+    mark = {"static": "-st-", "dynamic": "-dy-"}.get(first)
+    return mark is not None and mark in node["NodeName"]
 
 
 def effective_cpus(node: Mapping[str, str]) -> int:

@@ -185,7 +185,12 @@ def _own_name(chosen: Nodes) -> str:
 
 
 def missing_efa(known: InstanceType | None, chosen: Nodes) -> str:
-    """Return that an asked node has not as many EFA interfaces as its type; empty: it has."""
+    """Return that nodes have not as many EFA interfaces as their type; empty: nothing says so.
+
+    Trainium's jobs on several nodes need EFA: their preflight says how to enable it.
+    """
+    if known and not chosen.told and chosen.without_efa and known.gpus and known.efa:
+        return f"ParallelCluster has no EFA enabled on these {known.name} (Efa/Enabled)"
     if not known or not chosen.told or chosen.told.efa == known.efa:
         return ""
     return (
@@ -196,9 +201,9 @@ def missing_efa(known: InstanceType | None, chosen: Nodes) -> str:
 def _corrected(known: InstanceType, chosen: Nodes) -> list[str]:
     """Return the lines that correct the catalog's entry by what a node has said."""
     why = missing_efa(known, chosen)
-    if not why or not chosen.told:
+    if not why:
         return []
-    number = f"{{efa: {chosen.told.efa}}}"
+    number = f"{{efa: {chosen.told.efa if chosen.told else 0}}}"
     return ["", f"# {why}.", "instance_types:", f"  {known.name}: {number}"]
 
 
