@@ -104,28 +104,35 @@ BLOCK = (
 OF_MANAGED = OF_P5.read_text().split("      DeploymentType: PERSISTENT_2\n")[1]
 LUSTRE_BY_EFA = (("#= ", ""), (f"      DeploymentType: PERSISTENT_2\n{OF_MANAGED}", ""))
 """What it says of EFA to the file system."""
-SPOT = (("CapacityType: ONDEMAND", "CapacityType: SPOT"),)
+SPOT = ("CapacityType: ONDEMAND", "CapacityType: SPOT")
 
 
 @pytest.mark.first
 @pytest.mark.parametrize(
     ("file", "changes"),
-    [
-        (CLUSTER, ()), (OF_TRN2, ()), (OF_P5, ()), (OF_P5, BLOCK), (OF_P5, [("p5", "p5en")]),
-        (OF_P5, LUSTRE_BY_EFA), (OF_P5, SPOT), (CLUSTER, SPOT),
-    ],
-    ids=["trn1", "trn2", "p5", "p5 of a block", "p5en", "EFA to Lustre", "p5 by spot", "by spot"],
-)  # fmt: skip
+    [(CLUSTER, ()), (OF_TRN2, ()), (OF_P5, ()), (OF_P5, BLOCK), (OF_P5, [("p5", "p5en")])],
+    ids=["trn1", "trn2", "p5", "p5 of a block", "p5en"],
+)
 def test_shipped_files_would_be_created(aws: Aws, file: Path, changes: Any) -> None:
     said = aws.dry_run(file, *changes)
     assert said["message"] == GOOD, said
     assert not found(said, "WARNING"), said
 
 
-@pytest.mark.parametrize("other_queue", [False, True])
-@pytest.mark.parametrize("file", [CLUSTER, OF_TRN2], ids=["trn1", "trn2"])
-def test_what_the_files_offer_would_be_created(aws: Aws, file: Path, other_queue: bool) -> None:
-    said = aws.dry_run(file, text=with_optional_lines(file, other_queue=other_queue))
+@pytest.mark.parametrize(
+    ("file", "text", "changes"),
+    [
+        (CLUSTER, with_optional_lines(CLUSTER, other_queue=False), (SPOT,)),
+        (CLUSTER, with_optional_lines(CLUSTER, other_queue=True), ()),
+        (OF_TRN2, with_optional_lines(OF_TRN2, other_queue=True), ()),
+        (OF_P5, "", (*LUSTRE_BY_EFA, SPOT)),
+    ],
+    ids=["trn1", "trn1 of a block", "trn2 on demand", "EFA to Lustre"],
+)
+def test_what_the_files_offer_would_be_created(
+    aws: Aws, file: Path, text: str, changes: Any
+) -> None:
+    said = aws.dry_run(file, *changes, text=text)
     assert said["message"] == GOOD, said
     assert not found(said, "WARNING"), said
 
@@ -148,6 +155,8 @@ def test_the_image_would_be_built(aws: Aws) -> None:
 def test_what_no_schema_finds_is_said(aws: Aws) -> None:
     """An RSA key, an image that pcluster has not built, a block of another instance type."""
     assert found(aws.dry_run(OF_TRN2, key="rsa"), "ERROR") == {"KeyPairValidator"}
+    said = aws.dry_run(OF_TRN2, ("    KeyName: replace-me-key", ""))
+    assert (said["message"], found(said, "WARNING")) == (GOOD, {"KeyPairValidator"})
     assert "CustomAmiTagValidator" in found(aws.dry_run(CLUSTER, tags="none"), "WARNING")
     other = ("InstanceType: trn2.48xlarge  #", "InstanceType: trn1.32xlarge  #")
     assert "CapacityReservationValidator" in found(aws.dry_run(OF_TRN2, other), "ERROR")
