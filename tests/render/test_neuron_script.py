@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -177,16 +175,14 @@ def test_directories_of_torchneuron_go_with_their_steps(cli, tmp_path: Path) -> 
     assert cli("render", "gpt2_zero1", *words, "-o", tmp_path / "bundle").code == 0
     node = (tmp_path / "bundle/node.sh").read_text()
     own = node[node.index("# TorchNeuron's own files") : node.index('"$TORCH_NEURONX_DEBUG_DIR"\n')]
-    ended, alive = (Path(tempfile.mkdtemp(prefix=f"trnslurm-{os.getuid()}-{pid}-", dir="/tmp"))
-                    for pid in (9999999, os.getpid()))  # fmt: skip
-    (ended / "neff").mkdir()
+    ended, alive = (
+        tmp_path / f"trnslurm-{os.getuid()}-{pid}-abc" for pid in (9999999, os.getpid())
+    )
+    (ended / "neff").mkdir(parents=True)
+    alive.mkdir()
     shell = f'set -euo pipefail\n{own}"$TORCH_NEURONX_DEBUG_DIR"\necho $TRNSLURM_LOCAL'
-    done = run_process(["/bin/bash", "-c", shell])
+    done = run_process(["/bin/bash", "-c", shell], env={**os.environ, "TMPDIR": str(tmp_path)})
     made = Path(done.out.strip())
-    try:
-        assert done.code == 0 and made.stat().st_mode & 0o777 == 0o700, done.err
-        assert sorted(path.name for path in made.iterdir()) == ["debug", "neff"]
-        assert alive.is_dir() and not ended.exists()
-    finally:
-        shutil.rmtree(made)
-        alive.rmdir()
+    assert done.code == 0 and made.stat().st_mode & 0o777 == 0o700, done.err
+    assert made.parent == tmp_path and alive.is_dir() and not ended.exists()
+    assert sorted(path.name for path in made.iterdir()) == ["debug", "neff"]
