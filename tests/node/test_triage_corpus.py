@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,22 @@ def test_lines_before_steps_change_no_verdict() -> None:
     for case in cases_in(CORPUS / "learn"):
         alone, beside = diagnose_case(case), diagnose_case(case, healthy.text())
         assert judge(case, beside) == judge(case, alone), case["id"]
+
+
+def test_usual_lines_before_a_failure_change_no_verdict() -> None:
+    """Each line of healthy logs before each of 50 cases, ten at a time, no steps after them."""
+    lines = Path(__file__).with_name("healthy_lines.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) >= 200
+    of_nodes = [case for part in ("learn", "held") for case in cases_in(CORPUS / part)]
+    of_nodes = [case for case in of_nodes if set(case["logs"]) - {"batch"}]
+    changed = set()
+    for case in of_nodes[:: len(of_nodes) // 50][:50]:
+        verdict = judge(case, diagnose_case(case))
+        for few in (lines[at : at + 10] for at in range(0, len(lines), 10)):
+            beside = "\n".join([*few, ""]).replace("\\n", "\n")  # of what is printed as two lines
+            if judge(case, diagnose_case(case, beside)) != verdict:
+                changed.add((case["id"], *few))
+    assert not changed
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"])

@@ -12,6 +12,7 @@ from trnslurm.node.triage.evidence import Evidence, Hit, Suspect
 
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
+_WARN = re.compile(r"\bWARN\b")
 _OF_CODE = frozenset({
     "AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
     "UnboundLocalError", "ValueError", "ZeroDivisionError",
@@ -49,7 +50,8 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
         return chosen, chosen.known, ()
     effects = [h for h in alone if h.cause.name != "worker-terminated" and not _only_warns(h)]
     if effects:
-        return _as_suspect(effects[0]), effects[0].cause, ()
+        best = min(effects, key=lambda h: h.cause.kind == CAUSE and _says_warning(h))
+        return _as_suspect(best), best.cause, ()
     # A worker died of what is harmless elsewhere.
     dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
     return (_first_of(dead) if dead else None), None, ()
@@ -135,6 +137,11 @@ def of_machines(cause: Cause) -> bool:
     return cause.source in ("neuron", "slurm", "node")
 
 
+def _says_warning(hit: Hit) -> bool:
+    """Check whether a line calls itself a warning, also in NCCL's words."""
+    return hit.warns or _WARN.search(hit.line) is not None
+
+
 def _only_warns(hit: Hit) -> bool:
     """Check whether a line only warns: the program continued.
 
@@ -164,7 +171,7 @@ def _may_follow(suspect: Suspect, hit: Hit) -> bool:
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
     """Check whether a line explains the failure if workers report only lost peers."""
     if of_machines(hit.cause):
-        return True
+        return hit.cause.strong or not (beside_effects and _says_warning(hit))
     if _only_warns(hit):
         return False
     if beside_effects and hit.cause.source == "trnslurm":

@@ -46,6 +46,7 @@ _ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", 
 """What Slurm says when it ends a job."""
 _LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
 _SRUN_IS_TOLD = "srun: forcing job termination"  # by a signal: of a person, or of our program
+_STARTS_TASKS = re.compile(r"(\[[^\]]*\] )?slurm(step)?d\b\S*: ")
 _LAST_LINES = 3
 _LINES_NEAR = 20
 """How many lines before the first sign of a death may tell why."""
@@ -54,8 +55,11 @@ WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
     r"|\b(?i:retrying)\b"
 )
-GOES_ON = re.compile(r"(?i)\b(skipp(ed|ing)|falling back|ignor(ed|ing)|will ignore)\b")
+GOES_ON = re.compile(
+    r"(?i)\b(skipp(ed|ing)|fall(ing)? back|ignor(ed|ing)|will ignore|trying to (resume|recover))\b"
+)
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
+_GOES_ON_AFTER = re.compile(r"\W*Trying (to|again)\b")
 # Whole sequences first, so that no part of a color or a window title is left over.
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
@@ -110,6 +114,8 @@ class Hit(Frozen):
     when: float | None
     rank: int | None = None
     """The rank that the line names."""
+    after: str = ""
+    """The line after it."""
 
     @property
     def warns(self) -> bool:
@@ -119,7 +125,8 @@ class Hit(Frozen):
     @property
     def goes_on(self) -> bool:
         """Whether it says that the program continues."""
-        return GOES_ON.search(self.line) is not None
+        after = _GOES_ON_AFTER.match(self.after)
+        return after is not None or GOES_ON.search(self.line) is not None
 
 
 @dataclass
@@ -228,6 +235,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         words = read_words(text, first_rank)
         share(2 * parts)
         hits = list(_hits(text, place, node, words.first_at(text) - _LINES_NEAR))
+        hits = [hit for hit in hits if not _did_start(hit, lines[end:])]
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
@@ -296,8 +304,9 @@ def _suspect(
 ) -> Suspect:
     # From the end: of several chained exceptions, the last ended the process.
     said = [*(line for line in reversed(lines) if not line.startswith("  ")), *more]
-    # The process that loads data only passes on what its worker has raised.
-    said = [line for line in said if not _PASSED_ON.search(line)] or said
+    # Others write between the lines of a message, and the process that loads data only passes on
+    # what its worker has raised.
+    said = [line for line in said if not (_PASSED_ON.search(line) or GOES_ON.search(line))] or said
     context = Context(frames="\n".join(lines))
     # A handler that has an error of its own did not mean to pass on the first exception.
     own = said[:1] if _HANDLER_FAILED.match(said[0]) and _WHILE_HANDLED in lines else said
@@ -445,8 +454,8 @@ def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[H
     """Yield the first line of each known cause and rank, from a line on."""
     seen: set[tuple[str, int | None]] = set()
     shapes: set[str] = set()
-    lines = enumerate(zip(text.split("\n"), text.lower().split("\n")))
-    for at, (line, small) in lines:
+    lines = text.split("\n")
+    for at, (line, small) in enumerate(zip(lines, text.lower().split("\n"))):
         if at < begin or not may_match(small):
             continue
         named = _OF_RANK.search(line)
@@ -458,8 +467,25 @@ def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[H
         cause = cause_of([line])
         if cause and (cause.name, rank) not in seen:
             seen.add((cause.name, rank))
-            said, when = line.strip(), time_in(line)
-            yield Hit(cause=cause, line=said, place=place, at=at, node=node, when=when, rank=rank)
+            yield Hit(
+                cause=cause,
+                line=line.strip(),
+                place=place,
+                at=at,
+                node=node,
+                when=time_in(line),
+                rank=rank,
+                after=lines[at + 1] if at + 1 < len(lines) else "",
+            )
+
+
+def _did_start(hit: Hit, lines: list[str]) -> bool:
+    """Check whether Slurm complained before a program's words: the program started all the same."""
+    if hit.cause.source == "container" or hit.cause.name in _ENDS_A_JOB:
+        return False
+    if not _STARTS_TASKS.match(hit.line):
+        return False
+    return any(line.strip() and not _STARTS_TASKS.match(line) for line in lines[hit.at + 1 :])
 
 
 def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Context:
