@@ -38,7 +38,7 @@ KNOWN = ROOT / "trnslurm/node/triage/known"
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on node-1,node-2"}
 PEER_GONE = (
     "[rank{0}]: Traceback (most recent call last):\n"
-    '[rank{0}]:   File "train.py", line 7, in <module>\n'
+    '[rank{0}]:   File "train.py", line 7, in f\n'
     "[rank{0}]: RuntimeError: [gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:41702\n"
 )
 REPORT = """\
@@ -210,6 +210,56 @@ def test_names_are_unique_and_in_their_own_lines() -> None:
 
 
 # -- who failed first
+
+
+STARTED = "2026-11-30T00:28:55Z train: node 1 of 2 on node-2, master 127.0.0.1:2710\n"
+GLOO_FAILED = (
+    '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/w/train.py", line 6, in f\n'
+    "[rank0]:     dist.all_reduce(t)\n[rank0]: RuntimeError: [/w/gloo/transport/tcp/{}\n"
+    "trnslurm: 2026-11-30T00:29:05.360Z rank 0 (local rank 0, a) failed: exit code 1 of PID 1\n"
+)
+ENDED_WELL = (
+    "trnslurm: 2026-11-30T00:29:04.000Z rank 1 (local rank 0, node-2) ended with exit code 0"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (
+            GLOO_FAILED.format("pair.cc:547] Connection closed by peer [127.0.0.1]:2959"),
+            f"{STARTED}{ENDED_WELL} while others ran\n",
+            "likely: rank 1 ended by itself, with exit code 0, while others ran: they waited for "
+            "it in a collective",
+        ),
+        (
+            GLOO_FAILED.format("unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"),
+            f"{STARTED}loading the dataset\ntrnslurm: the launcher got signal: 15 (SIGTERM)\n",
+            "  node 1 still ran, and its log ends: loading the dataset",
+        ),
+        (
+            "step 3 loss nan\nstopping\ntrnslurm: 2026-11-30T00:29:05.360Z rank 0 (local rank 0, "
+            "node-1) failed: exit code 1 of PID 1\n",
+            STARTED,
+            "likely: the loss is NaN",
+        ),
+        (
+            "[rank0]: Traceback (most recent call last):\n[rank0]: RuntimeError: DataLoader worker "
+            "(pid 17) is killed by signal: Killed. \n[rank0]: Traceback (most recent call last):\n"
+            '[rank0]:   File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 87, in '
+            "get_connection\n[rank0]:     c = Client(address)\n"
+            "[rank0]: ConnectionResetError: [Errno 104] Connection reset by peer\n",
+            STARTED,
+            "  RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed.",
+        ),
+    ],
+    ids=["a rank ended with 0", "a rank still loads", "NaN, then exit", "a loader's worker killed"],
+)
+def test_who_held_the_others_up(run, first: str, second: str, says: str) -> None:
+    run.plan_file.write_text('{"workers_per_node": 1}')
+    log(run, 0, first)
+    log(run, 1, second)
+    assert any(line.startswith(says) for line in found(run).report()), found(run).report()
 
 
 @pytest.mark.parametrize(
@@ -418,7 +468,7 @@ def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
 
 def test_what_the_launcher_says_next_is_no_part_of_a_message(run) -> None:
     said = "trnslurm: 2026-11-29T11:12:44.902Z rank 0 (local rank 0, node-1) failed: exit code 1 of"
-    log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 2, in <module>\n'
+    log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 2, in f\n'
         f"    a[key]\nKeyError: 'lr'\n{said} PID 7\n")  # fmt: skip
     assert "no entry 'lr' where x.py looks it up" in found(run).cause
 
@@ -595,7 +645,7 @@ def test_carets_are_no_code(run) -> None:
     log(
         run,
         0,
-        'Traceback (most recent call last):\n  File "/p/train.py", line 9, in <module>\n'
+        'Traceback (most recent call last):\n  File "/p/train.py", line 9, in f\n'
         "    assert steps % workers == 0\n           ^^^^^^^^^^^^^^^^^^^^\nAssertionError\n",
     )
     assert "(train.py, line 9): assert steps % workers == 0" in found(run).cause
@@ -921,7 +971,7 @@ def test_launchers_exception_is_not_the_cause(run) -> None:
         0,
         'Traceback (most recent call last):\n  File "train.py", line 5, in <module>\n    main()\n'
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-        'Traceback (most recent call last):\n  File "/venv/bin/accelerate", line 8, in <module>\n'
+        'Traceback (most recent call last):\n  File "/venv/bin/accelerate", line 8, in f\n'
         "    sys.exit(main())\n"
         '  File "/venv/lib/site-packages/accelerate/commands/launch.py", line 970, in f\n'
         "    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
@@ -146,3 +147,18 @@ def test_only_the_runs_own_copy_is_read(run, tmp_path: Path) -> None:
 )
 def test_a_script_that_cannot_be_read(run, script: str) -> None:
     assert cause(run, script, UNDEFINED.format("x")) == ""
+
+
+def test_syntax_of_a_newer_python(run) -> None:
+    """This Python reads the file that the node's Python did not."""
+    node = {"node": 0, "host": "a", "same": {"Python": "3.9.2"}}
+    run.preflight_file("train", 1).write_text(json.dumps({"nodes": [node]}))
+    (run.path / "work").mkdir()
+    file = run.path / "work/train.py"
+    file.write_text("x = 1\nmatch x:\n    case 1:\n        pass\n")
+    error = f'  File "{file}", line 2\n    match x:\n          ^\nSyntaxError: invalid syntax\n'
+    run.node_log("train", 1, 0).write_text(error)
+    found = diagnose(run.path, "train", 1)
+    assert found is not None
+    assert found.cause.startswith("train.py, line 2 has syntax that Python 3.")
+    assert found.cause.endswith("the node's Python (3.9.2) is too old for it")

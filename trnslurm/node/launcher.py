@@ -87,6 +87,8 @@ class Nodes:
         self._port = socket.socket()
         self._waits_for: set[int] = set()
         """The nodes whose workers run, as far as the first node knows; for others, the first."""
+        self.any_lost = False
+        """Whether a node has gone without a word: a worker failed there."""
 
     def fileno(self) -> int:
         return self._poll.fileno()
@@ -140,8 +142,10 @@ class Nodes:
         ready = {fd for fd, _ in self._poll.poll(0)}
         for node, connection in self._connections.items():
             if connection.fileno() in ready:
-                with suppress(OSError, ValueError):  # it has gone
+                try:
                     connection.receive(MESSAGE_S)
+                except (OSError, ValueError):
+                    self.any_lost = True
                 self._poll.unregister(connection.fileno())
                 self._waits_for.discard(node)
 
@@ -197,6 +201,8 @@ class Launcher:
         self._deadline: float | None = None
         """When those are killed that were told to end."""
         self._failed = False
+        self._done: dict[int, float] = {}
+        """When the local ranks ended that did not fail."""
 
     def run(self) -> int:
         """Start the workers, and wait for their end; return the exit code."""
@@ -288,9 +294,18 @@ class Launcher:
                 del self._running[pid]
                 code = os.waitstatus_to_exitcode(status)
                 found.append(Ended(local_rank, pid, code, self._error_of(local_rank)))
+                if not code:
+                    self._done[local_rank] = time.time()
         return found
 
+    def _tell_of_done(self) -> None:
+        """Tell which workers had ended when others failed: those may have waited for them."""
+        for local_rank, when in sorted(self._done.items()):
+            who = self._name(local_rank, when)
+            processes.say(f"trnslurm: {who} ended with exit code 0 while others ran")
+
     def _end(self, signum: signal.Signals) -> None:
+        self._tell_of_done()
         self._failed, self._deadline = True, time.monotonic() + processes.KILL_WAIT_S
         self._signal(signum)
 
@@ -309,22 +324,33 @@ class Launcher:
         for signum in processes.heard_end_signals():
             signal.signal(signum, _fail)
         if self._signals.wait(0)[0] & processes.END_SIGNALS:
+            self._tell_of_done()
             return _FAILED
-        self._nodes.leave()
+        try:
+            self._nodes.leave()
+        except SystemExit:
+            self._tell_of_done()
+            raise
+        if self._nodes.any_lost:
+            self._tell_of_done()
         return 0
 
     def _told(self, failure: Ended) -> str:
         """Return the lines that tell of a failed worker; triage/words.py reads them."""
-        now, host, code = time.time(), os.uname().nodename, failure.code
-        when = f"{utc_time(now)[:-1]}.{int(now % 1 * 1000):03}Z"
-        rank = self._nodes.number * self._workers + failure.local_rank
+        code = failure.code
         what = f"exit code {code} of PID {failure.pid}"
         if code < 0:
             what = f"Signal {-code} ({_name_of(-code)}) received by PID {failure.pid}"
-        head = f"{when} rank {rank} (local rank {failure.local_rank}, {host}) failed: {what}"
+        head = f"{self._name(failure.local_rank, time.time())} failed: {what}"
         if failure.error:
             head += "; it recorded:"
         return "\n  ".join([f"trnslurm: {head}", *failure.error.splitlines()])
+
+    def _name(self, local_rank: int, when: float) -> str:
+        """Return when something happened to a worker, and which one it is."""
+        time_text = f"{utc_time(when)[:-1]}.{int(when % 1 * 1000):03}Z"
+        rank = self._nodes.number * self._workers + local_rank
+        return f"{time_text} rank {rank} (local rank {local_rank}, {os.uname().nodename})"
 
     def _error_file(self, local_rank: int) -> Path:
         return self._errors / f"{local_rank}.json"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
 
 # The reason of an attempt whose cause nobody knew.
+_REFUSED = re.compile(r"unrecognized arguments: (.+)$")
 _BARE = re.compile(r"exit code \d+ while running on [\w.,\[\]-]+")
 _GIVEN_UP = "given up after"
 
@@ -116,6 +117,9 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
         fix, mend = way_back(asdict(record), known.mend, what)
     else:
         return status
+    refused = _REFUSED.search(found.lines[-1]) if found and found.lines else None
+    if refused and mend.endswith(f" {refused[1]}"):  # the same words would fail again
+        mend = f"{mend[: -len(refused[1])]}…"
     return replace(status, fix=fix, mend=mend)
 
 

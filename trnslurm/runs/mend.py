@@ -57,7 +57,7 @@ def next_command(
         return f"trnslurm resume {run.name} --set {found[1]}=MORE" if found else ""
     if state is State.FAILED and last and last.cause == EndCause.ERROR:
         return ""  # a retry would fail again
-    if state is State.CANCELLED and last and saved_words(run):
+    if state is State.CANCELLED and last:
         return f"trnslurm resume {run.name}"
     scheduler = scheduler_of(record)
     held = state is State.HELD and any(map(scheduler.holds, phases))

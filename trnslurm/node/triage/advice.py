@@ -32,6 +32,8 @@ _NOTHING_FOUND = re.compile(
     r"|\bempty\b|\b(n.t|not) (found|find|exist)"
 )
 _TO_WRITE = ("directory-to-write", "save-directory")
+_OF_RECIPES = re.compile(r",? ?\btrain\.keep_last\b[,;]? ?")
+_TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 
 
@@ -60,6 +62,8 @@ def advise(case: Case, *, again: bool) -> Advice:
     advice = _of_node(case, advice)
     if python := python_of(case.run, case.phase):
         advice = replace(advice, fix=advice.fix.replace("that Python", python))
+    if RunFiles(case.run).project_file.exists():  # another's script has no such setting
+        advice = replace(advice, fix=_OF_RECIPES.sub("", advice.fix).replace(" ()", ""))
     if again and advice.mend in ("", EITHER, PASSES):
         advice = replace(advice, mend=SUBMIT)
     if again and not case.known and advice.of_run is None:
@@ -94,10 +98,11 @@ def _of_lines(case: Case) -> Advice:
             EITHER,
         )
     if SILENT in suspect.lines[-1]:
+        by_torchrun = _TORCHRUN.search(case.log)
+        tee = "torchrun --tee 3 brings workers' output there, and " if by_torchrun else ""
         return Advice(
             "unknown: the worker's own error is not in this log",
-            f"read the last lines of {suspect.place}; torchrun --tee 3 brings workers' output "
-            "there, and @record on main() its traceback",
+            f"read the last lines of {suspect.place}; {tee}@record on main() brings its traceback",
             EITHER,
         )
     return Advice(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from trnslurm.node.triage.causes import (
     named,
 )
 from trnslurm.node.triage.evidence import Evidence, Suspect, context_of, read_log
-from trnslurm.node.triage.words import CARETS, frames_in, last_lines
+from trnslurm.node.triage.words import CARETS, frames_in, last_lines, said_last
 
 _WAIT = re.compile(
     r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<op>\w+)(?:, (?P<size>NumelIn=\d+))?"
@@ -64,18 +64,19 @@ def owner_of(suspect: Suspect) -> dict[str, str]:
         lines = lines[: lines.index(suspect.telling)]
     frames = frames_in(lines)
     if not frames:
-        place = suspect.place
-        return {"owner": "the program", "file": place, "own": place, "code": "", "newer": ""}
+        log = suspect.place
+        return {"owner": "the program", "file": log, "own": log, "code": "", "newer": ""}
     file, line = next((f for f in reversed(frames) if not _OF_PYTHON.search(f[0])), frames[-1])
     code = [said.strip() for said in lines if said.startswith("    ") and not CARETS.match(said)]
     package = _PACKAGE.search(file)
     of_script = (f for f in reversed(frames) if not _OF_PYTHON.search(f[0]))
     own = next((f for f in of_script if not _PACKAGE.search(f[0])), (file, line))
+    place = f"{Path(own[0]).name}, line {own[1]}"  # where the user can look, not within a package
     return {
         "owner": package[1] if package else Path(file).name,
         "newer": f"pip install -U {package[1]}, or " if package else "",
-        "file": f"{Path(file).name}, line {line}",
-        "own": f"{Path(own[0]).name}, line {own[1]}",
+        "file": place,
+        "own": place,
         "code": code[-1] if code else "",
     }
 
@@ -153,6 +154,17 @@ def compared(
         ranks = ", ".join(map(str, missing[:_MOST_MISSING]))
         beside = (*beside, f"all ranks wait in a collective but: {ranks}")
     return known, beside
+
+
+def still_ran(run: Path, phase: str, attempt: int, evidence: Evidence) -> Iterator[str]:
+    """Yield the last words of the one node on which no worker failed, while others waited."""
+    failed = {suspect.node for suspect in evidence.suspects}
+    logs = RunFiles(run).node_logs(phase, attempt)
+    running = [node for node in logs if node not in failed]
+    if failed - {None} and len(running) == 1:
+        said = said_last(read_log(logs[running[0]]))
+        if said:
+            yield f"node {running[0]} still ran, and its log ends: {said[-1]}"
 
 
 def _sizes_differ(works: Iterable[str]) -> bool:

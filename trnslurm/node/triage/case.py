@@ -75,7 +75,7 @@ class Case:
         lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
         return without_harmless(line for line in lines if line not in shown)
 
-    @cached_property
+    @property
     def last(self) -> tuple[str, ...]:
         """The last words of the log, if nothing else tells why a worker ended."""
         return () if self.known or self.earlier or not self.silent else said_last(self.log)

@@ -23,10 +23,18 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import EndCause, State
 from trnslurm.node.triage.advice import Advice, advise
 from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
-from trnslurm.node.triage.around import compared, last_words, refined
+from trnslurm.node.triage.around import compared, last_words, refined, still_ran
 from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.case import Case
-from trnslurm.node.triage.causes import CAUSE, EFFECT, Cause, causes_of, matching, without_harmless
+from trnslurm.node.triage.causes import (
+    CAUSE,
+    EFFECT,
+    Cause,
+    cause_of,
+    causes_of,
+    matching,
+    without_harmless,
+)
 from trnslurm.node.triage.choice import choose, lost_node
 from trnslurm.node.triage.evidence import OWN_WORD, Evidence, batch_log, clean, gather
 from trnslurm.node.triage.finding import Finding, cut
@@ -96,8 +104,12 @@ def _tie_to_cause(case: Case) -> None:
     of = (case.run, case.phase, case.attempt)
     known, beside = refined(*of, case.suspect, case.known, case.beside)
     known, beside = compared(case.evidence, known, beside)
+    if known and known.name in WAITING:
+        beside = (*beside, *still_ran(*of, case.evidence))
     if known and known.name == "node-failed":
         case.suspect = lost_node(case.evidence, case.suspect)
+    if known is None and (said := cause_of(case.last)) and said.kind == CAUSE:
+        known, beside = said, (*case.last, *beside)  # what the process that died said last
     suspect = case.suspect
     if suspect.telling and suspect.telling not in suspect.lines:
         beside = (suspect.telling.strip(), *beside)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
-from trnslurm.contract.files import read_file
-from trnslurm.contract.rundir import NODE_SCRIPT
+from trnslurm.contract.files import read_file, read_json
+from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.node.triage.budget import is_spent
 from trnslurm.node.triage.evidence import Suspect
 from trnslurm.node.triage.words import frames_in
@@ -46,6 +47,8 @@ class Told(NamedTuple):
 def told_by_script(run: Path, suspect: Suspect) -> Told | None:
     """Return what the copy tells of the exception that ended a worker; None: nothing."""
     last = suspect.lines[-1]
+    if last.startswith("SyntaxError: ") and (told := _newer_syntax(run, suspect)):
+        return told
     if (name := _NO_VALUE.match(last)) and (cause := _where_set(run, suspect, name[1])):
         fix = f"give {name[1]} a value before that, or see why that code did not run"
         return Told(cause, fix, proven=True)
@@ -54,6 +57,30 @@ def told_by_script(run: Path, suspect: Suspect) -> Told | None:
     if key and (cause := _lacks(run, key[1])):
         return Told(cause, "correct the key there, or in the script", proven=False)
     return None
+
+
+def _newer_syntax(run: Path, suspect: Suspect) -> Told | None:
+    """Return that a file has syntax of a newer Python, if this Python can read the file."""
+    file, number = next(iter(reversed(frames_in(suspect.lines))), ("", "0"))
+    try:
+        ast.parse(_text_in(run, file) or "?")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    files = RunFiles(run).preflight_files("train", 1)
+    theirs = next((python for f in files if (python := _python_in(read_json(f)))), "an older one")
+    ours = ".".join(map(str, sys.version_info[:2]))
+    cause = f"{Path(file).name}, line {number} has syntax that Python {ours} reads"
+    cause += f", and the node's Python ({theirs}) is too old for it"
+    return Told(
+        cause, "name a newer Python in the profile (python), or write it otherwise", proven=False
+    )
+
+
+def _python_in(record: dict[str, Any]) -> str:
+    """Return the version of Python that a preflight found on its first node."""
+    nodes = record.get("nodes")
+    same = nodes[0].get("same") if isinstance(nodes, list) and nodes else None
+    return str(same.get("Python") or "") if isinstance(same, dict) else ""
 
 
 def _where_set(run: Path, suspect: Suspect, name: str) -> str:

@@ -36,6 +36,7 @@ _CHAINED = (
 _RAISED = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z](?=\w*[a-z])\w+)(?:: .*|(?<=Error):|(?<=Exception):)?$"
 )
+_OF_SHARER = re.compile(r'  File ".*/multiprocessing/resource_sharer\.py"')
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _CLICKS_USAGE = re.compile(r"Usage: (\S+)")
 _USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
@@ -53,7 +54,9 @@ _MAX_LINES = 400  # of one traceback, chained ones and those that other writers 
 _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
-_OWN_LINE = re.compile(r"preflight: |\S+Z \w+: node \d+ of |no progress: ")
+_OWN_LINE = re.compile(
+    r"preflight: |\S+Z \w+: node \d+ of |no progress: |trnslurm: the launcher got signal"
+)
 """Matches a line that trnslurm's programs write."""
 _OF_PYTORCH = re.compile(r"\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:")
 """Matches what its libraries say of every start."""
@@ -157,7 +160,8 @@ class Words(Frozen, kw_only=False):
 
     def last_of(self, rank: int | None) -> Traceback | None:
         """Return the traceback that ended a rank: its last one."""
-        own = [t for t in self.tracebacks if t.rank == rank is not None]
+        found = [t for t in self.tracebacks if t.rank == rank is not None]
+        own = [t for t in found if not _of_reader(t)] or found
         return own[-1] if own else None
 
     def last_without_rank(self, follows: Callable[[str], bool] | None = None) -> Traceback | None:
@@ -173,7 +177,7 @@ class Words(Frozen, kw_only=False):
             for at, error in self.errors
             if not (found and "precompile on" in error)
         ]
-        own = [t for t in found if not _of_launcher(t)] or found
+        own = [t for t in found if not (_of_launcher(t) or _of_reader(t))] or found
         last = max(own, key=lambda t: t.at, default=None)
         if last and follows and follows(last.lines[-1]):
             near = [t for t in own if t.at > last.at - _NEAR and not follows(t.lines[-1])]
@@ -185,6 +189,11 @@ def _of_launcher(traceback: Traceback) -> bool:
     """Check whether a launcher only says that its program failed."""
     ended = traceback.lines[-1].startswith("subprocess.CalledProcessError: ")
     return ended and any(_OF_LAUNCHERS.search(line) for line in traceback.lines)
+
+
+def _of_reader(traceback: Traceback) -> bool:
+    """Check whether it fetches what a process that is gone has sent (a data loader's worker)."""
+    return any(_OF_SHARER.match(line) for line in traceback.lines)
 
 
 def read_words(text: str, first_rank: int | None = None) -> Words:
