@@ -447,6 +447,22 @@ def test_accounts_and_qos(site, fake_slurm, cli, home: Path, limits, expected) -
     assert ("# partition: ?  DenyAccounts=" in text) == limits.startswith("DenyAccounts")
 
 
+def test_limits_of_the_accounts_above(site, fake_slurm, cli, home: Path) -> None:
+    """A job with more would wait for good: AssocGrpCpuLimit."""
+    cluster(fake_slurm, "", "g*8 Gres=gpu:8", "gpu Nodes=g")
+    known = CONFIG.format(accounting="accounting_storage/slurmdbd", name="lab")
+    fake_slurm.answer("show-config", known, "AccountingStorageEnforce = associations,limits")
+    fake_slurm.answer("accounting-user", "team|lab|team||normal||mem=9T,gres/gpu=60||")
+    fake_slurm.answer("accounting-qos", "normal|||||")
+    fake_slurm.answer(
+        "accounting-assoc", "lab|root||", "lab|team|dept|mem=10G,cpu=400", "lab|dept|root|cpu=200"
+    )
+    (found,) = json.loads(cli("cluster", "detect", "--json").out)["partitions"]
+    assert found["nodes"] == 3
+    assert found["sources"]["max_nodes"].startswith("QOS normal allows no more")
+    assert found["memory_mib"] == 10240
+
+
 def test_accounting_that_does_not_answer(site, fake_slurm, cli, home: Path) -> None:
     cluster(fake_slurm, "", "g*4", "gpu Nodes=g AllowAccounts=a,b AllowQos=high")
     known = CONFIG.format(accounting="accounting_storage/slurmdbd", name="lab")

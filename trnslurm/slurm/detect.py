@@ -491,16 +491,11 @@ class _Partition:
         most = {f"the partition's nodes that are alike{now}": total}
         if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
             most[f"MaxNodes of the partition; it has {total} such nodes"] = limit
-        name = granted.limited_by
-        for each, limit in (
-            (1, limits.nodes),
-            (cpus, limits.cpus),
-            (gpus, limits.gpus),
-        ):
-            if limit is not None and each:
-                most[f"{name} allows no more; the partition has {total} such nodes"] = max(
-                    1, limit // each
-                )
+        per_job = ((1, limits.nodes), (cpus, limits.cpus), (gpus, limits.gpus))
+        allowed = [max(1, limit // each) for each, limit in per_job if limit is not None and each]
+        if allowed:
+            name = granted.limited_by
+            most[f"{name} allows no more; the partition has {total} such nodes"] = min(allowed)
         source = min(most, key=lambda key: most[key])
         return most[source], source
 

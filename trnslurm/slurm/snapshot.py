@@ -37,6 +37,8 @@ NODE = (
     *("RealMemory", "Sockets", "State", "ThreadsPerCore", "TmpDisk", "Weight"),
 )
 ASSOCIATIONS = "DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall"
+_GROUP = ASSOCIATIONS.split(",").index("GrpTRES")
+_ACCOUNTS = "Cluster,Account,ParentName,GrpTRES"
 QOS = "Name,GrpTRES,MaxTRES,MaxTRESPU,MaxWall,MinTRES"
 _MOST_BYTES = 64 << 20
 _COUNTS = (
@@ -150,7 +152,34 @@ def _accounting(slurm: Slurm, cluster: str) -> tuple[list[list[str]] | None, lis
         every = _rows(slurm, "qos", columns=QOS)
     except SlurmError:
         return None, []
-    return [row for row in users if row[1].lower() == cluster.lower()], every
+    own = [row for row in users if row[1].lower() == cluster.lower()]
+    try:
+        accounts = _rows(slurm, "assoc", "user=", columns=_ACCOUNTS)
+    except SlurmError:
+        return own, every
+    above = {row[1]: row[2:] for row in accounts if row[0].lower() == cluster.lower()}
+    return [_within(row, above) for row in own], every
+
+
+def _within(row: list[str], above: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return an association with the least GrpTRES: its own, its account's, those above."""
+    account, limits = row[2], [row[_GROUP]]
+    for _ in range(len(above)):
+        if account in above:
+            account, limit = above[account]
+            limits.append(limit)
+    least: dict[str, str] = {}
+    for word in filter(None, ",".join(limits).split(",")):
+        name, _, most = word.partition("=")
+        if name not in least or _size(most) < _size(least[name]):
+            least[name] = most
+    return [*row[:_GROUP], ",".join(f"{n}={most}" for n, most in least.items()), *row[_GROUP + 1 :]]
+
+
+def _size(text: str) -> float:
+    """Return a number that may have a unit, as 750G."""
+    found = re.fullmatch(r"(\d+)([MGTP]?)", text)
+    return int(found[1]) * 1024.0 ** "MGTP".find(found[2]) if found else float("inf")
 
 
 def _rows(slurm: Slurm, *words: str, columns: str) -> list[list[str]]:
