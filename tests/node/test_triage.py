@@ -1017,3 +1017,10 @@ def test_what_a_program_logged_before_an_error_of_its_own_code(run, before: str)
     finding = found(run)
     assert finding.brief.endswith("IndexError: list index out of range at train.py, line 9")
     assert (finding.kind, finding.rank) == ("cause", None)
+
+
+def test_the_short_form_of_a_fix_keeps_a_command_whole() -> None:
+    command = "on the login node: python -c 'import a; a.load(\"x\")' (HF_HOME is shared)"
+    assert short(f"{command}; then trnslurm resume") == command
+    long = "x" * 60
+    assert short(f"{long}'s; {long}") == f"{long}'s"

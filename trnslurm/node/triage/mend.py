@@ -10,7 +10,8 @@ from trnslurm.contract.rundir import PREPARE
 
 SUBMIT, RESUME, EITHER, PASSES = "submit", "resume", "either", "passes"
 _COMMAND = re.compile(r"([;,] |^)(and |then )?(submit again|trnslurm resume)\b.*")
-_PARTS = re.compile(r"; (?![^(]*\))")  # not within parentheses
+# Not within parentheses, nor within the quotes of a command.
+_PARTS = re.compile(r"; (?![^(]*\))(?![^']*'(?:[ ;,]|$))")
 _USUAL_FIX, _MAX_FIX = 100, 160
 
 
