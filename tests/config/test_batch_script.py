@@ -153,6 +153,9 @@ def test_a_file_is_a_batch_script_by_its_options(tmp_path: Path) -> None:
     file.write_text("#SBATCH -N2\n")
     with pytest.raises(ConfigError, match="a batch script begins with #!"):
         read_batch_script(file)
+    none = tmp_path / "none.slurm"
+    none.write_text("#!/bin/bash\n# SBATCH --nodes=2\nsrun true\n")
+    assert script_tree(none)["launcher"] == "job"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trnslurm.adopt.found import Adopted
 from trnslurm.adopt.recipe import save_as_recipe
 from trnslurm.cli.options import json_option
 from trnslurm.cli.output import Terminal, echo_json
-from trnslurm.config.batch_script import first_directive
+from trnslurm.config.batch_script import is_batch_script
 from trnslurm.plan.spec import check_job_name
 from trnslurm.records.foreign import printable
 
@@ -49,7 +49,7 @@ def adopt_command(
     """
     found = adopt(Path(file), arguments, os.environ)
     words = shlex.join([file, *(("--", *arguments) if arguments else ())])
-    as_it_is = f"trnslurm submit {words}" if first_directive(Path(file)) else ""
+    as_it_is = f"trnslurm submit {words}" if is_batch_script(Path(file)) else ""
     if recipe is not None:
         check_job_name(recipe)
         line = save_as_recipe(found, recipe, os.environ, force=force)

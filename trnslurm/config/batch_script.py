@@ -132,6 +132,11 @@ def first_directive(file: Path) -> int:
     return next((number for number, _ in _lines(head)), 0)
 
 
+def is_batch_script(file: Path) -> bool:
+    """Check whether a file is one for sbatch: by its #SBATCH lines, or without them by its name."""
+    return first_directive(file) > 0 or (file.suffix in (".sbatch", ".slurm") and file.is_file())
+
+
 def read_batch_script(file: Path) -> BatchScript:
     """Return what a batch script asks for, or raise an error with the line that cannot be."""
     text = read_file(file).decode(errors="replace")

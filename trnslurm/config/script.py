@@ -8,7 +8,12 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
-from trnslurm.config.batch_script import BatchScript, first_directive, read_batch_script
+from trnslurm.config.batch_script import (
+    BatchScript,
+    first_directive,
+    is_batch_script,
+    read_batch_script,
+)
 from trnslurm.config.entry import Entry
 from trnslurm.contract.rundir import PLAN
 from trnslurm.devices import DEVICES, DeviceType
@@ -58,13 +63,13 @@ def is_script(word: str) -> bool:
     if "/" in word:
         return True
     file = Path(word)
-    return file.is_file() and (file.suffix in (".py", ".sh") or first_directive(file) > 0)
+    return file.is_file() and (file.suffix in (".py", ".sh") or is_batch_script(file))
 
 
 def batch_script(word: str) -> BatchScript | None:
     """Return the batch script that a word on the command line names, if it names one."""
     file = Path(word)
-    if not is_script(word) or not first_directive(file) or (file.parent / PLAN).is_file():
+    if not is_script(word) or not is_batch_script(file) or (file.parent / PLAN).is_file():
         return None
     return read_batch_script(file)
 
@@ -95,7 +100,7 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     if not entry.is_relative_to(root):
         raise ConfigError(f"{file} is not below its project {root}")
     found = Entry(str(entry.relative_to(root)))
-    if first_directive(file):
+    if is_batch_script(file):
         return _batch_tree(found, root, file)
     return _tree(found, root, OWN_LAUNCHER if found.is_python else "script")
 
