@@ -698,6 +698,18 @@ def test_arguments_of_a_first_and_a_later_start(site, cli, project) -> None:
     assert command_of(only["node.sh"], TRNSLURM_RESUME="x")[2:] == []
 
 
+def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> None:
+    (project / ".gitignore").write_text("data\nout\nbig\n")
+    for name in ("data/train/a.bin", "data/b.bin", "out/x", "big/c.bin"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    words = ("--train_data_dir", "./data/train/", "--output_data", "out", "data.path=big")
+    said = cli("submit", "./train.py", *CPU, "--dry-run", *TIME, "--", *words)
+    assert ", not data, out (.gitignore, or hidden); links to big, data/train;" in said.out
+    files = rendered(site, cli, "./train.py", "--", *words)
+    assert f"ln -s {project}/data/train work.new/data/train" in files["train.sbatch"]
+
+
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:
     """Nothing reported it, and the arguments did not ask for it."""
     assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0

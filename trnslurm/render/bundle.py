@@ -114,7 +114,7 @@ def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, by
     """Return the code for the nodes: the job's directory, and parts of this package."""
     files, recipe, job_dir = package_files(parts), config.recipe, config.code_dir
     if recipe.project:
-        return files | project_files(job_dir, recipe.entry, recipe.links)
+        return files | project_files(job_dir, recipe.entry, recipe.links, recipe.arguments)
     jobs = job_dir.resolve().parent
     for file in job_dir.rglob("*"):
         if file.is_symlink() and not file.resolve().is_relative_to(jobs):

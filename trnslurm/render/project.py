@@ -37,6 +37,9 @@ _TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
 _SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
 _MOST_MIB, _MOST_FILES = 64, 20_000
 _GIT_TIMEOUT_S = 20
+# Options that name what a script reads, and others whose names look alike.
+_READS = re.compile(r"(?i)data|input|corpus|(train|valid(ation)?|test)_(file|dir|path)")
+_WRITES = re.compile(r"(?i)out|save|log|cache|checkpoint|ckpt|result")
 # What no script reads: it is left out, and not mentioned.
 _NEVER = (
     *("__pycache__", "node_modules", ".git", ".gitignore", ".gitattributes", ".github", ".venv"),
@@ -85,8 +88,8 @@ class _Walk:
     """A walk through a project, file by file, ordered by name; hidden files that git does not track
     are left out."""
 
-    def __init__(self, root: Path, linked: Sequence[Path]) -> None:
-        self.root, self.linked = root, linked
+    def __init__(self, root: Path, linked: Sequence[Path], read: Sequence[Path]) -> None:
+        self.root, self.linked, self.read = root, linked, read
         self.links: dict[str, str] = {}
         self.left_out: list[str] = []
         self._tracked = _tracked(root)
@@ -114,7 +117,7 @@ class _Walk:
                 or (entry.is_symlink() and _is_loop(path))
                 or self._ignored(path, rules, is_dir=entry.is_dir())
             ):
-                self.left_out.append(path.relative_to(self.root).as_posix())
+                self._leave_out(path)
             elif entry.is_symlink() and not _inside(path, self.root):
                 self._link(path)
             elif entry.is_dir(follow_symlinks=False):
@@ -122,6 +125,14 @@ class _Walk:
                     yield from self.files(path, rules)
             elif stat.S_ISREG(entry.stat().st_mode):
                 yield path
+
+    def _leave_out(self, path: Path) -> None:
+        """Leave out a path, but link to what the script's arguments name in it."""
+        read = [named for named in self.read if named == path or path in named.parents]
+        for named in read:
+            self._link(named)
+        if path not in read:
+            self.left_out.append(path.relative_to(self.root).as_posix())
 
     def _link(self, path: Path) -> None:
         self.links[path.relative_to(self.root).as_posix()] = str(path.resolve())
@@ -194,15 +205,33 @@ def _inside(path: Path, root: Path) -> bool:
     return real.is_relative_to(root.resolve()) and real.is_file()
 
 
-def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, bytes]:
-    """Return a project's files for a bundle, and a JSON file that lists what is not copied."""
+def _read_by(arguments: Sequence[str], root: Path) -> Iterator[Path]:
+    """Yield the paths of a project that a script's arguments name as what it reads."""
+    before = ""
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        option, value = (option, value) if equals else (before, word)
+        before = "" if equals or not word.startswith("-") else word
+        if value and _READS.search(option) and not _WRITES.search(option):
+            path = Path(os.path.normpath(root / value))
+            if path != root and path.is_relative_to(root) and path.exists():
+                yield path
+
+
+def project_files(
+    root: Path, entry: str, links: Sequence[str], arguments: Sequence[str] = ()
+) -> dict[str, bytes]:
+    """Return a project's files for a bundle, and a JSON file that lists what is not copied.
+
+    What git ignores and an argument names as the script's data is linked to.
+    """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
     linked = [root / name for name in links]
     for path in linked:
         if not path.exists():
             raise RenderError(f"links: {path} does not exist")
-    walk = _Walk(root, linked)
+    walk = _Walk(root, linked, [*_read_by(arguments, root)])
     files: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
     for path in walk.all():
