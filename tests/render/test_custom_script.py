@@ -22,6 +22,7 @@ import yaml
 from trnslurm.api.arguments import options_of
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
+from trnslurm.config.values import for_libraries
 from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.errors import TrnslurmError
@@ -441,13 +442,16 @@ def test_variables_that_the_job_lacks_are_named(
         "import os\nos.environ['HF_HOME']; os.getenv('DATA_DIR'); os.environ.get(\n'UNSET')\n"
         "os.environ['RANK'], os.environ['WANDB_API_KEY'], os.environ['IN_PROFILE']\n"
     )
-    for name in ("HF_HOME", "DATA_DIR", "RANK", "WANDB_API_KEY", "IN_PROFILE"):
+    for name in for_libraries(os.environ):
+        monkeypatch.delenv(name)
+    names = ("HF_HOME", "DATA_DIR", "RANK", "WANDB_API_KEY", "WANDB_MODE", "HF_TOKEN", "IN_PROFILE")
+    for name in names:
         monkeypatch.setenv(name, "x")
     words = ("submit", "./train.py", *CPU, *TIME, "--set", "env.IN_PROFILE=y")
     said = cli(*words, "--dry-run")
     assert (
-        "The project reads DATA_DIR, HF_HOME, but a job gets only named variables: "
-        "--env DATA_DIR --env HF_HOME\n"
+        "The job does not get DATA_DIR, HF_HOME, WANDB_MODE from this shell, unless named: "
+        "--env DATA_DIR --env HF_HOME --env WANDB_MODE\n"
     ) in said.out + said.err
     monkeypatch.setenv("DATA_DIR", "it's $(here)")
     files = rendered(site, cli, "./train.py", "--env", "DATA_DIR", "--env", "HF_HOME")

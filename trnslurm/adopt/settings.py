@@ -25,10 +25,9 @@ from trnslurm.adopt.texts import (
 )
 from trnslurm.adopt.variables import Variables
 from trnslurm.config.batch_script import BatchScript
-from trnslurm.config.values import is_reserved, is_secret
+from trnslurm.config.values import for_libraries, is_reserved, is_secret
 from trnslurm.contract.files import read_file
 
-_SEEN_BY_SCRIPTS = re.compile(r"(HF|WANDB|TRANSFORMERS|TORCH|NCCL|NEURON|TRITON)_\w+")
 # Files that set what this shell has, too.
 _LOGIN = re.compile(r"bin/activate|conda\.sh|/etc/\S*|\.(bashrc|bash_profile|profile)|init/\w+")
 
@@ -200,12 +199,8 @@ class Settings:
 
     def _wanted(self) -> list[str]:
         """Return the variables of this shell that scripts often read."""
-        return [
-            name
-            for name, value in sorted(self._environ.items())
-            if _SEEN_BY_SCRIPTS.fullmatch(name) and name not in self._exported
-            and name not in self._options and not is_secret(name, value) and not is_reserved(name)
-        ]  # fmt: skip
+        names = for_libraries(self._environ)
+        return [n for n in names if n not in self._exported and n not in self._options]
 
     # -- the environment of its Python, and its directory
 

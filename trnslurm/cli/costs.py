@@ -136,16 +136,18 @@ def _is_below(python: str, environment: str) -> bool:
 
 
 def _variables_line(job: Job) -> str:
-    """Return the variables of this shell that a custom script reads and its job does not set."""
-    if job.project is None:
+    """Return the variables of this shell that a custom script or its libraries read, but that its
+    job does not have. A batch script has the shell's."""
+    if job.project is None or job.profile.slurm.directives is not None:
         return ""
+    from trnslurm.config.values import for_libraries
     from trnslurm.render.project import variables_read
 
     there = {name for name in variables_read(job.bundle.files) if name in os.environ}
-    if not (lacking := sorted(there - job.profile.env.keys())):
+    if not (lacking := sorted(there.union(for_libraries(os.environ)) - job.profile.env.keys())):
         return ""
     copies = " ".join(f"--env {name}" for name in lacking)
-    return f"The project reads {', '.join(lacking)}, but a job gets only named variables: {copies}"
+    return f"The job does not get {', '.join(lacking)} from this shell, unless named: {copies}"
 
 
 def _lightning_line(job: Job) -> str:

@@ -60,6 +60,7 @@ _DECIDED = {
     "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "compile_cache",
     "NEURON_CC_FLAGS": "neuron.cc_flags", "NEURON_LOGICAL_NC_CONFIG": "instance_types.NAME.lnc",
 }  # fmt: skip
+_OF_LIBRARIES = re.compile(r"(HF|WANDB|MLFLOW|TRANSFORMERS|TORCH|NCCL|NEURON|TRITON)_\w+")
 # Commas and colons are separators in the options of all three runtimes, and on the node a
 # shell of enroot evaluates its mounts (pyxis 0.24).
 _PLAIN = r"[^,:\s$`\"\\]"
@@ -362,6 +363,15 @@ def _check_job_values(dotted: str, value: Any) -> None:
 def is_reserved(name: str) -> bool:
     """Check whether the scripts set a variable themselves."""
     return re.fullmatch(_RESERVED, name) is not None or name in _DECIDED
+
+
+def for_libraries(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that training libraries read; secrets and a job's own are left out."""
+    return [
+        name
+        for name, value in sorted(environ.items())
+        if _OF_LIBRARIES.fullmatch(name) and not (is_secret(name, value) or is_reserved(name))
+    ]
 
 
 def is_secret(name: str, value: str) -> bool:
