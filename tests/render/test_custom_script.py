@@ -702,6 +702,23 @@ def test_arguments_of_a_first_and_a_later_start(site, cli, project) -> None:
     assert command_of(only["node.sh"], TRNSLURM_RESUME="x")[2:] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "takes"),
+    [
+        ("--resume_from_checkpoint latest", True),
+        ("--resume=latest", True),
+        ("trainer.ckpt_path=last", True),
+        ("--auto_resume", True),
+        ("--resume out/last.ckpt", False),
+        ("--last latest", False),
+        ("--resume --name last", False),
+    ],
+)
+def test_a_script_may_find_its_newest_checkpoint(site, cli, project, words, takes) -> None:
+    files = rendered(site, cli, "./train.py", "--", *words.split())
+    assert ("TRNSLURM_RESUMES=told" in files["train.sbatch"]) == takes
+
+
 def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> None:
     (project / ".gitignore").write_text("data\nout\nbig\n")
     for name in ("data/train/a.bin", "data/b.bin", "out/x", "big/c.bin"):
@@ -716,6 +733,8 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
 
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:
     """Nothing reported it, and the arguments did not ask for it."""
+    script = project / "train.py"
+    script.write_text(f"{script.read_text()}\nHfArgumentParser(TrainingArguments)\n")
     assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
     run, resume = site.run(), "trnslurm resume {}"
     (run.code / "project").rename(run.path / "work")
@@ -733,6 +752,16 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert f"`{resume} --force` if the script finds work/out/checkpoint-9 itself; if not" in said
     assert f"by the option that it has for this, then {resume} {words}\n" in said
     assert newest_checkpoint(run) is None
+    copy = run.code / "project/train.py"
+    for source, option in (
+        ("LightningCLI(Model, run=False)", ""),
+        ("add_argument('-r', '--auto-resume')", "--auto-resume"),
+        (copy.read_text(), "--resume_from_checkpoint"),
+    ):
+        copy.chmod(0o644)
+        copy.write_text(source)
+        said = cli("status", run.name).out
+        assert (f"then {resume} -- {option} {{resume}}\n" in said) == bool(option), said
     refused = cli("resume", run.name).error
     assert f"may write over work/out/checkpoint-9 in its directory: {resume} {words} pas" in refused
     done = cli("resume", run.name, *words.replace("--resume_from", "--r").split())

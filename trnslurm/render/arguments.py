@@ -34,6 +34,11 @@ _ON_NODE = {
     "master_port": "MASTER_PORT",
 }
 """Values known only when the script starts, and the variables that hold them."""
+# What has a script find its newest checkpoint: --resume_from_checkpoint latest (diffusers'
+# examples), --resume latest (open_clip_train/main.py), ckpt_path=last (Lightning's Trainer.fit).
+_RESUMES = re.compile(r"(?i)[-+]*([\w.-]*[._-])?(resume(_from(_checkpoint)?)?|ckpt[_-]path)")
+_NEWEST = re.compile(r"(?i)latest|last|auto")
+_BY_ITSELF = re.compile(r"(?i)--auto[_-]resume(=(true|1))?")
 _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 
 
@@ -90,7 +95,8 @@ def argument_words(spec: JobSpec) -> Words:
     arguments = every_argument(spec.config.recipe)
     depends = [bool(_starts(each) or RESUME in _places(each)) for each in arguments]
     if not any(depends):
-        return Words([_word(each, known) for each in arguments], [], [], takes_checkpoint=False)
+        words = [_word(each, known) for each in arguments]
+        return Words(words, [], [], takes_checkpoint=_takes_newest(arguments))
     if not any(map(_starts, arguments)):
         return _with_resume_last(arguments, known)
     at = depends.index(True)
@@ -101,6 +107,18 @@ def argument_words(spec: JobSpec) -> Words:
         _of_start("first", arguments[at:], known),
         takes_checkpoint=True,
     )
+
+
+def _takes_newest(arguments: Sequence[str]) -> bool:
+    """Check whether arguments have a script continue from the newest checkpoint that it finds."""
+    before = ""
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        option, value = (option, value) if equals else (before, word)
+        if _BY_ITSELF.fullmatch(word) or (_RESUMES.fullmatch(option) and _NEWEST.fullmatch(value)):
+            return True
+        before = word
+    return False
 
 
 def _with_resume_last(arguments: Sequence[str], known: Mapping[str, str]) -> Words:

@@ -10,11 +10,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
+from trnslurm.config.entry import Entry
 from trnslurm.contract.checkpoints import exported, found, newest, saves_in
 from trnslurm.contract.entries import same, walk, word_in
-from trnslurm.contract.files import read_file
+from trnslurm.contract.files import read_file, read_json
 from trnslurm.contract.layouts import Found
 from trnslurm.contract.rundir import NODE_SCRIPT
 from trnslurm.contract.times import changed_at
@@ -34,11 +36,16 @@ _FILE = re.compile(
     r"\.(pt|pth|pth\.tar|pth\.gz|tar)|(\d+)\.(pt|pth)",
     re.IGNORECASE | re.DOTALL,
 )
-# The option by which the scripts of a library mostly take a checkpoint.
+# The option by which the scripts of a library mostly take a checkpoint, unless they have another.
 _OPTIONS = {
     "Trainer": "--resume_from_checkpoint", "accelerate": "--resume_from_checkpoint",
     "Lightning": "--ckpt_path", "DeepSpeed": "--load_dir", "Megatron": "--load",
 }  # fmt: skip
+_OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
+# What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
+_OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
+_OF_FIT = re.compile(rb"\bLightningCLI\b")
+_MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
 class Unreported(Frozen):
@@ -47,6 +54,8 @@ class Unreported(Frozen):
     paths: tuple[str, ...]
     whole: Found | None = None
     """The newest one that is whole."""
+    option: str = ""
+    """The option by which the script takes it; empty: its project has none."""
 
     @property
     def newest(self) -> str:
@@ -57,9 +66,8 @@ class Unreported(Frozen):
 
     @property
     def words(self) -> str:
-        """Return the words to add to the script's arguments, as far as its library tells."""
-        option = _OPTIONS.get(self.whole.form, "--resume") if self.whole else "--resume"
-        return f"-- {option} {{resume}}"
+        """Return the words to add to the script's arguments."""
+        return f"-- {self.option} {{resume}}"
 
 
 def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
@@ -83,20 +91,38 @@ def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
                 if not same(path, run.code / "project" / Path(*name.parts[1:])):
                     left[str(name)] = path.lstat().st_mtime
     ordered = sorted(left, key=lambda name: left[name], reverse=True)
-    if not ordered and wrote and _says(run.path / NODE_SCRIPT, b'"$TRNSLURM_RESUME"'):
+    if not ordered and wrote and b'"$TRNSLURM_RESUME"' in _bytes_of(run.path / NODE_SCRIPT):
         ordered = [str(place.relative_to(run.path))]
     if whole := found(run):
         first = str(whole.path.relative_to(run.path))
         below = f"{first}/"
         ordered = [first, *(name for name in ordered if not f"{name}/".startswith(below))]
-    return Unreported(paths=tuple(ordered), whole=whole) if ordered else None
+    option = _option_of(run, _OPTIONS.get(whole.form, "--resume")) if whole else ""
+    return Unreported(paths=tuple(ordered), whole=whole, option=option) if ordered else None
 
 
-def _says(script: Path, words: bytes) -> bool:
+def _option_of(run: RunDir, usual: str) -> str:
+    """Return the option by which a run's script takes a checkpoint; empty: its project has none.
+
+    What starts no file of the project, such as a module, has the usual one of its library.
+    """
+    if not Entry(str(read_json(run.project_file).get("entry", ""))).is_file:
+        return usual
+    sources = islice((run.code / "project").rglob("*.py"), _MOST_SOURCES)
+    texts = [_bytes_of(file) for file in sources]
+    options = [name.decode() for text in texts for name in _OPTION.findall(text)]
+    if not options and any(map(_OF_ANY.search, texts)):
+        return _OPTIONS["Trainer"]
+    if not options and any(map(_OF_FIT.search, texts)):
+        return _OPTIONS["Lightning"] if b" fit " in _bytes_of(run.path / NODE_SCRIPT) else ""
+    return usual if usual in options else next(iter(options), "")
+
+
+def _bytes_of(file: Path) -> bytes:
     try:
-        return words in read_file(script)
+        return read_file(file, _LONGEST_SOURCE)
     except OSError:
-        return False
+        return b""
 
 
 def _traces(directory: Path) -> Iterator[Path]:

@@ -236,7 +236,7 @@ def _takes_checkpoint(run: RunDir, job: Job) -> bool:
 def _refuse_start_over(run: RunDir, *, takes: bool) -> None:
     """Refuse a script that would begin at step 0, over checkpoints that it has not reported."""
     left = unreported(run, takes=takes)
-    if left and left.whole:
+    if left and left.option:
         raise RunError(
             f"{run.name} takes no checkpoint, so it would begin at step 0, and may write over "
             f"{left} in its directory: trnslurm resume {run.name} {left.words} passes that to the "
