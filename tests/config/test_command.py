@@ -54,6 +54,11 @@ def read(text: str) -> tuple[str, str, str, str]:
         ("axolotl preprocess a.yml", ("-- axolotl", "preprocess a.yml", "script", "")),
         ("llamafactory-cli train a", ("-- llamafactory-cli", "train a", "script", "")),
         ("./here.sh 1", ("./here.sh", "1", "script", "")),
+        ("srun -n 2 --mpi=pmix python -u x.py", (
+            "./x.py", "", "srun", "srun -n 2 --mpi=pmix")),
+        ("mpiexec -np 2 ./a.out 1", ("./a.out", "1", "srun", "mpiexec -np 2")),
+        ("srun torchrun --nnodes 2 x.py", ("./x.py", "", "trnslurm", "srun --nnodes 2")),
+        ("srun -l accelerate launch x.py", ("./x.py", "", "accelerate", "srun -l")),
         ("/usr/bin/env x", ("-- /usr/bin/env", "x", "script", "")),
     ],
 )  # fmt: skip
@@ -73,6 +78,8 @@ def test_the_numbers_of_nodes_and_workers() -> None:
     assert numbers("torchrun --nnodes 1:4 --nproc_per_node=2 x.py") == (None, 2)
     assert numbers("composer -n 8 --world_size 16 x.py") == (2, 8)
     assert numbers("fabric run --num-nodes 2 --devices 4 x.py") == (2, 4)
+    assert numbers("srun -N2 --ntasks-per-node=8 python x.py") == (2, 8)
+    assert numbers("mpirun -np 16 x") == (None, 16)
     # accelerate counts the processes of all machines.
     assert numbers("accelerate launch --num_machines 2 --num_processes 16 x.py") == (2, 8)
     assert numbers("accelerate launch --num_machines 3 --num_processes 16 x.py") == (3, None)
@@ -85,8 +92,10 @@ def test_the_numbers_of_nodes_and_workers() -> None:
     [
         ("torchrun --nnodes", "torchrun: --nnodes lacks its value"),
         ("torchrun --nnodes 2", "torchrun: it starts no script"),
-        ("srun -n 2 python x.py", "give that command, and --launcher srun"),
-        ("mpirun -np 2 x", "give that command, and --launcher srun"),
+        ("srun --container-image=a.sqsh python x.py", "--set container.image=a.sqsh"),
+        ("srun --export=ALL,A=1 python x.py", "srun: give --set env.A=1 in place of"),
+        ("srun --multi-prog a.conf", "--multi-prog changes what runs where"),
+        ("mpirun --tune a x", "mpirun: -tune is not known to trnslurm"),
         ("accelerate test", "-- accelerate launch …"),
         ("A=1 python x.py", "A=1 sets a variable: --set env.A=1"),
         ("python -c 1", "not its option -c"),

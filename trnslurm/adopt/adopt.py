@@ -36,15 +36,7 @@ from trnslurm.adopt.kinds import (
     only_says,
     prints,
 )  # fmt: skip
-from trnslurm.adopt.launch import (
-    Tasks,
-    read_apptainer,
-    read_mpirun,
-    read_srun,
-    runs_text,
-    without_labels,
-    without_options,
-)  # fmt: skip
+from trnslurm.adopt.launch import read_apptainer, runs_text, without_labels, without_options
 from trnslurm.adopt.often import OF_A_NODE, how_often
 from trnslurm.adopt.resources import Option
 from trnslurm.adopt.settings import Settings, word_of
@@ -75,6 +67,7 @@ from trnslurm.adopt.variables import IF_GIVEN
 from trnslurm.config.batch_script import BatchScript, read_batch_script
 from trnslurm.config.command import Command as UsersCommand
 from trnslurm.config.command import read_command
+from trnslurm.config.tasks import Tasks, read_mpirun, read_srun
 from trnslurm.config.values import is_reserved
 from trnslurm.errors import ConfigError
 

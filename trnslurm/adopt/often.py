@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.adopt.launch import Tasks
 from trnslurm.adopt.resources import Resources
 from trnslurm.adopt.texts import UnclearError
 from trnslurm.config.command import read_command
+from trnslurm.config.tasks import Tasks
 
 # Launchers of a node's workers: more than one on a node would start too many.
 OF_A_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "fabric"})

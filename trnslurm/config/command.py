@@ -18,6 +18,7 @@ from typing import Literal
 from trnslurm.config.entry import Entry
 from trnslurm.config.plugins import Plugin, find_plugin
 from trnslurm.config.script import OWN_LAUNCHER, Launcher
+from trnslurm.config.tasks import read_mpirun, read_srun
 from trnslurm.contract.files import read_file
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
@@ -205,10 +206,7 @@ def read_command(words: Sequence[str], *, by_plugins: bool = True) -> Command:
     if re.match(r"[A-Za-z_]\w*=", head):
         raise ConfigError(f"{head} sets a variable: --set {shlex.quote(f'env.{head}')}")
     if name in _START_TASKS:
-        raise ConfigError(
-            f"{name} starts a command on the nodes, which trnslurm does itself: give that command, "
-            "and --launcher srun to start a task of Slurm for each worker"
-        )
+        return _by_tasks(name, words)
     if name == "accelerate":
         if rest[:1] != ["launch"]:
             raise ConfigError("accelerate trains by `accelerate launch`: -- accelerate launch …")
@@ -311,6 +309,31 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
         world=world,
         left_out=tuple(ours),
     )
+
+
+def _by_tasks(name: str, words: Sequence[str]) -> Command:
+    """Return the command that srun or mpirun starts, in a task of Slurm for each worker.
+
+    A launcher of a node's workers starts once on each node, with srun or without.
+    """
+    tasks = read_srun(words[1:]) if name == "srun" else read_mpirun(words)
+    keys = [f"container.{key}={value}" for key, value in tasks.container.items()]
+    for key in (*keys, *(f"env.{text}" for text in tasks.environment)):
+        raise ConfigError(f"{name}: give --set {shlex.quote(key)} in place of its option")
+    found = read_command(tasks.rest)
+    given = shlex.join(words[: len(words) - len(tasks.rest)])
+    found = replace(found, left_out=(given, *found.left_out))
+    if found.launcher not in (OWN_LAUNCHER, "script") or _starts_workers(tasks.rest):
+        return found
+    numbers = (tasks.tasks.nodes, tasks.tasks.ntasks_per_node, tasks.tasks.ntasks)
+    nodes, workers, world = (int(text) if text.isdecimal() else None for text in numbers)
+    return replace(found, launcher="srun", nodes=nodes, workers=workers, world=world)
+
+
+def _starts_workers(words: Sequence[str]) -> bool:
+    """Check whether a command is a launcher of a node's workers."""
+    module = words[2:3] if _PYTHON.fullmatch(Path(words[0]).name) and words[1:2] == ["-m"] else ()
+    return any(name in _HEADS or name == "fabric" for name in (Path(words[0]).name, *module))
 
 
 def _by_fabric(head: str, words: Sequence[str]) -> Command:
