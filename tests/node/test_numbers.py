@@ -17,6 +17,7 @@ from trnslurm.contract.metrics import is_reported, read_from
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.numbers import table, tensorboard, trainer
 from trnslurm.node.numbers.__main__ import Numbers
+from trnslurm.node.numbers.names import canonical, with_loss
 from trnslurm.node.numbers.outside import Outside
 from trnslurm.node.numbers.sources import Log, Tensorboard, Trainer
 from trnslurm.node.numbers.wandb import WandbReader
@@ -393,3 +394,8 @@ def test_the_program_ends_with_its_task(run: RunFiles, log) -> None:
             task.kill()
             assert program.wait(600) == 0
     assert [told["step"] for told in read_lines(run.metrics_file)] == [0, 1]
+
+
+def test_the_loss_of_a_batch_is_the_loss() -> None:
+    numbers = {canonical(name): 1.0 for name in ("training/batch loss", "lr/group_0")}
+    assert with_loss(numbers) == {"loss": 1.0, "lr_group_0": 1.0}

@@ -15,7 +15,11 @@ _LEFT_OUT = re.compile(
     r"(?:eval|test|train)_(?:runtime|(?:samples|steps)_per_second)|train_train_\w+|train_total_flos"
 )
 _MOST_CHARACTERS = 60
-_LOSS = ("train_loss", "training_loss", "loss_train", "train_loss_step", "total_loss", "lm_loss")
+# PyTorch Ignite's examples write training/batch loss.
+_LOSS = (
+    *("train_loss", "training_loss", "loss_train", "train_loss_step", "total_loss", "lm_loss"),
+    *("batch_loss", "train_batch_loss", "training_batch_loss"),
+)
 """The loss of a step where no number is named loss: the first that is there."""
 _SAME = {"learning_rate": "lr", "train_learning_rate": "lr", "train_lr": "lr"}
 _SAME |= {"gnorm": "grad_norm", "gradient_norm": "grad_norm", "train_grad_norm": "grad_norm"}
