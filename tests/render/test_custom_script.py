@@ -20,13 +20,17 @@ import pytest
 import yaml
 
 from trnslurm.api.arguments import options_of
+from trnslurm.config.catalog import catalog
 from trnslurm.config.load import resolve
+from trnslurm.config.schema import Slurm
 from trnslurm.config.search import Workspace
 from trnslurm.config.values import for_libraries
 from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
 from trnslurm.contract.rundir import RunFiles
+from trnslurm.devices import XLA_CPU
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.spec import make_spec
+from trnslurm.render.directives import _cpus_of_node
 from trnslurm.render.job import render_job
 from trnslurm.render.project import project_files
 
@@ -950,6 +954,8 @@ def test_a_part_of_a_node(site, cli, project) -> None:
 
     assert lines() == ["--cpus-per-task=96", "--gpus-per-node=8", "--exclusive"]
     assert lines("--gpus", "2") == ["--cpus-per-task=24", "--gpus-per-node=2"]
+    claims = replace(catalog()["p4d.24xlarge"], device=XLA_CPU)  # as in a sandbox
+    assert _cpus_of_node(Slurm(gpus_per_node=2, exclusive=False), claims)[0] == 24
     assert lines("--gpus", "1g.5gb:3", "--cpus", "4", "--mem", "64G") == [
         "--cpus-per-task=4", "--mem=65536", "--gpus-per-node=1g.5gb:3"
     ]  # fmt: skip

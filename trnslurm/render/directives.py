@@ -138,9 +138,10 @@ def _cpus_of_node(slurm: Slurm, instance: InstanceType) -> tuple[int, str]:
     """Return how many CPUs of a node a job has, and in words which."""
     if slurm.cpus_per_task:
         return slurm.cpus_per_task, "CPUs of the node"
+    every = instance.gpus or instance.accelerators  # a sandbox claims GPUs, and has none
     gpus = instance.gpus if slurm.gpus_per_node is None else slurm.gpus_per_node
-    if 0 < gpus < instance.gpus and not slurm.exclusive:
-        return instance.vcpus * gpus // instance.gpus, "as large a part of the CPUs as of the GPUs"
+    if 0 < gpus < every and not slurm.exclusive:
+        return instance.vcpus * gpus // every, "as large a part of the CPUs as of the GPUs"
     return instance.vcpus, "every CPU of the node"
 
 
