@@ -454,7 +454,7 @@ def test_variables_that_the_job_lacks_are_named(
     words = ("submit", "./train.py", *CPU, *TIME, "--set", "env.IN_PROFILE=y")
     said = cli(*words, "--dry-run")
     assert (
-        "The job does not get DATA_DIR, HF_HOME, WANDB_MODE from this shell, unless named: "
+        "Of this shell's variables a job gets only those that are named: "
         "--env DATA_DIR --env HF_HOME --env WANDB_MODE\n"
     ) in said.out + said.err
     monkeypatch.setenv("DATA_DIR", "it's $(here)")

@@ -147,7 +147,7 @@ def _variables_line(job: Job) -> str:
     if not (lacking := sorted(there.union(for_libraries(os.environ)) - job.profile.env.keys())):
         return ""
     copies = " ".join(f"--env {name}" for name in lacking)
-    return f"The job does not get {', '.join(lacking)} from this shell, unless named: {copies}"
+    return f"Of this shell's variables a job gets only those that are named: {copies}"
 
 
 def _lightning_line(job: Job) -> str:
