@@ -757,7 +757,9 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert f"by the option that it has for this, then {resume} {words}\n" in said
     assert newest_checkpoint(run) is None
     copy = run.code / "project/train.py"
+    (copy.parent / "other.py").write_text("add_argument('--resume')")
     for source, option in (
+        ("from other import options", "--resume"),
         ("LightningCLI(Model, run=False)", ""),
         ("add_argument('-r', '--auto-resume')", "--auto-resume"),
         (copy.read_text(), "--resume_from_checkpoint"),
@@ -766,6 +768,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         copy.write_text(source)
         said = cli("status", run.name).out
         assert (f"then {resume} -- {option} {{resume}}\n" in said) == bool(option), said
+    (copy.parent / "other.py").unlink()
     refused = cli("resume", run.name).error
     assert f"may write over work/out/checkpoint-9 in its directory: {resume} {words} pas" in refused
     done = cli("resume", run.name, *words.replace("--resume_from", "--r").split())

@@ -41,6 +41,8 @@ _OPTIONS = {
     "Trainer": "--resume_from_checkpoint", "accelerate": "--resume_from_checkpoint",
     "Lightning": "--ckpt_path", "DeepSpeed": "--load_dir", "Megatron": "--load",
 }  # fmt: skip
+# What reads a script's arguments: if its own file has none of it, another file of the project may.
+_PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|fire|tyro|argv)\b")
 _OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
 # What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
 _OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
@@ -106,10 +108,13 @@ def _option_of(run: RunDir, usual: str) -> str:
 
     What starts no file of the project, such as a module, has the usual one of its library.
     """
-    if not Entry(str(read_json(run.project_file).get("entry", ""))).is_file:
+    entry = Entry(str(read_json(run.project_file).get("entry", "")))
+    if not entry.is_file:
         return usual
-    sources = islice((run.code / "project").rglob("*.py"), _MOST_SOURCES)
-    texts = [_bytes_of(file) for file in sources]
+    project = run.code / "project"
+    texts = [_bytes_of(project / entry.name)]
+    if not _PARSES.search(texts[0]):
+        texts += map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
     if not options and any(map(_OF_ANY.search, texts)):
         return _OPTIONS["Trainer"]
