@@ -46,7 +46,7 @@ _PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|
 _OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
 # What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
 _OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
-_OF_FIT = re.compile(rb"\bLightningCLI\b")
+_OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)
 _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
@@ -119,7 +119,7 @@ def _option_of(run: RunDir, usual: str) -> str:
     if not options and any(map(_OF_ANY.search, texts)):
         return _OPTIONS["Trainer"]
     if not options and any(map(_OF_FIT.search, texts)):
-        return _OPTIONS["Lightning"] if b" fit " in _bytes_of(run.path / NODE_SCRIPT) else ""
+        return _OPTIONS["Lightning"] if _FIT.search(_bytes_of(run.path / NODE_SCRIPT)) else ""
     return usual if usual in options else next(iter(options), "")
 
 
