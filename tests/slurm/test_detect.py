@@ -298,6 +298,15 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
          "cpus_per_task": 8, "mem_per_node_mib": 32768, "exclusive": False,
          "gpu_type": "rtx_6000"},
     ),
+    # The site's default is for jobs of students, on a part of one node.
+    "several-nodes": (
+        "", "s*2 Gres=gpu:rtx_6000:2\nd*6 Gres=gpu:rtx_6000:2",
+        """
+        students Nodes=s Default=YES MaxTime=1-00:00:00 MaxCPUsPerNode=8 MaxNodes=1
+        staff Nodes=d MaxTime=3-00:00:00 MaxNodes=4""",
+        {"partition": "staff", "max_nodes": 4, "max_time_min": 4320, "default_time_min": 4320,
+         "cpus_per_task": 64, "gpu_type": "rtx_6000"},
+    ),
     # Whole GPUs rather than more slices, by their type, and not the smaller nodes; some are down.
     "slices-and-others": (
         MEMORY,

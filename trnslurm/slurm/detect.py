@@ -133,9 +133,7 @@ class DetectedCluster(Frozen):
         return [
             n
             for n in self.partitions
-            if n.name != chosen.name
-            and not (n.unusable or n.preempts or n.questions)
-            and all(getattr(n, key) == getattr(chosen, key) for key in _SAME)
+            if _instead(n, chosen)
             and (
                 n.nodes > chosen.nodes
                 or n.fewest < chosen.fewest
@@ -146,10 +144,17 @@ class DetectedCluster(Frozen):
     def best(self, partition: str | None = None) -> Nodes | None:
         """Return the likely nodes for training, in a partition or in all; None: there are none.
 
-        Accelerators first, then time for more than a test, then the site's default partition,
-        then more nodes, then more time.
+        Accelerators first, then time for more than a test, then several nodes in this partition or
+        in others of the same nodes, then the site's default partition, then more nodes, then time.
         """
         return _best([n for n in self.partitions if partition in (None, n.name, n.label)])
+
+
+def _instead(other: Nodes, chosen: Nodes) -> bool:
+    """Check whether another partition has the same nodes, for jobs with the same options."""
+    usable = not (other.unusable or other.preempts or other.questions)
+    same = all(getattr(other, key) == getattr(chosen, key) for key in _SAME)
+    return other.name != chosen.name and usable and same
 
 
 def _best(among: Sequence[Nodes]) -> Nodes | None:
@@ -160,6 +165,7 @@ def _best(among: Sequence[Nodes]) -> Nodes | None:
             n.up > 0,
             0.5 if n.sliced else n.accelerators,
             n.max_time_min is None or n.max_time_min > _SHORT_MIN,
+            any(other.nodes > 1 and (other is n or _instead(other, n)) for other in among),
             n.default,
             n.nodes * (1 if n.accelerators else n.cpus),
             n.max_time_min or float("inf"),
