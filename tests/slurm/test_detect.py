@@ -298,6 +298,13 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
          "cpus_per_task": 8, "mem_per_node_mib": 32768, "exclusive": False,
          "gpu_type": "rtx_6000"},
     ),
+    # No partition has a limit, and all nodes are in another than the site's default.
+    "pairs": (
+        "", "a*2 Gres=gpu:1\nb*2 Gres=gpu:1",
+        "pair Nodes=a MaxNodes=2 Default=YES\nall Nodes=a,b",
+        {"partition": "pair", "max_nodes": 2, "max_time_min": None, "cpus_per_task": 64,
+         "partitions": {"all": {"fewest_nodes": 1, "max_nodes": 4, "max_time_min": None}}},
+    ),
     # The site's default is for jobs of students, on a part of one node.
     "several-nodes": (
         "", "s*2 Gres=gpu:rtx_6000:2\nd*6 Gres=gpu:rtx_6000:2",

@@ -152,7 +152,8 @@ class DetectedCluster(Frozen):
 
 def _instead(other: Nodes, chosen: Nodes) -> bool:
     """Check whether another partition has the same nodes, for jobs with the same options."""
-    usable = not (other.unusable or other.preempts or other.questions)
+    asks = any(not question.startswith("default_time_min|") for question in other.questions)
+    usable = not (other.unusable or other.preempts or asks)
     same = all(getattr(other, key) == getattr(chosen, key) for key in _SAME)
     return other.name != chosen.name and usable and same
 
