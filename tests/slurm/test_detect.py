@@ -360,6 +360,13 @@ def test_sites(site, fake_slurm, cli, home: Path, name: str) -> None:
     assert (f"#SBATCH --mem={memory} " in script.out) == (memory is not None and script.code == 0)
 
 
+def test_nodes_that_jobs_must_share(site, fake_slurm, cli, home: Path) -> None:
+    cluster(fake_slurm, "", "f*2", "batch Nodes=f OverSubscribe=FORCE:8 MaxTime=08:00:00")
+    assert cli("cluster", "detect", "--write").code == 0
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    assert "  # exclusive: ?  OverSubscribe=FORCE:8: jobs share its nodes in any case\n" in text
+
+
 def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Path) -> None:
     cluster(fake_slurm, *SITES["by-size"][:3])
     assert cli("cluster", "detect", "--write").code == 0

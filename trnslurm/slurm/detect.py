@@ -307,6 +307,9 @@ class _Partition:
             questions.append("default_time_min|the partition has no DefaultTime and no MaxTime")
         if self._fields.get("AllocNodes", "ALL") != "ALL":
             questions.append(f"partition|it takes jobs from {self._fields['AllocNodes']} only")
+        shares = self._fields.get("OverSubscribe", "")
+        if shares.startswith("FORCE"):
+            questions.append(f"exclusive|OverSubscribe={shares}: jobs share its nodes in any case")
         instance, sources["instance_type"] = self._type_of(nodes[0])
         tells = instance or (f"{gpus.kind}:{number}" if gpus.kind else constraint)
         tells = tells or (f"{number}-gpus" if number else f"{cpus}-cpus")
