@@ -139,7 +139,7 @@ def raises(*given): raise ValueError("two\\nlines")
 def ends(*given): sys.exit(3)
 def nothing(*given): return None
 def loops(words): return words[:1] + words
-def refused(words): return ["srun", "x"]
+def refused(words): return ["srun", "--multi-prog", "x"]
 """
 
 
@@ -157,7 +157,7 @@ def refused(words): return ["srun", "x"]
         ("metrics last --to twice", "tracker twice is in two packages, broken and other: "),
         ("plan -c pc -- raises x.py", "launcher raises of broken 1.0: ValueError: two"),
         ("plan -c pc -- nothing", "launcher nothing of broken 1.0: TypeError"),
-        ("plan -c pc -- refused", "launcher refused of broken 1.0: srun starts a command on"),
+        ("plan -c pc -- refused", "launcher refused of broken 1.0: srun: --multi-prog "),
         ("render toy -c pc --set notify.plugin=webhook", "notify.plugin is webhook, which is "),
         ("render toy -c pc --notify plugin:none", "notify.plugin none: no such notifier; known: "),
         ("render toy -c pc --notify plugin:far", "notifier far of broken 1.0: a run copies lost"),

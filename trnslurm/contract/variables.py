@@ -31,6 +31,7 @@ class Variable(Meant):
     STEP = "TRNSLURM_STEP", "the step's number, inside a job that the user holds"
     TASK = "TRNSLURM_TASK", "JOB_N of a task of a job array"
     GIVEN = "TRNSLURM_GIVEN", "the environment of the submitting shell, for a batch script"
+    LOCAL = "TRNSLURM_LOCAL", "the directory of TorchNeuron's own files on a node's disk"
     INSIDE = "TRNSLURM_INSIDE", "the command that enters the container"
     VERSIONS = "TRNSLURM_VERSIONS", "the packages of the container's image"
     ARCHIVE = "TRNSLURM_ARCHIVE", "the packed environment that each node unpacks"

@@ -354,7 +354,7 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
         origin = config.origins["slurm.max_nodes"]
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
-    if nodes < (fewest := config.cluster.slurm.fewest_nodes or 1):
+    if (fewest := config.cluster.slurm.fewest_nodes) and 0 < nodes < fewest:
         origin = config.origins["slurm.fewest_nodes"]
         raise ConfigError(f"--nodes {nodes} is less than the {fewest} that {origin.source} needs")
     emulated = nodes > 1 and scheduler.is_here

@@ -12,6 +12,7 @@ from trnslurm.node.triage.causes import (
     EFFECT,
     Cause,
     Context,
+    cause_of,
     explained,
     general_meaning,
     last_meaning,
@@ -163,7 +164,7 @@ def still_ran(run: Path, phase: str, attempt: int, evidence: Evidence) -> Iterat
     running = [node for node in logs if node not in failed]
     if failed - {None} and len(running) == 1:
         said = said_last(read_log(logs[running[0]]))
-        if said:
+        if said and not cause_of(said[-1:]):
             yield f"node {running[0]} still ran, and its log ends: {said[-1]}"
 
 
