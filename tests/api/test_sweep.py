@@ -13,6 +13,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.render.bundle import read_bundle
 from trnslurm.runs.status import run_status
+from trnslurm.submission import submit
 
 from ..toy_site import write_attempt
 
@@ -104,6 +105,12 @@ def test_the_graphs_of_a_run_that_waits_are_in_use(site, graphs, fake_slurm, cli
     first, second = (run.record().precompile for run in site.runs())
     assert first["key"] and second["key"] == first["key"]
     assert (second["waits_for"], second["versions"]) == ("1001", first["versions"])
+
+
+def test_a_long_start_is_told(site, toy, fake_slurm, cli, monkeypatch) -> None:
+    monkeypatch.setattr(submit, "_TELL_S", 0.0)
+    said = cli(*SWEEP, "--sweep", "train.lr=0.1,0.2").err
+    assert "Made 1 of 2 runs\nMade 2 of 2 runs\n" in said
 
 
 def test_so_many_at_a_time(site, toy, fake_slurm, cli) -> None:

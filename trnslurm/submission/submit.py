@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from trnslurm.submission.precompile import Need
 from trnslurm.submission.record import new_record, renew_record
 from trnslurm.submission.submission import PlannedRun, Submission
 
+_TELL_S = 10.0
 _ONE_THREAD = threading.Lock()
 """umask and working directory belong to the whole process."""
 
@@ -66,6 +68,7 @@ class _Start:
         self._root = check_run_root(Path(self._job.profile.run_root))
         self._git_source = functools.cache(git_source)
         self._together = [[chain] for chain in submission.chains]
+        self._tell_at = time.monotonic() + _TELL_S
 
     def all_or_none(self) -> list[RunDir]:
         start = self._starter()
@@ -79,6 +82,7 @@ class _Start:
                             with interrupts_deferred():
                                 made += self._make(chain, claims, locks)
                                 runs += made[-len(chain) :]
+                            self._tell_of(len(runs))
                         with interrupts_deferred():
                             start(made, chains[0][0].waits_for)
                     claims.complete()
@@ -88,6 +92,12 @@ class _Start:
                         self._take_back(runs, error)
                 raise
         return runs
+
+    def _tell_of(self, made: int) -> None:
+        """Tell how many runs are made: a shared file system may take seconds for ten."""
+        if (now := time.monotonic()) >= self._tell_at:
+            self._tell_at = now + _TELL_S
+            self._console.tell(f"Made {made} of {len(self._submission.runs)} runs")
 
     def _starter(self) -> Callable[[Sequence[RunDir], WaitsFor], None]:
         """Return the function that starts runs together; raise now if this host cannot."""
