@@ -222,13 +222,18 @@ check_gpus() {
 }
 
 check_efa() {
-    local expected=$1 interfaces
+    local expected=$1 interface interfaces=0
     shopt -s nullglob
-    interfaces=("$root"/sys/class/infiniband/*)
+    for interface in "$root"/sys/class/infiniband/*; do
+        # p6-b200 also has two controllers of NVLink there, of mlx5_core.
+        case $(readlink "$interface/device/driver") in
+        */efa | '') interfaces=$((interfaces + 1)) ;;
+        esac
+    done
     shopt -u nullglob
-    log "EFA interfaces: ${#interfaces[@]}"
-    if ((${#interfaces[@]} < expected)); then
-        problem "found ${#interfaces[@]} EFA interfaces, expected $expected: set Efa/Enabled" \
+    log "EFA interfaces: $interfaces"
+    if ((interfaces < expected)); then
+        problem "found $interfaces EFA interfaces, expected $expected: set Efa/Enabled" \
             "to true on the compute resource, and use an image with the EFA driver (modinfo efa)"
     fi
     if ! command -v fi_info >/dev/null; then

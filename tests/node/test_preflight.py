@@ -208,6 +208,9 @@ def test_efa(job: Job) -> None:
     for name in ("rdmap16s27", "rdmap32s27"):
         (cards / name).mkdir(parents=True)
     assert preflight_devices.efa(needs, cards) == Checked(fact="2")
+    (driver := cards / "rdmap32s27/device/driver").parent.mkdir()
+    driver.symlink_to(job.run)  # of no EFA: a controller of NVLink
+    assert preflight_devices.efa(needs, cards).problem.startswith("1 of 2 EFA interfaces")
 
 
 def test_nccl_needs_its_plugin_for_efa(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

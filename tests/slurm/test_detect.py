@@ -124,7 +124,7 @@ def test_written_profile_is_the_default_and_can_be_planned_with(
     assert slurm == {
         "partition": "compute", "max_nodes": 3, "max_time_min": 3600, "default_time_min": 3600,
         "cpus_per_task": 128,
-        "data_partition": None, "bin_dir": None,
+        "data_partition": None, "bin_dir": str(FAKE),
     }  # fmt: skip
     listed = cli("clusters").out
     assert "parallelcluster *" in listed
@@ -251,6 +251,7 @@ def _with(text: str, fields: dict[str, str]) -> str:
     return text
 
 
+FAKE = Path(__file__).parents[1] / "fake_bin"  # no job would find Slurm there by itself
 # As scontrol shows public clusters: what `slurm` in the profile must be, besides the usual.
 MEMORY = "SelectTypeParameters = CR_CORE_MEMORY\nDefMemPerCPU = 4000"
 SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
@@ -345,7 +346,7 @@ def test_sites(site, fake_slurm, cli, home: Path, name: str) -> None:
     assert done.code == 0, done.err
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
     slurm = yaml.safe_load(text)["slurm"]
-    assert slurm == expected | {"data_partition": None, "bin_dir": None}
+    assert slurm == expected | {"data_partition": None, "bin_dir": str(FAKE)}
     for key in {*expected} - {"partitions"}:  # each with its source
         assert re.search(rf"(?m)^  {key}: .*# .+", text), text
     site.recipe("steps: 3\nbatch: {global_batch: 64}\n")

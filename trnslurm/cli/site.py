@@ -21,6 +21,7 @@ from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user
 from trnslurm.config.software import device_of
 from trnslurm.contract.files import make_private, write_file
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
+from trnslurm.render.search_path import search_path
 from trnslurm.runs.tables import cells_of, count
 from trnslurm.slurm.ask import ask_one_of_each
 from trnslurm.slurm.commands import Slurm
@@ -30,6 +31,9 @@ from trnslurm.slurm.profile import ASK, find_shared, missing_efa, profile_text
 from trnslurm.slurm.snapshot import Snapshot
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
+# PCS has Slurm there, on PATH of login shells only (awslabs/awsome-distributed-ai,
+# architectures/aws-pcs/assets/scripts/install-enroot-pyxis.sh).
+_OF_PCS = Path("/opt/aws/pcs/scheduler")
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
 
 
@@ -179,9 +183,12 @@ def _profile(
     known = catalog().get(chosen.instance_type or "")
     warning = ""
     if shared is None and known and known.device.on_trainium:
+        where = "in each node's /var/tmp and go with the node"
+        if not known.device.cache_on_nodes:
+            where = "below run_root"
         warning = (
             "warning: this host shows no file system that the nodes share, so compile_cache is "
-            "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
+            f"null: compiled graphs stay {where}. Set it, "
             "and run_root and data_root, to directories that all nodes share"
         )
     if why := missing_efa(known, chosen):
@@ -204,10 +211,15 @@ def _doubt(chosen: Nodes) -> str:
 
 
 def _find_slurm(bin_dir: str | None) -> Slurm:
+    """Return Slurm's commands, with their directory if a job would not find them otherwise."""
     slurm = Slurm(bin_dir)
-    if bin_dir is None and slurm.find("scontrol") is None:
-        return Slurm("/opt/slurm/bin")  # where ParallelCluster installs Slurm
-    return slurm
+    if bin_dir is not None:
+        return slurm
+    if (found := slurm.find("scontrol")) is None:
+        of_pcs = sorted(_OF_PCS.glob("slurm-*/bin"))
+        return Slurm(str(of_pcs[-1]) if of_pcs else "/opt/slurm/bin")  # ParallelCluster's place
+    place = str(Path(found).parent)
+    return slurm if place in search_path("", None).split(":") else Slurm(place)
 
 
 def _choose(site: DetectedCluster, name: str | None) -> Nodes:

@@ -141,8 +141,8 @@ def _sdk_lines(known: InstanceType | None) -> list[str]:
 
 def _cache_lines(cache: str) -> list[str]:
     return [
-        "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
-        "# which goes with the node.",
+        "# Compiled graphs of Neuron devices, on a shared file system. null: with PyTorch/XLA each",
+        "# node's /var/tmp, which goes with the node; with TorchNeuron below run_root.",
         f"compile_cache: {cache}",
     ]
 
