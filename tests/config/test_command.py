@@ -59,6 +59,7 @@ def read(text: str) -> tuple[str, str, str, str]:
         ("mpiexec -np 2 ./a.out 1", ("./a.out", "1", "srun", "mpiexec -np 2")),
         ("srun torchrun --nnodes 2 x.py", ("./x.py", "", "trnslurm", "srun --nnodes 2")),
         ("srun -l accelerate launch x.py", ("./x.py", "", "accelerate", "srun -l")),
+        ("srun --auto-resume=1 python x.py", ("./x.py", "", "srun", "srun --auto-resume=1")),
         ("/usr/bin/env x", ("-- /usr/bin/env", "x", "script", "")),
     ],
 )  # fmt: skip

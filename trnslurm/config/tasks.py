@@ -44,6 +44,7 @@ _OURS = frozenset({
     "slurmd-debug",
     "no-container-entrypoint", "no-container-mount-home", "container-mount-home",
     "container-name", "oversubscribe", "acctg-freq", "profile", "network", "constraint",
+    "auto-resume",  # of HyperPod: trnslurm itself starts the workers again
 })  # fmt: skip
 _BINDS = ("cpu-bind", "accel-bind")
 _CONTAINER = {"container-image": "image", "container-mounts": "mounts",
