@@ -376,7 +376,12 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     assert "#SBATCH --partition=small " in cli(*render, "1").out
     large = cli(*render, "4")
     assert "#SBATCH --partition=large " in large.out
-    assert "whose first partition does not allow this job" in large.out
+    submit = ("submit", "toy", "--cluster", "lab", "--time", "60", "--nodes")
+    assert "In partition large: small does not allow it\n" in cli(*submit, "4").err
+    assert cli("cancel", "last").code == 0
+    assert cli("resume", "last", "--nodes", "1").code == 0
+    (run,) = (home / "trnslurm-runs").glob("*-toy")
+    assert "#SBATCH --partition=small " in (run / "train.sbatch").read_text()
     file = home / ".config/trnslurm/cluster-config/lab.yaml"
     assert cli(*render, "2").error == f"--nodes 2 is more than the 1 that {file} allows"
     named = cli(*render, "4", "--set", "slurm.partition=small")

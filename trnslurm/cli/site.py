@@ -30,10 +30,10 @@ from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
 from trnslurm.slurm.profile import ASK, find_shared, missing_efa, profile_text
 from trnslurm.slurm.snapshot import Snapshot
 
-# Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 # PCS has Slurm there, on PATH of login shells only (awslabs/awsome-distributed-ai,
 # architectures/aws-pcs/assets/scripts/install-enroot-pyxis.sh).
 _OF_PCS = Path("/opt/aws/pcs/scheduler")
+# Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
 
 

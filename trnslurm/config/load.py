@@ -105,7 +105,7 @@ def resolve(
     asked = [*strategy_layer(_merged([*layers, *asked]), source.path), *asked]
     layers += asked
     layers += _site_layers(layers)
-    tree = _merged(layers)
+    tree = _with_one_partition(_merged(layers), layers)
     check_values(tree)
     return Config(
         recipe_name=recipe if source.has_file else Entry(base.tree["entry"]).label,
@@ -184,7 +184,7 @@ def resolve_again(
     if _merged(layers)["mirror"] is None and not any(w.startswith("mirror=") for w in settings):
         layers.append(Layer(name="run", source=where, tree={"mirror": prefix}))
     layers += _site_layers(layers)
-    tree = _merged(layers)
+    tree = _with_one_partition(_merged(layers), layers)
     check_values(tree)
     return Config(
         recipe_name=str(head["recipe_name"]),
@@ -196,6 +196,15 @@ def resolve_again(
         tree=tree,
         origins=_origins(layers),
     )
+
+
+def _with_one_partition(tree: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
+    """Leave out a profile's other partitions where the user or the site names one."""
+    whose = {key: layer.name for layer in layers for key, _ in flatten(layer.tree)}
+    own = whose["slurm.partition"]
+    if all(whose[key] == own for key in whose if key.startswith("slurm.partitions.")):
+        return tree
+    return tree | {"slurm": tree["slurm"] | {"partitions": {}}}
 
 
 def _origins(layers: Sequence[Layer]) -> dict[str, Origin]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,9 +130,8 @@ def _source_of(entry: Entry, project: Path) -> str:
     path = entry.name.replace(".", "/") if entry.is_module else entry.name
     files = (f"{path}.py", f"{path}/__main__.py", f"src/{path}.py") if entry.is_module else (path,)
     found = (file for name in files if entry.is_python and (file := project / name).is_file())
-    for file in found:
-        with file.open(errors="replace") as stream:
-            return stream.read(_MOST_READ)
+    with suppress(OSError), next(found, Path()).open(errors="replace") as stream:
+        return stream.read(_MOST_READ)
     return ""
 
 

@@ -88,7 +88,7 @@ class Nodes:
         self._waits_for: set[int] = set()
         """The nodes whose workers run, as far as the first node knows; for others, the first."""
         self.any_lost = False
-        """Whether a node has gone without a word: a worker failed there."""
+        """Whether a node left without saying that its workers were done: a worker failed there."""
 
     def fileno(self) -> int:
         return self._poll.fileno()

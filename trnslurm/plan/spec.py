@@ -153,16 +153,11 @@ def make_spec(
 
 
 def _by_partition(config: Config, *, held: bool) -> Iterator[Config]:
-    """Yield the configuration with the profile's partition, then with each of its others."""
+    """Yield the configuration with the profile's partition alone, then with each of its others."""
     slurm = config.cluster.slurm
-    yield config
-    # Who names a partition means it.
-    whose = config.origins["slurm.partition"].layer
-    others = [key for key in config.origins if key.startswith("slurm.partitions.")]
-    if held or any(config.origins[key].layer != whose for key in others):
-        return
-    for name, allowed in slurm.partitions.items():
-        own = replace(slurm, partition=name, **vars(allowed))
+    others = {} if held else slurm.partitions
+    alone = replace(slurm, partitions={})  # all node counts of a range are in one
+    for own in (alone, *(replace(alone, partition=n, **vars(a)) for n, a in others.items())):
         yield replace(config, cluster=replace(config.cluster, slurm=own))
 
 

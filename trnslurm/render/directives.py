@@ -307,8 +307,6 @@ def set_by(config: Config) -> dict[str, str]:
             found[key] = f"locked by {file if file.is_relative_to('/etc') else file.name}"
         if (key, origin.source) == ("slurm.sbatch", "--sbatch"):  # which adds to the profile's
             found[key] = f"from {config.cluster_name}'s profile or the command line"
-    if config.cluster.slurm.partition in config.cluster.slurm.partitions:
-        found["slurm.partition"] += ", whose first partition does not allow this job"
     return found
 
 

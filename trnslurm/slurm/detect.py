@@ -22,8 +22,6 @@ _FEATURE = re.compile(r"[\w.:-]+")
 _EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
 """A partition with no more time is for tests."""
-
-
 # What nodes of two partitions have in common, if one profile is for both.
 _SAME = ("cpus", "gpus", "gpu_type", "instance_type", "memory_mib", "mem_per_node_mib",
          "exclusive", "constraint", "mixed", "account", "qos")  # fmt: skip

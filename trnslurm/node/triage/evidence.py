@@ -480,7 +480,7 @@ def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[H
 
 
 def _did_start(hit: Hit, lines: list[str]) -> bool:
-    """Check whether Slurm complained before a program's words: the program started all the same."""
+    """Check whether a program wrote after a complaint of Slurm: then the program did start."""
     if hit.cause.source == "container" or hit.cause.name in _ENDS_A_JOB:
         return False
     if not _STARTS_TASKS.match(hit.line):
