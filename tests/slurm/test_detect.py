@@ -388,6 +388,8 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     assert named.error == f"--nodes 4 is more than the 1 that {file} allows"
     bad = cli(*render, "1", "--set", "slurm.partitions={x: {nodes: 1}}")
     assert "unknown key slurm.partitions.x.nodes" in bad.error
+    bad = cli(*render, "1", "--set", "slurm.partitions={'': {}}")
+    assert bad.error == "slurm.partitions: a partition has no name"
     assert "#SBATCH --cpus" not in cli(*render, "1", "--set", "slurm.cpus_per_task=0").out
 
 

@@ -174,6 +174,8 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
                 f"{key} is {tree[key]!r}: it must be absolute, or begin with ~; variables are not "
                 "expanded"
             )
+    if "" in tree["slurm"]["partitions"]:
+        raise ConfigError("slurm.partitions: a partition has no name")
     check_sdk(tree["neuron_sdk"])
     _check_container(tree)
     _check_notify(tree["notify"])
