@@ -200,9 +200,9 @@ def resolve_again(
 
 def _with_one_partition(tree: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
     """Leave out a profile's other partitions where the user or the site names one."""
-    whose = {key: layer.name for layer in layers for key, _ in flatten(layer.tree)}
-    own = whose["slurm.partition"]
-    if all(whose[key] == own for key in whose if key.startswith("slurm.partitions.")):
+    last = {key: at for at, layer in enumerate(layers) for key, _ in flatten(layer.tree)}
+    others = [at for key, at in last.items() if key.startswith("slurm.partitions.")]
+    if not others or last["slurm.partition"] <= max(others):
         return tree
     return tree | {"slurm": tree["slurm"] | {"partitions": {}}}
 
