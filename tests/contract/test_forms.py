@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from trnslurm.contract.forms import Place, newest_whole
+from trnslurm.contract.forms import Place, older, whole_ones
 from trnslurm.contract.layouts import Found, Life
 
 from .layouts import LAYOUTS, dated, safetensors, save, state
@@ -19,7 +20,8 @@ WORKERS = 2
 
 
 def find(root: Path, pattern: str = "", lives: Sequence[Life] = ()) -> Found | None:
-    return newest_whole([Place(root, root / "none")], pattern, workers=WORKERS, lives=lives)
+    found = whole_ones([Place(root, root / "none")], pattern, workers=WORKERS, lives=lives)
+    return next(found, None)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -35,7 +37,34 @@ def test_it_is_found(written) -> None:
     root, _, wanted = written
     found = find(root)
     assert found and found._replace(time=0.0) == wanted and found.time >= 1e9
-    assert newest_whole([Place(root, root)], workers=WORKERS) is None, "it came with the project"
+    assert not [*whole_ones([Place(root, root)], workers=WORKERS)], "it came with the project"
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_those_that_newer_ones_make_unnecessary(written, tmp_path, keep: int) -> None:
+    """Only older ones of the same kind, and none of libraries that delete their own."""
+    root, _, wanted = written
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / wanted.path.relative_to(root)
+    inside = {"DeepSpeed": "global_step10", "Megatron": "iter_0000010"}.get(wanted.form)
+    last = path / inside if inside else path
+    last = last.parent if last.name == "lit_model.pth" else last
+    first = [last.with_name(last.name.replace(str(wanted.step), f"0{n}", 1)) for n in (1, 2, 3)]
+    if str(wanted.step) in last.name:
+        for n, one in enumerate(first):
+            (shutil.copytree if last.is_dir() else shutil.copy2)(last, one)
+            for file in (one, *one.rglob("*")):
+                age_ns = (3 - n) * 10**12
+                os.utime(file, ns=(0, file.stat().st_mtime_ns - age_ns))
+    series = re.sub(r"\d+", "", str(path if path.name == "lit_model.pth" else last))
+    alike = {path for path in tmp_path.rglob("*") if re.sub(r"\d+", "", str(path)) == series}
+    half = last.with_name(f"{last.name}.tmp")
+    (shutil.copytree if last.is_dir() else shutil.copy2)(last, half)
+    found = older([*whole_ones([Place(tmp_path)], workers=WORKERS)], keep)
+    own = wanted.form in ("Trainer", "Lightning") or wanted.step is None
+    if path.name == "lit_model.pth":  # litgpt has a directory for each
+        first, last = [one / path.name for one in first], path
+    assert {*first[: 0 if own else 4 - keep]} <= {*found} <= alike - {last}
 
 
 def test_a_kill_at_any_byte_leaves_none(written, tmp_path) -> None:
@@ -167,4 +196,4 @@ def test_a_hostile_directory_is_only_looked_at(tmp_path) -> None:
         (tmp_path / name).write_bytes(data)
     os.mkfifo(tmp_path / "pipe.pt")
     assert find(tmp_path) is None
-    assert newest_whole([Place(tmp_path / "gone"), Place(tmp_path / "a.pt")]) is None
+    assert [*whole_ones([Place(tmp_path / "gone"), Place(tmp_path / "a.pt")])] == []

@@ -52,8 +52,8 @@ def test_the_given_environment_is_the_submitters_and_the_runs() -> None:
         ["HF_HOME"],
     )  # fmt: skip
     assert found == {
-        "A": "1\n2", "PATH": "/x:/ours", "PYTHONPATH": "/run/work:/mine", "SLURM_NTASKS": "8",
-        "TRNSLURM_RUN_DIR": "/run", "HF_HOME": "/hf", "PYTHONUNBUFFERED": "1",
+        "A": "1\n2", "PATH": "/x:/ours", "PYTHONPATH": "/run/z/startup:/run/work:/mine",
+        "SLURM_NTASKS": "8", "TRNSLURM_RUN_DIR": "/run", "HF_HOME": "/hf", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
 
 

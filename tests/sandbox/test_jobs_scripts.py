@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,42 @@ def test_a_batch_script_keeps_the_retries_of_its_own_srun(user: User, project: P
     assert len(RunDir(run.path).attempts("train")) == 1
     taken = [(run.path / f"work/taken-{rank}").read_text().split() for rank in "01"]
     assert taken == [[*"012345"]] * 2
+
+
+# As a script that never deletes what it saves; the last task stops in its loop.
+SAVES = """
+import os, sys, time, torch
+rank = int(os.environ["SLURM_PROCID"])
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+os.makedirs("out", exist_ok=True)
+for step in range(1, 5):
+    whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    if rank == 0:
+        torch.save(whole, f"out/step-{step}.pt")
+def stays():
+    time.sleep(1000)
+if rank == 3:
+    stays()
+time.sleep(1000)
+"""
+
+
+def test_a_batch_scripts_own_tasks_are_watched(user: User, project: Path) -> None:
+    """A hang in what its srun has started is found, and older checkpoints go if wanted."""
+    (project / "saves.py").write_text(SAVES)
+    (file := project / "hangs.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2 --time=10\n"
+        f"srun {sys.executable} project/saves.py\n"
+    )
+    words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}")
+    run = user._submit(str(file), *words, "--set", "hang_minutes=0.25", "--set", "keep_last=2")
+    run.until("FAILED")
+    (attempt,) = RunDir(run.path).attempts("train")
+    assert f"worker 3 (node 1, {attempt.hosts.split(',')[1]}) has made no" in attempt.reason
+    assert "(stays), while 3 others are at saves.py:" in attempt.reason
+    left = sorted(path.name for path in (run.path / "work/out").iterdir())
+    assert left == ["step-3.pt", "step-4.pt"]
 
 
 def test_each_task_of_a_job_array_is_a_run(user: User, project: Path) -> None:

@@ -384,6 +384,9 @@ class Recipe(Frozen):
     checkpoint_glob: str = ""
     """A pattern of the script's checkpoints, relative to its working directory or to {checkpoints},
     such as out/ckpt-*.pt; empty: the forms that libraries write are known."""
+    keep_last: NotNegative[int] = 0
+    """How many of the script's checkpoints its run keeps, the newest ones, if nobody else deletes
+    them; 0: all."""
     hang_minutes: NotNegative[float] = 30.0
     """Minutes without output and without use of processors after which a training is ended as hung;
     0: never."""

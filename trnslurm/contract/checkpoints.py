@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,6 +129,18 @@ def newest_checkpoint(run: RunFiles) -> Path | None:
 
 def found(run: RunFiles) -> Found | None:
     """Return the newest whole checkpoint that a custom script has left, reported or not."""
+    return next(_left_in(run), None)
+
+
+def superseded(run: RunFiles, keep: int) -> list[Path]:
+    """Return the older checkpoints that a custom script has left in its run, beyond `keep`."""
+    from trnslurm.contract import forms
+
+    return forms.older([*_left_in(run)], keep)
+
+
+def _left_in(run: RunFiles) -> Iterator[Found]:
+    """Yield the whole checkpoints that a custom script has left, the newest first."""
     from trnslurm.contract import forms  # a script that reports need not wait for it
 
     work, place = run.path / "work", saves_in(run)
@@ -135,7 +148,7 @@ def found(run: RunFiles) -> Found | None:
     inside = place.is_relative_to(run.path) and ".." not in place.parts
     if inside and not place.is_relative_to(work):
         places.append(forms.Place(place))
-    return forms.newest_whole(
+    return forms.whole_ones(
         places,
         exported(run, Variable.CHECKPOINT_GLOB),
         lives=_lives(run),

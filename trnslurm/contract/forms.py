@@ -23,6 +23,7 @@ from trnslurm.contract.entries import (
 )
 from trnslurm.contract.layouts import (
     INDEX,
+    OF_STEPS,
     OF_TRAINER,
     RANDOM,
     SAVED_BY_TORCH,
@@ -52,13 +53,14 @@ class Place(NamedTuple):
     """The project of which it is a copy: what is there in the same words is not the script's."""
 
 
-def newest_whole(
+def whole_ones(
     places: Iterable[Place], pattern: str = "", *, lives: Sequence[Life] = (), workers: int = 0
-) -> Found | None:
-    """Return the newest whole checkpoint in these places; None if there is none, as far as known.
+) -> Iterator[Found]:
+    """Yield the whole checkpoints in these places, as far as known: the newest first.
 
-    With a pattern, of paths relative to a place, only what it matches counts. `lives` are those of
-    the attempts, the oldest first; `workers` is how many write.
+    One named best comes after all others. With a pattern, of paths relative to a place, only what
+    it matches counts. `lives` are those of the attempts, the oldest first; `workers` is how many
+    write.
     """
     found: list[tuple[bool, float, int, Candidate]] = []
     for place in places:
@@ -70,8 +72,29 @@ def newest_whole(
                 step = -1 if each.found.step is None else each.found.step
                 found.append((not best, each.found.time, step, each))
     found.sort(key=lambda one: one[:3], reverse=True)
-    complete = (one.whole() for *_, one in found[:_MOST_CHECKED])
-    return next(filter(None, complete), None)
+    yield from filter(None, (one.whole() for *_, one in found[:_MOST_CHECKED]))
+
+
+def older(whole: Sequence[Found], keep: int) -> list[Path]:
+    """Return those that `keep` newer ones of the same library in the same place make unnecessary.
+
+    Of DeepSpeed and Megatron, whose directory names the newest, they are the parts of it. Trainer
+    and Lightning delete their own, and know which is the best.
+    """
+    newest = next(iter(whole), None)
+    if newest is None or newest.step is None or newest.form in ("Trainer", "Lightning"):
+        return []
+    if form := OF_STEPS.get(newest.form):
+        numbers = {n: int(m[1]) for n in entries_in(newest.path) if (m := form.fullmatch(n))}
+        names = sorted((n for n in numbers if numbers[n] <= newest.step), key=numbers.__getitem__)
+        return [newest.path / name for name in names[::-1][keep:]]
+    alike = [one for one in whole if one.form == newest.form and _series(one) == _series(newest)]
+    return [one.path for one in alike[keep:]]
+
+
+def _series(found: Found) -> tuple[Path, str]:
+    path = found.path  # litgpt has a directory for each, torch.save's users a name
+    return path.parent.parent, re.sub(r"\d+", "0", f"{path.parent.name}/{path.name}")
 
 
 def is_torn(path: Path) -> bool:

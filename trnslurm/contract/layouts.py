@@ -35,6 +35,10 @@ _BEFORE = re.compile(
     r"(pytorch_)?model.*\.(safetensors|bin|json)|adapter_model\..*|optimizer(_\d+)?\.(pt|bin)|"
     r"scheduler(_\d+)?\.(pt|bin)|scaler\.pt|rng_state(_0)?\.pth"
 )
+OF_STEPS = {
+    "DeepSpeed": re.compile(r"global_step(\d+)"), "Megatron": re.compile(r"iter_(\d{7,})"),
+}  # fmt: skip
+"""The directories within one that names the newest of them."""
 _PART = re.compile(r"pytorch_model(_fsdp)?(_\d+)?|optimizer_\d+|weights")
 """Directories that are part of a checkpoint of accelerate, Trainer or NeMo."""
 _SHARD = re.compile(r"(^|[-_.])(mp|pp|tp|dp|ep)?_?(rank|shard|part)[-_]?\d|[-_]of[-_]\d", re.I)
@@ -162,10 +166,10 @@ def pointed_at(here: Path, named: Named, below: list[str], workers: int) -> Iter
                 check = if_all(found, lambda: _deepspeed_is_whole(here, named, workers))
                 yield Candidate(found, check, here / _LATEST)
     # Other tags of DeepSpeed are older, or not complete.
-    for name in [name for name in below if re.fullmatch(r"global_step\d+", name)]:
+    for name in [name for name in below if OF_STEPS["DeepSpeed"].fullmatch(name)]:
         below.remove(name)
     iteration = word_in(here / _ITERATION) if _ITERATION in named else ""
-    for name in [name for name in below if re.fullmatch(r"iter_\d{7,}", name)]:
+    for name in [name for name in below if OF_STEPS["Megatron"].fullmatch(name)]:
         below.remove(name)
         if iteration.isdecimal() and name == f"iter_{int(iteration):07d}":
             # Megatron-LM, megatron/training/checkpointing.py, save_checkpoint: the number, by rank

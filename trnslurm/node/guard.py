@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -61,6 +62,14 @@ class Watched:
             or stat.state in "ZX"
             or stat.start_ticks != self._start_ticks
         )
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the process to end; return whether it has."""
+        end = time.monotonic() + seconds
+        fds = [] if self.fd is None else [self.fd]
+        while not self.gone() and (left_s := end - time.monotonic()) > 0:
+            select.select(fds, [], [], left_s if fds else min(left_s, POLL_S))
+        return self.gone()
 
 
 class Lifeline:

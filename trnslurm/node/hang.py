@@ -171,12 +171,14 @@ class HangWatch:
         found = RUN.stacks_files(self._phase, self._attempt)
         if len(found) < self._hosts - len(self._done()) and now - self._asked < _STACKS_S:
             return
-        workers = [w for node, file in found.items() for w in _workers(node, read_json(file))]
-        plan = read_json(RUN.plan_file)
-        expected = plan.get("workers") if isinstance(plan.get("workers"), int) else 0
+        reports = {node: read_json(file) for node, file in found.items()}
+        workers = [w for node, report in reports.items() for w in _workers(node, report)]
+        own = any(report.get("by_srun") for report in reports.values())  # as many as it likes
+        count = read_json(RUN.plan_file).get("workers")
+        expected = count if isinstance(count, int) and not own else 0
         seconds = round(now - self._since)
         step = next((line["step"] for line in last_lines(RUN.metrics_file) if "step" in line), 0)
-        facts = judge(workers, expected=int(expected or 0), seconds=seconds, step=step)
+        facts = judge(workers, expected=expected, seconds=seconds, step=step)
         write_json_once(RUN.stuck_file(self._phase, self._attempt), facts | {"time": time.time()})
         say(f"error: {facts['line']}; ending it (hang_minutes)")
         self._told = now

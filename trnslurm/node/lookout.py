@@ -53,7 +53,8 @@ _IDLE_BYTES_PER_S = 64 << 10
 _FAULT_BYTES = 128 << 10
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs that wait while their processes compute where this program does not see them.
-_ELSEWHERE = {"docker", "kubectl", "podman", "srun", "ssh"}
+_ELSEWHERE = {"docker", "kubectl", "podman", "ssh"}
+_SLURM_NODE = "SLURMD_NODENAME"  # of every task: setup_env in slurmstepd_job.c
 
 
 def main() -> int:
@@ -72,9 +73,29 @@ def period_of(limit_s: float) -> float:
 
 
 def own_processes() -> list[Process]:
-    """Return the processes that descend from node.sh, by variables that it exports."""
-    names = (Variable.NODE, Variable.PHASE, Variable.ATTEMPT, Variable.RUN_DIR)
-    return processes_with(f"{name}={os.environ[name]}".encode() for name in names)
+    """Return the attempt's processes on this node, by the variables that they inherit.
+
+    A script may start tasks on all nodes by its own srun: they have Slurm's name of their node, and
+    the number of the node on which the script runs. The programs beside it have no number.
+    """
+    names = (Variable.PHASE, Variable.ATTEMPT, Variable.RUN_DIR, _SLURM_NODE)
+    wanted = (f"{name}={os.environ[name]}".encode() for name in names)
+    return processes_with(wanted, also=Variable.NODE.encode())
+
+
+def tasks_in(running: list[Process]) -> list[Process]:
+    """Return the processes that the script's own srun has started."""
+    return [p for p in running if p.step not in ("", os.environ.get("SLURM_STEP_ID"))]
+
+
+def _are_elsewhere(running: list[Process]) -> bool:
+    """Check whether the node's processes wait for others that this program does not see."""
+    names = {p.pid: name_of(p.pid) for p in running}
+    if _ELSEWHERE & {*names.values()}:
+        return True
+    # srun has a child of the same name. Its tasks lack our variables with --export=NONE.
+    own = [p for p in running if names[p.pid] == "srun" and names.get(p.parent) != "srun"]
+    return len(own) > len({p.step for p in tasks_in(running)})
 
 
 class Use(NamedTuple):
@@ -122,7 +143,7 @@ class Activity:
         quiet = moved <= _IDLE_BYTES_PER_S * passed_s
         idle = quiet and cpu_s <= _IDLE_CPU_SHARE * len(used) * passed_s + _LEAST_CPU_S
         self.quiet_s = self.quiet_s + passed_s if quiet else 0.0
-        busy = any(name_of(p.pid) in _ELSEWHERE for p in running) or self._accelerator.works()
+        busy = _are_elsewhere(running) or self._accelerator.works()
         self.idle_s = self.idle_s + passed_s if idle and not busy else 0.0
 
 
@@ -155,9 +176,12 @@ class Lookout:
             self._report()
             if self._reported and self._is_there(RUN.hang_file(self._phase, self._attempt)):
                 self._asked = True
+                tasks = tasks_in(running)
+                if not any(p.rank is not None for p in running):
+                    running = [p._replace(rank=p.task) if p in tasks else p for p in running]
                 write_json(
                     RUN.stacks_file(self._phase, self._attempt, self._node),
-                    {"workers": list(self._stacks(running))},
+                    {"workers": list(self._stacks(running)), "by_srun": bool(tasks)},
                 )
 
     def _task_ends_within(self, seconds: float) -> bool:

@@ -118,12 +118,12 @@ def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[s
     found = dict(line.split("=", 1) for line in raw.split("\0") if "=" in line)
     run = {k: v for k, v in environ.items() if k.startswith(("TRNSLURM_", "WANDB_")) or k in keep}
     run.pop(Variable.GIVEN, None)
-    # Its Python may be older than what sitecustomize.py needs.
-    own = [p for p in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(p).name != "startup"]
-    run["PYTHONPATH"] = os.pathsep.join(filter(None, [*own, found.get("PYTHONPATH", "")]))
+    paths = (environ.get("PYTHONPATH"), found.get("PYTHONPATH"))
+    run["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     # Slurm's commands, if they were not on the submitter's PATH.
     found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH"), environ.get("PATH"))))
     found.pop("SLURM_OPEN_MODE", None)  # for srun, too, and from a line that is not the script's
+    found |= {name: environ[name] for name in ("SLURMD_NODENAME",) if name in environ}
     return found | run | {"PYTHONUNBUFFERED": "1"}
 
 

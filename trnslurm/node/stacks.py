@@ -81,10 +81,14 @@ class Process(NamedTuple):
     parent: int
     state: str
     rank: int | None
+    step: str = ""
+    """The step of Slurm that started it; empty: it is said by no variable."""
+    task: int | None = None
+    """Its task's number in that step."""
 
 
-def processes_with(wanted: Iterable[bytes]) -> list[Process]:
-    """Return the processes that have all these variables, `NAME=VALUE`."""
+def processes_with(wanted: Iterable[bytes], also: bytes = b"") -> list[Process]:
+    """Return the processes that have all these variables, `NAME=VALUE`, and one of any value."""
     needed, found = set(wanted), []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -95,10 +99,23 @@ def processes_with(wanted: Iterable[bytes]) -> list[Process]:
             continue
         stat = processes.read_stat(int(entry.name))
         if stat and stat.state not in "ZX" and needed.issubset(variables):
-            ranks = [int(v[5:]) for v in variables if re.fullmatch(rb"RANK=\d+", v)]
-            rank = ranks[-1] if ranks else None
-            found.append(Process(int(entry.name), stat.parent, stat.state, rank))
+            if also and _value(variables, also) is None:
+                continue
+            rank, task = _number(variables, b"RANK"), _number(variables, b"SLURM_PROCID")
+            step = (_value(variables, b"SLURM_STEP_ID") or b"").decode(errors="replace")
+            found.append(Process(int(entry.name), stat.parent, stat.state, rank, step, task))
     return sorted(found)
+
+
+def _number(variables: Sequence[bytes], name: bytes) -> int | None:
+    """Return the value of a variable that is a number; None without one."""
+    value = _value(variables, name)
+    return int(value) if value and value.isdigit() else None
+
+
+def _value(variables: Sequence[bytes], name: bytes) -> bytes | None:
+    values = [v[len(name) + 1 :] for v in variables if v.startswith(name + b"=")]
+    return values[-1] if values else None
 
 
 def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> list[Process]:

@@ -138,6 +138,8 @@ class ProjectPart(Frozen):
     """Shell words: arguments for an attempt that continues from a checkpoint."""
     beginning: str
     """Shell words: arguments for an attempt that has none."""
+    keep_last: str
+    """How many checkpoints stay; empty: all."""
     resumes: str
     """told or looks; empty: every attempt starts from the first step."""
 

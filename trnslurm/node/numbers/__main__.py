@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -31,7 +30,6 @@ from trnslurm.node.state import RUN
 
 LEAST_S, MOST_S = 3.0, 20.0
 """Between two looks: while numbers come, and when none have come for a while."""
-_POLL_S = 0.2
 # To list directories takes longer than to read what has grown: at most this share of the time.
 _SHARE = 0.01
 _FILES_S = 15.0
@@ -52,21 +50,13 @@ def main() -> int:
     reader = Numbers(int(os.environ[Variable.ATTEMPT]), os.environ.get(Variable.CHECKPOINTS, ""))
     # A step that was started ahead has no attempt yet.
     while not reader.begun():
-        if _ends_within(task, LEAST_S):
+        if task.ends_within(LEAST_S):
             return 0
-    while not _ends_within(task, reader.pause_s):
+    while not task.ends_within(reader.pause_s):
         if not reader.look(time.time()):
             return 0
     reader.look(time.time(), end=True)
     return 0
-
-
-def _ends_within(task: Watched, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    fds = [task.fd] if task.fd is not None else []
-    while not task.gone() and (left_s := end - time.monotonic()) > 0:
-        select.select(fds, [], [], left_s if fds else min(left_s, _POLL_S))
-    return task.gone()
 
 
 class Numbers:

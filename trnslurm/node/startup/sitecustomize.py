@@ -5,7 +5,7 @@ end; and if it keeps the store of all workers, it ends after them.
 
 The stacks go to a file in memory, which node/stacks.py finds among the open files of the process.
 Python runs only the first sitecustomize on its path, so this one runs the next one, such as a
-site's own.
+site's own. A batch script may start any Python 3: nothing here is newer than 3.6.
 """
 
 import _thread
@@ -86,9 +86,9 @@ def _end_last() -> None:
     owner, leave = os.getpid(), sys.exit
     codes: list[object] = [None]
 
-    def note(code: object = None, /) -> None:
-        codes.append(code)
-        leave(code)  # type: ignore[arg-type]
+    def note(*code: object) -> None:
+        codes.extend(code or [None])
+        leave(*code)  # type: ignore[arg-type]
 
     def wait() -> None:
         if os.getpid() == owner and not codes[-1] and not hasattr(sys, "last_value"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import statistics
 import sys
 import time
@@ -32,7 +31,6 @@ from trnslurm.node.usage.machine import machine
 from trnslurm.node.usage.notice import Look, Notices
 
 LINE_S = 60.0
-_POLL_S = 0.2
 _MOST_BYTES = 1 << 20
 _DEVICE = "device_"
 
@@ -53,23 +51,15 @@ def main() -> int:
     try:
         # A step that was started ahead has no attempt yet.
         while not usage.begun():
-            if _ends_within(task, options.seconds):
+            if task.ends_within(options.seconds):
                 return 0
         usage.note_machine()
-        while not _ends_within(task, options.seconds):
+        while not task.ends_within(options.seconds):
             usage.look(time.time())
         usage.write(time.time())
     finally:
         devices.close()
     return 0
-
-
-def _ends_within(task: Watched, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    fds = [task.fd] if task.fd is not None else []
-    while not task.gone() and (left_s := end - time.monotonic()) > 0:
-        select.select(fds, [], [], left_s if fds else min(left_s, _POLL_S))
-    return task.gone()
 
 
 class NodeNotes:
