@@ -733,6 +733,12 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
     assert ", not data, out (.gitignore, or hidden); links to big, data/train;" in said.out
     files = rendered(site, cli, "./train.py", "--", *words)
     assert f"ln -s {project}/data/train work.new/data/train" in files["train.sbatch"]
+    (project / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --time=9 # --data out\n# export TEST_DATA=out\n"
+        "export DATA_DIR=$PWD/big\nsrun python train.py --save 'it\\'s'\\\n  --input=data/train\n"
+    )
+    said = cli("submit", "./job.sbatch", *CPU, "--dry-run")
+    assert "links to big, data/train;" in said.out and "not data, out" in said.out
 
 
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:

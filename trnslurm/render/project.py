@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ _GIT_TIMEOUT_S = 20
 # Options that name what a script reads, and others whose names look alike.
 _READS = re.compile(r"(?i)data|input|corpus|(train|valid(ation)?|test)_(file|dir|path)")
 _WRITES = re.compile(r"(?i)out|save|log|cache|checkpoint|ckpt|result")
+_MOST_SCRIPT = 1 << 20
+_OF_SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
+_OWN_DIRECTORY = re.compile(r"(?:\$\{?(?:PWD|SLURM_SUBMIT_DIR)\}?|\$\(pwd\)|`pwd`)/")
 # What no script reads: it is left out, and not mentioned.
 _NEVER = (
     *("__pycache__", "node_modules", ".git", ".gitignore", ".gitattributes", ".github", ".venv"),
@@ -205,6 +209,23 @@ def _inside(path: Path, root: Path) -> bool:
     return real.is_relative_to(root.resolve()) and real.is_file()
 
 
+def _words_of(script: Path) -> list[str]:
+    """Return the words of a shell script's commands; none of any other file."""
+    try:
+        text = read_file(script, _MOST_SCRIPT).decode(errors="replace")
+    except OSError:
+        return []
+    if not _OF_SHELL.match(text):
+        return []
+    words: list[str] = []
+    for line in _OWN_DIRECTORY.sub("./", text.replace("\\\n", " ")).splitlines():
+        try:
+            words += shlex.split(line, comments=True)
+        except ValueError:  # a text of several lines
+            words += line.split()
+    return words
+
+
 def _read_by(arguments: Sequence[str], root: Path) -> Iterator[Path]:
     """Yield the paths of a project that a script's arguments name as what it reads."""
     before = ""
@@ -223,7 +244,7 @@ def project_files(
 ) -> dict[str, bytes]:
     """Return a project's files for a bundle, and a JSON file that lists what is not copied.
 
-    What git ignores and an argument names as the script's data is linked to.
+    What git ignores is linked to if an argument, or a command of a shell script, names it as data.
     """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
@@ -231,7 +252,10 @@ def project_files(
     for path in linked:
         if not path.exists():
             raise RenderError(f"links: {path} does not exist")
-    walk = _Walk(root, linked, [*_read_by(arguments, root)])
+    script = root / entry if Entry(entry).is_file else root
+    told = _words_of(script)
+    read = [*_read_by([*arguments, *told], root), *_read_by(told, script.parent)]
+    walk = _Walk(root, linked, [path for path in read if path.is_relative_to(root)])
     files: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
     for path in walk.all():
