@@ -328,10 +328,16 @@ def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
 
 
 def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
-    said = cli("plan", "./train.py", *CPU).error
-    assert "train decides its batch itself, so there is nothing to plan: --set batch" in said
-    of_a_command = cli("plan", *CPU, "--", "torchrun", "--nnodes", "2", "train.py").err
-    assert "nothing to plan" in of_a_command
+    said = cli("plan", "./train.py", *CPU, "--nodes", "1,2", "--time", "90").out
+    assert re.search(r"^ +2 +\d+ +1.5 +3.0 ", said, re.M), "workers, and hours by the limit"
+    assert "Batch: the script's own. To plan it: --set batch.global_batch=N" in said
+    unlimited = cli("plan", *CPU, "--", "torchrun", "--nnodes", "2", "train.py").out
+    assert "Hours: unknown; with --time the plan shows" in unlimited
+    assert json.loads(cli("plan", "./train.py", *CPU, "--json").out)["plans"][0]["units"] is None
+    (project / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -t 60 -N 2 --mem=9G\nsrun hostname\n")
+    own = cli("plan", "./job.sbatch", *CPU, "--mem", "4G")
+    assert "job.sbatch on " in own.out and "workers" not in own.out
+    assert "Left out --mem=9G: the command line says otherwise\n" in own.err
     known = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
     assert "accumulation" in cli("plan", "./train.py", *CPU, *known).out
     told = json.loads(cli("plan", "./train.py", *CPU, *known, "--json").out)

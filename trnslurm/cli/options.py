@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from trnslurm.cli import completer
 from trnslurm.cli.output import Terminal
-from trnslurm.config.batch_script import BatchScript
+from trnslurm.config.batch_script import BatchScript, contradicted
 from trnslurm.config.command import Command as UsersCommand
 from trnslurm.config.command import Per, launcher_for, read_command
 from trnslurm.config.entry import Entry, as_name
@@ -194,7 +194,10 @@ def _take_script(ctx: click.Context, script: BatchScript) -> None:
             params["at_most"] = params["at_most"] or script.at_most
     kept = [f"--nodes={params['nodes']}", *script.kept]
     click.echo(f"{script.file} asks for {' '.join(kept)}", err=True)
-    for word, instead in script.replaced:
+    gpus, cpus, memory = (bool(params.get(name)) for name in ("gpus", "cpus", "mem"))
+    others = contradicted(script.kept, gpus=gpus, cpus=cpus, memory=memory)
+    left_out = [*script.replaced, *((word, "the command line says otherwise") for word in others)]
+    for word, instead in left_out:
         click.echo(f"Left out {word}{f': {instead}' if instead else ''}", err=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
@@ -63,6 +63,9 @@ _NAMES = frozenset({
 })  # fmt: skip
 _AS_KEYS = ("partition", "account", "qos", "constraint", "reservation")
 _LOGS = "the run has its own log: trnslurm logs"
+_OF_GPUS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres")
+_OF_CPUS = ("--cpus-per-task", "--cpus-per-gpu", "--mincpus")
+_OF_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 # What the run does itself, and what it says instead.
 _REPLACED = {
     "output": _LOGS,
@@ -120,6 +123,25 @@ class BatchScript(Frozen):
     """The indices of a job array."""
     at_most: int | None = None
     """How many of its tasks run at a time."""
+
+
+def contradicted(words: Sequence[str], *, gpus: bool, cpus: bool, memory: bool) -> list[str]:
+    """Return the options of a script that say something else than these of trnslurm's."""
+    wanted = ((gpus, _OF_GPUS), (cpus, _OF_CPUS), (memory, _OF_MEMORY))
+    names = {name for said, every in wanted if said for name in every}
+    return [
+        word
+        for word in words
+        if (name := word.partition("=")[0]) in names
+        and (name != "--gres" or re.search(r"=(.*,)?(gres/)?gpu\b", word))
+    ]
+
+
+def tasks_of_node(words: Sequence[str], nodes: int) -> int:
+    """Return how many of Slurm's tasks a node has, by the options of a script."""
+    counts = {name: int(n) for name, _, n in (w.partition("=") for w in words) if n.isdecimal()}
+    each = counts.get("--ntasks-per-node") or -(-counts.get("--ntasks", 1) // nodes)
+    return max(1, each)
 
 
 def first_directive(file: Path) -> int:
@@ -180,7 +202,8 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
     found.pop("nodes", None)
     tasks, at_most = _tasks(file, found.pop("array", None))
     # sbatch adds nothing to them.
-    slurm: dict[str, Any] = {"exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None}
+    slurm: dict[str, Any] = {"exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None,
+                             "cpus_per_task": None}  # fmt: skip
     if (limit := found.pop("time", None)) is not None:
         try:
             slurm["time_min"] = parse_time(limit.value or "")

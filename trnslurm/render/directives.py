@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from trnslurm.config.batch_script import contradicted, tasks_of_node
 from trnslurm.config.catalog import InstanceType
 from trnslurm.config.schema import Config, Slurm
 from trnslurm.contract.rundir import PREPARE
@@ -150,10 +151,17 @@ def _as_directed(spec: JobSpec, phase: str) -> Resources:
     slurm, reason = spec.config.cluster.slurm, f"from {spec.config.recipe.entry}"
     every = slurm.directives or ()
     own = [word for word in every if not word.startswith("--export=")]
-    size = [(word, reason) for word in own]
+    given = (slurm.gpus_per_node, slurm.cpus_per_task, slurm.mem_per_node_mib is not None)
+    gpus, cpus, memory = map(bool, given)
+    left_out = contradicted(own, gpus=gpus, cpus=cpus, memory=memory)
+    kept = [word for word in own if word not in left_out]
+    size = [(word, reason) for word in kept]
+    if slurm.cpus_per_task:
+        each = max(1, slurm.cpus_per_task // tasks_of_node(own, spec.nodes))
+        size.append((f"--cpus-per-task={each}", "of the CPUs of the node"))
     if phase in spec.time_min:
         size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
-    names = {word.partition("=")[0] for word in own}
+    names = {word.partition("=")[0] for word in kept}
     site = _training_options(spec, phase) if spec.scheduler.has_sbatch_lines else []
     exports = [word.partition("=")[2] for word in every if word not in own]
     return Resources(

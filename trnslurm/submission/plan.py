@@ -117,10 +117,9 @@ class Plan(Frozen):
         first = self.specs[0]
         recipe, most = first.config.recipe, max(spec.steps for spec in self.specs)
         preset = f" ({self.preset or 'no preset'})" if self.preset or not recipe.project else ""
-        title = (
-            f"{self.recipe}{preset} on {first.instance.name}, "
-            f"{count(first.batch.workers_per_node, 'worker')} per node"
-        )
+        title = f"{self.recipe}{preset} on {first.instance.name}"
+        if not _starts_its_own(first):
+            title += f", {count(first.batch.workers_per_node, 'worker')} per node"
         if (size := first.batch.workers // first.batch.groups) > 1:
             title += f" in groups of {size}"
         if has_own_steps(recipe):
@@ -134,16 +133,27 @@ class Plan(Frozen):
         return f"{title}, {recipe.precision}, {steps}{length}{epochs}"
 
     def _growth(self) -> list[str]:
-        grows = self.specs[0].batch.mode == "per_worker"
+        grows = self.specs[0].config.recipe.batch.mode == "per_worker"
         return ["The global batch GROWS with the nodes (batch.mode per_worker):"] if grows else []
+
+    @property
+    def _has_own_batch(self) -> bool:
+        return has_own_batch(self.specs[0].config.recipe)
 
     def _differ(self, name: str) -> bool:
         """Check whether steps or epochs differ by node count; if not, they are in the title."""
         return len({getattr(spec, name) for spec in self.specs}) > 1
 
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        same = {name for name in ("steps", "epochs") if not self._differ(name)}
-        return cells_of({n: cell for n, cell in _COLUMNS.items() if n not in same}, self.specs)
+        if self._has_own_batch:
+            columns = _COLUMNS_OF_LIMIT
+            unknown = {
+                name for name, cell in columns.items() if all(cell(s) == "-" for s in self.specs)
+            }
+        else:
+            columns = _COLUMNS
+            unknown = {name for name in ("steps", "epochs") if not self._differ(name)}
+        return cells_of({n: cell for n, cell in columns.items() if n not in unknown}, self.specs)
 
     def _remarks(self) -> Iterator[str]:
         """Yield where work is wasted, and where the hours come from."""
@@ -160,7 +170,18 @@ class Plan(Frozen):
                 bases.setdefault(spec.estimate.basis, []).append(str(spec.nodes))
         for basis, counts in bases.items():
             yield f"Hours on {_on(counts)}: {basis}"
-        if not bases:
+        if self._has_own_batch:
+            first = self.specs[0]
+            if _limit_hours(first):
+                yield "Hours: its time limit, as the script decides its steps"
+            elif first.has_queue:
+                yield "Hours: unknown; with --time the plan shows the most that it may take"
+            if not _starts_its_own(first):
+                yield (
+                    "Batch: the script's own. To plan it: --set batch.global_batch=N --set "
+                    "batch.micro_batch=N, and {micro_batch} and {accumulation} in its arguments"
+                )
+        elif not bases:
             first = self.specs[0]
             yield f"Hours: {why_no_hours(first.config, first.instance, 'this preset')}"
         if why := why_no_memory(self.specs[0]):
@@ -190,12 +211,6 @@ def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> P
     """Plan a recipe on each node count; raise if it fits on none."""
     chosen = choose(options, console)
     config = config_of(chosen, console)
-    if has_own_batch(config.recipe):
-        raise ConfigError(
-            f"{config.title} decides its batch itself, so there is nothing to plan: "
-            "--set batch.global_batch=N --set batch.micro_batch=N, and give it to the script by "
-            "{micro_batch} and {accumulation}"
-        )
     specs: list[JobSpec] = []
     refused: dict[int, TrnslurmError] = {}
     for number in counts:
@@ -220,10 +235,13 @@ def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> P
 def _row(spec: JobSpec) -> dict[str, Any]:
     estimate = asdict(spec.estimate) if spec.estimate else None
     memory = estimate_memory(spec)
+    batch = asdict(spec.batch) | {
+        "padding": spec.batch.padding, "even_nodes": even_nodes(spec.batch)
+    }  # fmt: skip
+    if has_own_batch(spec.config.recipe):
+        batch |= dict.fromkeys(batch.keys() - {"nodes", "workers", "workers_per_node"})
     return {
-        **asdict(spec.batch),
-        "padding": spec.batch.padding,
-        "even_nodes": even_nodes(spec.batch),
+        **batch,
         "seq_len": spec.config.recipe.seq_len,
         "tokens_per_step": spec.tokens_per_step,
         "steps": None if has_own_steps(spec.config.recipe) else spec.steps,
@@ -263,6 +281,29 @@ def _of_estimate(write: Callable[[float | None], str], name: str) -> Callable[[J
     return lambda spec: write(getattr(spec.estimate, name) if spec.estimate else None)
 
 
+def _starts_its_own(spec: JobSpec) -> bool:
+    """Check for a batch script, which starts as many workers as it likes."""
+    return spec.config.recipe.launcher == "job"
+
+
+def _limit_hours(spec: JobSpec) -> float | None:
+    minutes = spec.config.cluster.slurm.time_min
+    return minutes / 60 if minutes else None
+
+
+def _limit_cost(spec: JobSpec) -> float | None:
+    limit, price = _limit_hours(spec), spec.instance.price_per_hour
+    return limit * spec.nodes * price if limit and price else None
+
+
+_COLUMNS_OF_LIMIT: dict[str, Callable[[JobSpec], str]] = {
+    "nodes": lambda spec: str(spec.nodes),
+    "workers": lambda spec: "-" if _starts_its_own(spec) else str(spec.batch.workers),
+    "hours at most": lambda spec: hours(_limit_hours(spec)),
+    "node-hours at most": lambda spec: hours((_limit_hours(spec) or 0) * spec.nodes or None),
+    "cost at most": lambda spec: dollars(_limit_cost(spec)),
+}
+"""Of a script that decides its batch and its steps."""
 _COLUMNS: dict[str, Callable[[JobSpec], str]] = {
     "nodes": lambda spec: str(spec.nodes),
     "workers": lambda spec: str(spec.batch.workers),
