@@ -39,7 +39,7 @@ from trnslurm.adopt.kinds import (
 from trnslurm.adopt.launch import read_apptainer, runs_text, without_labels, without_options
 from trnslurm.adopt.often import OF_A_NODE, how_often
 from trnslurm.adopt.resources import Option
-from trnslurm.adopt.settings import Settings, word_of
+from trnslurm.adopt.settings import OF_TRNSLURM, Settings, word_of
 from trnslurm.adopt.shell import (
     Block,
     Command,
@@ -408,7 +408,7 @@ class _Reading(Settings):
             lines = Word("", (Part("other", f"($({source[1]}))"),))
             self._assign(command.line, command.raw, names[-1], lines)
         elif OF_RANKS.search(command.raw):
-            self._say(command.line, command.raw, "ours", "for the rendezvous, which is trnslurm's")
+            self._say(command.line, command.raw, "ours", OF_TRNSLURM)
         else:
             raise UnclearError("what it reads is known only in the job")
 

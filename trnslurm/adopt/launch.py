@@ -78,7 +78,7 @@ def without_labels(words: Sequence[str]) -> tuple[list[str], list[str]]:
             several or word.startswith("--role=")
         ):
             del rest[n : n + 1 + several]
-            return rest, [*lost, "--role"]
+            return without_labels(rest)[0], [*lost, "--role"]
         if word.endswith(".py"):
             break
     return rest, lost

@@ -28,6 +28,8 @@ def printed(
             if isinstance(given, str):
                 return str(given.count("\n") if what == "-l" else len(given.split()))
             return None if given is None else str(given)
+        case ["grep", "-c", "GPU" | "^GPU" | "UUID" | "."] if isinstance(given, int):
+            return str(given)  # of nvidia-smi -L
         case ["sort" | "uniq" | "xargs" | "cat", *_] if isinstance(given, int):
             return given
         case other if "\0" in "".join(other):

@@ -32,6 +32,9 @@ from trnslurm.contract.files import read_file
 _LOGIN = re.compile(r"bin/activate|conda\.sh|/etc/\S*|\.(bashrc|bash_profile|profile)|init/\w+")
 
 
+OF_TRNSLURM = "trnslurm has its own ranks, counts and addresses"
+
+
 class Settings:
     """What a batch script has set so far, and its lines as they were read."""
 
@@ -95,14 +98,14 @@ class Settings:
         if known:
             return "taken", f"where ${name} stands" if self._command else "its value is known"
         if FOR_RANKS.fullmatch(name):
-            return "ours", "for the rendezvous, which is trnslurm's"
+            return "ours", OF_TRNSLURM
         if needs is not None:
             return "unclear", f"for line {needs.number}, which is not understood"
         value = self._variables.value(name) or self._variables.items(name)
         if self._stamps & {part.text for part in value}:
             return "unclear", "known only in the job: {run_id} stands in its place"
         if OF_RANKS.search(raw) or any(OF_RANKS.search(part.text) for part in value):
-            return "ours", "for the rendezvous, which is trnslurm's"
+            return "ours", OF_TRNSLURM
         again = next((n for other, n, _, _ in self._assigned if other == name and n > number), 0)
         if again:
             return "left out", f"line {again} assigns it again"
@@ -167,7 +170,7 @@ class Settings:
         if is_reserved(name) and name not in ("PYTHONPATH", "PATH", "HOME", "USER"):
             return "ours", "trnslurm sets it"
         if value is None and FOR_RANKS.fullmatch(name):
-            return "ours", "for the rendezvous, which is trnslurm's"
+            return "ours", OF_TRNSLURM
         if name == "PYTHONPATH":
             own = value is not None and self._is_project(Word("", value))
             return ("ours", "the copy of the project is on it") if own else (
