@@ -1,4 +1,4 @@
-"""The command of a batch script that trains: what containers and shells around it say."""
+"""What stands around the command that trains: containers, shells, and options left out."""
 
 from __future__ import annotations
 
