@@ -114,7 +114,7 @@ def test_nodes_that_a_job_can_do_without(monkeypatch) -> None:
     job = "JobId=7 Partition=gpu WorkDir=/runs/7 "
     nodes = "n1 idle\nn2 drained*\nn3 allocated\nn4 down*\nn5 idle~\nn6 powering_down\n"
     said = {"scontrol": (0, job), "sinfo": (0, nodes)}
-    monkeypatch.setattr(controller, "_run", lambda program, *_, **__: said[program])
+    monkeypatch.setattr(controller, "run_slurm", lambda program, *_, **__: said[program])
     monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/7")
     asks = controller.Controller("7", 0, ())
     assert [asks.can_do_without(needed, {"n1", "n4"}) for needed in (2, 4, 6)] == [3, 1, 0]

@@ -105,6 +105,6 @@ def test_what_slurm_has(
         "sinfo": states,
     }
     said["scontrol"] = "JobId=7 Partition=queue1 JobState=RUNNING\n"
-    monkeypatch.setattr(controller, "_run", lambda name, *_, **__: (0, said[name]))
+    monkeypatch.setattr(controller, "run_slurm", lambda name, *_, **__: (0, said[name]))
     monkeypatch.setenv("TRNSLURM_RUN_DIR", "/runs/x")
     assert Controller("7", 0, ()).has_free(2, Path("train.sbatch")) is free

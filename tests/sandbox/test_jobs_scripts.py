@@ -186,6 +186,44 @@ def test_a_batch_scripts_own_tasks_are_watched(user: User, project: Path) -> Non
     assert left == ["step-3.pt", "step-4.pt"]
 
 
+EVALUATES = """
+import sys, torch, trnslurm
+path, step = sys.argv[1:]
+assert torch.load(path, weights_only=True)["step"] == int(step)
+if step == "40":
+    raise SystemExit("no")
+trnslurm.report(step=int(step), accuracy=int(step) / 100)
+"""
+
+
+def test_a_job_follows_each_checkpoint(user: User, project: Path) -> None:
+    """Also of a training that is killed and starts again, which a failed job does not harm."""
+    (project / "evaluates.py").write_text(EVALUATES)
+    batch = ("--set", "batch.global_batch=16", "--set", "batch.micro_batch=2")
+    given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps 100"
+    given += " --out {checkpoints} --pause 0.1"
+    run = submit(user, project / "told.py", "--time", "30", *batch, "--", *given.split())
+    follows = ("--each-checkpoint-of", run.path.name, "--every", "20", "--at-most", "2")
+    options = user.options(1, "devices=[cpu]", "workers_per_node=1")
+    words = (*options, *follows, "--time", "5", "--name", "eval", "--", "{checkpoint}", "{step}")
+    user.trnslurm("submit", str(project / "evaluates.py"), *words)
+    eventually(lambda: RunDir(run.path).last_metrics().get("step", 0) > 50)
+    user.sandbox.fault("proc", "2", "told.py", "KILL")
+    run.until("COMPLETED")
+    assert len(RunDir(run.path).attempts("train")) == 2
+
+    def own() -> dict[str, str]:
+        facts = json.loads(user.trnslurm("status", f"{run.path.name}.eval", "--json"))["runs"]
+        return {each["values"]["step"]: each["state"] for each in facts}
+
+    ends = dict.fromkeys(map(str, (20, 40, 60, 80, 100)), "COMPLETED") | {"40": "FAILED"}
+    eventually(lambda: own() == ends)
+    facts = json.loads(user.trnslurm("status", run.path.name, "--json"))["followers"]
+    assert [(f["runs"], f["step"], f["numbers"], f["problem"]) for f in facts] == [
+        (5, 100, {"accuracy": 1.0}, "")
+    ]
+
+
 def test_each_task_of_a_job_array_is_a_run(user: User, project: Path) -> None:
     (file := project / "array.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --array=3,5-6%2 --time=10\n"

@@ -35,6 +35,7 @@ from trnslurm.records.run import ByHand, RunDir
 from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.explain import explained
 from trnslurm.runs.facts import facts_of
+from trnslurm.runs.followers import followers_of
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told
@@ -204,7 +205,7 @@ def status_command(
         click.echo(f"no precompile job: {left_out}")
     elif key := status.precompile.get("key"):
         click.echo(f"key of its graphs: {key}")
-    _say_chain(status)
+    _say_chain(run, status)
     if "step" in status.metrics:
         step, loss = progress(status)
         place = read_from(status.metrics)
@@ -300,9 +301,12 @@ def _say_silence(run: RunDir, status: RunStatus) -> None:
         )
 
 
-def _say_chain(status: RunStatus) -> None:
+def _say_chain(run: RunDir, status: RunStatus) -> None:
     """Print the previous and the next run of its chain, or its sweep."""
-    if status.group:
+    if run.followed.is_dir():
+        step = status.values.get("step", "?")
+        click.echo(f"for the checkpoint of step {step} of {status.group.rpartition('.')[0]}")
+    elif status.group:
         click.echo(f"in the sweep {status.group}, with {format_values(status.values)}")
     if status.after:
         click.echo(f"starts from the result of {status.after}")
@@ -310,6 +314,8 @@ def _say_chain(status: RunStatus) -> None:
         click.echo(f"continues {status.copied_from}")
     if status.then:
         click.echo(f"{status.then} starts from its result")
+    for follower in followers_of(run):
+        click.echo(follower.words)
 
 
 def _say_attempts(status: RunStatus) -> None:

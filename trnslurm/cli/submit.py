@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -21,16 +22,20 @@ from trnslurm.cli.options import (
     sweep_options,
     takes_console,
 )
-from trnslurm.cli.output import Terminal, command_line
+from trnslurm.cli.output import Terminal, command_line, echo_json
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.console import Console
 from trnslurm.errors import SubmitError
 from trnslurm.remote.place import Site
+from trnslurm.runs.search import run_roots
 from trnslurm.runs.tables import hours
 from trnslurm.submission.choice import parse_nodes
 from trnslurm.submission.options import JobOptions, SubmitHost
 from trnslurm.submission.propose import Request, propose
 from trnslurm.submission.submission import Submission
+
+if TYPE_CHECKING:
+    from trnslurm.submission.follow import Rule
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {
@@ -62,7 +67,23 @@ _OF_A_BUNDLE = {
 )
 @sweep_options("Submit")
 @click.option(
-    "--at-most", type=click.IntRange(min=1), metavar="N", help="Runs of a sweep at a time."
+    "--at-most",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Runs of a sweep, or jobs for checkpoints, at a time.",
+)
+@click.option(
+    "--each-checkpoint-of",
+    "each_checkpoint_of",
+    metavar="RUN",
+    shell_complete=completer("run"),
+    help="Start it for every checkpoint of this run, as {checkpoint} and {step}.",
+)
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --each-checkpoint-of: for one in every N steps.",
 )
 @click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
@@ -96,6 +117,8 @@ def submit_command(
     elastic: str | None,
     rendered: str | None,
     chain: bool,
+    each_checkpoint_of: str | None,
+    every: int | None,
     holder: str | None,
     console: Terminal,
     **options: Any,
@@ -121,6 +144,9 @@ def submit_command(
     --elastic also compiles the graphs for other node counts. The run does not wait for them, and
     `trnslurm resume --nodes` can then start at once.
 
+    --each-checkpoint-of starts it for each checkpoint of a run that trains: an evaluation, say. The
+    first node of that run gives its jobs to Slurm.
+
     --in runs it in a job that you hold already, within seconds: on the job's first nodes, if it has
     more. Ctrl-C ends the run, not the job.
 
@@ -141,6 +167,7 @@ def submit_command(
       trnslurm submit ./train.py --nodes 2 --env HF_HOME --env WANDB_PROJECT
       trnslurm submit ./train.py --nodes 2 --in 4711
       trnslurm submit gpt2_zero1 --nodes 2 --after 4711:any
+      trnslurm submit ./eval.py --each-checkpoint-of last --every 1000 --time 60 -- {checkpoint}
       trnslurm submit --rendered reviewed
     """
     if (recipe is None) == (rendered is None):
@@ -160,6 +187,17 @@ def submit_command(
         host = RemoteHost(site)
     sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
     refuse_pairs({"--after": options["after"], "--in": holder})
+    rule = None
+    if each_checkpoint_of is not None:
+        _refuse_beside_follow(site, rendered, sweep or file, chain, elastic, holder, options)
+        from trnslurm.runs.find import find_run
+        from trnslurm.submission.follow import Rule
+
+        followed = find_run(each_checkpoint_of, run_roots(options["workspace"]))
+        rule = Rule(run=followed, every=every or 0, at_most=at_most or 1)
+        options["follows"] = followed.name
+    elif every:
+        raise click.UsageError("--every is for --each-checkpoint-of")
     if rendered is not None:
         _refuse_options()
         request = Request(
@@ -170,8 +208,8 @@ def submit_command(
     else:
         more = {"--sweep": sweep or file, "--chain": chain, "--elastic": elastic}
         refuse_pairs(more | {"--in": holder})
-        if at_most and not (sweep or file):
-            raise click.UsageError("--at-most is for --sweep")
+        if at_most and not (sweep or file or rule):
+            raise click.UsageError("--at-most is for --sweep and --each-checkpoint-of")
         if site:
             options["cluster"] = options["cluster"] or site.cluster or None
         request = Request(
@@ -183,12 +221,46 @@ def submit_command(
             holder=holder,
         )
     submission = propose(request, console)
+    if rule:
+        from trnslurm.submission.follow import check
+
+        check(rule, submission)
     around = os.environ.get("SLURM_JOB_ID") if holder is None and not site else None
     if around and submission.job.has_queue:
         console.say(f"This shell is in job {around}: --in {around} would run it there")
     for line in submission_lines(submission, remote=host.remote):
         click.echo(line, err=not console.dry_run)
-    confirm_and_submit(submission, console, site)
+    if rule:
+        _follow(submission, rule, console)
+    else:
+        confirm_and_submit(submission, console, site)
+
+
+def _refuse_beside_follow(site: Site | None, *given: Any) -> None:
+    """Refuse what a run for each checkpoint cannot have."""
+    names = ("--rendered", "--sweep", "--chain", "--elastic", "--in")
+    refuse_pairs({"--each-checkpoint-of": True, **dict(zip(names, given[:-1], strict=True))})
+    refuse_pairs({"--each-checkpoint-of": True, "--after": given[-1]["after"]})
+    if site:
+        raise click.UsageError(
+            f"--each-checkpoint-of is for the cluster's own hosts: ssh {site.place.host}"
+        )
+
+
+def _follow(submission: Submission, rule: Rule, console: Terminal) -> None:
+    """Have a job follow a run."""
+    if console.dry_run:
+        return
+    from trnslurm.runs.followers import followers_of
+    from trnslurm.submission.follow import follow
+
+    place = follow(submission, rule, command_line())
+    group = f"{rule.run.name}.{place.name}"
+    [found] = [each for each in followers_of(rule.run) if each.group == group]
+    if console.as_json:
+        echo_json({"follows": rule.run.name, "directory": str(place), **asdict(found)})
+    else:
+        click.echo(f"{rule.run.name}: {found.words}")
 
 
 def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:

@@ -384,6 +384,8 @@ class Recipe(Frozen):
     checkpoint_glob: str = ""
     """A pattern of the script's checkpoints, relative to its working directory or to {checkpoints},
     such as out/ckpt-*.pt; empty: the forms that libraries write are known."""
+    follows: str = ""
+    """The run whose checkpoints the script gets, one each, as {checkpoint} and {step}."""
     keep_last: NotNegative[int] = 0
     """How many of the script's checkpoints its run keeps, the newest ones, if nobody else deletes
     them; 0: all."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_FORMAT = 1
 _MOST_ATTEMPTS = 100
+_OF_DIRECTORIES = ("DeepSpeed", "Megatron")
+"""Whose checkpoints are taken with a directory that names the newest."""
 _STEP = r"step-([0-9]{8,})"
 _REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
 
@@ -72,7 +75,7 @@ class Newest(NamedTuple):
     @property
     def is_alone(self) -> bool:
         """Check whether its path has this checkpoint only, and the name of its step."""
-        return not self.form or (self.step > 0 and self.form not in ("DeepSpeed", "Megatron"))
+        return not self.form or (self.step > 0 and self.form not in _OF_DIRECTORIES)
 
     @property
     def name(self) -> str:
@@ -130,6 +133,47 @@ def newest_checkpoint(run: RunFiles) -> Path | None:
 def found(run: RunFiles) -> Found | None:
     """Return the newest whole checkpoint that a custom script has left, reported or not."""
     return next(_left_in(run), None)
+
+
+def whole_steps(run: RunFiles) -> list[tuple[int, Path]]:
+    """Return the checkpoints of a run whose steps are known, with these, the oldest first.
+
+    A directory that only names its newest one is none: DeepSpeed's and Megatron's.
+    """
+    if not run.project_file.exists():
+        return [(step_of(path.name) or 0, path) for path in checkpoints_in(run.checkpoints)][::-1]
+    found = {
+        one.step: one.path
+        for one in _left_in(run)
+        if one.step is not None and one.form not in _OF_DIRECTORIES
+    }
+    from trnslurm.contract.forms import is_torn
+
+    with suppress(OSError):
+        named = [path for path in checkpoints_in(run.checkpoints) if not is_torn(path)]
+        found |= {step_of(path.name) or 0: path for path in named}
+    if (told := _reported(run)) and told.step:
+        found |= _named_alike(told.path, told.step) | {told.step: told.path}
+    return sorted(found.items())
+
+
+def _named_alike(path: Path, step: int) -> dict[int, Path]:
+    """Return the older checkpoints beside one that was reported, if their names tell the steps."""
+    from trnslurm.contract.forms import is_torn
+
+    parts = re.split(rf"(?<!\d)0*{step}(?!\d)", path.name, maxsplit=1)
+    if len(parts) == 1:
+        return {}
+    alike = re.compile("([0-9]+)".join(map(re.escape, parts)))
+    with suppress(OSError):
+        return {
+            int(match[1]): other
+            for other in path.parent.iterdir()
+            if (match := alike.fullmatch(other.name))
+            and int(match[1]) < step
+            and not is_torn(other)
+        }
+    return {}
 
 
 def superseded(run: RunFiles, keep: int) -> list[Path]:

@@ -42,6 +42,7 @@ _NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
 _OF_NODE = r"[a-z]+-[a-z]+-[0-9]+-node([0-9]+)\.json"
 _USAGE = r"node([0-9]+)\.jsonl"
 _FLIGHT = r"[a-z]+-[0-9]+-nccl-rank([0-9]{1,6})"
+_MARK = r"step-([0-9]+)\.json"
 _FAILED = r"failed-[a-z]+-[0-9]+-rank([0-9]+)\.json"
 
 
@@ -140,6 +141,25 @@ class RunFiles(Frozen, kw_only=False):
     @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def follow(self) -> Path:
+        """The bundles of which each checkpoint gets a run, a directory each."""
+        return self.path / "follow"
+
+    def mark_file(self, follower: str, step: int) -> Path:
+        """Which run, and which job, a checkpoint has got."""
+        return self.follow / follower / f"step-{step:08d}.json"
+
+    def mark_files(self, follower: str) -> dict[int, Path]:
+        """Return these files by step, the first one first."""
+        files = (self.follow / follower).glob("step-*.json")
+        return dict(sorted((int(m[1]), f) for f in files if (m := re.fullmatch(_MARK, f.name))))
+
+    @property
+    def followed(self) -> Path:
+        """The checkpoint of another run for which this run was started, and its step."""
+        return self.path / "followed"
 
     @property
     def tensorboard(self) -> Path:

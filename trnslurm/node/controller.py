@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -137,7 +137,7 @@ class Controller:
         """
         partition = re.search(r" Partition=(\S+) ", self._job())
         states = ("-h", "-N", "-p", partition[1], "-o", "%N %T") if partition else ()
-        _, said = _run("sinfo", *states) if partition else (1, "")
+        _, said = run_slurm("sinfo", *states) if partition else (1, "")
         found = re.findall(r"^(\S+) ([a-z_]+)\S*$", said, re.MULTILINE)
         usable = {node for node, state in found if node in nodes or not _UNUSABLE.fullmatch(state)}
         return max(0, len(usable) - needed) if found else sys.maxsize
@@ -153,17 +153,17 @@ class Controller:
             return False
         within_s = self.patience_s
         wanted = ("--test-only", f"--nodes={nodes}", str(script))
-        said = _run("sbatch", *wanted, timeout_s=within_s)[1]
+        said = run_slurm("sbatch", *wanted, timeout_s=within_s)[1]
         found = re.search(r"Job \d+ to start at (\S+) .* on (?:nodes )?(\S+)", said)
         partition = re.search(r" Partition=(\S+) ", self._job())
         if not found or not partition or _from_now_s(found[1]) > _AT_ONCE_S:
             return False
         pending = ("-h", "-t", "PENDING", "-p", partition[1], "-o", "%r")
-        code, waiting = _run("squeue", *pending, timeout_s=within_s)
+        code, waiting = run_slurm("squeue", *pending, timeout_s=within_s)
         if code or not {*waiting.split("\n")} <= _WAIT_FOR_OTHERS:
             return False
         by_node = ("-h", "-N", "-n", found[2], "-o", "%N %T")
-        _, states = _run("sinfo", *by_node, timeout_s=within_s)
+        _, states = run_slurm("sinfo", *by_node, timeout_s=within_s)
         up = {line for line in states.splitlines() if line.endswith((" idle", " mixed"))}
         return len(up) >= nodes
 
@@ -333,10 +333,15 @@ def _from_now_s(when: str) -> float:
 
 
 def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
-    return _run("scontrol", *words, timeout_s=timeout_s)
+    return run_slurm("scontrol", *words, timeout_s=timeout_s)
 
 
-def _run(*command: str, timeout_s: float | None = None) -> tuple[int, str]:
+def run_slurm(
+    *command: str,
+    timeout_s: float | None = None,
+    directory: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Run a command of Slurm; return its exit code and its output."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
@@ -347,6 +352,8 @@ def _run(*command: str, timeout_s: float | None = None) -> tuple[int, str]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            cwd=directory,
+            env=environ,
         )
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"

@@ -15,6 +15,8 @@ from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
+CHECKPOINT, STEP = "checkpoint", "step"
+"""Of a run that was made for a checkpoint of another."""
 LOCAL_RANK = "local_rank"
 """trnslurm's launcher fills it in for each worker."""
 # {{word}} is an escaped {word}; other braces, such as in JSON or ${word}, have no meaning.
@@ -28,6 +30,8 @@ _ON_NODE = {
     CHECKPOINTS: Variable.CHECKPOINTS,
     RESUME: Variable.RESUME,
     "attempt": Variable.ATTEMPT,
+    CHECKPOINT: Variable.FOLLOWED,
+    STEP: Variable.FOLLOWED_STEP,
     "node": "SLURM_NODEID",
     "local_rank": "SLURM_LOCALID",
     "master_addr": "MASTER_ADDR",
@@ -173,6 +177,8 @@ def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
 
 def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
     names = [*known, *_ON_NODE]
+    if not spec.config.recipe.follows:
+        names = [name for name in names if name not in (CHECKPOINT, STEP)]
     for argument in every_argument(spec.config.recipe):
         for place in _places(argument):
             if place not in names:

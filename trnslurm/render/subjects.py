@@ -140,6 +140,8 @@ class ProjectPart(Frozen):
     """Shell words: arguments for an attempt that has none."""
     keep_last: str
     """How many checkpoints stay; empty: all."""
+    follows: bool
+    """Whether it gets a checkpoint of another run."""
     resumes: str
     """told or looks; empty: every attempt starts from the first step."""
 

@@ -282,6 +282,7 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
         checkpoints=f'"$PWD/work/"{shlex.quote(saves_in)}' if saves_in else '"$PWD/checkpoints"',
         checkpoint_glob=recipe.checkpoint_glob,
         keep_last=str(recipe.keep_last or ""),
+        follows=bool(recipe.follows),
         resuming=" ".join(words.later),
         beginning=" ".join(words.first),
         resumes="told" if words.takes_checkpoint else "looks" if saves_in else "",

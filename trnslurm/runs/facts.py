@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.records.run import RunDir
+from trnslurm.runs.followers import followers_of
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import spares_of
 from trnslurm.runs.restarts import restarted
@@ -29,4 +30,5 @@ def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[st
         "mirror": asdict(copies) if copies else None,
         "restarted": asdict(again) if again else None,
         "saved": asdict(left) if left else None,
+        "followers": [asdict(each) for each in followers_of(run)],
     }

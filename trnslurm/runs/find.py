@@ -40,7 +40,8 @@ def _matching(word: str, names: Iterable[str]) -> list[str]:
 
 def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
     if word == "last" and runs:
-        return next((r for r in reversed(runs) if is_ours(r.path)), runs[-1])
+        own = (r for r in reversed(runs) if is_ours(r.path) and not r.followed.is_dir())
+        return next(own, runs[-1])
     names = {*_matching(word, (r.name for r in runs))}
     matches = [r for r in runs if r.name in names]
     if len(matches) == 1:

@@ -207,6 +207,7 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
         ("--launcher", "launcher", options.launcher),
         ("--", "launcher_arguments", options.launcher_arguments),
         ("--precompile", "precompile", options.precompile),
+        ("--each-checkpoint-of", "follows", options.follows),
     ):
         if value:
             layers[key] = (option, value)

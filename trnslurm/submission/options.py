@@ -56,6 +56,8 @@ class JobOptions(Frozen):
     notify: Sequence[str] = ()
     precompile: str | None = None
     after: str | None = None
+    follows: str = ""
+    """The run whose checkpoints it gets."""
     previous: str = ""
     """In a chain: the checkpoints of the previous run, from which this one starts."""
     host: SubmitHost = SubmitHost()

@@ -40,6 +40,7 @@ from trnslurm.node.caps import Caps
 from trnslurm.node.controller import NO_KILL, NoController, controller_of
 from trnslurm.node.ending import earlier_attempts, steps_of
 from trnslurm.node.events import Messages
+from trnslurm.node.follow import Follow
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
@@ -54,6 +55,7 @@ from trnslurm.node.triage.causes import matching
 
 _STDOUT = 1
 _RELAY_S = 2.0
+_FOLLOW_S = 30.0
 _WRITE_S, _LAST_WRITE_S = 10.0, 1.0
 
 
@@ -148,6 +150,7 @@ class Program:
         """Begin what belongs to one attempt."""
         self._caps = Caps(RUN, read_json(RUN.caps_file))
         self._mirror = MirrorProcess(wanted=self._trains)
+        self._follow = Follow(RUN, wanted=self._trains and self._controller.requeues)
         self._messages = Messages(state, self._job.senders)
         self._hang: HangWatch | None = None
         self._growth: Growth | None = None
@@ -314,6 +317,7 @@ class Program:
             self._answer(partial(self._ask_nodes, hosts), e.Answered(hosts, frozenset()))
         elif isinstance(decision, e.LookAtFiles):
             self._mirror.look()
+            self._follow.look()
             self._answer(partial(self._look, decision.silent), e.Looked())
         elif isinstance(decision, e.Judge):
             self._answer(partial(self._judge, decision), e.Judged(None, decision.code or 1))
@@ -504,6 +508,7 @@ class Program:
         if state.state.final and (missing := self._mirror.missing()):
             processes.say(f"warning: {missing}")
         if not again:
+            self._follow.finish(min(_FOLLOW_S, made.last_moment - time.monotonic()))
             self._end_ahead(wait=True)
         within_s = 0 if again else made.last_moment - time.monotonic()
         self._messages.ended(within_s, lambda: judged.found if made.launched else None)

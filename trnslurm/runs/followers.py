@@ -1,0 +1,73 @@
+"""What follows a run: jobs for each of its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+
+from trnslurm.contract.files import read_json
+from trnslurm.contract.rundir import RECORD
+from trnslurm.frozen import Frozen
+from trnslurm.records.run import RunDir
+from trnslurm.runs.tables import count
+
+_MOST_SHOWN = 4
+_MOST_READ = 20
+"""Runs, the newest first, until one has numbers."""
+_NOT_NUMBERS = {"step", "steps", "time", "attempt", "epoch"}
+
+
+class Follower(Frozen):
+    """A job that starts for each checkpoint of a run."""
+
+    group: str
+    """The name of all its runs."""
+    runs: int
+    step: int | None
+    """The newest step of which there are numbers."""
+    numbers: Mapping[str, float]
+    """The last numbers that the run for this step has reported."""
+    problem: str
+    """Why Slurm takes no more of its jobs; empty: it does."""
+
+    @property
+    def words(self) -> str:
+        """What status says of it."""
+        started = f"{count(self.runs, 'job')} so far"
+        if self.runs:
+            started += f": trnslurm status {self.group}"
+        if self.numbers:
+            shown = islice(self.numbers.items(), _MOST_SHOWN)
+            started += f"; step {self.step}: " + ", ".join(f"{n} {v:.4g}" for n, v in shown)
+        refused = f"; Slurm refuses the next one: {self.problem}" if self.problem else ""
+        return f"{self.group.rpartition('.')[2]} follows its checkpoints, {started}{refused}"
+
+
+def followers_of(run: RunDir) -> list[Follower]:
+    """Return what follows a run."""
+    if not run.follow.is_dir():
+        return []
+    places = (place for place in sorted(run.follow.iterdir()) if (place / RECORD).is_file())
+    return [_follower(run, place) for place in places if not place.name.startswith(".")]
+
+
+def _follower(run: RunDir, place: Path) -> Follower:
+    marks = run.mark_files(place.name)
+    step, numbers = None, dict[str, float]()
+    for step in list(marks)[: -_MOST_READ - 1 : -1]:
+        own = run.sibling(str(read_json(marks[step]).get("run", "")))
+        line = own.last_metrics() if own.metrics_file.is_file() else {}
+        if numbers := {
+            name: value
+            for name, value in line.items()
+            if isinstance(value, int | float) and name not in _NOT_NUMBERS
+        }:
+            break
+    return Follower(
+        group=f"{run.name}.{place.name}",
+        runs=len(marks),
+        step=step if numbers else None,
+        numbers=numbers,
+        problem=str(read_json(place / "problem.json").get("why", "")),
+    )

@@ -1,0 +1,106 @@
+"""`submit --each-checkpoint-of RUN`: a bundle in follow/ of the run, a run for each checkpoint.
+
+trnslurm.node.follow makes these runs: on the first node while the run trains, and here, if it has
+ended, for the checkpoints that it has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trnslurm.contract.files import write_json
+from trnslurm.errors import SubmitError
+from trnslurm.frozen import Frozen
+from trnslurm.records.run import RunDir
+from trnslurm.runs.git import git_source
+from trnslurm.runs.status import run_status
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.submission.record import new_record
+from trnslurm.submission.submission import Submission
+from trnslurm.submission.submit import privacy_of
+
+RULE = "rule.json"
+_LOOK_S = 300.0
+
+
+class Rule(Frozen):
+    """Which checkpoints of a run get a run of their own."""
+
+    run: RunDir
+    every: int = 0
+    """The first checkpoint at or after each multiple of so many steps; 0: every checkpoint."""
+    at_most: int = 1
+    """How many of their jobs run at a time."""
+
+
+def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
+    """Put a job's bundle into follow/ of the run, and start what is due; return its directory."""
+    planned = submission.runs[0]
+    assert planned.need is not None
+    job, run = planned.job, rule.run
+    if planned.need.phases != ("train",):
+        raise SubmitError("--each-checkpoint-of: its graphs cannot be compiled first: pass "
+                          "--precompile never")  # fmt: skip
+    place = run.follow / job.name
+    if place.exists():
+        raise SubmitError(
+            f"{run.name} is followed by {job.name} already: choose another --name, or remove "
+            f"{place}"
+        )
+    new = place.with_name(f".{job.name}.new")
+    with privacy_of(job):
+        _write(submission, rule, command, new)
+    if run_status(run).final:
+        look(run, job.profile.slurm.bin_dir)
+    return place
+
+
+def _write(submission: Submission, rule: Rule, command: Sequence[str], new: Path) -> None:
+    """Write the bundle, its record and its rule; the directory is there once all is."""
+    planned, place = submission.runs[0], rule.run.follow / submission.job.name
+    job = planned.job
+    assert planned.need is not None
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        job.bundle.write(new)
+        git, patch = git_source(Path(job.source_dir)) if job.source_dir else (job.git, job.patch)
+        if patch:
+            RunDir(new).patch_file.write_bytes(patch)
+        record = new_record(RunDir(place), planned, planned.need, git, command)
+        RunDir(new).write_record(replace(record, run=job.name))
+        write_json(new / RULE, {"every": rule.every, "at_most": rule.at_most})
+        new.rename(place)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise SubmitError(f"{place}: cannot be written ({error.strerror})") from None
+
+
+def check(rule: Rule, submission: Submission) -> None:
+    """Refuse what cannot follow a run."""
+    job, record = submission.job, rule.run.record()
+    if not job.has_queue or not scheduler_of(record).has_queue or record.inside:
+        where = f"{rule.run.name} runs on this machine" if job.has_queue else job.scheduler.words
+        raise SubmitError(f"--each-checkpoint-of needs jobs of Slurm: {where}")
+
+
+def look(run: RunDir, bin_dir: str | None) -> None:
+    """Start the runs of the checkpoints that have none."""
+    path = os.pathsep.join(filter(None, (bin_dir, os.environ.get("PATH"))))
+    command = [sys.executable, "-m", "trnslurm.node.follow", str(run.path)]
+    environ = os.environ | {"PATH": path}
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_LOOK_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise SubmitError(f"{run.name}: Slurm has not taken what follows it in time") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise SubmitError(f"{run.name}: what follows it was not started: {last}")
