@@ -989,3 +989,36 @@ def test_a_part_of_a_node(site, cli, project) -> None:
         (("--gpus", "2", "--set", "slurm.exclusive=true"), "contradict each other"),
     ):
         assert said in cli("render", "./train.py", *CPU, *TIME, *words).error
+
+
+def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> None:
+    """Nothing is queued: its bundle waits in the run's directory."""
+    slurm = (*CPU, *TIME)
+    assert cli("submit", "./train.py", *slurm, "--", "--out", "{checkpoints}").code == 0
+    run = site.run()
+    queued = fake_slurm.calls("sbatch")
+    follows = ("--each-checkpoint-of", run.name, "--every", "10")
+    words = (*slurm, "--name", "eval", *follows, "--", "--model={checkpoint}", "--at", "{step}")
+    assert (
+        "eval follows its checkpoints, 0 jobs so far\n" in cli("submit", "./train.py", *words).out
+    )
+    assert fake_slurm.calls("sbatch") == queued
+    script = (run.follow / "eval/train.sbatch").read_text()
+    assert "TRNSLURM_FOLLOWED=$(readlink -f followed/checkpoint)\n" in script
+    node = (run.follow / "eval/node.sh").read_text()
+    assert '--model="$TRNSLURM_FOLLOWED"' in node and '"$TRNSLURM_FOLLOWED_STEP"' in node
+    assert json.loads((run.follow / "eval/rule.json").read_text()) == {"every": 10, "at_most": 1}
+    assert [f["runs"] for f in json.loads(cli("status", run.name, "--json").out)["followers"]] == [
+        0
+    ]
+    said = cli("submit", "./train.py", *words).err
+    assert f"{run.name} is followed by eval already: choose another --name" in said
+
+    def refused(*options: str, place: str = "{step}") -> str:
+        return str(cli("submit", "./train.py", *options, "--", place).err)
+
+    assert "no place {checkpoint}" in refused(*slurm, place="{checkpoint}")
+    assert "--every is for --each-checkpoint-of" in refused(*slurm, "--every", "3")
+    assert "--sweep" in refused(*slurm, *follows, "--sweep", "seed=1,2")
+    assert "needs jobs of Slurm" in refused("--cluster", "local", *follows)
+    assert "no run 'nothing'" in refused(*slurm, "--each-checkpoint-of", "nothing")
