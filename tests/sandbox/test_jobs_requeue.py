@@ -56,6 +56,32 @@ def test_two_runs_share_a_node(user) -> None:
         eventually(lambda run=run: user.sandbox.processes_of(run) == [], said=run.story)
 
 
+def test_the_partition_that_is_free(user) -> None:
+    """Slurm chooses as a job starts, and again when it is requeued."""
+    sandbox = user.sandbox
+    for name, node in (("few", 1), ("more", 2)):
+        place = f"Nodes={sandbox.node_name(node)}"
+        sandbox.slurm("scontrol", "create", f"PartitionName={name}", place)
+    try:
+        hold = ("sbatch", "--parsable", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+        taken = sandbox.slurm(*hold, "--partition=few").ok.strip()
+        either = ("slurm.partition=few", "slurm.partitions={more: {max_nodes: 1}}")
+        run = user.submit("train.wait=true", *either)
+        (facts,) = run.until_there(1).values()
+        assert facts["host"] == sandbox.node_name(2)
+        sandbox.slurm("scancel", taken)
+        sandbox.slurm(*hold, "--partition=more")  # waits for the node
+        sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+        (facts,) = run.until_there(1, attempt=2).values()
+        assert (facts["host"], run.job()["Partition"]) == (sandbox.node_name(1), "few")
+        run.go()
+        run.until("COMPLETED")
+    finally:
+        sandbox.clean()
+        for name in ("few", "more"):
+            sandbox.slurm("scontrol", "delete", f"PartitionName={name}")
+
+
 @pytest.mark.first
 def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
     """Slurm has lost them with its daemons of that node, and starts the job on it once more."""

@@ -382,6 +382,12 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     assert cli("resume", "last", "--nodes", "1").code == 0
     (run,) = (home / "trnslurm-runs").glob("*-toy")
     assert "#SBATCH --partition=small " in (run / "train.sbatch").read_text()
+    both = ("--set", "slurm.partitions={all: {max_nodes: 8, max_time_min: 90}}")
+    assert "#SBATCH --partition=small,all " in cli(*render, "1", *both).out
+    said = cli(*submit, "5", *both, "--dry-run").err
+    assert "In partition large or all, the first that can start it: small does not allow" in said
+    one = cli(*render, "3-5", *both)  # large has no jobs of three nodes
+    assert "#SBATCH --partition=all " in one.out and "#SBATCH --nodes=3-5\n" in one.out
     file = home / ".config/trnslurm/cluster-config/lab.yaml"
     assert cli(*render, "2").error == f"--nodes 2 is more than the 1 that {file} allows"
     named = cli(*render, "4", "--set", "slurm.partition=small")

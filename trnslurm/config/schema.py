@@ -54,8 +54,8 @@ class Slurm(Frozen):
     """The fewest nodes of a job in the partition; smaller requests are refused, too."""
     max_nodes: Positive[int | None] = None
     partitions: Mapping[str, Allowed] = field(default_factory=dict)
-    """Other partitions of the same nodes, by their names: a job takes the first that allows it, if
-    `partition` does not."""
+    """Other partitions for the same jobs, by their names: Slurm starts a job in one of those that
+    allow it, whichever is the first to have nodes."""
     cpus_per_task: NotNegative[int | None] = None
     """CPUs for the one task per node; None: all vCPUs of the instance type; 0: no option."""
     mem_per_node_mib: NotNegative[int | None] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,17 +139,19 @@ def make_spec(
 ) -> JobSpec:
     """Make a job from a configuration and a node count; refuse settings that contradict.
 
-    In a job that is held, an unknown time limit is that job's. If the profile's partition does not
-    allow the job, it is for the first of its others that does.
+    In a job that is held, an unknown time limit is that job's. The job names every partition of
+    the profile that allows it.
     """
-    refused: ConfigError | PlanError | None = None
+    specs: list[JobSpec] = []
+    refused: list[ConfigError | PlanError] = []
     for each in _by_partition(config, held=held):
         try:
-            return _make_spec(each, nodes, name=name, need_time=need_time, held=held)
+            specs.append(_make_spec(each, nodes, name=name, need_time=need_time, held=held))
         except (ConfigError, PlanError) as error:
-            refused = refused or error
-    assert refused
-    raise refused
+            refused.append(error)
+    if not specs:
+        raise refused[0]
+    return _in_any_partition(specs)
 
 
 def _by_partition(config: Config, *, held: bool) -> Iterator[Config]:
@@ -159,6 +161,27 @@ def _by_partition(config: Config, *, held: bool) -> Iterator[Config]:
     alone = replace(slurm, partitions={})  # all node counts of a range are in one
     for own in (alone, *(replace(alone, partition=n, **vars(a)) for n, a in others.items())):
         yield replace(config, cluster=replace(config.cluster, slurm=own))
+
+
+def _in_any_partition(specs: Sequence[JobSpec]) -> JobSpec:
+    """Return the job for all partitions of the specs.
+
+    Slurm takes the one that starts it first, passes over one that is down, and chooses again when
+    the job is requeued (seen on 22.05 and 24.11; sbatch(1), --partition). `sbatch --test-only`
+    would only tell the start as of now; of several partitions, 22.05 tries the first.
+    """
+    first, each = specs[0], [spec.config.cluster.slurm for spec in specs]
+    names = [slurm.partition for slurm in each if slurm.partition]
+    if len(specs) == 1 or len(names) < len(specs):
+        return first
+    slurm = replace(
+        each[0],
+        partition=",".join(names),
+        max_time_min=min((s.max_time_min for s in each if s.max_time_min), default=None),
+    )
+    config = replace(first.config, cluster=replace(first.config.cluster, slurm=slurm))
+    time_min = {phase: min(spec.time_min[phase] for spec in specs) for phase in first.time_min}
+    return replace(first, config=config, time_min=time_min)
 
 
 def _make_spec(
@@ -349,9 +372,11 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
         origin = config.origins["slurm.max_nodes"]
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
-    if (fewest := config.cluster.slurm.fewest_nodes) and 0 < nodes < fewest:
+    # Slurm refuses a range that begins below a partition's MinNodes (seen on 22.05 and 24.11).
+    least = min(nodes, config.cluster.slurm.min_nodes or nodes)
+    if (fewest := config.cluster.slurm.fewest_nodes) and 0 < least < fewest:
         origin = config.origins["slurm.fewest_nodes"]
-        raise ConfigError(f"--nodes {nodes} is less than the {fewest} that {origin.source} needs")
+        raise ConfigError(f"--nodes {least} is less than the {fewest} that {origin.source} needs")
     emulated = nodes > 1 and scheduler.is_here
     if emulated and (why := device.why_one_node(nodes, instance.name)):
         raise ConfigError(why)

@@ -155,8 +155,12 @@ def spec_of(
         raise ConfigError(problem)
     name = (options.name or config.recipe_name) + suffix
     spec = make_spec(config, options.nodes, name=name, held=held)
-    if (chosen := spec.config.cluster.slurm.partition) != config.cluster.slurm.partition:
-        console.say(f"In partition {chosen}: {config.cluster.slurm.partition} does not allow it")
+    first, chosen = (c.cluster.slurm.partition or "" for c in (config, spec.config))
+    if first != chosen:
+        names = chosen.split(",")
+        soonest = ", the first that can start it" if len(names) > 1 else ""
+        why = "" if first in names else f": {first} does not allow it"
+        console.say(f"In partition {' or '.join(names)}{soonest}{why}")
     for warning in filter(None, (check_memory(spec), check_script(spec))):
         console.warn(warning)
     return spec

@@ -118,22 +118,25 @@ class Asked(BatchScript):
         }.get(option, [f"slurm.{option.replace('-', '_')}"])
         return next((key for key in keys if key in self.origins), keys[-1])
 
-    def partition(self, every: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
-        """Return the script's partition; empty if there is none of its name."""
-        name = self.value("partition")
-        for fields in every:
-            if fields.get("PartitionName") == name or (not name and fields.get("Default") == "YES"):
-                return fields
-        return {}
+    def partitions(self, every: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """Return the script's partitions, those that exist; Slurm may take any that is UP."""
+        names = [*filter(None, self.value("partition").split(","))]
+        found = [
+            fields
+            for fields in every
+            if (fields.get("PartitionName") in names if names else fields.get("Default") == "YES")
+        ]
+        return [fields for fields in found if fields.get("State", "UP") == "UP"] or found
 
     def _what_there_is(self, slurm: Slurm) -> str:
         """Return the nodes of the script's partition, or else the partitions."""
         try:
             every = slurm.show("partition")
-            partition = self.partition(every)
-            if not partition:
+            partitions = self.partitions(every)
+            if not partitions:
                 return f"the partitions are {', '.join(p['PartitionName'] for p in every)}"
-            nodes = nodes_of(partition, slurm)
+            names = [partition["PartitionName"] for partition in partitions]
+            nodes = nodes_of(names, slurm)
         except (SlurmError, KeyError):
             return _NODES
         kinds = Counter(map(_kind, nodes))
@@ -141,13 +144,13 @@ class Asked(BatchScript):
             f"{many} node{'' if many == 1 else 's'} with {kind}"
             for kind, many in kinds.most_common(_MOST_KINDS)
         )
-        return f"partition {partition['PartitionName']} has {has or 'no nodes'}"
+        return f"partition {','.join(names)} has {has or 'no nodes'}"
 
 
-def nodes_of(partition: Mapping[str, str], slurm: Slurm) -> list[dict[str, str]]:
-    """Return the nodes of a partition."""
-    name = partition["PartitionName"]
-    return [n for n in slurm.show("node") if name in n.get("Partitions", "").split(",")]
+def nodes_of(partitions: Sequence[str], slurm: Slurm) -> list[dict[str, str]]:
+    """Return the nodes of partitions."""
+    names = {*partitions}
+    return [n for n in slurm.show("node") if names & {*n.get("Partitions", "").split(",")}]
 
 
 def _kind(node: Mapping[str, str]) -> str:

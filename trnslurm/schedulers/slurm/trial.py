@@ -33,9 +33,9 @@ def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, task
     try:
         partitions = slurm.show("partition")
         for asked in tried:
-            if partition := asked.partition(partitions):
-                all_memory = asked.value("mem") == "0"
-                nodes = nodes_of(partition, slurm) if all_memory else []
+            all_memory = asked.value("mem") == "0"
+            for partition in asked.partitions(partitions):
+                nodes = nodes_of([partition["PartitionName"]], slurm) if all_memory else []
                 _compare(asked, partition, nodes, console)
     except SlurmError:  # the submission says it
         return
@@ -95,14 +95,15 @@ def _compare(
 def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
     """Return how many fitting nodes are up, if enough fit the job but too few are up now."""
     try:
-        partition = asked.partition(slurm.show("partition"))
-        nodes = nodes_of(partition, slurm) if partition else []
+        partitions = asked.partitions(slurm.show("partition"))
+        nodes = nodes_of([p["PartitionName"] for p in partitions], slurm)
     except SlurmError:
         return ""
     fit = [node for node in nodes if _fits(asked, node)]
     up = [node for node in fit if node_state(node.get("State", "")) in _AVAILABLE]
     least = whole_number(asked.value("nodes").partition("-")[0]) or 1
-    if not len(up) < least <= min(len(fit), whole_number(partition.get("MaxNodes")) or len(fit)):
+    most = max((whole_number(p.get("MaxNodes")) or len(fit) for p in partitions), default=0)
+    if not len(up) < least <= min(len(fit), most):
         return ""
     return (
         f"{len(up)} of the {len(fit)} nodes that fit the job are up now, and it needs {least}: it "

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from trnslurm.contract.files import read_file
 from trnslurm.errors import SlurmError
+from trnslurm.schedulers.slurm.asked import nodes_of
 from trnslurm.schedulers.waiting import Diagnosis, SickNode
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import UNUSABLE, node_reason, node_state
 
 _PARTITION = {
-    "UP": "",
     "INACTIVE": "inactive: on ParallelCluster its fleet is stopped, or protected after nodes that "
     "failed to boot; fix the cause, then pcluster update-compute-fleet --status START_REQUESTED",
     "DOWN": "down: jobs queue, none starts; an administrator sets it UP",
@@ -42,10 +42,12 @@ def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
 
 def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
     """Count the nodes of the job's partition by state, and list the unusable nodes."""
-    state = slurm.show("partition", found.partition)[0]["State"]
-    if trouble := _PARTITION.get(state, state):
-        found.problems.append(f"partition {found.partition} is {trouble}")
-    nodes = [n for n in slurm.show("node") if found.partition in n.get("Partitions", "").split(",")]
+    names = found.partition.split(",")
+    own = {p["PartitionName"]: p["State"] for p in slurm.show("partition")}
+    if not any(own.get(name) == "UP" for name in names):
+        known = {name: own[name] for name in names if name in own}
+        found.problems += [f"partition {n} is {_PARTITION.get(s, s)}" for n, s in known.items()]
+    nodes = nodes_of(names, slurm)
     states = {node["NodeName"]: node_state(node["State"]) for node in nodes}
     found.nodes = dict(Counter(states.values()))
     for node in nodes:
