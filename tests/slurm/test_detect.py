@@ -368,6 +368,18 @@ def test_nodes_that_jobs_must_share(site, fake_slurm, cli, home: Path) -> None:
     assert "  # exclusive: ?  OverSubscribe=FORCE:8: jobs share its nodes in any case\n" in text
 
 
+def test_slices_beside_whole_gpus(site, fake_slurm, cli, home: Path) -> None:
+    gres = "gpu:a100:4(S:0-1),gpu:a100_3g.20gb:6(S:0-1)"
+    cluster(fake_slurm, "", f"m*2 Gres={gres}", "gpu Nodes=m MaxTime=08:00:00")
+    assert cli("cluster", "detect", "--write").code == 0
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    assert "# Gres of its nodes; --exclusive holds their 6 slices, too\n" in text
+    site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
+    script = cli("render", "toy", "--cluster", "lab", "--nodes", "2").out
+    assert "#SBATCH --gpus-per-node=a100:4 " in script and "#SBATCH --exclusive " in script
+    assert "W = nodes x workers per node        8 = 2 x 4\n" in script
+
+
 def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Path) -> None:
     cluster(fake_slurm, *SITES["by-size"][:3])
     assert cli("cluster", "detect", "--write").code == 0

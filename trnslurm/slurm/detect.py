@@ -290,6 +290,10 @@ class _Partition:
         exclusive = cpus == total_cpus and number == gpus.number and not gpus.sliced
         if not exclusive:
             sources["exclusive"] = "a job cannot have all of a node"
+        slices = sum(each.number for each in gpus_of(nodes[0].get("Gres", "")) if each.sliced)
+        if slices and exclusive:
+            # Its steps see what SLURM_GPUS_PER_NODE names (seen on 22.05 and 24.11).
+            sources["gpu_type"] = f"Gres of its nodes; --exclusive holds their {slices} slices, too"
         total = len(nodes)
         up = sum(node_state(node.get("State", "")) not in UNUSABLE for node in nodes)
         constraint = self._constraint(nodes) if kinds > 1 else None

@@ -154,7 +154,7 @@ def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | Non
     sources["account"] = "the partition does not take your default account"
     sources["qos"] = "your default QOS does not allow a job on whole nodes here"
     sources["constraint"] = "a feature that the partition's other nodes do not have"
-    sources["gpu_type"] = "Gres of its nodes"
+    sources.setdefault("gpu_type", "Gres of its nodes")
     sources["fewest_nodes"] = "MinNodes of the partition, or the least of its QOS"
     values = slurm_keys(chosen, known)
     if "gpus_per_node" in values:
