@@ -241,6 +241,8 @@ def test_node_states(state: str, word: str) -> None:
 def test_reasons() -> None:
     assert job_reason("(QOSMaxCpuPerUserLimit)").endswith("is reached (QOSMaxCpuPerUserLimit)")
     assert job_reason("AssocGrpCPUMinutesLimit").startswith("a limit of its account or QOS")
+    assert job_reason("QOSMinGRES").endswith("so it never starts (QOSMinGRES)")
+    assert "never starts" in job_reason("AssocMaxCpuPerJobLimit")
     assert job_reason("None") == ""
     assert node_reason("(Code:NewWord)x") == "AWS did not start its instance (NewWord)"
     assert node_reason("Not responding") == "Not responding"

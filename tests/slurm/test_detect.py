@@ -508,7 +508,7 @@ def test_limits_of_the_accounts_above(site, fake_slurm, cli, home: Path) -> None
     )
     (found,) = json.loads(cli("cluster", "detect", "--json").out)["partitions"]
     assert found["nodes"] == 3
-    assert found["sources"]["max_nodes"].startswith("QOS normal allows no more")
+    assert found["sources"]["max_nodes"].startswith("account team allows no more")
     assert found["memory_mib"] == 10240
 
 

@@ -142,6 +142,56 @@ def test_a_job_that_would_never_start_is_refused_before_it_is_queued(
     assert fake_slurm.calls("sbatch") == [] and not site.run_root.exists()
 
 
+# DefaultAccount|Cluster|Account|Partition|QOS|DefaultQOS|GrpTRES|MaxTRES|MaxWall
+TEAM = "team|lab|team||normal,wide|normal||cpu=200|{}"
+LIMITED = (
+    "ClusterName = lab",
+    "AccountingStorageEnforce = associations,limits",
+    "AccountingStorageType = accounting_storage/slurmdbd",
+)
+
+
+@pytest.mark.parametrize(
+    ("wall", "of_qos", "settings", "words"),
+    [
+        # Slurm counts all CPUs of nodes that are taken whole.
+        ("", "|", {"cpus_per_task": 64}, "error: the job would wait for good: by account team a "
+         "job has at most 200 CPUs, and this one 256, as --exclusive takes nodes whole; --nodes "),
+        ("", "|", {"cpus_per_task": 64, "exclusive": False}, ""),
+        ("00:30:00", "cpu=400|", {"time_min": 60}, "and this one 180; set slurm.max_time_min to 30"),
+        # A QOS decides before the account.
+        ("", "cpu=400|", {}, ""),
+        ("", "|cpu=100", {}, "by QOS normal and account team a job has at most 100 CPUs"),
+        ("", "|", {"qos": "wide"}, ""),
+        # That of a partition may come first, or second.
+        ("", "|", {"partition": "all"}, "warning: the job may wait for good: by QOS above and acc"),
+        ("", "|", {"partition": "all,compute"}, "warning: the job may wait for good: by account"),
+        ("", "|", {"account": "other"}, ""),
+    ],
+)  # fmt: skip
+def test_more_than_the_account_allows_is_refused_before_it_is_queued(
+    site, fake_slurm, cli, wall, of_qos, settings, words
+) -> None:
+    partition = "PartitionName={} State=UP MaxTime=UNLIMITED QoS={}"
+    every = (("compute", "N/A"), ("all", "above"))
+    fake_slurm.answer("show-partition", *(partition.format(*each) for each in every))
+    nodes = (NODE.format(n, "(null)", "IDLE") for n in (1, 2))
+    fake_slurm.answer("show-node", *(node.replace("=compute", "=compute,all") for node in nodes))
+    fake_slurm.answer("show-config", *LIMITED)
+    fake_slurm.answer("accounting-user", TEAM.format(wall))
+    fake_slurm.answer(
+        "accounting-qos", f"normal||{of_qos}||", "wide||cpu=999|||", "above||cpu=99|||"
+    )
+    site.profile(slurm={"partition": "compute"} | settings)
+    done = cli(*GPT2)
+    if words and not words.startswith("warning"):
+        assert (done.code, fake_slurm.calls("sbatch")) == (1, [])
+        assert words in error_line(done)
+    else:
+        assert done.code == 0
+        assert words in done.err if words else "warning" not in done.err
+
+
 def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch-2", SAID)
     done = cli(*GPT2)

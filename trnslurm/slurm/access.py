@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from itertools import zip_longest
+from typing import TypeAlias
 
 from trnslurm.frozen import Frozen
-from trnslurm.slurm.snapshot import Snapshot
+from trnslurm.slurm.snapshot import Snapshot, limits_jobs
 
 _GIB = {"": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
@@ -27,8 +30,24 @@ class Limits(Frozen):
         known = {name: [n for n in pair if n is not None] for name, pair in pairs.items()}
         return Limits(**{name: min(each) for name, each in known.items() if each})
 
+    def below(self, need: Limits) -> dict[str, int]:
+        """Return the limits that are less than what a job needs."""
+        pairs = {name: (getattr(self, name), getattr(need, name)) for name in _NAMES}
+        return {
+            name: most
+            for name, (most, needed) in pairs.items()
+            if most is not None and needed is not None and most < needed
+        }
+
+    def or_else(self, other: Limits) -> Limits:
+        """Return these limits, and the other's where these have none."""
+        own = {name: getattr(self, name) for name in _NAMES}
+        return Limits(**{n: v if v is not None else getattr(other, n) for n, v in own.items()})
+
 
 _NAMES = ("nodes", "cpus", "gpus", "memory_mib", "minutes")
+Kinds: TypeAlias = tuple[Limits, ...]
+"""What an account or a QOS allows to a group, to a job and to a user."""
 
 
 class Association(Frozen):
@@ -39,7 +58,7 @@ class Association(Frozen):
     """Empty: in all partitions."""
     qos: tuple[str, ...]
     default_qos: str
-    limits: Limits
+    limits: Kinds
 
 
 class Access(Frozen):
@@ -47,7 +66,7 @@ class Access(Frozen):
 
     default_account: str = ""
     associations: tuple[Association, ...] = ()
-    qos: Mapping[str, Limits] = field(default_factory=dict)
+    qos: Mapping[str, Kinds] = field(default_factory=dict)
     least: Mapping[str, Limits] = field(default_factory=dict)
     """The fewest of each that a job of a QOS has."""
     enforced: bool = False
@@ -68,7 +87,7 @@ class Grant(Frozen):
     fewest_nodes: int = 1
     """By its QOS and that of the partition."""
     limited_by: str = ""
-    """The name of the QOS or account that limits a job."""
+    """The QOS and the account that limit a job."""
     refused: str = ""
     """Why the user can use neither; empty: they can."""
     questions: tuple[str, ...] = ()
@@ -79,7 +98,7 @@ def read_access(seen: Snapshot) -> Access:
     """Return the user's accounts and every QOS, as far as accounting told of them."""
     enforce = seen.config.get("AccountingStorageEnforce", "").lower()
     enforced = any(word in enforce for word in ("associations", "limits", "qos", "wckeys", "safe"))
-    limited = "limits" in enforce or "safe" in enforce
+    limited = limits_jobs(seen.config)
     if "slurmdbd" not in seen.config.get("AccountingStorageType", ""):
         return Access(off=True)
     if (ours := seen.associations) is None:
@@ -92,11 +111,11 @@ def read_access(seen: Snapshot) -> Access:
                 partition=partition,
                 qos=tuple(filter(None, names.split(","))),
                 default_qos=default,
-                limits=_limits(tres, wall) if limited else Limits(),
+                limits=_kinds(tres, wall) if limited else (),
             )
             for _, _, account, partition, names, default, *tres, wall in ours
         ),
-        qos={n: _limits(tres, wall) if limited else Limits() for n, *tres, wall, _ in seen.qos},
+        qos={n: _kinds(tres, wall) if limited else () for n, *tres, wall, _ in seen.qos},
         least={row[0]: _limits([row[-1]], "") if limited else Limits() for row in seen.qos},
         enforced=enforced,
         known=True,
@@ -136,9 +155,8 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
             says = f"AllowAccounts={','.join(accounts)}, yours: {mine}; newer Slurm counts those"
             return Grant(questions=(f"account|{says} below them too",))
         return Grant(refused=f"it takes none of your accounts: {mine}")
-    above = access.qos.get(partition.get("QoS", ""), Limits())
     choices = [
-        (association, word, association.limits.least(above).least(access.qos.get(word, Limits())))
+        (association, word, *_in_force(access, partition, association, word))
         for association in usable
         for word in _by_default(association)
         if _is_allowed(word, qos, partition.get("DenyQos", ""))
@@ -149,14 +167,14 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     of_partition = access.least.get(partition.get("QoS", ""), Limits())
     fewest = {
         word: _nodes_for(node, of_partition, access.least.get(word, Limits()))
-        for _, word, _ in choices
+        for _, word, *_ in choices
     }
     if not any(fewest.values()):
         return Grant(refused="its QOS is for jobs that have more than its nodes do (MinTRES)")
     choices = [choice for choice in choices if fewest[choice[1]]]
     # The first that allows a whole node; else the first.
-    whole = [choice for choice in choices if _holds(choice[2], node)]
-    association, word, limits = (whole or choices)[0]
+    whole = [choice for choice in choices if not choice[2].below(node)]
+    association, word, limits, limited_by = (whole or choices)[0]
     denied = partition.get("DenyAccounts", "").replace("(null)", "")
     says = f"partition|DenyAccounts={denied}; newer Slurm denies the accounts below them too"
     return Grant(
@@ -164,9 +182,48 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
         qos=word if word != _by_default(association)[0] else None,
         limits=limits,
         fewest_nodes=fewest[word],
-        limited_by=f"QOS {word}" if word else f"account {association.account}",
+        limited_by=limited_by,
         questions=(says,) if denied and accounts is None else (),
     )
+
+
+def limits_of(
+    access: Access, partition: Mapping[str, str], account: str, qos: str
+) -> tuple[Limits, str]:
+    """Return what a job with this account and QOS may have in a partition, and by which of them.
+
+    Empty: the user's default.
+    """
+    places = ("", partition["PartitionName"])
+    found = [
+        association
+        for association in access.associations
+        if association.account == (account or access.default_account)
+        and association.partition in places
+    ]
+    if not found:
+        return Limits(), ""
+    association = max(found, key=lambda a: a.partition)
+    word = qos or next(iter(_by_default(association)), "")
+    return _in_force(access, partition, association, word)
+
+
+def _in_force(
+    access: Access, partition: Mapping[str, str], association: Association, qos: str
+) -> tuple[Limits, str]:
+    """Return what a job may have, and the names of what limits it.
+
+    Of each kind of limit, the first of the partition's QOS, the job's and the association counts
+    (https://slurm.schedmd.com/resource_limits.html#hierarchy).
+    """
+    above = partition.get("QoS", "")
+    points = {f"QOS {word}": access.qos.get(word, ()) for word in (above, qos)}
+    points[f"account {association.account}"] = association.limits
+    limits = Limits()
+    for kinds in zip_longest(*points.values(), fillvalue=Limits()):
+        limits = limits.least(functools.reduce(Limits.or_else, kinds))
+    set_by = [name for name, kinds in points.items() if any(kind != Limits() for kind in kinds)]
+    return limits, " and ".join(set_by)
 
 
 def _by_default(association: Association) -> list[str]:
@@ -189,11 +246,6 @@ def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
     return name in allowed if allowed is not None else name not in denied.split(",")
 
 
-def _holds(limits: Limits, node: Limits) -> bool:
-    pairs = [(getattr(limits, name), getattr(node, name)) for name in _NAMES]
-    return all(most is None or need is None or need <= most for most, need in pairs)
-
-
 def _nodes_for(node: Limits, *least: Limits) -> int:
     """Return how many nodes have what a job needs at least; 0: no number has."""
     found = 1
@@ -206,6 +258,11 @@ def _nodes_for(node: Limits, *least: Limits) -> int:
                 return 0
             found = max(found, -(-need // each))
     return found
+
+
+def _kinds(tres: Sequence[str], wall: str) -> Kinds:
+    """Return the limits of a group, of a job with its time, and of a user."""
+    return tuple(_limits([each], wall if at == 1 else "") for at, each in enumerate(tres))
 
 
 def _limits(tres: Iterable[str], wall: str) -> Limits:

@@ -38,6 +38,8 @@ _JOB = {
     "AssocGrpBillingMinutes": "your group's budget is used up",
     "MaxJobsPerAccount": "your account's job limit is reached",
 }
+# What one job may have or must have, whatever others have (src/common/job_state_reason.c).
+_OF_ONE_JOB = r"(Assoc|QOS)(Max\w+Per(Job|Node)(Limit)?|Min\w+)"
 _LIMIT = r"(Assoc|QOS|Max)(Grp|Max|Min|Jobs)?\w+"
 _CODE = r"\(Code:(\w+)\)"
 
@@ -108,6 +110,8 @@ def job_reason(reason: str) -> str:
     key = plain.split(",")[0].split(":")[0].strip()
     if words := _JOB.get(key):
         return words
+    if re.fullmatch(_OF_ONE_JOB, key):
+        return f"its account or QOS takes no jobs of its size, so it never starts ({key})"
     if re.fullmatch(_LIMIT, key):
         return f"a limit of its account or QOS is reached ({key})"
     return plain

@@ -6,19 +6,21 @@ nodes, partitions, limits and accounts by name, and nothing of addresses, paths 
 
 from __future__ import annotations
 
+import functools
 import getpass
 import grp
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from trnslurm.contract.files import newer_format
 from trnslurm.errors import ConfigError, SlurmError
 from trnslurm.frozen import Frozen
-from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.commands import TIMEOUT_S, Slurm
 
 FORMAT = 1
 # What shapes jobs: slurm.conf(5).
@@ -82,6 +84,16 @@ class Snapshot(Frozen):
         )
 
     @classmethod
+    def of_accounts(cls, slurm: Slurm, *, timeout_s: float) -> Self:
+        """Ask only for the limits of accounts and QOS, where they are enforced."""
+        config = slurm.configuration()
+        seen = cls(config=config, partitions=(), nodes=())
+        if not limits_jobs(config) or not slurm.find("sacctmgr"):
+            return seen
+        associations, qos = _accounting(slurm, config.get("ClusterName", ""), timeout_s=timeout_s)
+        return replace(seen, associations=associations, qos=qos)
+
+    @classmethod
     def load(cls, file: Path) -> Self:
         """Read what `to_json` wrote; the file may be from anyone."""
         try:
@@ -130,6 +142,12 @@ class Snapshot(Frozen):
         return json.dumps(self.tree(), indent=1) + "\n"
 
 
+def limits_jobs(config: Fields) -> bool:
+    """Check whether the limits of accounts and QOS are enforced; `safe` includes them."""
+    enforced = config.get("AccountingStorageEnforce", "").lower()
+    return "limits" in enforced or "safe" in enforced
+
+
 def own_groups(partitions: Sequence[Fields]) -> list[str] | None:
     """Return this user's groups among those that partitions name; None for root."""
     if os.getuid() == 0:
@@ -144,17 +162,20 @@ def own_groups(partitions: Sequence[Fields]) -> list[str] | None:
     return sorted(asked & names)
 
 
-def _accounting(slurm: Slurm, cluster: str) -> tuple[list[list[str]] | None, list[list[str]]]:
+def _accounting(
+    slurm: Slurm, cluster: str, *, timeout_s: float = TIMEOUT_S
+) -> tuple[list[list[str]] | None, list[list[str]]]:
     """Return this user's associations and every QOS; None if sacctmgr does not tell."""
+    rows = functools.partial(_rows, slurm, timeout_s=timeout_s)
     try:
         # https://slurm.schedmd.com/sacctmgr.html: withassoc gives a line per association
-        users = _rows(slurm, "user", getpass.getuser(), "withassoc", columns=ASSOCIATIONS)
-        every = _rows(slurm, "qos", columns=QOS)
+        users = rows("user", getpass.getuser(), "withassoc", columns=ASSOCIATIONS)
+        every = rows("qos", columns=QOS)
     except SlurmError:
         return None, []
     own = [row for row in users if row[1].lower() == cluster.lower()]
     try:
-        accounts = _rows(slurm, "assoc", "user=", columns=_ACCOUNTS)
+        accounts = rows("assoc", "user=", columns=_ACCOUNTS)
     except SlurmError:
         return own, every
     above = {row[1]: row[2:] for row in accounts if row[0].lower() == cluster.lower()}
@@ -182,8 +203,9 @@ def _size(text: str) -> float:
     return int(found[1]) * 1024.0 ** "MGTP".find(found[2]) if found else float("inf")
 
 
-def _rows(slurm: Slurm, *words: str, columns: str) -> list[list[str]]:
-    text = slurm.call("sacctmgr", "-nP", "show", *words, f"format={columns}")
+def _rows(slurm: Slurm, *words: str, columns: str, timeout_s: float) -> list[list[str]]:
+    asked = ("-nP", "show", *words, f"format={columns}")
+    text = slurm.call("sacctmgr", *asked, timeout_s=timeout_s)
     width = columns.count(",") + 1
     rows = (line.split("|") for line in text.splitlines())
     return [row for row in rows if len(row) == width]

@@ -77,6 +77,10 @@ class Asked(BatchScript):
         found = (m for m in _OPTION.finditer(self.script) if m[1].decode() == option)
         return next(((m[3] or b"").decode() for m in found), "")
 
+    def has(self, option: str) -> bool:
+        """Check whether the script has an option, with a value or without one."""
+        return any(m[1].decode() == option for m in _OPTION.finditer(self.script))
+
     def is_refusal(self, words: str) -> bool:
         """Check whether Slurm's words are known to refuse a job, rather than to delay it."""
         return any(part in words.lower() for part in _HINTS)

@@ -8,13 +8,22 @@ from trnslurm.console import Console
 from trnslurm.errors import SlurmError, SubmitError
 from trnslurm.schedulers.interface import BatchScript
 from trnslurm.schedulers.slurm.asked import NO_SUCH_NODE, QUEUE_FULL, SUBMIT_LIMIT, Asked, nodes_of
-from trnslurm.slurm.access import minutes
+from trnslurm.slurm.access import Access, Limits, limits_of, minutes, read_access
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import effective_cpus, features_of, gpus_of, memory_of, whole_number
 from trnslurm.slurm.reasons import node_state
+from trnslurm.slurm.snapshot import Snapshot
 
 # Slurm tries a job on these nodes; not, for example, on those that have not registered again since
 # the controller restarted (UNKNOWN).
+_ACCOUNTING_S = 10.0  # without an answer, the job is submitted
+# The limits of a job in words, and the options that set what it has.
+_LIMITED = {
+    "nodes": ("nodes", ["nodes"]),
+    "cpus": ("CPUs", ["nodes", "cpus-per-task"]),
+    "gpus": ("GPUs", ["nodes", "gpus-per-node"]),
+    "minutes": ("minutes", []),
+}
 _AVAILABLE = ("idle", "in use", "off until a job needs it")
 
 
@@ -37,6 +46,9 @@ def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, task
             for partition in asked.partitions(partitions):
                 nodes = nodes_of([partition["PartitionName"]], slurm) if all_memory else []
                 _compare(asked, partition, nodes, console)
+        access = read_access(Snapshot.of_accounts(slurm, timeout_s=_ACCOUNTING_S))
+        for asked in tried if access.associations else ():
+            _compare_limits(asked, partitions, access, slurm, console)
     except SlurmError:  # the submission says it
         return
 
@@ -90,6 +102,53 @@ def _compare(
             raise SubmitError(
                 f"partition {name} has {allows}, so the job would wait for good; {keys}"
             )
+
+
+def _compare_limits(
+    asked: Asked,
+    partitions: Sequence[Mapping[str, str]],
+    access: Access,
+    slurm: Slurm,
+    console: Console,
+) -> None:
+    """Refuse what the limits of the account and QOS leave pending for good, in every partition.
+
+    Slurm queues it, with a reason such as AssocMaxCpuPerJobLimit (seen on 22.05), unless its QOS
+    has the flag DenyOnLimit.
+    """
+    nodes = whole_number(asked.value("nodes").partition("-")[0]) or 1
+    tasks, each = (whole_number(asked.value(o)) or 1 for o in ("ntasks-per-node", "cpus-per-task"))
+    gpus = whole_number(asked.value("gpus-per-node").rpartition(":")[2])
+    own = asked.partitions(partitions)
+    if asked.has("exclusive") and own:
+        every = nodes_of([p["PartitionName"] for p in own], slurm)
+        cpus = min((effective_cpus(n) for n in every if _fits(asked, n)), default=tasks * each)
+    else:
+        cpus = tasks * each
+    need = Limits(
+        nodes=nodes,
+        cpus=nodes * cpus,
+        gpus=nodes * gpus if gpus else None,
+        minutes=minutes(_full(asked.value("time"))),
+    )
+    said: list[str] = []
+    for partition in own:
+        limits, by = limits_of(access, partition, asked.value("account"), asked.value("qos"))
+        over = limits.below(need)
+        if not over:
+            return
+        name, most = next(iter(over.items()))
+        what, options = _LIMITED[name]
+        allows = f"by {by} a job has at most {most} {what}, and this one {getattr(need, name)}"
+        if name == "cpus" and nodes * tasks * each <= most:
+            allows += ", as --exclusive takes nodes whole"
+        way = asked.keys(options) or f"set slurm.max_time_min to {most}"
+        said.append(f"{allows}; {way}")
+    # With the flag OverPartQOS, the job's QOS comes before that of its partition.
+    if said and all(p.get("QoS", "N/A") in ("N/A", "") for p in own):
+        raise SubmitError(f"the job would wait for good: {said[0]}")
+    if said:
+        console.warn(f"the job may wait for good: {said[0]}")
 
 
 def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
