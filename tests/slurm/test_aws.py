@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tests.slurm.test_detect import cluster
+from trnslurm.slurm import snapshot
 
 P5 = "CPUTot=192 CPUEfctv=192 Sockets=2 CoresPerSocket=48 ThreadsPerCore=2 RealMemory=2047961"
 TRN1 = "CPUTot=128 CPUEfctv=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=511990"
@@ -79,6 +80,40 @@ def test_types_that_a_name_or_the_size_says(site, fake_slurm, cli, home: Path, n
     assert "instance_type: ?" not in text and "efa: ?" not in text
     assert "no EFA" not in warned and "accelerators" not in warned
     assert f'instance_type: "{expected}"  # by ' in text
+
+
+HYPERPOD = {
+    "ClusterConfig": {"ClusterName": "lab"},
+    "InstanceGroups": [
+        {"Name": "controller", "InstanceType": "ml.m5.large", "Instances": [
+            {"InstanceName": "controller-1", "CustomerIpAddress": "10.1.4.9"}]},
+        {"Name": "gone", "InstanceType": "ml.p4d.24xlarge", "Instances": None},
+        {"Name": "workers", "InstanceType": "ml.p5en.48xlarge", "Instances": [
+            {"InstanceName": f"workers-{n}", "CustomerIpAddress": f"10.1.4.24{n}"}
+            for n in range(4)]},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ip-10-1-4-24", "workers-"])
+def test_hyperpods_own_file_names_the_type(
+    site, fake_slurm, cli, home: Path, tmp_path: Path, monkeypatch, name: str
+) -> None:
+    """It is stronger than the size and other names; a dump keeps it, without the addresses."""
+    cluster(fake_slurm, "", f"{name}*4 {P5} Gres=gpu:8", f"ml.p5.48xlarge Nodes={name}")
+    monkeypatch.setattr(snapshot, "HYPERPOD", tmp_path / "resource_config.json")
+    for said in ("{", "[]", '{"InstanceGroups": [1]}'):
+        snapshot.HYPERPOD.write_text(said)
+        assert '"p5.48xlarge"  # by the partition ml.p5' in write(cli, home)[0]
+        (home / ".config/trnslurm/cluster-config/lab.yaml").unlink()
+    snapshot.HYPERPOD.write_text(json.dumps(HYPERPOD))
+    text, warned = write(cli, home)
+    said = "by the resource_config.json of HyperPod ml.p5en.48xlarge"
+    assert f'instance_type: "p5en.48xlarge"  # {said}\n' in text and warned == ""
+    assert cli("cluster", "detect", "--dump", tmp_path / "dump.json").code == 0
+    snapshot.HYPERPOD.unlink()
+    dumped = json.loads(cli("cluster", "detect", "--json", "--from", tmp_path / "dump.json").out)
+    assert dumped["partitions"][0]["instance_type"] == "p5en.48xlarge"
 
 
 def test_jobs_on_hyperpod_use_efa(site, fake_slurm, cli, home: Path) -> None:

@@ -158,7 +158,7 @@ LIMITED = (
         ("", "|", {"cpus_per_task": 64}, "error: the job would wait for good: by account team a "
          "job has at most 200 CPUs, and this one 256, as --exclusive takes nodes whole; --nodes "),
         ("", "|", {"cpus_per_task": 64, "exclusive": False}, ""),
-        ("00:30:00", "cpu=400|", {"time_min": 60}, "and this one 180; set slurm.max_time_min to 30"),
+        ("00:30:00", "cpu=400|", {"time_min": 60}, "this one 180; set slurm.max_time_min to 30"),
         # A QOS decides before the account.
         ("", "cpu=400|", {}, ""),
         ("", "|cpu=100", {}, "by QOS normal and account team a job has at most 100 CPUs"),

@@ -18,6 +18,8 @@ from trnslurm.slurm.snapshot import Snapshot
 # Names that NVML and sites give to slices of a GPU (MIG): 1g.10gb, nvidia_a100_80gb_pcie_3g.40gb.
 _SLICE = re.compile(r"(?i)(^|[^a-z0-9])(\d+g[._-]?\d+gb|mig)")
 _FEATURE = re.compile(r"[\w.:-]+")
+_HYPERPOD = "resource_config.json of HyperPod"
+_OF_THE_NODE = (_HYPERPOD, "feature")
 # EC2's name of a host: ip-10-1-4-244.
 _EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
@@ -361,9 +363,10 @@ class _Partition:
         words = _words_of(node)
         for source, names in words.items():
             found = {t: name for name in names if (t := self._known(name))}
-            # A feature is of the node alone; others may be of nodes that are not alike.
-            fits = [t for t in found if source == "feature" or self._fits(self._types[t], node)]
-            if len(fits) == 1 or (fits and source == "feature"):
+            # These are of the node alone; others may be of nodes that are not alike.
+            own = source in _OF_THE_NODE
+            fits = [t for t in found if own or self._fits(self._types[t], node)]
+            if len(fits) == 1 or (fits and own):
                 return fits[0], f"by the {source} {found[fits[0]]}"
         # Only on AWS: the servers of others have the same sizes.
         by_size = self._of_size(node)
@@ -560,6 +563,7 @@ def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:
     ml.p5.48xlarge (aws-samples/awsome-distributed-training, 5.sagemaker-hyperpod/slurm-studio).
     """
     return {
+        _HYPERPOD: [node.get("InstanceType", "")],
         "feature": features_of(node),
         "partition": node.get("Partitions", "").split(","),
         "node's name": [node["NodeName"]],

@@ -37,7 +37,11 @@ NODE = (
     *("ActiveFeatures", "AvailableFeatures", "Boards", "CPUEfctv", "CPUSpecList", "CPUTot"),
     *("CoreSpecCount", "CoresPerSocket", "Gres", "MemSpecLimit", "NodeName", "Partitions"),
     *("RealMemory", "Sockets", "State", "ThreadsPerCore", "TmpDisk", "Weight"),
+    "InstanceType",  # of HyperPod's nodes, by its own file
 )
+# On every node of a cluster that SageMaker HyperPod made (awslabs/awsome-distributed-ai,
+# 1.architectures/5.sagemaker-hyperpod: Extensions/detect-node, tools/devops-agent/docs).
+HYPERPOD = Path("/opt/ml/config/resource_config.json")
 ASSOCIATIONS = "DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,GrpTRES,MaxTRES,MaxWall"
 _GROUP = ASSOCIATIONS.split(",").index("GrpTRES")
 _ACCOUNTS = "Cluster,Account,ParentName,GrpTRES"
@@ -69,7 +73,12 @@ class Snapshot(Frozen):
         """Ask the controller, and the accounting where there is one."""
         config = slurm.configuration()
         nodes, partitions = slurm.show("node"), slurm.show("partition")
-        nodes = [node for node in nodes if node.get("Partitions")]
+        types = _types_of_hyperpod()
+        nodes = [
+            node | {"InstanceType": types.get(node["NodeName"], "")}
+            for node in nodes
+            if node.get("Partitions")
+        ]
         associations: Rows | None = None
         qos: Rows = ()
         if "slurmdbd" in config.get("AccountingStorageType", "") and slurm.find("sacctmgr"):
@@ -77,7 +86,7 @@ class Snapshot(Frozen):
         return cls(
             config={key: config[key] for key in CONFIG if key in config},
             partitions=partitions,
-            nodes=[{key: node[key] for key in NODE if key in node} for node in nodes],
+            nodes=[{key: node[key] for key in NODE if node.get(key)} for node in nodes],
             associations=associations,
             qos=qos,
             groups=own_groups(partitions),
@@ -146,6 +155,23 @@ def limits_jobs(config: Fields) -> bool:
     """Check whether the limits of accounts and QOS are enforced; `safe` includes them."""
     enforced = config.get("AccountingStorageEnforce", "").lower()
     return "limits" in enforced or "safe" in enforced
+
+
+def _types_of_hyperpod() -> dict[str, str]:
+    """Return the instance types of HyperPod's nodes by Slurm's names; empty: no HyperPod.
+
+    The nodes are named after their address, or as the instance (GROUP-1) by UseInstanceNames.
+    """
+    found: dict[str, str] = {}
+    try:
+        for group in json.loads(HYPERPOD.read_text(encoding="utf-8"))["InstanceGroups"]:
+            kind = re.sub(r"[^\w.-]", "", group["InstanceType"])
+            for instance in group.get("Instances") or ():
+                address = str(instance.get("CustomerIpAddress")).replace(".", "-")
+                found |= {f"ip-{address}": kind, str(instance.get("InstanceName")): kind}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return found
 
 
 def own_groups(partitions: Sequence[Fields]) -> list[str] | None:
