@@ -221,8 +221,8 @@ check_gpus() {
     fi
 }
 
-check_efa() {
-    local expected=$1 interface interfaces=0
+count_efa() {
+    local interface interfaces=0
     shopt -s nullglob
     for interface in "$root"/sys/class/infiniband/*; do
         # p6-b200 also has two controllers of NVLink there, of mlx5_core.
@@ -231,6 +231,18 @@ check_efa() {
         esac
     done
     shopt -u nullglob
+    echo "$interfaces"
+}
+
+check_efa() {
+    local expected=$1 interfaces late
+    interfaces=$(count_efa)
+    # Those of p5en may come some seconds late (awslabs/awsome-distributed-ai,
+    # 4.validation_and_observability/2.gpu-cluster-healthcheck/checks/2-efa-enumeration.sh).
+    for ((late = 0; late < 15 && interfaces < expected; late++)); do
+        sleep 1
+        interfaces=$(count_efa)
+    done
     log "EFA interfaces: $interfaces"
     if ((interfaces < expected)); then
         problem "found $interfaces EFA interfaces, expected $expected: set Efa/Enabled" \

@@ -203,26 +203,44 @@ def test_a_driver_that_has_to_start_is_waited_for(job: Job, monkeypatch) -> None
 
 def test_efa(job: Job) -> None:
     needs = Needs(run=job.run, phase="train", efa=2)
-    cards = job.run / "infiniband"
-    assert preflight_devices.efa(needs, cards).problem.startswith("0 of 2 EFA interfaces")
+    cards = job.run / "sys/class/infiniband"
+    assert preflight_devices.efa(needs, job.run).problem.startswith("0 of 2 EFA interfaces")
     for name in ("rdmap16s27", "rdmap32s27"):
         (cards / name).mkdir(parents=True)
-    assert preflight_devices.efa(needs, cards) == Checked(fact="2")
+    assert preflight_devices.efa(needs, job.run) == Checked(fact="2")
     (driver := cards / "rdmap32s27/device/driver").parent.mkdir()
     driver.symlink_to(job.run)  # of no EFA: a controller of NVLink
-    assert preflight_devices.efa(needs, cards).problem.startswith("1 of 2 EFA interfaces")
+    assert preflight_devices.efa(needs, job.run).problem.startswith("1 of 2 EFA interfaces")
+
+
+@pytest.mark.parametrize(("late_s", "found"), [(0, "2"), (7, "2"), (15, "2"), (16, "1")])
+def test_efa_that_comes_late_at_boot(job: Job, late_s: int, found: str) -> None:
+    needs = Needs(run=job.run, phase="train", efa=2, device=CUDA)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        name = "rdmap32s27" if sum(slept) >= late_s else "rdmap16s27"
+        (job.run / "sys/class/infiniband" / name).mkdir(parents=True, exist_ok=True)
+
+    sleep(0)
+    (job.run / "sys/class/infiniband/rdmap16s27").mkdir(exist_ok=True)
+    checked = preflight_devices.efa(needs, job.run, sleep)
+    assert (checked.fact, sum(slept)) == (found, min(late_s, 15))
+    assert bool(checked.problem) == (found == "1")
+    assert 0.6 * CUDA.preflight_wait_s > 15  # after which a check is cut short
 
 
 def test_nccl_needs_its_plugin_for_efa(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = Needs(run=job.run, phase="train", efa=1, device=CUDA)
-    cards, plugins = job.run / "infiniband", job.run / "lib"
-    for directory in (cards, cards / "efa_0", plugins):
-        directory.mkdir()
+    plugins = job.run / "lib"
+    for directory in (job.run / "sys/class/infiniband/efa_0", plugins):
+        directory.mkdir(parents=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{plugins}:")
-    found = preflight_devices.efa(needs, cards)
+    found = preflight_devices.efa(needs, job.run)
     assert (found.problem, found.fact) == ("", "1") and "NCCL would use TCP" in found.warning
     (plugins / "libnccl-net-ofi.so").touch()
-    assert preflight_devices.efa(needs, cards) == Checked(fact="1")
+    assert preflight_devices.efa(needs, job.run) == Checked(fact="1")
 
 
 def test_what_all_nodes_share_is_nobodys_fault(job: Job) -> None:

@@ -111,6 +111,12 @@ def test_missing_efa_interfaces_fail(root: Path, efa: int) -> None:
     result = run(make_node(root, efa=efa))
     assert result.code == 1
     assert f"error: found {efa} EFA interfaces, expected 8" in result.err
+    assert (root / "slept").read_text() == "1\n" * 15
+
+
+def test_efa_that_comes_late_at_boot(root: Path) -> None:
+    result = run(make_node(root, efa=7), FAKE_LATE="rdmap7s0")
+    assert (result.code, (root / "slept").read_text()) == (0, "1\n"), result.err
 
 
 TYPES = [known for known in catalog().values() if not known.device.on_host]

@@ -12,6 +12,9 @@ from trnslurm.node.usage.devices import Tool
 class Accelerator:
     """The devices of a node; this base answers for CPUs, of which nothing is asked."""
 
+    efa_late_s: int = 0
+    """How long their EFA interfaces may take to appear on a node that has just booted."""
+
     def check(self, needs: Needs) -> Checked:
         """Check that all devices are present, and enough of them free."""
         return Checked()

@@ -27,6 +27,10 @@ _NVIDIA_FIELDS = (
 class NvidiaGpus(Accelerator):
     """The GPUs of a node."""
 
+    # p5en: awslabs/awsome-distributed-ai, 4.validation_and_observability/2.gpu-cluster-healthcheck
+    # (checks/2-efa-enumeration.sh). Not of Trainium, whose checks end after 12 s.
+    efa_late_s = 15
+
     def check(self, needs: Needs) -> Checked:
         """Check that nvidia-smi shows a GPU for each worker."""
         code, said = ask_tool("nvidia-smi", "-L", limit_s=NVIDIA_SMI_S)

@@ -1,11 +1,12 @@
 """Checks that a node has all its devices, and EFA."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trnslurm.node.accelerators.accelerator import accelerator_of
+from trnslurm.node.fabric import INTERFACES, efa_interfaces
 from trnslurm.node.preflight.needs import Checked, Needs
-
-INFINIBAND = Path("/sys/class/infiniband")
 
 
 def devices(needs: Needs) -> Checked:
@@ -13,24 +14,22 @@ def devices(needs: Needs) -> Checked:
     return accelerator_of(needs.device).check(needs)
 
 
-def efa(needs: Needs, directory: Path = INFINIBAND) -> Checked:
+def efa(
+    needs: Needs, root: Path = Path("/"), sleep: Callable[[float], None] = time.sleep
+) -> Checked:
     """Check that the network cards are present, and on GPUs NCCL's plugin for them."""
     if not needs.efa:
         return Checked()
-    number = sum(map(_is_efa, directory.iterdir())) if directory.is_dir() else 0
+    accelerator, number = accelerator_of(needs.device), len(efa_interfaces(root))
+    for _ in range(accelerator.efa_late_s):
+        if number >= needs.efa:
+            break
+        sleep(1)
+        number = len(efa_interfaces(root))
     if number >= needs.efa:
-        return Checked(fact=str(number), warning=accelerator_of(needs.device).efa_warning())
+        return Checked(fact=str(number), warning=accelerator.efa_warning())
     return Checked(
         fact=str(number),
-        problem=f"{number} of {needs.efa} EFA interfaces in {directory}; enable EFA in its compute "
-        "resource, use an image with the driver (modinfo efa), or replace the instance",
+        problem=f"{number} of {needs.efa} EFA interfaces in /{INTERFACES}; enable EFA in its "
+        "compute resource, use an image with the driver (modinfo efa), or replace the instance",
     )
-
-
-def _is_efa(interface: Path) -> bool:
-    """Check that it is no controller of NVLink, of which p6-b200 has two there (mlx5_core).
-
-    https://github.com/aws/sagemaker-hyperpod-cli/pull/282
-    """
-    driver = interface / "device/driver"
-    return not driver.exists() or driver.resolve().name == "efa"

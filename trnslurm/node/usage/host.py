@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from trnslurm.node.fabric import fabric_interfaces
 from trnslurm.node.memory import memory
 
 Figures = dict[str, float]
@@ -113,4 +114,5 @@ class Host:
         return found
 
     def _ports(self) -> Iterator[Path]:
-        return (self._root / "sys/class/infiniband").glob("*/ports/*")
+        for interface in fabric_interfaces(self._root):
+            yield from interface.glob("ports/*")

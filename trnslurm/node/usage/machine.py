@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.node.fabric import efa_interfaces
+
 _GIB = 1 << 30
 _DRIVER = re.compile(r"Kernel Module +(?:for \S+ +)?(\S+)")
 # torch/version.py, which PyTorch's setup.py writes.
@@ -24,7 +26,7 @@ def machine(root: Path = Path("/")) -> dict[str, Any]:
         "gpus_there": len(gpus),
         "gpus": sum(map(_opens, gpus)),
         "neuron_devices": len(_devices(root, "neuron")),
-        "efa_devices": sum(map(_is_efa, (root / "sys/class/infiniband").glob("*"))),
+        "efa_devices": len(efa_interfaces(root)),
         "memlock_kib": None if locked == resource.RLIM_INFINITY else locked // 1024,
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
@@ -52,7 +54,3 @@ def _opens(device: Path) -> bool:
         os.close(os.open(device, os.O_RDWR | os.O_NONBLOCK))
         return True
     return False
-
-
-def _is_efa(device: Path) -> bool:
-    return device.name.startswith("efa") or (device / "device/driver").resolve().name == "efa"
