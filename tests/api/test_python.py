@@ -251,7 +251,7 @@ def test_a_plan_is_that_of_the_command(site, cli) -> None:
     assert '<td style="text-align: right">$1,365</td>' in plan._repr_html_()
     some = trnslurm.plan("gpt2_zero1", nodes=[2, 5], cluster="pc")
     assert [row["nodes"] for row in some.rows] == [2] and [*some.refused] == [5]
-    assert "5 is more than the 4" in repr(some).splitlines()[-1]
+    assert "5 is more than slurm.max_nodes (4)" in repr(some).splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def refused(site, fake_slurm, cli):
 BATCHES_AND_SHAPES = {
     "no node": (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
     "fewer than none": (["--nodes", "-3"], "--nodes -3: a job needs at least one node"),
-    "more nodes than there are": (["--nodes", "5"], "--nodes 5 is more than the 4 that"),
+    "more nodes than there are": (["--nodes", "5"], "--nodes 5 is more than slurm.max_nodes (4)"),
     "single-node type": (
         ["--nodes", "2", "--set", "instance_type=trn1.2xlarge"],
         "trn1.2xlarge does not run multi-node jobs (--nodes 2): use --nodes 1",
@@ -293,7 +293,7 @@ def test_plan_by_itself_says_on_which_node_counts_it_cannot_be(site, cli) -> Non
         "Not on 2, 4 nodes: on 2, global batch 32 at micro-batch 1 is 32 micro-batches per step, "
         "fewer than 2 x 32 workers"
     )
-    assert none.startswith("Not on 8, 16 nodes: on 8, --nodes 8 is more than the 4 that /")
+    assert none.startswith("Not on 8, 16 nodes: on 8, --nodes 8 is more than slurm.max_nodes (4): ")
     shown = cli(*toy, "--json")
     assert (shown.code, shown.err) == (0, "")
     assert [row["nodes"] for row in json.loads(shown.out)["refused"]] == [2, 4, 8, 16]

@@ -164,7 +164,7 @@ def test_jobs_are_planned_for_the_sandbox(cli, prepare) -> None:
     assert (done.code, done.err) == (0, "")
     assert [plan["nodes"] for plan in json.loads(done.out)["plans"]] == [1, 2, 3]
     more = cli("plan", *tiny, "4").error
-    assert more.startswith("--nodes 4 is more than the 3 that ")
+    assert more.startswith("--nodes 4 is more than slurm.max_nodes (3)")
 
 
 def test_env_makes_it_the_cluster_of_submit(cli, prepare, monkeypatch) -> None:

@@ -401,9 +401,16 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     one = cli(*render, "3-5", *both)  # large has no jobs of three nodes
     assert "#SBATCH --partition=all " in one.out and "#SBATCH --nodes=3-5\n" in one.out
     file = home / ".config/trnslurm/cluster-config/lab.yaml"
-    assert cli(*render, "2").error == f"--nodes 2 is more than the 1 that {file} allows"
+    small = (
+        f"is more than slurm.max_nodes (1): take at most 1, or change it in {file}, line 25 (MaxNo"
+    )
+    none = cli(*render, "2").error
+    assert none.startswith(f"--nodes 2 {small}") and none.endswith(
+        f"; --nodes 2 is less than slurm.partitions.large.fewest_nodes (4): take at least 4, or "
+        f"change it in {file}, line 32"
+    )
     named = cli(*render, "4", "--set", "slurm.partition=small")
-    assert named.error == f"--nodes 4 is more than the 1 that {file} allows"
+    assert named.error.startswith(f"--nodes 4 {small}")
     bad = cli(*render, "1", "--set", "slurm.partitions={x: {nodes: 1}}")
     assert "unknown key slurm.partitions.x.nodes" in bad.error
     bad = cli(*render, "1", "--set", "slurm.partitions={'': {}}")

@@ -135,7 +135,10 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(ended, cli, site, 
         f"{ended.name} cannot continue with --nodes 3: global batch 64 at micro-batch 1 is "
         "64 micro-batches per step, fewer than 3 x 32 workers; nearest: 2 nodes"
     )
-    assert "--nodes 9 is more than the 4 that" in cli("resume", "last", "--nodes", "9").error
+    assert (
+        "take at most 4, or pass --set slurm.max_nodes=NUMBER"
+        in cli("resume", "last", "--nodes", "9").error
+    )
     assert cli("resume", "last", "--nodes", "0").code == 1
     assert (ended.record_file.read_bytes(), contents(ended)) == (record, before)
 

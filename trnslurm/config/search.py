@@ -178,6 +178,20 @@ def yaml_line(value: Any) -> str:
     return said.removesuffix("...\n").removesuffix("\n")
 
 
+def find_line(file: Path, *keys: str) -> str:
+    """Return the line of a file that sets a key below others, with its comment; empty: none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        node: Any = yaml.compose(text, Loader=_Loader)
+        for key in keys:
+            node = next(value for name, value in node.value if name.value == key)
+    except (OSError, ValueError, AttributeError, StopIteration, yaml.YAMLError):
+        return ""
+    line: int = node.start_mark.line
+    comment = text.splitlines()[line].partition(" # ")[2].strip()
+    return f"line {line + 1}" + (f" ({comment})" if comment else "")
+
+
 # libyaml's parser where PyYAML came with it: it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_LARGE = 2**63

@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Cluster, Config, Recipe, Reference
+from trnslurm.config.search import find_line
 from trnslurm.config.software import device_of, device_of_sdk
 from trnslurm.config.times import LONGEST_MIN
 from trnslurm.config.tree import lookup
@@ -150,7 +152,8 @@ def make_spec(
         except (ConfigError, PlanError) as error:
             refused.append(error)
     if not specs:
-        raise refused[0]
+        said = {*map(str, refused)}
+        raise refused[0] if len(said) == 1 else ConfigError("; ".join(map(str, refused)))
     return _in_any_partition(specs)
 
 
@@ -369,17 +372,36 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
             "other: leave it out"
         )
     if limit is not None and nodes + spares > limit:
-        origin = config.origins["slurm.max_nodes"]
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
-        raise ConfigError(f"{asked} is more than the {limit} that {origin.source} allows")
+        key, way = _limit(config, "max_nodes")
+        raise ConfigError(f"{asked} is more than {key} ({limit}): take at most {limit}, or {way}")
     # Slurm refuses a range that begins below a partition's MinNodes (seen on 22.05 and 24.11).
     least = min(nodes, config.cluster.slurm.min_nodes or nodes)
     if (fewest := config.cluster.slurm.fewest_nodes) and 0 < least < fewest:
-        origin = config.origins["slurm.fewest_nodes"]
-        raise ConfigError(f"--nodes {least} is less than the {fewest} that {origin.source} needs")
+        key, way = _limit(config, "fewest_nodes")
+        raise ConfigError(
+            f"--nodes {least} is less than {key} ({fewest}): take at least {fewest}, or {way}"
+        )
     emulated = nodes > 1 and scheduler.is_here
     if emulated and (why := device.why_one_node(nodes, instance.name)):
         raise ConfigError(why)
+
+
+def _limit(config: Config, name: str) -> tuple[str, str]:
+    """Return the key of a partition's limit, and how to change it."""
+    keys, own = ["slurm", name], config.cluster.slurm.partition
+    if own != config.tree["slurm"]["partition"]:  # another that the profile has
+        keys = ["slurm", "partitions", str(own), name]
+    key = ".".join(keys)
+    origin = config.origins.get(key, config.origins[f"slurm.{name}"])
+    if origin.layer == "site lock":
+        return key, f"ask the admin, who locks it in {origin.source}"
+    if origin.layer == "command line":
+        return key, f"change {origin.source}"
+    if origin.layer != "cluster profile":
+        return key, f"pass --set {key}=NUMBER"
+    line = find_line(Path(origin.source), *keys)
+    return key, f"change it in {origin.source}" + (f", {line}" if line else "")
 
 
 def steps_of(config: Config, batch: BatchPlan) -> int:
@@ -541,10 +563,10 @@ def _time_limits(
         raise PlanError(f"time limit of {train} min: it must be at least one minute")
     limit = slurm.max_time_min
     if limit is not None and train > limit:
+        key, way = _limit(config, "max_time_min")
         raise PlanError(
-            f"time limit of {train} min is over the {limit} min of "
-            f"{config.origins['slurm.max_time_min'].source}: pass --time {limit}, "
-            "more nodes or fewer steps"
+            f"time limit of {train} min is over {key} ({limit}): pass --time {limit}, more nodes "
+            f"or fewer steps, or {way}"
         )
     return {p: train if p == "train" else precompile_min(config) for p in phases}
 
