@@ -368,6 +368,30 @@ def test_nodes_that_jobs_must_share(site, fake_slurm, cli, home: Path) -> None:
     assert "  # exclusive: ?  OverSubscribe=FORCE:8: jobs share its nodes in any case\n" in text
 
 
+def test_a_hidden_partition_is_named_but_not_chosen(site, fake_slurm, cli, home: Path) -> None:
+    cluster(
+        fake_slurm, "", "h*4 Gres=gpu:8\nn*2",
+        "team Nodes=h Hidden=YES MaxTime=08:00:00\nmain Nodes=n MaxTime=08:00:00",
+    )  # fmt: skip
+    done = cli("cluster", "detect")
+    assert "main *" in done.out
+    assert done.out.endswith("\nteam: hidden by the site; --partition takes one\n")
+    assert cli("cluster", "detect", "--write", "--partition", "team").code == 0
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    assert yaml.safe_load(text)["slurm"]["partition"] == "team"
+    assert any("--all" in call.arguments for call in fake_slurm.calls("scontrol"))
+
+
+def test_nodes_that_differ_in_what_is_no_device(site, fake_slurm, cli, home: Path) -> None:
+    more = "Gres=gpu:8 CPUTot=96 CPUEfctv=96 RealMemory=500000"
+    cluster(fake_slurm, MEMORY, f"h*4 Gres=gpu:8\nm*1 {more}", "g Nodes=h,m MaxTime=08:00:00")
+    assert cli("cluster", "detect", "--write").code == 0
+    text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
+    assert "max_nodes: 5 " in text and "cpus_per_task: 64 " in text
+    assert "# CPUEfctv of its nodes, the least: some have 96\n" in text
+    assert re.search(r"  mem_per_node_mib: 256000 +# .*, the least: some have 500000\n", text), text
+
+
 def test_slices_beside_whole_gpus(site, fake_slurm, cli, home: Path) -> None:
     gres = "gpu:a100:4(S:0-1),gpu:a100_3g.20gb:6(S:0-1)"
     cluster(fake_slurm, "", f"m*2 Gres={gres}", "gpu Nodes=m MaxTime=08:00:00")

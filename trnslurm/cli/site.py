@@ -255,6 +255,8 @@ def _print_site(site: DetectedCluster, chosen: Nodes) -> None:
     }
     echo_table(*cells_of(columns, site.partitions), right="nodes,cpus,gpus,max minutes")
     click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
+    if hidden := sorted({n.name for n in site.partitions if n.hidden}):
+        click.echo(f"{', '.join(hidden)}: hidden by the site; --partition takes one")
     for name, why in {n.name: n.unusable for n in site.partitions if n.unusable}.items():
         click.echo(f"{name} does not take your jobs: {why}")
 

@@ -177,8 +177,11 @@ class Slurm(Frozen, kw_only=False):
         return dict(re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", text))
 
     def show(self, what: str, *names: str) -> list[dict[str, str]]:
-        """Return the fields of jobs, nodes or partitions, as `scontrol show` prints them."""
-        lines = self.call("scontrol", "show", what, "-o", *names).splitlines()
+        """Return the fields of jobs, nodes or partitions, as `scontrol show` prints them.
+
+        Hidden partitions and their nodes, too: who knows their names may use them.
+        """
+        lines = self.call("scontrol", "show", what, "-o", "--all", *names).splitlines()
         found = [dict(re.findall(_FIELD, line)) for line in lines if "=" in line]
         if names and not found:
             raise SlurmError(f"scontrol: shows no {what} {' '.join(names)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from trnslurm.config.catalog import InstanceType, ec2_name, is_accelerated, types_of_size
@@ -68,6 +68,8 @@ class Nodes(Frozen):
     label: str
     """The partition, and what tells these nodes from its others."""
     default: bool
+    hidden: bool
+    """Whether the site does not show it to its users; they may use it."""
     nodes: int
     """The most nodes of a job."""
     fewest: int
@@ -144,8 +146,9 @@ class DetectedCluster(Frozen):
     def best(self, partition: str | None = None) -> Nodes | None:
         """Return the likely nodes for training, in a partition or in all; None: there are none.
 
-        Accelerators first, then time for more than a test, then several nodes in this partition or
-        in others of the same nodes, then the site's default partition, then more nodes, then time.
+        A hidden partition is the last. Accelerators first, then time for more than a test, then
+        several nodes in this partition or in others of the same nodes, then the site's default
+        partition, then more nodes, then time.
         """
         return _best([n for n in self.partitions if partition in (None, n.name, n.label)])
 
@@ -153,7 +156,7 @@ class DetectedCluster(Frozen):
 def _instead(other: Nodes, chosen: Nodes) -> bool:
     """Check whether another partition has the same nodes, for jobs with the same options."""
     asks = any(not question.startswith("default_time_min|") for question in other.questions)
-    usable = not (other.unusable or other.preempts or asks)
+    usable = not (other.unusable or other.preempts or other.hidden or asks)
     same = all(getattr(other, key) == getattr(chosen, key) for key in _SAME)
     return other.name != chosen.name and usable and same
 
@@ -162,6 +165,7 @@ def _best(among: Sequence[Nodes]) -> Nodes | None:
     order = [
         (
             not n.unusable,
+            not n.hidden,
             not any(question.startswith("account|") for question in n.questions),
             n.up > 0,
             0.5 if n.sliced else n.accelerators,
@@ -279,7 +283,7 @@ class _Partition:
             Limits(nodes=1, cpus=cpus, gpus=gpus.number, memory_mib=None if unset else memory),
         )
         limits = granted.limits
-        sources["cpus_per_task"] = "CPUEfctv of its nodes"
+        sources["cpus_per_task"] = f"CPUEfctv of its nodes{_unlike(map(effective_cpus, nodes))}"
         if cpus < total_cpus:
             sources["cpus_per_task"] = f"MaxCPUsPerNode of the partition; a node has {total_cpus}"
         if limits.cpus is not None and limits.cpus < cpus:
@@ -302,6 +306,7 @@ class _Partition:
         default_time, time_source = self._default_time(limits)
         sources["default_time_min"] = time_source
         mem, sources["mem_per_node_mib"] = self._mem(nodes, cpus, exclusive, limits)
+        sources["mem_per_node_mib"] += _unlike(map(memory_of, nodes))
         if unset and mem is not None:
             mem, sources["mem_per_node_mib"] = 0, "0: all; slurm.conf has no RealMemory for them"
         most, sources["max_nodes"] = self._most_nodes(up, total, cpus, number, limits, granted)
@@ -321,6 +326,7 @@ class _Partition:
             name=self._name,
             label=f"{self._name}/{tells}" if kinds > 1 else self._name,
             default=self._fields.get("Default") == "YES",
+            hidden=self._fields.get("Hidden") == "YES",
             nodes=most,
             fewest=max(granted.fewest_nodes, whole_number(self._fields.get("MinNodes")) or 1),
             preempts=self._preempts(),
@@ -554,6 +560,12 @@ def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
     gres = {"Gres": f"gpu:{gpus}"} if gpus else {}
     every = [f"{name}-hidden-{n}" for n in range(number)]
     return [{"NodeName": node, "Partitions": name, **one, **gres} for node in every]
+
+
+def _unlike(numbers: Iterable[int]) -> str:
+    """Return what to add where nodes that a job may get together differ."""
+    found = sorted({*numbers})
+    return f", the least: some have {found[-1]}" if len(found) > 1 else ""
 
 
 def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:

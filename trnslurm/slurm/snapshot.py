@@ -73,6 +73,8 @@ class Snapshot(Frozen):
         """Ask the controller, and the accounting where there is one."""
         config = slurm.configuration()
         nodes, partitions = slurm.show("node"), slurm.show("partition")
+        groups = own_groups(partitions)
+        partitions = [each for each in partitions if _is_for(each, groups)]
         types = _types_of_hyperpod()
         nodes = [
             node | {"InstanceType": types.get(node["NodeName"], "")}
@@ -89,7 +91,7 @@ class Snapshot(Frozen):
             nodes=[{key: node[key] for key in NODE if node.get(key)} for node in nodes],
             associations=associations,
             qos=qos,
-            groups=own_groups(partitions),
+            groups=groups,
         )
 
     @classmethod
@@ -155,6 +157,12 @@ def limits_jobs(config: Fields) -> bool:
     """Check whether the limits of accounts and QOS are enforced; `safe` includes them."""
     enforced = config.get("AccountingStorageEnforce", "").lower()
     return "limits" in enforced or "safe" in enforced
+
+
+def _is_for(partition: Fields, groups: Sequence[str] | None) -> bool:
+    """Check whether a partition is for these groups; Slurm does not show others without --all."""
+    allowed = partition.get("AllowGroups", "ALL")
+    return groups is None or allowed == "ALL" or bool({*groups} & {*allowed.split(",")})
 
 
 def _types_of_hyperpod() -> dict[str, str]:
