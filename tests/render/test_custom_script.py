@@ -730,13 +730,17 @@ def test_a_script_may_find_its_newest_checkpoint(site, cli, project, words, take
 
 
 def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> None:
-    (project / ".gitignore").write_text("data\nout\nbig\n")
-    for name in ("data/train/a.bin", "data/b.bin", "out/x", "big/c.bin"):
+    (project / ".gitignore").write_text("data\nout\nbig\nassets/hf/*\n")
+    for name in ("data/train/a.bin", "data/b.bin", "out/x", "big/c.bin", "assets/hf/q/t.json"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("x")
     words = ("--train_data_dir", "./data/train/", "--output_data", "out", "data.path=big")
+    words += ("--hf_assets_path", "assets/hf/q")
     said = cli("submit", "./train.py", *CPU, "--dry-run", *TIME, "--", *words)
-    assert ", not data, out (.gitignore, or hidden); links to big, data/train;" in said.out
+    assert (
+        ", not data, out (.gitignore, or hidden); links to assets/hf/q, big, data/train;"
+        in said.out
+    )
     files = rendered(site, cli, "./train.py", "--", *words)
     assert f"ln -s {project}/data/train work.new/data/train" in files["train.sbatch"]
     (project / "job.sbatch").write_text(

@@ -39,7 +39,11 @@ _SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
 _MOST_MIB, _MOST_FILES = 64, 20_000
 _GIT_TIMEOUT_S = 20
 # Options that name what a script reads, and others whose names look alike.
-_READS = re.compile(r"(?i)data|input|corpus|(train|valid(ation)?|test)_(file|dir|path)")
+# Such as torchtitan's --hf_assets_path, and --model_name_or_path of transformers' examples.
+_READS = re.compile(
+    r"(?i)data|input|corpus|assets|tokenizer|pretrained|name_or_path"
+    r"|(train|valid(ation)?|test)_(file|dir|path)"
+)
 _WRITES = re.compile(r"(?i)out|save|log|cache|checkpoint|ckpt|result")
 _MOST_SCRIPT = 1 << 20
 _OF_SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
