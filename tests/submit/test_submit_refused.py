@@ -106,15 +106,15 @@ NODE = (
         ("", ("IDLE",), ("DOWN", "UNLIMITED", "UNLIMITED"), {},
          "warning: partition compute is DOWN: jobs wait until"),
         ("", ("IDLE",), ("UP", "1-00:00:00", "UNLIMITED"), {"time_min": 2880},
-         "partition compute has MaxTime=1-00:00:00, so the job would wait for good; "),
+         "error: the job would wait for good: partition compute has MaxTime=1-00:00:00, and "),
         ("", ("IDLE",), ("UP", "1-00:00:00", "UNLIMITED"), {"time_min": 2880, "qos": "long"},
-         "warning: partition compute has MaxTime=1-00:00:00, and "),
+         "warning: the job may wait for good: partition compute has MaxTime=1-00:00:00, and "),
         ("", ("IDLE",), ("UP", "UNLIMITED", "32768"), {"mem_per_node_mib": 40000},
          "slurm.mem_per_node_mib is 40000"),
         ("", ("IDLE",), ("UP", "UNLIMITED", "32768"), {"mem_per_node_mib": 0},
-         "partition compute has MaxMemPerNode=32768, so the job would wait for good; "),
+         "the job would wait for good: partition compute has MaxMemPerNode=32768, and "),
         ("", ("IDLE",), ("UP", "UNLIMITED", "UNLIMITED"), {"account": "mine"},
-         "warning: partition compute has AllowAccounts=team,other, and "),
+         "warning: the job may wait for good: partition compute has AllowAccounts=team,other, "),
         # Errors that may pass, and jobs that may start.
         ("Unable to contact slurm controller", ("IDLE",), ("UP", "UNLIMITED", "UNLIMITED"), {}, ""),
         ("", ("IDLE",), ("UP", "10-00:00:00", "500000"),
@@ -166,14 +166,18 @@ LIMITED = (
         # That of a partition may come first, or second.
         ("", "|", {"partition": "all"}, "warning: the job may wait for good: by QOS above and acc"),
         ("", "|", {"partition": "all,compute"}, "warning: the job may wait for good: by account"),
+        ("", "|", {"partition": "all,compute", "cpus_per_task": 8, "exclusive": False}, ""),
+        ("", "|", {"partition": "all,short", "cpus_per_task": 8, "exclusive": False}, ""),
+        ("", "cpu=999|", {"partition": "short"}, "partition short has MaxTime=00:05:00, and "),
         ("", "|", {"account": "other"}, ""),
     ],
 )  # fmt: skip
 def test_more_than_the_account_allows_is_refused_before_it_is_queued(
     site, fake_slurm, cli, wall, of_qos, settings, words
 ) -> None:
-    partition = "PartitionName={} State=UP MaxTime=UNLIMITED QoS={}"
-    every = (("compute", "N/A"), ("all", "above"))
+    partition = "PartitionName={} State=UP MaxTime={} QoS={}"
+    none = "UNLIMITED"
+    every = (("compute", none, "N/A"), ("all", none, "above"), ("short", "00:05:00", "N/A"))
     fake_slurm.answer("show-partition", *(partition.format(*each) for each in every))
     nodes = (NODE.format(n, "(null)", "IDLE") for n in (1, 2))
     fake_slurm.answer("show-node", *(node.replace("=compute", "=compute,all") for node in nodes))

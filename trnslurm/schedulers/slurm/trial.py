@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from trnslurm.console import Console
 from trnslurm.errors import SlurmError, SubmitError
@@ -27,6 +28,14 @@ _LIMITED = {
 _AVAILABLE = ("idle", "in use", "off until a job needs it")
 
 
+class Over(NamedTuple):
+    """What a script asks for and a partition does not allow."""
+
+    text: str
+    certain: bool
+    """Whether the job would wait for good."""
+
+
 def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, tasks: int) -> None:
     """Refuse scripts that Slurm would refuse, or leave pending for good.
 
@@ -40,17 +49,31 @@ def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, task
     for asked in tried:
         _try(asked, slurm, console, tasks)
     try:
-        partitions = slurm.show("partition")
+        every = slurm.show("partition")
         for asked in tried:
-            all_memory = asked.value("mem") == "0"
-            for partition in asked.partitions(partitions):
-                nodes = nodes_of([partition["PartitionName"]], slurm) if all_memory else []
-                _compare(asked, partition, nodes, console)
+            own = asked.partitions(every)
+            for partition in own:
+                name, state = partition["PartitionName"], partition.get("State", "UP")
+                if state != "UP":
+                    until = "jobs wait until an administrator sets it UP"
+                    console.warn(f"partition {name} is {state}: {until}")
+            _tell([_over_partition(asked, each, slurm) for each in own], console)
         access = read_access(Snapshot.of_accounts(slurm, timeout_s=_ACCOUNTING_S))
-        for asked in tried if access.associations else ():
-            _compare_limits(asked, partitions, access, slurm, console)
+        for asked in tried:
+            own = asked.partitions(every)
+            _tell([_over_account(asked, each, access, slurm) for each in own], console)
     except SlurmError:  # the submission says it
         return
+
+
+def _tell(answers: Sequence[Over | None], console: Console) -> None:
+    """Refuse or warn, if each of a script's partitions has too little for it."""
+    found = [answer for answer in answers if answer]
+    if not found or len(found) < len(answers):
+        return
+    if all(each.certain for each in found):
+        raise SubmitError(f"the job would wait for good: {found[0].text}")
+    console.warn(f"the job may wait for good: {found[0].text}")
 
 
 def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
@@ -68,21 +91,13 @@ def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
     console.warn(waits)
 
 
-def _compare(
-    asked: Asked,
-    partition: Mapping[str, str],
-    nodes: Sequence[Mapping[str, str]],
-    console: Console,
-) -> None:
-    """Refuse what the partition's limits leave pending for good, where Slurm queues it."""
-    name = partition["PartitionName"]
-    state = partition.get("State", "UP")
-    if state != "UP":
-        console.warn(f"partition {name} is {state}: jobs wait until an administrator sets it UP")
+def _over_partition(asked: Asked, partition: Mapping[str, str], slurm: Slurm) -> Over | None:
+    """Return what a partition does not allow, where Slurm queues the job."""
+    name, memory = partition["PartitionName"], whole_number(asked.value("mem"))
     time, most = minutes(_full(asked.value("time"))), minutes(partition.get("MaxTime", ""))
-    memory, limit = whole_number(asked.value("mem")), whole_number(partition.get("MaxMemPerNode"))
-    if memory == 0 and nodes:  # all of a node: Slurm takes the partition's first (job_mgr.c)
-        memory = memory_of(nodes[0])
+    limit = whole_number(partition.get("MaxMemPerNode"))
+    if memory == 0:  # all of a node: Slurm takes the partition's first (job_mgr.c)
+        memory = next(map(memory_of, nodes_of([name], slurm)), None)
     over = {
         "time": bool(time and most and time > most) and f"MaxTime={partition['MaxTime']}",
         "mem": bool(memory and limit and memory > limit) and f"MaxMemPerNode={limit}",
@@ -91,64 +106,51 @@ def _compare(
         allowed, given = partition.get(key, "ALL"), asked.value(option)
         taken = not given or {given, "ALL"} & {*allowed.split(",")}
         over[option] = not taken and f"{key}={allowed}"
-    for option, allows in over.items():
-        if not allows:
-            continue
-        keys = asked.keys([option])
-        # A QOS may lift the partition's limit; newer Slurm also takes the accounts below those.
-        if option == "account" or (option == "time" and asked.value("qos")):
-            console.warn(f"partition {name} has {allows}, and {keys}: the job may wait for good")
-        else:
-            raise SubmitError(
-                f"partition {name} has {allows}, so the job would wait for good; {keys}"
-            )
+    # A QOS may lift the partition's limit; newer Slurm also takes the accounts below those.
+    unsure = ("account", "time") if asked.value("qos") else ("account",)
+    found = [
+        Over(f"partition {name} has {allows}, and {asked.keys([option])}", option not in unsure)
+        for option, allows in over.items()
+        if allows
+    ]
+    return next((each for each in found if each.certain), found[0] if found else None)
 
 
-def _compare_limits(
-    asked: Asked,
-    partitions: Sequence[Mapping[str, str]],
-    access: Access,
-    slurm: Slurm,
-    console: Console,
-) -> None:
-    """Refuse what the limits of the account and QOS leave pending for good, in every partition.
+def _over_account(
+    asked: Asked, partition: Mapping[str, str], access: Access, slurm: Slurm
+) -> Over | None:
+    """Return what the account and QOS do not allow in a partition.
 
-    Slurm queues it, with a reason such as AssocMaxCpuPerJobLimit (seen on 22.05), unless its QOS
-    has the flag DenyOnLimit.
+    Slurm queues the job, with a reason such as AssocMaxCpuPerJobLimit (seen on 22.05), unless its
+    QOS has the flag DenyOnLimit.
     """
+    limits, by = limits_of(access, partition, asked.value("account"), asked.value("qos"))
+    if limits == Limits():
+        return None
     nodes = whole_number(asked.value("nodes").partition("-")[0]) or 1
     tasks, each = (whole_number(asked.value(o)) or 1 for o in ("ntasks-per-node", "cpus-per-task"))
     gpus = whole_number(asked.value("gpus-per-node").rpartition(":")[2])
-    own = asked.partitions(partitions)
-    if asked.has("exclusive") and own:
-        every = nodes_of([p["PartitionName"] for p in own], slurm)
-        cpus = min((effective_cpus(n) for n in every if _fits(asked, n)), default=tasks * each)
-    else:
-        cpus = tasks * each
+    cpus = tasks * each
+    if asked.has("exclusive"):
+        there = [n for n in nodes_of([partition["PartitionName"]], slurm) if _fits(asked, n)]
+        cpus = min(map(effective_cpus, there), default=cpus)
     need = Limits(
         nodes=nodes,
         cpus=nodes * cpus,
         gpus=nodes * gpus if gpus else None,
         minutes=minutes(_full(asked.value("time"))),
     )
-    said: list[str] = []
-    for partition in own:
-        limits, by = limits_of(access, partition, asked.value("account"), asked.value("qos"))
-        over = limits.below(need)
-        if not over:
-            return
-        name, most = next(iter(over.items()))
-        what, options = _LIMITED[name]
-        allows = f"by {by} a job has at most {most} {what}, and this one {getattr(need, name)}"
-        if name == "cpus" and nodes * tasks * each <= most:
-            allows += ", as --exclusive takes nodes whole"
-        way = asked.keys(options) or f"set slurm.max_time_min to {most}"
-        said.append(f"{allows}; {way}")
+    over = limits.below(need)
+    if not over:
+        return None
+    name, most = next(iter(over.items()))
+    what, options = _LIMITED[name]
+    text = f"by {by} a job has at most {most} {what}, and this one {getattr(need, name)}"
+    if name == "cpus" and nodes * tasks * each <= most:
+        text += ", as --exclusive takes nodes whole"
+    way = asked.keys(options) or f"set slurm.max_time_min to {most}"
     # With the flag OverPartQOS, the job's QOS comes before that of its partition.
-    if said and all(p.get("QoS", "N/A") in ("N/A", "") for p in own):
-        raise SubmitError(f"the job would wait for good: {said[0]}")
-    if said:
-        console.warn(f"the job may wait for good: {said[0]}")
+    return Over(f"{text}; {way}", certain=partition.get("QoS", "N/A") in ("N/A", ""))
 
 
 def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
