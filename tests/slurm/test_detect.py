@@ -525,6 +525,7 @@ def test_accounts_and_qos(site, fake_slurm, cli, home: Path, limits, expected) -
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
     # An account below a denied one is denied too, by newer Slurm.
     assert ("# partition: ?  DenyAccounts=" in text) == limits.startswith("DenyAccounts")
+    assert ("; more with fewer cpus_per_task\n" in text) == (limits == "AllowQos=long")
 
 
 def test_limits_of_the_accounts_above(site, fake_slurm, cli, home: Path) -> None:

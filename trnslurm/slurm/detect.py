@@ -310,6 +310,8 @@ class _Partition:
         if unset and mem is not None:
             mem, sources["mem_per_node_mib"] = 0, "0: all; slurm.conf has no RealMemory for them"
         most, sources["max_nodes"] = self._most_nodes(up, total, cpus, number, limits, granted)
+        if limits.cpus == cpus < total_cpus and total > 1:
+            sources["max_nodes"] += "; more with fewer cpus_per_task"
         max_time = _least(minutes(self._fields.get("MaxTime", "")), limits.minutes)
         questions = [*granted.questions]
         if default_time is None:
