@@ -101,6 +101,7 @@ def test_what_becomes_of_each_option(tmp_path: Path) -> None:
     assert found.slurm == {
         "partition": "gpu", "account": "lab", "time_min": 26 * 60, "requeue": False,
         "stop_before_s": 90, "exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None,
+        "cpus_per_task": None,
     }  # fmt: skip
     assert dict(found.replaced).keys() == {"--output=out/%j", "--parsable"}
 
