@@ -86,7 +86,8 @@ def _of_lines(case: Case) -> Advice:
         if case.raised.place:
             return Advice(
                 f"the script raised {case.raised.kind} ({case.raised.place})",
-                f"correct it there, and submit again; {suspect.place} has more",
+                f"see what {case.raised.place} got: correct the script, its settings or its data, "
+                f"and submit again; {suspect.place} has more",
                 "",
             )
         cause = f"unknown: {case.raised.kind} ended the worker"

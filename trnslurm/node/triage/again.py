@@ -215,7 +215,7 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
         return False
     # Workers that lost a peer had started working together.
     missed = any(
-        s.known and s.known.kind == EFFECT and s.known.name != "death-signal"
+        s.known and s.known.kind == EFFECT and s.known.name not in ("death-signal", "signal-abort")
         for s in evidence.suspects
     )
     return missed or _seconds(state) > _EARLY_S

@@ -27,9 +27,7 @@ from trnslurm.node.triage.patterns import readable
 
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
 # What only a package can do: a script of the user's is not installed.
-_OF_PACKAGE = re.compile(
-    r"(,? or|;) (install a (newer )?version of|update|upgrade) \{owner\}[^,;(]*(\([^)]*\))?"
-)
+_OF_PACKAGE = re.compile(r"(,? or|;) update \{owner\}")
 _SHORTEST = 3
 _MOST_FRAMES = 16 << 10
 """Characters of a traceback's end that are compared; 100 frames have as many."""

@@ -28,7 +28,11 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     """
     suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
     hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
-    timed = [h for h in hits if h.cause.strong and h.when and of_machines(h.cause)]
+    timed = [
+        h
+        for h in hits
+        if h.cause.strong and h.when and of_machines(h.cause) and not _says_warning(h)
+    ]
     first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
     first += map(_as_suspect, timed)
     if first:
@@ -66,14 +70,11 @@ def _on_its_host(suspect: Suspect, hosts: list[str]) -> Suspect:
 
 
 def _first_death(hits: list[Hit]) -> Hit | None:
-    """Return srun's word that a task was killed, if nothing in that log explains it before.
-
-    A program that is told of a timeout aborts.
-    """
+    """Return srun's word that a task was killed, if nothing in that log explains it before."""
     of_job = sorted((hit for hit in hits if hit.node is None), key=lambda hit: hit.at)
     if not of_job or of_job[0].cause.name not in ("task-killed", "task-crashed"):
         return None
-    return None if ": Aborted" in of_job[0].line else of_job[0]
+    return of_job[0]
 
 
 def _first_of(suspects: list[Suspect]) -> Suspect:
@@ -100,20 +101,22 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
             return chosen, own, ()
         best = min(specific, key=_order)
         return chosen, best.cause, (best.line,)
+    raised = what_was_raised(chosen)
+    # Such an exception is of the program's own code: what was logged before is another matter.
+    of_code = raised is not None and raised.kind in _OF_CODE
     near = [
         hit
         for hit in hits
         if hit.cause.kind == CAUSE
         and of_machines(hit.cause)
+        and not (of_code and _says_warning(hit))
         and hit.node in (chosen.node, None)
         and not (hit.when and chosen.when and hit.when > chosen.when + _SAME_S)
     ]
     strong = [hit for hit in near if hit.cause.strong]
     weak = [hit for hit in near if not hit.cause.strong]
-    raised = what_was_raised(chosen)
     found = strong or ([] if own or raised else weak)
-    # Such an exception is of the program's own code: what was caught and logged before is another.
-    others = not own and not (raised and raised.kind in _OF_CODE)
+    others = not own and not of_code
     if not found and others:
         found = [hit for hit in hits if _may_explain(hit, chosen)]
     if not found and others:

@@ -26,7 +26,7 @@ from trnslurm.node.triage.causes import (
     may_match,
     named,
 )
-from trnslurm.node.triage.going_on import last_steps
+from trnslurm.node.triage.going_on import GOES_ON, last_steps
 from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
@@ -54,9 +54,6 @@ _MOST_LINES = 4096  # of one log that are compared with all patterns
 WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
     r"|\b(?i:retrying)\b"
-)
-GOES_ON = re.compile(
-    r"(?i)\b(skipp(ed|ing)|fall(ing)? back|ignor(ed|ing)|will ignore|trying to (resume|recover))\b"
 )
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 _GOES_ON_AFTER = re.compile(r"\W*Trying (to|again)\b")
@@ -235,7 +232,11 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         words = read_words(text, first_rank)
         share(2 * parts)
         hits = list(_hits(text, place, node, words.first_at(text) - _LINES_NEAR))
-        hits = [hit for hit in hits if not _did_start(hit, lines[end:])]
+        hits = [
+            hit
+            for hit in hits
+            if not (_did_start(hit, lines[end:]) or any(hit.at in c for c in words.caught))
+        ]
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
@@ -390,6 +391,8 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield the suspects on a node, from torchrun's report and the workers' own output."""
     unsaid = words.last_without_rank(_follows)
+    if unsaid and any(t.at > unsaid.at and not _is_effect(t) for t in words.of_ranks()):
+        unsaid = None  # a rank got further, so what was before was caught
     exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
     for failed in exits:
@@ -415,6 +418,12 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
             yield _suspect_of(said, place, rank=rank, node=node, host=host)
     if unsaid and not exits:  # with exits, it did not end a worker
         yield _suspect_of(unsaid, place, node=node, host=host)
+
+
+def _is_effect(traceback: Traceback) -> bool:
+    """Check whether an exception is a consequence of another process's failure."""
+    known = _suspect_of(traceback, "").known
+    return known is not None and known.kind != CAUSE
 
 
 def _follows(line: str) -> bool:

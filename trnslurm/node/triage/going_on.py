@@ -17,6 +17,14 @@ _STEP = re.compile(
     r"|['\"]loss['\"]: *['\"]?-?\d|\d%\|[^|]*\| *\d+/\d+ \[.*?(?:it/s|s/it)"
 )
 _WORDS = ("loss", "it/s", "s/it", "step", "iter", "epoch", "Iter", "Epoch")
+_WARNS = re.compile(r"\b(WARN(ING)?|\w*Warning)\b|^\[?W\d*\b")
+_INFORMS = re.compile(r"\b(INFO|DEBUG)\b|^\[?I\d{4}\b")
+GOES_ON = re.compile(
+    r"(?i)\b(skipp(ed|ing)|fall(ing)? back|ignor(ed|ing)|will ignore|trying to (resume|recover))\b"
+)
+# An error may advise the like, so these words count around it only.
+_GOES_ON = re.compile(rf"{GOES_ON.pattern}|\b(continu(es|ing)|retry(ing)?)\b|\binstead\W*$")
+_OF_LAUNCHERS = re.compile(r"launch|elastic|closing signal|wandb|sigkill_handler|srun: ")
 _MOST = 2
 """Steps that ranks which still run may print after the first one has died."""
 
@@ -37,3 +45,17 @@ def last_steps(lines: Sequence[str]) -> int:
                 break
             begin = at + 1
     return begin if steps > _MOST else 0
+
+
+def was_caught(before: str, after: str) -> bool:
+    """Check whether a program logged an exception and went on, by the lines around a traceback.
+
+    Ranks that share a log write between each other's lines, so one of the two is not enough.
+    """
+    if _OF_LAUNCHERS.search(after):
+        return False
+    if _GOES_ON.search(before):
+        return _INFORMS.search(after) is not None or _WARNS.search(after) is not None
+    return _WARNS.search(before) is not None and (
+        _INFORMS.search(after) is not None or _GOES_ON.search(after) is not None
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import words_of
+from trnslurm.node.triage.going_on import was_caught
 
 # torch's prefix, or mpirun's: [job,rank]<stderr>:
 _RANK = re.compile(r"\[rank(\d+)\]: ?|\[\d+,(\d+)\]<std(?:err|out)>: ?")
@@ -143,6 +144,8 @@ class Traceback:
     """A blank line followed the message: in mixed output, its end."""
     ignored: bool = False
     """Python printed it, and the process continued."""
+    end: int = 0
+    """The place of another writer's line, or a logger's, that followed it; 0: none did."""
 
 
 class Words(Frozen, kw_only=False):
@@ -152,11 +155,17 @@ class Words(Frozen, kw_only=False):
     tracebacks: tuple[Traceback, ...]
     errors: tuple[tuple[int, str], ...]
     """Lines in which a program says that it failed, and where they are."""
+    caught: tuple[range, ...] = ()
+    """The lines of exceptions that a program logged, and went on."""
 
     def first_at(self, text: str) -> int:
         """Return the line of the first sign that a process died; the log's end if there is none."""
         report = _before_report(text).count("\n")
         return min([report, *(t.at for t in self.tracebacks), *(at for at, _ in self.errors)])
+
+    def of_ranks(self) -> list[Traceback]:
+        """Return the tracebacks that name a rank."""
+        return [traceback for traceback in self.tracebacks if traceback.rank is not None]
 
     def last_of(self, rank: int | None) -> Traceback | None:
         """Return the traceback that ended a rank: its last one."""
@@ -199,15 +208,18 @@ def _of_reader(traceback: Traceback) -> bool:
 def read_words(text: str, first_rank: int | None = None) -> Words:
     """Read a log; the first rank of its node tells which ones the others are."""
     reader = _Reader()
-    for at, line in enumerate(text.split("\n")):
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
         reader.read(at, line)
+    caught = [t for t in reader.closed if t.end and was_caught(lines[t.at - 1], lines[t.end])]
     tracebacks = [
-        traceback
-        for traceback in reader.closed
-        if not (traceback.ignored or any(x.startswith(_OF_TORCHRUN) for x in traceback.lines))
+        t
+        for t in reader.closed
+        if not (t.ignored or t in caught or any(x.startswith(_OF_TORCHRUN) for x in t.lines))
     ]
     exits = _failed(text) or _exits(text) or _deaths(text, first_rank)
-    return Words(tuple(exits), tuple(tracebacks), tuple(reader.errors))
+    ranges = [range(t.at, t.end) for t in caught]
+    return Words(tuple(exits), tuple(tracebacks), tuple(reader.errors), tuple(ranges))
 
 
 def error_like(text: str) -> tuple[str, ...]:
@@ -301,7 +313,7 @@ class _Reader:
         elif error := self._program_error(line):
             self.errors.append((at, error))
         elif current:
-            self._add(current, line)
+            self._add(current, at, line)
         elif _ERROR.match(line):  # of a traceback whose beginning is lost
             self._open[rank] = Traceback(rank, at, [*self._loose, line], whole=True)
             self.closed.append(self._open[rank])
@@ -346,7 +358,7 @@ class _Reader:
             return f"{self._clicks}: error: {line[7:].strip()}"
         return ""
 
-    def _add(self, traceback: Traceback, line: str) -> None:
+    def _add(self, traceback: Traceback, at: int, line: str) -> None:
         lines = traceback.lines
         if traceback.whole and line.startswith(_CHAINED):
             lines.append(line)
@@ -358,6 +370,7 @@ class _Reader:
             if not line.strip():
                 traceback.gap = True
             elif mixed or len(traceback.more) >= _MAX_MESSAGE:
+                traceback.end = at
                 del self._open[traceback.rank]
             else:
                 traceback.more.append(line)
