@@ -527,6 +527,43 @@ def test_survived_traceback_is_not_blamed(run) -> None:
     assert found(run).rank == 1
 
 
+CAUGHT = (
+    'Traceback (most recent call last):\n  File "/x/attn.py", line 2, in <module>\n'
+    "    import flash_attn\nModuleNotFoundError: No module named 'flash_attn'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        (
+            "WARNING: optional kernel not used:",
+            "INFO using scaled_dot_product_attention",
+            "data-empty",
+        ),
+        ("ERROR: kernel skipped", "2026-11-22 10:00:01 INFO 8 layers", "data-empty"),
+        (
+            "no kernel",
+            "[rank0]: Traceback (most recent call last):",
+            "data-empty",
+        ),  # it got further
+        ("WARNING: slow disk", "", "package-missing"),
+        (
+            "WARNING: slow disk",
+            "[2026-11-22] [INFO] [launch.py:315:sigkill_handler]",
+            "package-missing",
+        ),
+    ],
+)
+def test_a_caught_exception_is_not_the_end(run, before: str, after: str, name: str) -> None:
+    empty = ('[rank0]: Traceback (most recent call last):\n[rank0]:   File "t.py", line 1, in f\n'
+             "[rank0]: ValueError: num_samples should be a positive integer value, but got "
+             "num_samples=0\n")  # fmt: skip
+    end = empty if name == "data-empty" else ""
+    log(run, 0, f"{before}\n{CAUGHT}{after}\n{end}")
+    assert found(run).name == name
+
+
 def test_ended_by_term_is_never_first(run) -> None:
     log(run, 0, report(0, -15, second=0, said="Signal 15 (SIGTERM) received by PID 1"))
     assert found(run).kind == "effect"
@@ -573,7 +610,7 @@ def test_a_script_is_not_to_be_upgraded_by_pip(run) -> None:
         log(run, 0, f"Traceback (most recent call last):\n{frame.format(file)}{said}\n")
         assert found(run).fix.startswith(begins)
     for file, told in (("/proj/train.py", False), (f"{packages}/other/a.py", True)):
-        said = f'  File "{file}", line 3, in f\n    os.environ["PDSH_ARGS"]\nKeyError: \'PDSH_ARGS\''
+        said = f'  File "{file}", line 3, in f\n    os.environ["ARGS"]\nKeyError: \'ARGS\''
         log(run, 0, f"Traceback (most recent call last):\n{said}\n")
         assert ("or update other" in found(run).fix) == told
         assert "update train.py" not in found(run).fix
@@ -868,6 +905,24 @@ def test_the_traceback_tells_which_of_two_causes_it_is(run) -> None:
     assert found(run).name == "gpu-memory-load"
     log(run, 0, "\n".join(lines).format("loss.backward()"))
     assert found(run).name == "gpu-memory-backward"
+
+
+def test_another_script_is_told_its_own_word_for_the_batch_size(run) -> None:
+    log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n'
+        "    loss.backward()\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")  # fmt: skip
+    assert found(run).fix.startswith("set a smaller batch.micro_batch (the plan makes up")
+    run.code.mkdir()
+    write_json(run.project_file, {"links": {}, "left_out": []})
+    command = run.path / "node.sh"
+    for said, own in (
+        ("train.py --eval-batch-size 4 --batch-size=8", "--batch-size"),
+        ("t.py --per_device_train_batch_size 8", "--per_device_train_batch_size"),
+        ("t.py data.train_batch_size=128", "data.train_batch_size"),
+        ("t.py --global-batch-size 8", "batch size of the script"),
+    ):
+        command.write_text(f"{said}\n")
+        assert found(run).fix.startswith(f"set a smaller {own}; gradient (activation)")
 
 
 def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:

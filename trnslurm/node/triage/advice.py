@@ -19,7 +19,7 @@ from trnslurm.node.triage.project import (
     named_by_script,
     needs_gpu,
 )
-from trnslurm.node.triage.script import told_by_script
+from trnslurm.node.triage.script import batch_size, told_by_script
 from trnslurm.node.triage.versions import Versions
 
 _NO_FILES = (
@@ -32,7 +32,10 @@ _NOTHING_FOUND = re.compile(
     r"|\bempty\b|\b(n.t|not) (found|find|exist)"
 )
 _TO_WRITE = ("directory-to-write", "save-directory")
-_OF_RECIPES = re.compile(r",? ?\btrain\.keep_last\b[,;]? ?")
+_OF_RECIPES = re.compile(
+    r",? ?\btrain\.keep_last\b[,;]? ?|(: | \()the plan makes up for it with accumulation\)?"
+)
+_MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 
@@ -62,8 +65,12 @@ def advise(case: Case, *, again: bool) -> Advice:
     advice = _of_node(case, advice)
     if python := python_of(case.run, case.phase):
         advice = replace(advice, fix=advice.fix.replace("that Python", python))
-    if RunFiles(case.run).project_file.exists():  # another's script has no such setting
-        advice = replace(advice, fix=_OF_RECIPES.sub("", advice.fix).replace(" ()", ""))
+    if RunFiles(case.run).project_file.exists():  # another's script has no such settings
+        fix = _OF_RECIPES.sub("", advice.fix).replace(" ()", "")
+        if _MICRO_BATCH in fix:
+            own = batch_size(case.run) or "batch size of the script"
+            fix = fix.replace(_MICRO_BATCH, own)
+        advice = replace(advice, fix=fix)
     if again and advice.mend in ("", EITHER, PASSES):
         advice = replace(advice, mend=SUBMIT)
     if again and not case.known and advice.of_run is None:

@@ -27,6 +27,9 @@ _CONFIG = re.compile(r"(?<![\w./-])[\w./-]+\.(?:ya?ml|json|toml)\b")
 _KEY = re.compile(
     r"""(?:^|[{,])[ \t]*(?:- )?["']?([\w.-]+)["']?[ \t]*[:=]|^\[\[?([\w.-]+)\]""", re.MULTILINE
 )
+_BATCH_SIZE = re.compile(
+    r"""(?:^|(?<=[\s"'(]))(?![\w.-]*(?:eval|val|test|global))[\w.-]*batch[-_]size\b""", re.MULTILINE
+)
 _OF_CONFIG = re.compile(r"(?i)conf|cfg|\bargs|param|\bopt|setting|hydra")
 _LONGEST, _LONGEST_LINE = 1 << 20, 80
 _MOST_FILES, _MOST_LINES = 8, 4
@@ -57,6 +60,12 @@ def told_by_script(run: Path, suspect: Suspect) -> Told | None:
     if key and (cause := _lacks(run, key[1])):
         return Told(cause, "correct the key there, or in the script", proven=False)
     return None
+
+
+def batch_size(run: Path) -> str:
+    """Return how the job's command names its batch size; empty: it does not."""
+    named = _BATCH_SIZE.search(_text_of(run / NODE_SCRIPT))
+    return named[0] if named else ""
 
 
 def _newer_syntax(run: Path, suspect: Suspect) -> Told | None:
