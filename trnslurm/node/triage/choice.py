@@ -52,10 +52,15 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
         if telling and chosen.known and telling.cause.rank < chosen.known.rank:
             return chosen, telling.cause, (telling.line,)
         return chosen, chosen.known, ()
-    effects = [h for h in alone if h.cause.name != "worker-terminated" and not _only_warns(h)]
+    effects = [
+        h
+        for h in alone
+        if h.cause.name != "worker-terminated"
+        and not _only_warns(h)
+        and not (h.cause.weak and _says_warning(h))
+    ]
     if effects:
-        best = min(effects, key=lambda h: h.cause.kind == CAUSE and _says_warning(h))
-        return _as_suspect(best), best.cause, ()
+        return _as_suspect(effects[0]), effects[0].cause, ()
     # A worker died of what is harmless elsewhere.
     dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
     return (_first_of(dead) if dead else None), None, ()
@@ -114,7 +119,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
         and not (hit.when and chosen.when and hit.when > chosen.when + _SAME_S)
     ]
     strong = [hit for hit in near if hit.cause.strong]
-    weak = [hit for hit in near if not hit.cause.strong]
+    weak = [hit for hit in near if not (hit.cause.strong or _says_warning(hit))]
     found = strong or ([] if own or raised else weak)
     others = not own and not of_code
     if not found and others:
@@ -174,7 +179,7 @@ def _may_follow(suspect: Suspect, hit: Hit) -> bool:
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
     """Check whether a line explains the failure if workers report only lost peers."""
     if of_machines(hit.cause):
-        return hit.cause.strong or not (beside_effects and _says_warning(hit))
+        return hit.cause.strong or not _says_warning(hit)
     if _only_warns(hit):
         return False
     if beside_effects and hit.cause.source == "trnslurm":
