@@ -304,7 +304,8 @@ def _suspect(
     lines: tuple[str, ...], place: str, more: tuple[str, ...] = (), **facts: Any
 ) -> Suspect:
     # From the end: of several chained exceptions, the last ended the process.
-    said = [*(line for line in reversed(lines) if not line.startswith("  ")), *more]
+    said = [line for line in reversed(lines) if not line.startswith("  ")]
+    said += [line for line, after in zip(more, (*more[1:], "")) if not _GOES_ON_AFTER.match(after)]
     # Others write between the lines of a message, and the process that loads data only passes on
     # what its worker has raised.
     said = [line for line in said if not (_PASSED_ON.search(line) or GOES_ON.search(line))] or said

@@ -68,7 +68,8 @@ _BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "
 _IGNORED = re.compile(r"Exception ignored (in|while|on)\b|Error in atexit\.|--- Logging error ---")
 # Lines of other writers, which end an exception's message.
 _OTHERS_LINE = re.compile(
-    r"\[rank\d+\]|[IWEF]\d{4} \d\d:|\[?[IWE]? ?\d{4}-\d\d-\d\d|\S+:\d+:\d+ \[\d+\] NCCL|srun: "
+    r"\[rank\d+\]|[IWEF]\d{4} \d\d:|\[?[IWE]? ?\d{4}-(\d\d|[A-Z][a-z]{2})-\d\d|srun: "
+    r"|\S+:\d+:\d+ \[\d+\] NCCL"
     r"|slurm|trnslurm: |={8}|-{8}|\*{8}|(INFO|WARNING|ERROR|DEBUG)\b|triage: |Exception ignored"
 )
 _ERROR_LIKE = re.compile(
