@@ -13,6 +13,10 @@ from trnslurm.node.triage.evidence import Evidence, Hit, Suspect
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
 _WARN = re.compile(r"\bWARN\b")
+_OF_LIBRARY = re.compile(
+    r"\.(cpp|cc):\d+\]|NCCL (INFO|WARN) |torch[./]distributed[./]elastic|\bkubelet\b|-scheduler\b"
+    r"|-packages/torch/.*Warning: "
+)
 _OF_CODE = frozenset({
     "AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
     "UnboundLocalError", "ValueError", "ZeroDivisionError",
@@ -153,11 +157,10 @@ def _says_warning(hit: Hit) -> bool:
 def _only_warns(hit: Hit) -> bool:
     """Check whether a line only warns: the program continued.
 
-    Warnings of the network often tell why a later operation failed.
+    What PyTorch, NCCL, XLA and Kubernetes warn of often tells why a later operation failed.
     """
-    return not of_machines(hit.cause) and (
-        hit.goes_on or (hit.cause.source == "script" and hit.warns)
-    )
+    of_script = hit.warns and _OF_LIBRARY.search(hit.line) is None
+    return not of_machines(hit.cause) and (hit.goes_on or of_script)
 
 
 def _may_explain(hit: Hit, suspect: Suspect) -> bool:
