@@ -13,6 +13,7 @@ from trnslurm.node.triage.evidence import Evidence, Hit, Suspect
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
 _LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
 _WARN = re.compile(r"\bWARN\b")
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 _OF_LIBRARY = re.compile(
     r"\.(cpp|cc):\d+\]|NCCL (INFO|WARN) |torch[./]distributed[./]elastic|\bkubelet\b|-scheduler\b"
     r"|-packages/torch/.*Warning: "
@@ -164,9 +165,13 @@ def _only_warns(hit: Hit) -> bool:
 
 
 def _may_explain(hit: Hit, suspect: Suspect) -> bool:
-    """Check whether a specific line of a failed worker's log may tell why an error came later."""
+    """Check whether a specific line of a failed worker's log may tell why an error came later.
+
+    Native code prints such lines. Another exception of Python's was caught.
+    """
     return (
         hit.cause.rank == 0
+        and _EXCEPTION.search(hit.line) is None
         and hit.place == suspect.place
         and hit.line not in suspect.lines
         and not _only_warns(hit)
