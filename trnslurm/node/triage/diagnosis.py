@@ -300,7 +300,7 @@ def _of_lines(
         when=None,
         lines=lines,
         name=known.name if known else "",
-        kind=CAUSE,
+        kind=EFFECT if known and known.weak else CAUSE,  # where a log ends is not why
         cause=told[0],
         fix=told[1],
         evidence=place,

@@ -90,7 +90,7 @@ class Finding(Frozen):
         time_text = time.strftime("%F %T", time.localtime(self.when)) if self.when else ""
         at = f" at {time_text}" if time_text else ""
         if self.kind == EFFECT:
-            what = f"only consequences were found; the first: {self._who()}{at}"
+            what = f"{self._consequences()}{at}"
         elif self.held_up:
             ranks = ", ".join(map(str, self.held_up[:_MOST_RANKS]))
             what = f"{self._who() or f'ranks {ranks}'} held up the others"
@@ -105,8 +105,12 @@ class Finding(Frozen):
         if self.brief:
             return self.brief + more
         if self.kind == EFFECT:
-            return f"only consequences were found; the first: {self._who()}: {self.cause}{more}"
+            return f"{self._consequences()}: {self.cause}{more}"
         return f"no known cause; the last line like an error: {self.lines[-1].strip()}{more}"
+
+    def _consequences(self) -> str:
+        first = f"; the first: {self._who()}" if self._who() else ""
+        return f"only consequences were found{first}"
 
     def _who(self) -> str:
         node = "" if self.node is None else f"node {self.node}"
