@@ -266,7 +266,7 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
     swept[2].node_log("train", 1, 0).write_text(log)
     lines = cli("status", "20260101-000000-gpt").out.splitlines()
     assert lines[16] == "next: trnslurm resume 20260101-000000-gpt-4"
-    fix = "print the keys at train.py, line 4, then submit it again"
+    fix = "correct it there, then submit it again"
     assert lines[17] == f"20260101-000000-gpt-3: {fix}"
 
     def best(*options: str) -> str:

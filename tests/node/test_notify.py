@@ -87,7 +87,7 @@ def send(script: Script, limit_s: float = 20.0, **settings: Any) -> subprocess.C
         (
             {"state": "FAILED", "cause": "error"},
             "KeyError: 'lr'",
-            "print the keys at train.py, line 4, then trnslurm submit toy --nodes 2",
+            "correct it there, then trnslurm submit toy --nodes 2",
         ),
         (
             {"state": "FAILED"},

@@ -463,7 +463,7 @@ def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
            "main\n    raise KeyError(name)\nKeyError: 'told to fail'\n")  # fmt: skip
     (run.logs / "train-1002.log").write_text("srun: error: node-1: task 0: Killed\n")
     assert found(run).lines[-1] == "KeyError: 'told to fail'"
-    assert "train.py, line 29" in found(run).fix
+    assert "train.py, line 29" in found(run).cause
 
 
 def test_what_the_launcher_says_next_is_no_part_of_a_message(run) -> None:
@@ -932,7 +932,7 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
     assert (found(run).name, found(run).certain) == ("general-missing", False)
     assert found(run).cause.startswith("abc does not find or cannot read what it needs: File data/")
     log(run, 0, "\n".join(lines).format("alpha must be above zero"))
-    assert found(run).name == "" and "io.py, line 5" in found(run).fix
+    assert found(run).name == "" and "io.py, line 5" in found(run).cause
     log(run, 0, "\n".join(lines).format("Connection reset by peer"))
     assert found(run).name == "peer-gone"
 

@@ -230,8 +230,7 @@ def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> No
 
 def test_a_script_that_has_saved_is_corrected_in_its_run(make_run, dead, cli) -> None:
     """A new run would begin at step 0, whatever the old one has saved."""
-    log = TRACEBACK + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x32 and 64x1)\n"
-    run = failed(make_run, dead, log)
+    run = failed(make_run, dead, f"{TRACEBACK}KeyError: 'lr'\n")
     assert f"then {AGAIN}\n" in cli("status", run.name).out
     run.code.mkdir()
     write_json(run.project_file, {"links": {}, "left_out": []})
@@ -387,7 +386,7 @@ def test_a_resume_that_would_be_refused_is_not_offered(make_run, dead, cli) -> N
 def test_an_error_that_would_come_again_is_to_be_corrected(make_run, dead, cli) -> None:
     run = failed(make_run, dead, f"{TRACEBACK}KeyError: 'lr'\n", cause="error")
     (run.checkpoints / "step-00000010").mkdir(parents=True)
-    look = "print the keys at train.py, line 4"
+    look = "correct it there"
     assert f"\nnext: {look}, then {AGAIN}\n" in cli("status", run.name).out
 
 

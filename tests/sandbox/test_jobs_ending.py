@@ -65,7 +65,7 @@ def test_one_failing_worker_ends_the_run(user) -> None:
     assert [f.name for f in run.path.glob("state/train-*.json")] == ["train-1.json"]
     shown = run.shown()
     # A resume would run the same code.
-    assert "\nnext: print the keys at train.py, line 29, then trnslurm submit " in shown
+    assert "\nnext: correct it there, then trnslurm submit " in shown
     assert shown.count(error) == 1 and "see: logs/train-1-node1.log" in shown
     assert error in run.logs("--node", "1")
     assert f"train attempt 1: FAILED ({error} at train.py" in run.logs("--batch")

@@ -35,6 +35,8 @@ _TO_WRITE = ("directory-to-write", "save-directory")
 _OF_RECIPES = re.compile(
     r",? ?\btrain\.keep_last\b[,;]? ?|(: | \()the plan makes up for it with accumulation\)?"
 )
+_OF_SCRIPT = ("KeyError", "NameError", "UnboundLocalError")
+"""What no machine causes, so that a resume of the same script would fail again."""
 _MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
@@ -93,9 +95,8 @@ def _of_lines(case: Case) -> Advice:
         if case.raised.place:
             return Advice(
                 f"the script raised {case.raised.kind} ({case.raised.place})",
-                f"see what {case.raised.place} got: correct the script, its settings or its data, "
-                f"and submit again; {suspect.place} has more",
-                "",
+                f"correct it there, and submit again; {suspect.place} has more",
+                SUBMIT if case.raised.kind in _OF_SCRIPT else "",
             )
         cause = f"unknown: {case.raised.kind} ended the worker"
         return Advice(cause, f"read what comes before it in {suspect.place}", "")
