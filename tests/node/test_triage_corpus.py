@@ -11,16 +11,20 @@ import pytest
 from .measure_triage import CORPUS, Healthy, cases_in, diagnose_case, examples, how_it_ended, judge
 
 
-@pytest.mark.parametrize(("part", "right"), [("learn", 0.8), ("held", 0.85), ("fresh", 0.75)])
-def test_few_diagnoses_are_wrong_and_none_with_certainty(part: str, right: float) -> None:
+@pytest.mark.parametrize(
+    ("part", "right", "wrong"), [("learn", 0.8, 0.02), ("held", 0.8, 0.01), ("fresh", 0.75, 0.04)]
+)
+def test_few_diagnoses_are_wrong_and_none_with_certainty(
+    part: str, right: float, wrong: float
+) -> None:
     """Nobody who wrote patterns has read the cases of `fresh`."""
     found = [(case, diagnose_case(case)) for case in cases_in(CORPUS / part)]
     said = [(f, judge(c, f, "" if f else how_it_ended(c))) for c, f in found]
     verdicts = Counter(verdict for _, verdict in said)
     assert verdicts["right"] > right * len(said), verdicts
-    assert verdicts["wrong"] < 0.04 * len(said), verdicts
+    assert verdicts["wrong"] < wrong * len(said), verdicts
     certain = Counter(verdict for f, verdict in said if f and f.name and f.certain)
-    assert certain["wrong"] <= (part == "learn"), certain
+    assert not certain["wrong"], certain
 
 
 def test_lines_before_steps_change_no_verdict() -> None:
