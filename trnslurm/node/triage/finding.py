@@ -69,7 +69,8 @@ class Finding(Frozen):
         # Who failed is in what was told, with the cause or with all lines.
         header = [] if told and (known or not lines or not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
-        cause = [] if said else [cut(f"{'cause' if self.certain else 'likely'}: {self.cause}")]
+        word = "cause" if self.certain else "seen" if self.kind == EFFECT else "likely"
+        cause = [] if said else [cut(f"{word}: {self.cause}")]
         fix, others = [cut(f"fix: {self.fix}")], self.others
         if to_do and short(self.fix) in to_do:
             fix, others = [], (rest_of(self.fix), *others)
