@@ -83,3 +83,26 @@ def test_the_last_steps_of_a_large_file_are_read_from_its_end(make_run, cli, mon
     write((1, range(1, 400)))
     _, *rows = cli("metrics", run.name, "-n", "3").out.splitlines()
     assert [row.split()[0] for row in rows] == ["397", "398", "399"]
+
+
+def test_the_numbers_of_jobs_that_follow(tmp_path: Path) -> None:
+    """They belong to the step of the checkpoint, which may have no line of its own."""
+    run = RunDir(tmp_path / "gpt")
+
+    def write(place: RunDir, *lines: dict[str, object]) -> None:
+        place.path.mkdir(exist_ok=True)
+        place.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    write(run, *({"step": n, "attempt": 1, "loss": 1 / n, "time": n} for n in (2, 4, 8)))
+    assert [line["step"] for line in run.steps()] == [2, 4, 8]
+    for step in (4, 6, 8):
+        mark = run.mark_file("eval", step)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(json.dumps({"run": f"gpt.eval-{step}", "job": "7"}))
+        if step < 8:  # of which there is nothing yet
+            own = {"step": 1, "attempt": 1, "time": 9.0, "accuracy": step / 10, "note": "x"}
+            write(run.sibling(f"gpt.eval-{step}"), own)
+    found = run.steps()
+    assert found[1] == {"step": 4, "attempt": 1, "loss": 0.25, "time": 4, "eval/accuracy": 0.4}
+    assert found[2] == {"step": 6, "attempt": 1, "time": 4, "eval/accuracy": 0.6}
+    assert [line["step"] for line in run.last_steps(2)] == [2, 4, 6, 8]

@@ -222,6 +222,9 @@ def test_a_job_follows_each_checkpoint(user: User, project: Path) -> None:
     assert [(f["runs"], f["step"], f["numbers"], f["problem"]) for f in facts] == [
         (5, 100, {"accuracy": 1.0}, "")
     ]
+    found = {line["step"]: line["eval/accuracy"] for line in RunDir(run.path).steps()
+             if "eval/accuracy" in line}  # fmt: skip
+    assert found == {20: 0.2, 60: 0.6, 80: 0.8, 100: 1.0}
 
 
 def test_each_task_of_a_job_array_is_a_run(user: User, project: Path) -> None:

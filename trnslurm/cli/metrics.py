@@ -174,11 +174,11 @@ def _columns(
 ) -> dict[str, str]:
     """Return the metrics to show, and the format of each."""
     columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
-    if run.project_file.exists():  # a custom script chooses its metrics' names
-        known = {*columns, "steps", "time", READ}
-        more = {name: ".4g" for step in shown for name in step if name not in known}
-        columns |= dict(list(more.items())[:_MOST_OWN])
-    return columns
+    # A custom script chooses its metrics' names, and so do jobs that follow its checkpoints.
+    known, custom = {*columns, "steps", "time", READ}, run.project_file.exists()
+    names = (name for step in shown for name in step if custom or "/" in name)
+    more = {name: ".4g" for name in names if name not in known}
+    return columns | dict(list(more.items())[:_MOST_OWN])
 
 
 def _curve_lines(points: Points, width: int, marks: Sequence[float]) -> list[str]:

@@ -257,8 +257,24 @@ class RunDir(RunFiles, kw_only=False):
         return dict(cleaned(next(losses, {}) | newest))
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the line of metrics.jsonl that counts for each step, ordered by step."""
-        return counting(self.lines())
+        """Return the line of metrics.jsonl that counts for each step, ordered by step.
+
+        With the numbers of the jobs that follow its checkpoints, as `NAME/number`.
+        """
+        return with_followers(counting(self.lines()), self.of_followers())
+
+    def of_followers(self) -> dict[int, dict[str, float]]:
+        """Return the numbers that jobs for its checkpoints have reported, by the step of each."""
+        found: dict[int, dict[str, float]] = {}
+        places = sorted(self.follow.iterdir()) if self.follow.is_dir() else []
+        for name in (place.name for place in places if not place.name.startswith(".")):
+            for step, file in self.mark_files(name).items():
+                run = self.sibling(str(read_json(file).get("run") or "none"))
+                numbers = latest_values([run.last_metrics()]) if run.metrics_file.is_file() else {}
+                if numbers:
+                    own = found.setdefault(step, {})
+                    own |= {f"{name}/{number}": value for number, value in numbers.items()}
+        return found
 
     def last_steps(self, count: int) -> list[dict[str, Any]]:
         """Return at least the last `count` of these lines, from the file's end if they are there.
@@ -268,7 +284,10 @@ class RunDir(RunFiles, kw_only=False):
         end = [line for line in last_lines(self.metrics_file) if _is_step(line)]
         newest = max((line["attempt"] for line in end), default=0)
         found = [line for line in reversed(end) if line["attempt"] == newest]
-        return found if len(found) >= count else self.steps()
+        if len(found) < count:
+            return self.steps()
+        own = {step: n for step, n in self.of_followers().items() if step >= found[0]["step"]}
+        return with_followers(found, own)
 
     def lines(self) -> list[dict[str, Any]]:
         """Return every line of metrics.jsonl that reports a step."""
@@ -298,6 +317,19 @@ def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             found = [done for done in found if done["step"] < first]
         found.append(line)
     return found
+
+
+def with_followers(
+    steps: list[dict[str, Any]], numbers: Mapping[int, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """Return steps with numbers that jobs have reported of them, or of one that has no line."""
+    there = {line["step"]: line for line in steps}
+    first = steps[0] if steps else {}
+    for step in numbers.keys() - there.keys():
+        before = max((s for s in there if s < step), default=None)
+        line = there[before] if before is not None else first
+        there[step] = {"step": step} | {n: line[n] for n in ("attempt", "time") if n in line}
+    return [{**there[step], **numbers.get(step, {})} for step in sorted(there)]
 
 
 def latest_values(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from trnslurm.contract.times import seconds_of
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import cleaned, printable
-from trnslurm.records.run import Record, RunDir, counting, latest_values
+from trnslurm.records.run import Record, RunDir, counting, latest_values, with_followers
 from trnslurm.runs.explain import explained
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.status import RunStatus, statuses_of
@@ -122,7 +122,7 @@ class History(Frozen, kw_only=False):
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
         """The line that counts for each step."""
-        return counting(self.lines)
+        return with_followers(counting(self.lines), self.run.of_followers())
 
     @cached_property
     def plan(self) -> dict[str, Any]:

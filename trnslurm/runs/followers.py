@@ -13,9 +13,6 @@ from trnslurm.records.run import RunDir
 from trnslurm.runs.tables import count
 
 _MOST_SHOWN = 4
-_MOST_READ = 20
-"""Runs, the newest first, until one has numbers."""
-_NOT_NUMBERS = {"step", "steps", "time", "attempt", "epoch"}
 
 
 class Follower(Frozen):
@@ -49,25 +46,22 @@ def followers_of(run: RunDir) -> list[Follower]:
     if not run.follow.is_dir():
         return []
     places = (place for place in sorted(run.follow.iterdir()) if (place / RECORD).is_file())
-    return [_follower(run, place) for place in places if not place.name.startswith(".")]
+    known = run.of_followers()
+    return [_follower(run, place, known) for place in places if not place.name.startswith(".")]
 
 
-def _follower(run: RunDir, place: Path) -> Follower:
-    marks = run.mark_files(place.name)
-    step, numbers = None, dict[str, float]()
-    for step in list(marks)[: -_MOST_READ - 1 : -1]:
-        own = run.sibling(str(read_json(marks[step]).get("run", "")))
-        line = own.last_metrics() if own.metrics_file.is_file() else {}
-        if numbers := {
-            name: value
-            for name, value in line.items()
-            if isinstance(value, int | float) and name not in _NOT_NUMBERS
-        }:
-            break
+def _follower(run: RunDir, place: Path, known: Mapping[int, Mapping[str, float]]) -> Follower:
+    marks, prefix = run.mark_files(place.name), f"{place.name}/"
+    own = {
+        step: {name.removeprefix(prefix): value for name, value in numbers.items()}
+        for step, every in known.items()
+        if (numbers := {n: v for n, v in every.items() if n.startswith(prefix)})
+    }
+    step = max(own, default=None)
     return Follower(
         group=f"{run.name}.{place.name}",
         runs=len(marks),
-        step=step if numbers else None,
-        numbers=numbers,
+        step=step,
+        numbers=own[step] if step is not None else {},
         problem=str(read_json(place / "problem.json").get("why", "")),
     )
