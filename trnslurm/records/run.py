@@ -323,13 +323,16 @@ def with_followers(
     steps: list[dict[str, Any]], numbers: Mapping[int, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
     """Return steps with numbers that jobs have reported of them, or of one that has no line."""
-    there = {line["step"]: line for line in steps}
-    first = steps[0] if steps else {}
-    for step in numbers.keys() - there.keys():
-        before = max((s for s in there if s < step), default=None)
-        line = there[before] if before is not None else first
-        there[step] = {"step": step} | {n: line[n] for n in ("attempt", "time") if n in line}
-    return [{**there[step], **numbers.get(step, {})} for step in sorted(there)]
+    found = [*steps]
+    for step in sorted(numbers):
+        at = next((n for n in range(len(found), 0, -1) if found[n - 1]["step"] <= step), 0)
+        if not at or found[at - 1]["step"] < step:
+            beside = found[max(0, at - 1)] if found else {}
+            own = {name: value for name, value in beside.items() if name in ("attempt", "time")}
+            found.insert(at, {"step": step, **own})
+            at += 1
+        found[at - 1] = {**found[at - 1], **numbers[step]}
+    return found
 
 
 def latest_values(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -44,6 +44,8 @@ _OPTIONS = {
 # What reads a script's arguments: if its own file has none of it, another file of the project may.
 _PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|fire|tyro|argv)\b")
 _OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
+# By these a script may also begin with other weights: they count if it has none of those.
+_LOADS = re.compile(rb"""["'](--(?:load|restore)(?:[_-](?:from|path|model|checkpoint|ckpt))+)["']""")
 # What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
 _OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
 _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)
@@ -116,6 +118,7 @@ def _option_of(run: RunDir, usual: str) -> str:
     if not _PARSES.search(texts[0]):
         texts += map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
+    options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
     if not options and any(map(_OF_ANY.search, texts)):
         return _OPTIONS["Trainer"]
     if not options and any(map(_OF_FIT.search, texts)):

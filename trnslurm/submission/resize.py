@@ -239,7 +239,9 @@ def _fits(config: Config, job: Job, nodes: int) -> bool:
 
 
 def _same(name: str, stored: bytes, rendered: bytes | None) -> bool:
-    if rendered is None or not name.endswith(".json"):
+    if rendered is None or stored == rendered or not name.endswith(".json"):
         return stored == rendered
-    # config.yaml does not keep the order of the keys.
-    return bool(json.loads(stored) == json.loads(rendered))
+    try:  # config.yaml does not keep the order of the keys
+        return bool(json.loads(stored) == json.loads(rendered))
+    except ValueError:  # a file of the project
+        return False

@@ -90,7 +90,9 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
         return _was_not_copied(name, name, left_out_of(run))
     if RunFiles(run).project_file.exists():
         for match in filter(None, map(_NO_MODULE.search, lines)):
-            if meant := _meant(run, module := match[1].partition(".")[0]):
+            module = match[1]
+            # Of `a.b` Python has found a: only what it has not found may be misspelled.
+            if "." not in module and (meant := _meant(run, module)):
                 return Missing(
                     cause=f"there is no module {module}: did you mean {meant}?",
                     fix=f"correct the name in the script, and submit again; if {module} is a "
