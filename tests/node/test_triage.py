@@ -705,7 +705,7 @@ def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, n
 @pytest.mark.parametrize(
     ("module", "meant"),
     [
-        ("torchh", "torch"), ("nunpy", "numpy"), ("tranformers.models", "transformers"),
+        ("torchh", "torch"), ("nunpy", "numpy"), ("tranformers", "transformers"), ("torchx.a", ""),
         ("sklaern", "sklearn"), ("widhts", "widths"), ("argprase", "argparse"), ("mdoel", "model"),
         ("einops", ""), ("typer", ""), ("pickle5", ""), ("apex", ""), ("torchaudio", ""),
     ],

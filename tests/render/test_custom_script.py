@@ -755,6 +755,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     """Nothing reported it, and the arguments did not ask for it."""
     script = project / "train.py"
     script.write_text(f"{script.read_text()}\nHfArgumentParser(TrainingArguments)\n")
+    (project / "events.json").write_text('{"a": 1}\n{"a": 2}\n')  # lines: no JSON as a whole
     assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
     run, resume = site.run(), "trnslurm resume {}"
     (run.code / "project").rename(run.path / "work")
@@ -777,7 +778,8 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     for source, option in (
         ("from other import options", "--resume"),
         ("LightningCLI(Model, run=False)", ""),
-        ("add_argument('-r', '--auto-resume')", "--auto-resume"),
+        ("add_argument('-r', '--auto-resume'); add_argument('--load_model')", "--auto-resume"),
+        ("ArgumentParser().add_argument('--load-model')", "--load-model"),
         (copy.read_text(), "--resume_from_checkpoint"),
     ):
         copy.chmod(0o644)
