@@ -730,16 +730,17 @@ def test_a_script_may_find_its_newest_checkpoint(site, cli, project, words, take
 
 
 def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> None:
-    (project / ".gitignore").write_text("data\nout\nbig\nassets/hf/*\n")
-    for name in ("data/train/a.bin", "data/b.bin", "out/x", "big/c.bin", "assets/hf/q/t.json"):
+    (project / ".gitignore").write_text("data\nout\nbig\nassets/hf/*\n*.cfg\n")
+    for name in ("data/train/a.bin", "data/b.bin", "out/x", "big/c.bin", "assets/hf/q/t.json",
+                 "part/a.bin", "part/b.cfg", "c.cfg"):  # fmt: skip
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("x")
     words = ("--train_data_dir", "./data/train/", "--output_data", "out", "data.path=big")
-    words += ("--hf_assets_path", "assets/hf/q")
+    words += ("--hf_assets_path", "assets/hf/q", "--tokenizer", "part")
     said = cli("submit", "./train.py", *CPU, "--dry-run", *TIME, "--", *words)
     assert (
-        ", not data, out (.gitignore, or hidden); links to assets/hf/q, big, data/train;"
-        in said.out
+        ", not c.cfg, data, out (.gitignore, or hidden); "
+        "links to assets/hf/q, big, data/train, part/b.cfg;" in said.out
     )
     files = rendered(site, cli, "./train.py", "--", *words)
     assert f"ln -s {project}/data/train work.new/data/train" in files["train.sbatch"]
@@ -748,7 +749,7 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
         "export DATA_DIR=$PWD/big\nsrun python train.py --save 'it\\'s'\\\n  --input=data/train\n"
     )
     said = cli("submit", "./job.sbatch", *CPU, "--dry-run")
-    assert "links to big, data/train;" in said.out and ", data, out (.git" in said.out
+    assert "links to big, data/train;" in said.out and " more (.git" in said.out
 
 
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:

@@ -135,8 +135,13 @@ class _Walk:
                 yield path
 
     def _leave_out(self, path: Path) -> None:
-        """Leave out a path, but link to what the script's arguments name in it."""
+        """Leave out a path, but link to what the script's arguments name in it.
+
+        Of a directory that they name, parts may be ignored: a model without its *.json.
+        """
         read = [named for named in self.read if named == path or path in named.parents]
+        if any(named in path.parents for named in self.read) and not path.name.startswith("."):
+            read = [path]
         for named in read:
             self._link(named)
         if path not in read:
