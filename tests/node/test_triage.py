@@ -707,7 +707,7 @@ def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, n
     [
         ("torchh", "torch"), ("nunpy", "numpy"), ("tranformers", "transformers"), ("torchx.a", ""),
         ("sklaern", "sklearn"), ("widhts", "widths"), ("argprase", "argparse"), ("mdoel", "model"),
-        ("einops", ""), ("typer", ""), ("pickle5", ""), ("apex", ""), ("torchaudio", ""),
+        ("einops", ""), ("typer", ""), ("pickle5", ""), ("apex", ""), ("torchaudio", ""), ("tensorboardX", ""),
     ],
 )  # fmt: skip
 def test_a_misspelt_module_is_not_to_be_installed(run, module: str, meant: str) -> None:
@@ -729,11 +729,11 @@ def test_the_python_that_lacks_a_package_is_named(run) -> None:
     for text, python in (
         ("export TRNSLURM_PYTHON=/env/bin/python\n", "/env/bin/python"),
         ("TRNSLURM_DEFAULT_PYTHON=/env/bin/python\n", "/env/bin/python"),  # without Slurm
-        ("export TRNSLURM_PYTHON='$x'\n", "that Python"),
-        ("export TRNSLURM_PYTHON=/env/bin/python\n# preparing the container\n", "that Python"),
+        ("export TRNSLURM_PYTHON='$x'\n", "python"),
+        ("export TRNSLURM_PYTHON=/env/bin/python\n# preparing the container\n", "python"),
     ):
         script.write_text(text)
-        assert found(run).fix.startswith(f"pip install einops with {python}; ")
+        assert found(run).fix == f"{python} -m pip install einops"
 
 
 def test_what_submit_warned_of_stands_beside_the_cause(run) -> None:

@@ -241,11 +241,14 @@ def status_command(
 
 def say_end(status: RunStatus, failure: Finding | None) -> None:
     """Print the state, why the run failed, and what to do, each once."""
-    click.echo(f"{status.run}: {status.words}")
+    words, then, why = status.words.partition("; not restarted, ")  # it is not what happened
+    click.echo(f"{status.run}: {words}{then and ')'}")
     if failure and status.state.failed:
-        click.echo("\n".join(failure.report(status.words, status.next)))
+        click.echo("\n".join(failure.report(words, status.next)))
     elif status.next:
         click.echo(f"next: {status.next}")
+    if then:
+        click.echo(f"not restarted, {why.removesuffix(')')}")
 
 
 def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:

@@ -45,7 +45,9 @@ _OPTIONS = {
 _PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|fire|tyro|argv)\b")
 _OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
 # By these a script may also begin with other weights: they count if it has none of those.
-_LOADS = re.compile(rb"""["'](--(?:load|restore)(?:[_-](?:from|path|model|checkpoint|ckpt))+)["']""")
+_LOADS = re.compile(
+    rb"""["'](--(?:load|restore)(?:[_-](?:from|path|model|checkpoint|ckpt))+)["']"""
+)
 # What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
 _OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
 _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)

@@ -65,8 +65,8 @@ def advise(case: Case, *, again: bool) -> Advice:
     """Return what to tell; `again`: every further attempt would end the same way."""
     advice = _of_project(case, _of_lines(case))
     advice = _of_node(case, advice)
-    if python := python_of(case.run, case.phase):
-        advice = replace(advice, fix=advice.fix.replace("that Python", python))
+    python = python_of(case.run, case.phase) or "python"
+    advice = replace(advice, fix=advice.fix.replace("that Python", python))
     if RunFiles(case.run).project_file.exists():  # another's script has no such settings
         fix = _OF_RECIPES.sub("", advice.fix).replace(" ()", "")
         if _MICRO_BATCH in fix:

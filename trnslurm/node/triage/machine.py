@@ -11,7 +11,7 @@ from trnslurm.node.triage.mend import RESUME, SUBMIT
 from trnslurm.node.triage.versions import plain_word
 
 _SAID = {
-    "shm_gib": re.compile(r"/dev/shm|shared memory"),
+    "shm_gib": re.compile(r"/dev/shm(?!/)|shared memory"),
     "memlock_kib": re.compile(r"memlock|locked memory"),
     "open_files": re.compile(r"open files|ulimit -n"),
     "run_left_gib": re.compile(r"\bdisks?\b.*\bfull|\bfull disk|\bquota"),

@@ -117,7 +117,9 @@ def _meant(run: Path, module: str) -> str:
     ours = {p.stem for p in (*project.glob("*.py"), *project.glob("*/__init__.py"))}
     ours |= {p.parent.name for p in project.glob("*/__init__.py")} - {"__init__"}
     known |= _OTHER_MODULES
-    if module in known or len(module) < _SHORTEST_SLIP or module[-1].isdigit():
+    # Such names are of packages that follow another: torchx, tensorboardX, pickle5.
+    follows = re.fullmatch(r".*[xX\d]", module)
+    if module in known or len(module) < _SHORTEST_SLIP or follows:
         return ""
     # Shorter names have real packages as neighbors: typer and types, ujson and json.
     standard = getattr(sys, "stdlib_module_names", ())  # new in Python 3.10

@@ -144,7 +144,7 @@ class Versions:
             own, installed = (f"{name} {versions.get(name, '')}" for name in (package, other))
             return (
                 f"{own} asks for {requirement}, and {installed} is installed",
-                f"pip install '{requirement}' with that Python, or take the {package} that goes "
+                f"that Python -m pip install '{requirement}', or take the {package} that goes "
                 f"with {installed}; then trnslurm resume",
                 RESUME,
             )
@@ -172,7 +172,7 @@ class Versions:
         what = f"it does not have {lack.name} {since}"
         return (
             f"{other} {others} is too {too} for {user} {users}: {what}",
-            f"pip install {' or '.join(ways) or f'-U {other} {user}'} with that Python; "
+            f"that Python -m pip install {' or '.join(ways) or f'-U {other} {user}'}; "
             "then trnslurm resume",
             RESUME,
         )

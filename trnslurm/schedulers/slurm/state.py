@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field
 
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import read_file
 from trnslurm.contract.states import State
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
+from trnslurm.records.foreign import printable
 from trnslurm.records.run import Record, RunDir
 from trnslurm.schedulers.interface import Seen, Wait, by_command
 from trnslurm.schedulers.signs import STALE_S, died, silent_since
 from trnslurm.slurm import states
 from trnslurm.slurm.commands import QueueEntry, find_job
 
+_MOST_LOG = 1 << 20
 LAUNCH_HELD = "held by Slurm, as its launch failed"
 NEVER_AGAIN = "too few nodes satisfy the job's constraints, and Slurm has stopped trying"
 
@@ -102,7 +107,7 @@ def _alive(run: RunDir, job_id: str, entry: QueueEntry, last: Attempt | None) ->
 def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[State, str]:
     state, reason = states.ENDED.get(entry.state, (State.FAILED, entry.state.lower()))
     if state is State.COMPLETED and (last is None or last.state is State.REQUEUED):
-        return State.FAILED, _never_began(entry, last)
+        return State.FAILED, _never_began(run, entry, last)
     if last and entry.reason == "JobLaunchFailure":
         reason = "its batch script was killed"  # a state file proves that the script had started
     ours = run.cancelled_file.exists()
@@ -116,7 +121,7 @@ def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[State,
     return state, reason or by or ("" if state in (State.CANCELLED, State.COMPLETED) else entry.why)
 
 
-def _never_began(entry: QueueEntry, last: Attempt | None) -> str:
+def _never_began(run: RunDir, entry: QueueEntry, last: Attempt | None) -> str:
     """Return why a job that Slurm calls COMPLETED has no attempt: its script begins with one.
 
     If slurmd cannot launch the batch script, it reports an error with the exit code 0. slurmctld
@@ -125,12 +130,24 @@ def _never_began(entry: QueueEntry, last: Attempt | None) -> str:
     """
     again = " again" if last else ""
     why = f" ({entry.why})" if entry.why else ""
+    if said := _of_slurmstepd(run):
+        return f"its batch script never started{again}: {said}"
     nodes = entry.nodes if entry.nodes.strip("()").lower() not in ("", "null", "n/a") else ""
     node = nodes or "its first node"
     return (
         f"its batch script never started{again}, though Slurm calls the job COMPLETED{why}: "
         f"`scontrol show node {nodes or 'NODE'}` and the log of slurmd on {node} say why"
     )
+
+
+def _of_slurmstepd(run: RunDir) -> str:
+    """Return the first error of slurmstepd in the newest log of a batch script; empty: none."""
+    logs = run.batch_logs("train")
+    with suppress(OSError):
+        text = read_file(logs[-1], _MOST_LOG).decode(errors="replace") if logs else ""
+        found = re.search(r"(?m)^(slurmstepd-?\S*): error: (.*)$", text)
+        return printable(f"{found[1]}: {found[2]}") if found else ""
+    return ""
 
 
 def _forgotten(
