@@ -55,7 +55,7 @@ def test_workers_are_told_at_the_first_known_step(run: RunFiles) -> None:
     assert told_at(run, [(20.0, 9.0)]) == ("", True)
     run.metrics_file.write_text(STEP)
     assert told_at(run, [(20.0, 9.0)]) == (
-        "its 4 workers have opened no process group so far, so each trains alone: call "
+        "its 4 workers share no process group so far, so each trains alone: call "
         "torch.distributed.init_process_group in the script, or submit it with --nodes 1 "
         "--workers 1, or with --per node if it starts its own workers",
         True,
@@ -105,6 +105,20 @@ def test_workers_that_may_have_joined_are_not_told(
     monkeypatch.setattr(connections, "are_there", lambda pids: False)  # it is closed at the end
     alone.tell()
     assert not run.alone_file("train", 2).exists()
+
+
+def test_a_group_of_one_worker_is_none(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where mpi4py gives each worker the rank 0 of 1: also without a step, and with mpi4py."""
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace())  # type: ignore[arg-type]
+    for size, told in (
+        (4, ""),
+        (1, "share no process group so far, so each trains alone: each has"),
+    ):
+        pg = SimpleNamespace(size=lambda size=size: size)
+        group = SimpleNamespace(_backend="gloo", _world=SimpleNamespace(default_pg=pg))
+        monkeypatch.setitem(sys.modules, C10D, group)  # type: ignore[arg-type]
+        words, goes_on = told_at(run, [(20, 9)])
+        assert told in words and goes_on == bool(told)
 
 
 def test_without_pytorch_nothing_is_told(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:

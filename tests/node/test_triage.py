@@ -707,7 +707,8 @@ def test_a_module_that_was_not_copied_is_not_to_be_installed(run, module: str, n
     [
         ("torchh", "torch"), ("nunpy", "numpy"), ("tranformers", "transformers"), ("torchx.a", ""),
         ("sklaern", "sklearn"), ("widhts", "widths"), ("argprase", "argparse"), ("mdoel", "model"),
-        ("einops", ""), ("typer", ""), ("pickle5", ""), ("apex", ""), ("torchaudio", ""), ("tensorboardX", ""),
+        ("einops", ""), ("typer", ""), ("pickle5", ""), ("apex", ""), ("torchaudio", ""),
+        ("tensorboardX", ""),
     ],
 )  # fmt: skip
 def test_a_misspelt_module_is_not_to_be_installed(run, module: str, meant: str) -> None:

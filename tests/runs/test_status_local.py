@@ -63,7 +63,7 @@ def test_workers_that_train_alone_are_told_of(make_run, alive: str, path_without
     status = run_status(run)
     assert (status.state, status.reason) == (
         "RUNNING",
-        "its 2 workers have opened no process group so far, so each trains alone: Lightning's "
+        "its 2 workers share no process group so far, so each trains alone: Lightning's "
         "Trainer needs num_nodes=2, devices=1, or submit it with --nodes 1, or with --per node if "
         "it starts its own workers",
     )

@@ -28,6 +28,8 @@ _WORKS_AT_CPU_S = 60.0
 _JOINS = {
     "lightning.pytorch": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
     "pytorch_lightning": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
+    "one": "each has opened one of its own, as with an MPI that does not know Slurm: use an MPI "
+    "with PMIx or PMI2, or torchrun",
     "xla": "the backend xla joins them on Neuron devices, not on CPUs",
 }
 _CALL = "torch.distributed.init_process_group"
@@ -40,15 +42,17 @@ _seen_connected = False
 def tell() -> None:
     """Record the number of workers, if this one is the first of several and was alone."""
     values = os.environ
-    if values.get(Variable.PHASE) != "train" or not is_alone() or _is_connected():
+    one = has_group_of_one()
+    if values.get(Variable.PHASE) != "train" or not (one or (is_alone() and not _is_connected())):
         return
+    library = next((name for name in _JOINS if name in sys.modules), "")
     with suppress(OSError):
         write_json(
             _file(),
             {
-                "workers": int(values["WORLD_SIZE"]),
-                "per_node": int(values.get("LOCAL_WORLD_SIZE", "1")),
-                "uses": _backend() or next((name for name in _JOINS if name in sys.modules), ""),
+                "workers": int(_at_start("WORLD_SIZE")),
+                "per_node": int(_at_start("LOCAL_WORLD_SIZE") or "1"),
+                "uses": "one" if one else _backend() or library,
             },
         )
 
@@ -70,6 +74,10 @@ class Looks:
 
     def go_on(self, now: float, cpu_s: float) -> bool:
         """Look once; return False if worker 0 has joined the others, or may have."""
+        if has_group_of_one():
+            tell()
+            self._told = True
+            return True
         if is_alone():
             if not self._told and not self._trains(now, cpu_s):
                 return True
@@ -105,6 +113,32 @@ def is_alone() -> bool:
     if backend == "xla":  # its CPU client knows no other process
         return os.environ.get("PJRT_DEVICE") == "CPU"
     return not backend and getattr(group, "_default_pg_init_method", "") is None
+
+
+def has_group_of_one() -> bool:
+    """Check whether the default process group has this worker only, of several that were started.
+
+    A script may take its rank from another library, such as mpi4py, which knows of no others.
+    """
+    group = sys.modules.get("torch.distributed.distributed_c10d")
+    if group is None or not (_OTHER_WAYS - {"mpi4py"}).isdisjoint(sys.modules):
+        return False
+    with suppress(Exception):  # torch's own, as of 2.9 and 2.13
+        return bool(group._world.default_pg.size() == 1) and _at_start("WORLD_SIZE") not in (
+            "",
+            "1",
+        )
+    return False
+
+
+def _at_start(name: str) -> str:
+    """Return the value that a variable had when this process began: a script may set others."""
+    with suppress(OSError):
+        words = Path("/proc/self/environ").read_bytes().split(b"\0")
+        prefix = f"{name}=".encode()
+        if found := [word[len(prefix) :] for word in words if word.startswith(prefix)]:
+            return found[-1].decode(errors="replace")
+    return os.environ.get(name, "")
 
 
 def _has_group() -> bool:
@@ -156,7 +190,7 @@ def so_far(run: RunFiles, attempt: int) -> str:
     how = joins or f"call {_CALL} in the script"
     fewer = ["--nodes 1"] * (nodes > 1) + ["--workers 1"] * (workers > nodes)
     what = (
-        f"its {workers} workers have opened no process group so far, so each trains alone: {how}, "
+        f"its {workers} workers share no process group so far, so each trains alone: {how}, "
         f"or submit it with {' '.join(fewer)}, or with --per node if it starts its own workers"
     )
     return what if nodes else ""
