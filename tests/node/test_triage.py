@@ -1083,3 +1083,17 @@ def test_the_short_form_of_a_fix_keeps_a_command_whole() -> None:
     assert short(f"{command}; then trnslurm resume") == command
     long = "x" * 60
     assert short(f"{long}'s; {long}") == f"{long}'s"
+
+
+def test_a_crash_in_a_batch_scripts_own_tasks_comes_before_who_noticed(run) -> None:
+    """Its srun writes to the first node's log, below the traceback of a rank that lost its peer."""
+    noticed = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+    log(run, 0, f"""Traceback (most recent call last):
+  File "/x/train.py", line 12, in <module>
+    dist.all_reduce(x)
+{noticed} [10.77.1.2]:42200
+srun: error: node-2: task 3: Segmentation fault
+srun: error: node-2: task 2: Exited with exit code 1
+""")  # fmt: skip
+    told = found(run)
+    assert (told.name, told.node, told.host) == ("task-crashed", 1, "node-2")

@@ -748,8 +748,13 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
         "#!/bin/bash\n#SBATCH --time=9 # --data out\n# export TEST_DATA=out\n"
         "export DATA_DIR=$PWD/big\nsrun python train.py --save 'it\\'s'\\\n  --input=data/train\n"
     )
+    for name in (".venv/pyvenv.cfg", ".venv/bin/torchrun", "other/pyvenv.cfg"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    with (project / "job.sbatch").open("a") as file:
+        file.write("srun ./.venv/bin/torchrun train.py\n")
     said = cli("submit", "./job.sbatch", *CPU, "--dry-run")
-    assert "links to big, data/train;" in said.out and " more (.git" in said.out
+    assert "links to .venv, big, data/train;" in said.out and " more (.git" in said.out
 
 
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:
@@ -781,6 +786,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         ("LightningCLI(Model, run=False)", ""),
         ("add_argument('-r', '--auto-resume'); add_argument('--load_model')", "--auto-resume"),
         ("ArgumentParser().add_argument('--load-model')", "--load-model"),
+        ("import hydra, argparse\n@hydra.main()\nargparse.ArgumentParser()", ""),
         (copy.read_text(), "--resume_from_checkpoint"),
     ):
         copy.chmod(0o644)

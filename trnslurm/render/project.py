@@ -235,6 +235,15 @@ def _words_of(script: Path) -> list[str]:
     return words
 
 
+def _environments(words: Sequence[str], root: Path) -> Iterator[Path]:
+    """Yield the virtual environments of a project from which a script starts programs."""
+    for word in words:
+        path = Path(os.path.normpath(root / word))
+        above = path.parents if "/" in word and path.is_relative_to(root) else ()
+        inside = (p for p in above if p != root and p.is_relative_to(root))
+        yield from (p for p in inside if (p / "pyvenv.cfg").is_file())
+
+
 def _read_by(arguments: Sequence[str], root: Path) -> Iterator[Path]:
     """Yield the paths of a project that a script's arguments name as what it reads."""
     before = ""
@@ -264,6 +273,9 @@ def project_files(
     script = root / entry if Entry(entry).is_file else root
     told = _words_of(script)
     read = [*_read_by([*arguments, *told], root), *_read_by(told, script.parent)]
+    environments = {*_environments(told, root), *_environments(told, script.parent)}
+    linked += environments
+    read += environments  # its directory may be ignored as a whole
     walk = _Walk(root, linked, [path for path in read if path.is_relative_to(root)])
     files: dict[str, bytes] = {}
     sizes: dict[str, int] = {}

@@ -51,6 +51,9 @@ _LOADS = re.compile(
 # What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
 _OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
 _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)
+# Hydra takes KEY=VALUE, and ++KEY=VALUE also of a key that its configuration lacks:
+# https://hydra.cc/docs/advanced/override_grammar/basic/
+_OF_HYDRA = re.compile(rb"@hydra\.main\b")
 _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
@@ -73,7 +76,8 @@ class Unreported(Frozen):
     @property
     def words(self) -> str:
         """Return the words to add to the script's arguments."""
-        return f"-- {self.option} {{resume}}"
+        joined = self.option.endswith("=")
+        return f"-- {self.option}{'' if joined else ' '}{{resume}}"
 
 
 def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
@@ -119,6 +123,8 @@ def _option_of(run: RunDir, usual: str) -> str:
     texts = [_bytes_of(project / entry.name)]
     if not _PARSES.search(texts[0]):
         texts += map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
+    if any(map(_OF_HYDRA.search, texts)):
+        return f"++{usual.lstrip('-')}=" if usual == _OPTIONS["Lightning"] else ""
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
     options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
     if not options and any(map(_OF_ANY.search, texts)):

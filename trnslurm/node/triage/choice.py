@@ -73,18 +73,23 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
 
 def _on_its_host(suspect: Suspect, hosts: list[str]) -> Suspect:
     """Return a suspect with the host that srun's line names."""
-    if suspect.node is not None or not (found := _OF_TASK.match(suspect.lines[0])):
+    if not (found := _OF_TASK.match(suspect.lines[0])):
         return suspect
     node = hosts.index(found[1]) if found[1] in hosts else None
     return replace(suspect, node=node, host=found[1])
 
 
 def _first_death(hits: list[Hit]) -> Hit | None:
-    """Return srun's word that a task was killed, if nothing in that log explains it before."""
-    of_job = sorted((hit for hit in hits if hit.node is None), key=lambda hit: hit.at)
-    if not of_job or of_job[0].cause.name not in ("task-killed", "task-crashed"):
-        return None
-    return of_job[0]
+    """Return srun's word that a task was killed, if nothing in that log explains it before.
+
+    A crash is nobody else's doing: of a batch script's own srun it stands in the first node's log.
+    """
+    in_order = sorted(hits, key=lambda hit: hit.at)
+    of_job = [hit for hit in in_order if hit.node is None]
+    if of_job and of_job[0].cause.name in ("task-killed", "task-crashed"):
+        return of_job[0]
+    own = (h for h in in_order if h.cause.name == "task-crashed" and _OF_TASK.match(h.line))
+    return next(own, None)
 
 
 def _first_of(suspects: list[Suspect]) -> Suspect:
