@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 
 from trnslurm.config.search import RUN_ROOT, Workspace, read_yaml
@@ -37,7 +38,7 @@ def run_roots(workspace: Workspace) -> list[Path]:
 
 
 class RunFilter(Frozen):
-    """Which runs are listed; without a choice, the newest 20."""
+    """Which runs are listed; without a choice, the newest 20 that follow no other."""
 
     sweep: str | None = None
     everything: bool = False
@@ -62,7 +63,8 @@ def list_statuses(
     roots, limit = run_roots(workspace), chosen.limit
     found = list_runs(roots) if chosen.sweep is None else find_runs(chosen.sweep, roots)
     if chosen == RunFilter():
-        found = found[-_NEWEST:]
+        own = (run for run in reversed(found) if not run.followed.is_dir())
+        found = [*islice(own, _NEWEST)][::-1]
     statuses, broken = statuses_of(found)
     statuses = [
         status
