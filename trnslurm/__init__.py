@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trnslurm.api.plan import plan
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
-    from trnslurm.api.submit import submit, sweep
+    from trnslurm.api.submit import each_checkpoint, submit, sweep
     from trnslurm.calls import report, saved, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
     from trnslurm.submission.plan import Plan
@@ -32,6 +32,7 @@ __all__ = [
     "TrnslurmError",
     "TrnslurmWarning",
     "cancel",
+    "each_checkpoint",
     "plan",
     "render",
     "report",
@@ -52,6 +53,7 @@ _WHERE = {
     "TrnslurmError": "trnslurm.errors",
     "TrnslurmWarning": "trnslurm.errors",
     "cancel": "trnslurm.api.run",
+    "each_checkpoint": "trnslurm.api.submit",
     "plan": "trnslurm.api.plan",
     "render": "trnslurm.api.render",
     "report": "trnslurm.calls",

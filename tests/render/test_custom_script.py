@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+import trnslurm
 from trnslurm.api.arguments import options_of
 from trnslurm.config.catalog import catalog
 from trnslurm.config.load import resolve
@@ -1026,6 +1027,13 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     ]
     said = cli("submit", "./train.py", *words).err
     assert f"{run.name} is followed by eval already: choose another --name" in said
+
+    group = trnslurm.each_checkpoint(
+        str(run.path), "./train.py", cluster="pc", name="other", time=60, arguments=["{step}"],
+        settings={"device": "cuda", "instance_type": "p4d.24xlarge"},
+    )  # fmt: skip
+    assert group == f"{run.name}.other" and (run.follow / "other/rule.json").exists()
+    assert fake_slurm.calls("sbatch") == queued
 
     def refused(*options: str, place: str = "{step}") -> str:
         return str(cli("submit", "./train.py", *options, "--", place).err)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,7 +23,9 @@ from trnslurm.api.arguments import (
 from trnslurm.api.run import Run, Runs
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.errors import ConfigError
+from trnslurm.records.run import RunDir
 from trnslurm.runs.status import statuses_of
+from trnslurm.submission.follow import Rule, check, follow
 from trnslurm.submission.propose import Request, propose
 from trnslurm.submission.submit import submit as start
 
@@ -100,6 +103,33 @@ def sweep(
     return Runs(
         statuses, [Run._of(run, console.other_remarks, job.get("path", ())) for run in runs]
     )
+
+
+@takes_job(SubmitArguments)
+def each_checkpoint(
+    run: PathLike | Run,
+    recipe: PathLike,
+    *,
+    nodes: int = 1,
+    every: int | None = None,
+    at_most: int = 1,
+    **job: Unpack[SubmitArguments],
+) -> str:
+    """Start a job for each checkpoint of a run; return the name of these runs, for `runs`.
+
+    The other arguments are those of `submit`, for every job; docs/follow.md has more.
+    """
+    console = PythonConsole(detach=True)
+    of = run if isinstance(run, Run) else Run(run, path=job.get("path", ()))
+    steps = 0 if every is None else whole("every", every)
+    rule = Rule(run=RunDir(of.directory), every=steps, at_most=whole("at_most", at_most))
+    options = replace(options_of(recipe, nodes, job), follows=of.name)
+    submission = propose(Request(options=options), console)
+    check(rule, submission)
+    words = [f"{name}={value!r}" for name, value in job.items() if value and name != "path"]
+    call = ", ".join([repr(of.name), repr(options.recipe), *words])
+    place = follow(submission, rule, ["python", f"trnslurm.each_checkpoint({call})"])
+    return f"{of.name}.{place.name}"
 
 
 def _rows(values: object) -> list[Point]:
