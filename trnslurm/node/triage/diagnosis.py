@@ -52,6 +52,7 @@ _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = (State.CANCELLED, State.PREEMPTED, State.STOPPED, State.TIMEOUT)
 _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
 _CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
+_OF_LAUNCHER = re.compile(r"trnslurm: \d{4}-\S+Z rank \d+ ")
 
 
 def diagnose(
@@ -134,6 +135,8 @@ def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
     less = len(earlier) + len(case.beside) + len(others) + bool(said_before)
     lines = useful_end(suspect.lines, _MAX_LINES - less)
     brief = _brief(case, advice.cause, "" if again else case.host)
+    if known and lines and _OF_LAUNCHER.match(lines[-1].strip()):  # the cause says it better
+        brief = advice.cause
     if case.last:
         last_said = textwrap.shorten(case.last[-1], _MAX_SAID, placeholder="…")
         brief += f"; the log's last words: {last_said}"
