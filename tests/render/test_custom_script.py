@@ -749,6 +749,10 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
         "#!/bin/bash\n#SBATCH --time=9 # --data out\n# export TEST_DATA=out\n"
         "export DATA_DIR=$PWD/big\nsrun python train.py --save 'it\\'s'\\\n  --input=data/train\n"
     )
+    with (project / "train.py").open("a") as file:
+        file.write("\nroot = './data/'\n")
+    said = cli("submit", "./train.py", *CPU, "--dry-run", *TIME)
+    assert "links to data;" in said.out
     for name in (".venv/pyvenv.cfg", ".venv/bin/torchrun", "other/pyvenv.cfg"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("x")

@@ -10,6 +10,7 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ _READS = re.compile(
 )
 _WRITES = re.compile(r"(?i)out|save|log|cache|checkpoint|ckpt|result")
 _MOST_SCRIPT = 1 << 20
+_DATA = re.compile(
+    r"""["']((?:\./)?(?:data|datasets?|inputs?|corpus|corpora)(?:/[\w.-]+)*)/?["']"""
+)
 _OF_SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 _OWN_DIRECTORY = re.compile(r"(?:\$\{?(?:PWD|SLURM_SUBMIT_DIR)\}?|\$\(pwd\)|`pwd`)/")
 # What no script reads: it is left out, and not mentioned.
@@ -235,6 +239,14 @@ def _words_of(script: Path) -> list[str]:
     return words
 
 
+def _data_of(script: Path) -> Iterator[str]:
+    """Yield the relative paths of data that a Python script has as texts: `"./data"`."""
+    with suppress(OSError):
+        if script.suffix == ".py":
+            text = read_file(script, _MOST_SCRIPT).decode(errors="replace")
+            yield from (match[1] for match in _DATA.finditer(text))
+
+
 def _environments(words: Sequence[str], root: Path) -> Iterator[Path]:
     """Yield the virtual environments of a project from which a script starts programs."""
     for word in words:
@@ -262,7 +274,8 @@ def project_files(
 ) -> dict[str, bytes]:
     """Return a project's files for a bundle, and a JSON file that lists what is not copied.
 
-    What git ignores is linked to if an argument, or a command of a shell script, names it as data.
+    What git ignores is linked to if an argument, a command of a shell script, or a text of a Python
+    script names it as data.
     """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
@@ -275,6 +288,8 @@ def project_files(
     read = [*_read_by([*arguments, *told], root), *_read_by(told, script.parent)]
     environments = {*_environments(told, root), *_environments(told, script.parent)}
     linked += environments
+    named = (Path(os.path.normpath(root / name)) for name in _data_of(script))
+    read += [path for path in named if path.exists()]
     read += environments  # its directory may be ignored as a whole
     walk = _Walk(root, linked, [path for path in read if path.is_relative_to(root)])
     files: dict[str, bytes] = {}
