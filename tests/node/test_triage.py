@@ -1097,3 +1097,26 @@ srun: error: node-2: task 2: Exited with exit code 1
 """)  # fmt: skip
     told = found(run)
     assert (told.name, told.node, told.host) == ("task-crashed", 1, "node-2")
+
+
+@pytest.mark.parametrize(
+    ("rank", "ended", "node", "host"),
+    [
+        (3, "srun: error: node-2: task 3: Exited with exit code 1", 1, "node-2"),
+        (1, "srun: error: node-1: tasks 0-1: Exited with exit code 1", 0, "node-1"),
+        (2, "", None, ""),  # better no node than the wrong one, which an admin would drain
+    ],
+)
+def test_a_rank_of_a_batch_script_is_where_its_srun_had_it(run, rank, ended, node, host) -> None:
+    run.path.joinpath("node.sh").write_text(
+        '"$P" -m trnslurm.node.launcher --once --given -- ./j\n'
+    )
+    said = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    log(run, 0, f"""[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/x/train.py", line 16, in <module>
+[rank{rank}]:     step()
+[rank{rank}]: {said}
+{ended}
+""")  # fmt: skip
+    told = found(run)
+    assert (told.rank, told.node, told.host) == (rank, node, host)

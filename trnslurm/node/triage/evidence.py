@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from trnslurm.contract.attempt import Attempt, read_attempt
-from trnslurm.contract.files import open_file, read_json
-from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.files import open_file, read_file, read_json
+from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.contract.states import State
 from trnslurm.contract.times import seconds_of
 from trnslurm.frozen import Frozen
@@ -45,6 +45,9 @@ _LINES_BEFORE = 40
 _ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", "preempted")
 """What Slurm says when it ends a job."""
 _LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
+_ONCE = "-m trnslurm.node.launcher --once "  # as node.sh starts a batch script
+_OF_TASKS = re.compile(r"(?m)^srun: error: ([\w.-]+): tasks? (\d{1,6}(?:[,-]\d{1,6})*): ")
+_MOST_TASKS = 1 << 12
 _SRUN_IS_TOLD = "srun: forcing job termination"  # by a signal: of a person, or of our program
 _STARTS_TASKS = re.compile(r"(\[[^\]]*\] )?slurm(step)?d\b\S*: ")
 _LAST_LINES = 3
@@ -215,6 +218,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
             found.suspects.append(suspect)
             spoken.add(suspect.rank)
     logs = files.node_logs(phase, attempt)
+    starts_tasks = _ONCE in _script_of(files)
     for read, (node, file) in enumerate(logs.items()):
         # No log, and no part of the work on it, takes the time of those that follow.
         parts = len(logs) - read + 1
@@ -240,9 +244,10 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
+        where = Where(node, host, _own_tasks(text) if starts_tasks else None, hosts)
         found.tracebacks += [tuple(traceback.lines) for traceback in words.tracebacks]
         found.error_like[place] = error_like(text)
-        for suspect in _workers(words, place, node, host, hits):
+        for suspect in _workers(words, place, where, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
     share(2)
@@ -389,7 +394,41 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
+class Where(NamedTuple):
+    """The node whose log it is, and of a batch script where its own srun had the tasks."""
+
+    node: int
+    host: str
+    tasks: dict[int, str] | None
+    """Task -> host; None: the node's log has that node's workers only."""
+    hosts: list[str]
+
+    def of(self, rank: int | None, reported: str = "") -> dict[str, Any]:
+        """Return the node and the host of a rank, as far as it is known."""
+        if self.tasks is None or len(self.hosts) == 1:
+            return {"node": self.node, "host": self.host or reported}
+        host = reported or (self.tasks.get(rank, "") if rank is not None else "")
+        return {"node": self.hosts.index(host) if host in self.hosts else None, "host": host}
+
+
+def _own_tasks(text: str) -> dict[int, str]:
+    """Return on which hosts tasks have ended, as srun says."""
+    found: dict[int, str] = {}
+    for match in _OF_TASKS.finditer(text):
+        for first, last in (part.partition("-")[::2] for part in match[2].split(",")):
+            last_one = min(int(last or first), int(first) + _MOST_TASKS)
+            found.update(dict.fromkeys(range(int(first), last_one + 1), match[1]))
+    return found
+
+
+def _script_of(files: RunFiles) -> str:
+    try:
+        return read_file(files.path / NODE_SCRIPT).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _workers(words: Words, place: str, where: Where, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield the suspects on a node, from torchrun's report and the workers' own output."""
     unsaid = words.last_without_rank(_follows)
     if unsaid and any(t.at > unsaid.at and not _is_effect(t) for t in words.of_ranks()):
@@ -399,8 +438,7 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
     for failed in exits:
         facts: dict[str, Any] = {
             "rank": failed.rank,
-            "node": node,
-            "host": host or failed.host,
+            **where.of(failed.rank, failed.host),
             "when": failed.when,
             "coarse": failed.coarse,
         }
@@ -416,9 +454,9 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
             yield _suspect(_exit_words(failed.code, failed.said), place, **facts)
     for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
         if said := words.last_of(rank):
-            yield _suspect_of(said, place, rank=rank, node=node, host=host)
+            yield _suspect_of(said, place, rank=rank, **where.of(rank))
     if unsaid and not exits:  # with exits, it did not end a worker
-        yield _suspect_of(unsaid, place, node=node, host=host)
+        yield _suspect_of(unsaid, place, **where.of(None))
 
 
 def _is_effect(traceback: Traceback) -> bool:
