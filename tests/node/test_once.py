@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node.once import Wish, given_environment
+from trnslurm.node.once import Wish, given_environment, went_on
 
 from ..waiting import eventually
 
@@ -108,3 +108,21 @@ def test_term_ends_it(tmp_path: Path) -> None:
     eventually(lambda: run.poll() is not None)
     assert run.returncode == 143
     run.communicate()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("srun: error: node-2: task 3: Segmentation fault (core dumped)\nfinished\n",
+         "task 3 on node-2: Segmentation fault (core dumped)"),
+        ("srun: error: node-1: tasks 0-1: Exited with exit code 2\n",
+         "tasks 0-1 on node-1: Exited with exit code 2"),
+        ("srun: Job 7 step creation temporarily disabled, retrying\n", ""),
+        ("it said: srun: error: node-1: task 0: Killed\n", ""),
+    ],
+)  # fmt: skip
+def test_a_script_that_goes_on_after_its_srun_failed(tmp_path: Path, said: str, words: str) -> None:
+    (log := tmp_path / "log").write_text(f"step 1\n{said}done\n")
+    found = went_on(log)
+    assert found == (words and f"its srun failed, and the script went on: {words}")
+    assert went_on(tmp_path / "none") == ""

@@ -797,8 +797,8 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         copy.chmod(0o644)
         copy.write_text(source)
         said = cli("status", run.name).out
-        given = f"then {resume} -- {option} {{resume}}\n"
-        assert (given if option else "call trnslurm.saved() there") in said, said.split("next:")[1]
+        assert f"then {resume} -- {option or 'OPTION'} {{resume}}\n" in said
+        assert ("(if it has none, call trnslurm.saved() there)" in said) == (not option)
     (copy.parent / "other.py").unlink()
     refused = cli("resume", run.name).error
     assert f"may write over work/out/checkpoint-9 in its directory: {resume} {words} pas" in refused

@@ -93,7 +93,10 @@ class Resources:
         if name in ("ntasks", "ntasks-per-node"):
             return Option((), "the command says how many workers a node has")
         if name == "signal":
-            return Option((), "it is asked to save before its limit: slurm.stop_before_s")
+            text = (
+                "only a script that calls should_stop() hears of its limit, and none gets a signal"
+            )
+            return Option((), text, clear=False)
         if name == "array" and len(self._script.tasks) == 1:
             return Option((), "one task: a run")
         if name == "export" and value in ("ALL", "NONE"):

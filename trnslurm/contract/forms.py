@@ -42,6 +42,8 @@ from trnslurm.contract.layouts import (
 
 _MOST_CHECKED = 200
 """Checkpoints that are looked into, the newest first, until one is whole."""
+_NO_STEPS = re.compile(r"(?i)(fold|seed|split|part|shard|rank)[-_.]?\d")
+"""Numbers that say which of several, not when."""
 _BEST = re.compile(r"(^|[-_.\d])best", re.I)
 
 
@@ -82,12 +84,16 @@ def older(whole: Sequence[Found], keep: int) -> list[Path]:
     and Lightning delete their own, and know which is the best.
     """
     newest = next(iter(whole), None)
-    if newest is None or newest.step is None or newest.form in ("Trainer", "Lightning"):
+    if newest is None or newest.form in ("Trainer", "Lightning"):
         return []
     if form := OF_STEPS.get(newest.form):
         numbers = {n: int(m[1]) for n in entries_in(newest.path) if (m := form.fullmatch(n))}
-        names = sorted((n for n in numbers if numbers[n] <= newest.step), key=numbers.__getitem__)
+        names = sorted(
+            (n for n in numbers if numbers[n] <= (newest.step or 0)), key=numbers.__getitem__
+        )
         return [newest.path / name for name in names[::-1][keep:]]
+    if _NO_STEPS.search(newest.path.name):
+        return []
     alike = [one for one in whole if one.form == newest.form and _series(one) == _series(newest)]
     return [one.path for one in alike[keep:]]
 

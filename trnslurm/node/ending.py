@@ -22,6 +22,7 @@ from trnslurm.node import alone
 from trnslurm.node.controller import is_here
 from trnslurm.node.hosts import brief
 from trnslurm.node.left_out import bad_nodes, stuck_node, unfit
+from trnslurm.node.once import went_on
 from trnslurm.node.ports import who_holds
 from trnslurm.node.state import RUN, knows_resuming, saved_by_now, saves_whole
 from trnslurm.node.triage.finding import Finding
@@ -78,8 +79,8 @@ class Facts(Frozen):
     """Whether it would have other nodes."""
     capped: str = ""
     """Why no other attempt may follow: the run has used what it may."""
-    alone: str = ""
-    """What shows that several workers never joined; empty: they did, as far as known."""
+    lacks: str = ""
+    """Why it may not be complete although it ended with 0: its workers never joined, say."""
     newer: int = 0
     """The newest attempt of the run, if it has replaced this one; else 0."""
 
@@ -121,7 +122,7 @@ def _ending(facts: Facts) -> Ending:
         return _final(State.FAILED, f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and not facts.answered and facts.saved is None:
         # The training was finished, even if a stop was requested.
-        return _final(State.COMPLETED, facts.alone)
+        return _final(State.COMPLETED, facts.lacks)
     by_slurm = None if facts.last.state is State.RUNNING else facts.last.state
     if facts.cancelled:
         return _final(State.CANCELLED, _saved(facts))
@@ -353,7 +354,7 @@ def read_facts(
         fit=bool(next_hosts),
         capped=capped,
         moves=bool(next_hosts) and list(next_hosts) != state.hosts.split(","),
-        alone=alone.reason(RUN, state.attempt),
+        lacks=alone.reason(RUN, state.attempt) or went_on(RUN.node_log("train", state.attempt, 0)),
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),

@@ -9,17 +9,23 @@ from __future__ import annotations
 import argparse
 import base64
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from trnslurm.contract.files import open_file
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 
 _LOOK_S = 1.0
+_TAIL_BYTES = 64 << 10
+# The words of _task_finish in srun's task_state, and of strsignal(3).
+_TASK_FAILED = re.compile(r"(?m)^srun: error: ([\w.-]+): (tasks? [\d,-]+): ([A-Z][\w ()]+)$")
 _FAILED = 1
 # What a step has, and a batch script has not.
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CLUSTER")
@@ -125,6 +131,17 @@ def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[s
     found.pop("SLURM_OPEN_MODE", None)  # for srun, too, and from a line that is not the script's
     found |= {name: environ[name] for name in ("SLURMD_NODENAME",) if name in environ}
     return found | run | {"PYTHONUNBUFFERED": "1"}
+
+
+def went_on(log: Path) -> str:
+    """Return that a batch script went on after its own srun had failed; empty: none has."""
+    with suppress(OSError), open_file(log) as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        said = [*_TASK_FAILED.finditer(stream.read().decode(errors="replace"))]
+        if said:
+            host, task, what = said[0].groups()
+            return f"its srun failed, and the script went on: {task} on {host}: {what}"
+    return ""
 
 
 def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:

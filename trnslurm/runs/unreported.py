@@ -76,8 +76,8 @@ class Unreported(Frozen):
     @property
     def words(self) -> str:
         """Return the words to add to the script's arguments."""
-        joined = self.option.endswith("=")
-        return f"-- {self.option}{'' if joined else ' '}{{resume}}"
+        option = self.option or "OPTION"
+        return f"-- {option}{'' if option.endswith('=') else ' '}{{resume}}"
 
 
 def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
@@ -114,11 +114,13 @@ def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
 def _option_of(run: RunDir, usual: str) -> str:
     """Return the option by which a run's script takes a checkpoint; empty: its project has none.
 
-    What starts no file of the project, such as a module, has the usual one of its library.
+    What starts no file of the project, such as a module, has the usual one of its library;
+    Lightning has one for its own command line only.
     """
     entry = Entry(str(read_json(run.project_file).get("entry", "")))
     if not entry.is_file:
-        return usual
+        fits = b" fit " in _bytes_of(run.path / NODE_SCRIPT)
+        return usual if fits or usual != _OPTIONS["Lightning"] else ""
     project = run.code / "project"
     texts = [_bytes_of(project / entry.name)]
     if not _PARSES.search(texts[0]):

@@ -28,6 +28,7 @@ from trnslurm.node.ending import (
 from trnslurm.node.hosts import brief
 from trnslurm.node.job import Job
 from trnslurm.node.mirror import begins_elsewhere
+from trnslurm.node.once import went_on
 from trnslurm.node.packages import packages
 from trnslurm.node.state import RUN, saved_by_now
 from trnslurm.node.triage.again import runs_same_python
@@ -93,7 +94,9 @@ class Judgement:
         state, options, code = self._state, self._options, asked.code
         allocation = self._job.allocation
         stop = RUN.stop_file("train", state.attempt)
-        if not (code or RUN.alone_file("train", state.attempt).exists() or stop.exists()):
+        lacks = RUN.alone_file("train", state.attempt).exists()
+        lacks = lacks or bool(went_on(RUN.node_log("train", state.attempt, 0)))
+        if not (code or lacks or stop.exists()):
             return e.Judged(None, code)
         hosts = state.hosts.split(",")
         # Not once Slurm is ending the job, which leaves no time to read logs.
