@@ -1120,3 +1120,18 @@ def test_a_rank_of_a_batch_script_is_where_its_srun_had_it(run, rank, ended, nod
 """)  # fmt: skip
     told = found(run)
     assert (told.rank, told.node, told.host) == (rank, node, host)
+
+
+@pytest.mark.parametrize(
+    ("path", "beside"),
+    [
+        ("../data/MNIST", True), ("{run}/work/a/../../../Data/x", True), ("data/x", False),
+        ("{run}/checkpoints/step-1", False), ("/fsx/data/x", False),
+    ],
+)  # fmt: skip
+def test_data_beside_the_project_are_not_in_the_copy(run, path: str, beside: bool) -> None:
+    run.code.mkdir()
+    write_json(run.project_file, {"links": {}, "left_out": []})
+    path = path.format(run=run.path)
+    record(run, 0, 1.0, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
+    assert found(run).cause.startswith(f"{path} is beside the project, and the run has") == beside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 import shlex
 import sys
@@ -107,7 +108,27 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
                 cause=f"{path} is in {above}/ of the project, and the script starts above it",
                 fix=f"submit in {above}/ (cd {shlex.quote(above)}), or give the path {place}",
             )
+        if _is_beside(run, match[1]):
+            return Missing(
+                cause=f"{match[1]} is beside the project, and the run has a copy of the project "
+                "only",
+                fix="submit from the directory above (cd .., then the script by its path there), "
+                "so that the copy has it, or give an absolute path",
+            )
     return None
+
+
+def _is_beside(run: Path, path: str) -> bool:
+    """Check whether a script names a file above its own directory, which a copy does not have."""
+    if not RunFiles(run).project_file.exists():
+        return False
+    place = Path(os.path.normpath(run / "work" / path))
+    if place.is_relative_to(run / "work"):
+        return False
+    # {checkpoints} and other places of the run are given as absolute paths.
+    return not Path(path).is_absolute() or (
+        place.is_relative_to(run.parent) and not place.is_relative_to(run)
+    )
 
 
 def _meant(run: Path, module: str) -> str:
