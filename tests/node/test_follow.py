@@ -111,6 +111,7 @@ def test_what_slurm_refuses_is_tried_again_and_said_once(training: Training, cap
     training.save(10, 20)
     (training.root / "refused").write_text("Invalid partition")
     assert training.look() == training.look() == []
+    assert len(training.files.mark_files("eval")) == 1, "it asks Slurm for one more at a time"
     problem = json.loads((training.files.follow / "eval/problem.json").read_text())
     assert "Invalid partition" in problem["why"]
     assert capfd.readouterr().err.count("Invalid partition") == 1

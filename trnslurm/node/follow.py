@@ -90,9 +90,9 @@ class Follower:
         """Start what is due, and let go of checkpoints that nobody needs any more."""
         marks = self._marks()
         for mark in marks:
-            if not mark.job:
-                self._again(mark)
             self._let_go(mark)
+            if not mark.job and not self._again(mark):
+                return  # Slurm takes none
         last = marks[-1].step if marks else -1
         for step, path in whole_steps(self._run):
             due = (
@@ -181,25 +181,28 @@ class Follower:
             write_json(self._directory / "problem.json", {"why": why, "time": time.time()})
         return False
 
-    def _again(self, mark: Mark) -> None:
-        """Give a run to Slurm that this program could not, or died before it noted its job."""
+    def _again(self, mark: Mark) -> bool:
+        """Give a run to Slurm that it has refused, or whose job this program died to note.
+
+        Return whether to go on.
+        """
         place = self._run.path.with_name(mark.run)
         if not place.is_dir():  # it died before the run was whole
             self._mark_file(mark.step).unlink(missing_ok=True)
-            return
+            return True
         code, said = run_slurm("squeue", "-h", "--me", "-o", "%i %Z", timeout_s=_ANSWER_S)
         if code:
-            return
+            return False
         queued = [
             line.partition(" ")[0] for line in said.splitlines() if line.endswith(f" {place}")
         ]
         begun = RunFiles(place).all_attempts()
         if not queued and not begun:
-            self._submit(mark)
-            return
+            return self._submit(mark)
         job = queued[0] if queued else str(read_json(_last_state(place)).get("job_id", ""))
         write_json(place / RECORD, read_json(place / RECORD) | {"jobs": {"train": job}})
         write_json(self._mark_file(mark.step), {"run": mark.run, "job": job})
+        return True
 
     def _let_go(self, mark: Mark) -> None:
         """Delete a run's link to its checkpoint, once it has completed."""

@@ -57,7 +57,7 @@ def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
     with privacy_of(job):
         _write(submission, rule, command, new)
     if run_status(run).final:
-        look(run, job.profile.slurm.bin_dir)
+        look(run, RunDir(place).python_path, job.profile.slurm.bin_dir)
     return place
 
 
@@ -90,11 +90,11 @@ def check(rule: Rule, submission: Submission) -> None:
         raise SubmitError(f"--each-checkpoint-of needs jobs of Slurm: {where}")
 
 
-def look(run: RunDir, bin_dir: str | None) -> None:
-    """Start the runs of the checkpoints that have none."""
+def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
+    """Start the runs of the checkpoints that have none, with the code of a bundle."""
     path = os.pathsep.join(filter(None, (bin_dir, os.environ.get("PATH"))))
     command = [sys.executable, "-m", "trnslurm.node.follow", str(run.path)]
-    environ = os.environ | {"PATH": path}
+    environ = os.environ | {"PATH": path, "PYTHONPATH": python_path}
     try:
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=_LOOK_S, check=False
