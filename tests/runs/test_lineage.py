@@ -99,7 +99,7 @@ def test_the_numbers_of_jobs_that_follow(tmp_path: Path) -> None:
         mark = run.mark_file("eval", step)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(json.dumps({"run": f"gpt.eval-{step}", "job": "7"}))
-        if step < 8:  # of which there is nothing yet
+        if step < 8:  # the last job has reported nothing yet
             own = {"step": 1, "attempt": 1, "time": 9.0, "accuracy": step / 10, "note": "x"}
             write(run.sibling(f"gpt.eval-{step}"), own)
     found = run.steps()

@@ -31,7 +31,7 @@ from trnslurm.adopt.kinds import (
 )  # fmt: skip
 from trnslurm.adopt.launching import Launching
 from trnslurm.adopt.resources import Option
-from trnslurm.adopt.settings import OF_TRNSLURM
+from trnslurm.adopt.settings import OF_TRNSLURM, Asked
 from trnslurm.adopt.shell import (
     Block,
     Command,
@@ -71,9 +71,10 @@ def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> A
     """Read a batch script with these arguments; the variables are those of the user's shell."""
 
     def read(script: BatchScript) -> Adopted:
-        first = _Reading(file, script, arguments, environ)
+        asked = Asked(file, script, arguments, environ)
+        first = _Reading(asked)
         first.result()
-        return _Reading(file, script, arguments, environ, best=max(first.ranks, default=0)).result()
+        return _Reading(asked._replace(best=max(first.ranks, default=0))).result()
 
     try:
         script = read_batch_script(file)
@@ -89,16 +90,8 @@ def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> A
 class _Reading(Launching):
     """A batch script as far as it is read."""
 
-    def __init__(
-        self,
-        file: Path,
-        script: BatchScript,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        best: int | None = None,
-    ) -> None:
-        super().__init__(file, script, arguments, environ, best=best)
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         self._depth = 0
         """How many conditions the statement stands in."""
         self._said_before = False

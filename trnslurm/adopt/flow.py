@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
 from trnslurm.adopt.conditions import holds, matches
 from trnslurm.adopt.environment import SETS_UP
 from trnslurm.adopt.kinds import (
     STARTING,
     only_says,
 )  # fmt: skip
-from trnslurm.adopt.settings import Settings
+from trnslurm.adopt.settings import Asked, Settings
 from trnslurm.adopt.shell import (
     Block,
     Command,
@@ -19,7 +16,6 @@ from trnslurm.adopt.shell import (
     Statement,
     Word,
 )
-from trnslurm.config.batch_script import BatchScript
 
 MOST_ROUNDS = 64
 
@@ -27,14 +23,8 @@ MOST_ROUNDS = 64
 class Flow(Settings):
     """The conditions, loops and functions of a batch script."""
 
-    def __init__(
-        self,
-        file: Path,
-        script: BatchScript,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-    ) -> None:
-        super().__init__(file, script, arguments, environ)
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         self._functions: dict[str, list[Statement]] = {}
         self._set_up_before = False
         self._succeeded: bool | None = True

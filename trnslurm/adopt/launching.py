@@ -21,7 +21,7 @@ from trnslurm.adopt.kinds import (
     only_says,
 )  # fmt: skip
 from trnslurm.adopt.often import OF_A_NODE, how_often
-from trnslurm.adopt.settings import word_of
+from trnslurm.adopt.settings import Asked, word_of
 from trnslurm.adopt.shell import (
     Block,
     Command,
@@ -42,7 +42,6 @@ from trnslurm.adopt.texts import (
     with_values,
 )
 from trnslurm.adopt.wrappers import read_apptainer, runs_text, without_labels, without_options
-from trnslurm.config.batch_script import BatchScript
 from trnslurm.config.command import Command as UsersCommand
 from trnslurm.config.command import read_command
 from trnslurm.config.tasks import Tasks, read_mpirun, read_srun
@@ -61,17 +60,9 @@ _STAMP = re.compile(
 class Launching(Flow):
     """Takes off what starts the command: srun, containers, shells."""
 
-    def __init__(
-        self,
-        file: Path,
-        script: BatchScript,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        best: int | None = None,
-    ) -> None:
-        super().__init__(file, script, arguments, environ)
-        self._best = best
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        self._best = asked.best
         self.ranks: list[int] = []
         """How much each command that was reached looks like the one that trains."""
         self._doubts: list[str] = []

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from trnslurm.adopt.environment import Environment
 from trnslurm.adopt.found import Fate, Line
@@ -35,22 +36,31 @@ _LOGIN = re.compile(r"bin/activate|conda\.sh|/etc/\S*|\.(bashrc|bash_profile|pro
 OF_TRNSLURM = "trnslurm has its own ranks, counts and addresses"
 
 
+class Asked(NamedTuple):
+    """A batch script to read, and with what."""
+
+    file: Path
+    script: BatchScript
+    arguments: Sequence[str]
+    """Its own arguments, $1 and so on."""
+    environ: Mapping[str, str]
+    """The variables of the user's shell."""
+    best: int | None = None
+    """How much its command that trains looks like one; None: it is yet to be found."""
+
+
 class Settings:
     """What a batch script has set so far, and its lines as they were read."""
 
-    def __init__(
-        self,
-        file: Path,
-        script: BatchScript,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-    ) -> None:
+    def __init__(self, asked: Asked) -> None:
+        script, environ = asked.script, asked.environ
         self._script, self._environ = script, environ
-        self._text = read_file(file).decode(errors="replace")
+        self._text = read_file(asked.file).decode(errors="replace")
         self._resources = Resources(script)
         numbers = self._resources.numbers
         self._variables = Variables(
-            environ, arguments, numbers, texts=self._resources.texts, in_array=bool(script.tasks),
+            environ, asked.arguments, numbers, texts=self._resources.texts,
+            in_array=bool(script.tasks),
             assigned=frozenset(re.findall(r"(?:^|[\s;({])([A-Za-z_]\w*)\+?=", self._text)),
         )  # fmt: skip
         self._texts = Texts(self._variables, numbers, environ)

@@ -82,7 +82,7 @@ class Process(NamedTuple):
     state: str
     rank: int | None
     step: str = ""
-    """The step of Slurm that started it; empty: it is said by no variable."""
+    """The step of Slurm that started it; empty: no variable tells."""
     task: int | None = None
     """Its task's number in that step."""
 

@@ -22,7 +22,7 @@ class Follower(Frozen):
     """The name of all its runs."""
     runs: int
     step: int | None
-    """The newest step of which there are numbers."""
+    """The newest step that has numbers."""
     numbers: Mapping[str, float]
     """The last numbers that the run for this step has reported."""
     problem: str
