@@ -308,7 +308,8 @@ def _say_chain(run: RunDir, status: RunStatus) -> None:
     """Print the previous and the next run of its chain, or its sweep."""
     if run.followed.is_dir():
         step = status.values.get("step", "?")
-        click.echo(f"for the checkpoint of step {step} of {status.group.rpartition('.')[0]}")
+        followed = status.group.removesuffix(f".{run.record().name}")
+        click.echo(f"for the checkpoint of step {step} of {followed}")
     elif status.group:
         click.echo(f"in the sweep {status.group}, with {format_values(status.values)}")
     if status.after:

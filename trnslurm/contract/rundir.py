@@ -147,6 +147,14 @@ class RunFiles(Frozen, kw_only=False):
         """The bundles of which each checkpoint gets a run, a directory each."""
         return self.path / "follow"
 
+    def rule_file(self, follower: str) -> Path:
+        """Which checkpoints get a run, and how many of their jobs run at a time."""
+        return self.follow / follower / "rule.json"
+
+    def problem_file(self, follower: str) -> Path:
+        """Why Slurm takes no more of a follower's jobs."""
+        return self.follow / follower / "problem.json"
+
     def mark_file(self, follower: str, step: int) -> Path:
         """Which run, and which job, a checkpoint has got."""
         return self.follow / follower / f"step-{step:08d}.json"

@@ -83,7 +83,8 @@ class Follower:
 
     def __init__(self, run: RunFiles, directory: Path) -> None:
         self._run, self._directory = run, directory
-        rule = read_json(directory / "rule.json")
+        self._problem = run.problem_file(directory.name)
+        rule = read_json(run.rule_file(directory.name))
         self._every, self._at_most = int(rule["every"]), int(rule["at_most"])
 
     def look(self) -> None:
@@ -170,15 +171,15 @@ class Follower:
                 record = read_json(place / RECORD)
                 write_json(place / RECORD, record | {"jobs": {"train": found[1]}})
                 write_json(self._mark_file(mark.step), {"run": mark.run, "job": found[1]})
-                write_json(self._directory / "problem.json", {})
+                write_json(self._problem, {})
                 say(f"follow: {mark.run} is job {found[1]}")
                 return True
             if not waits:
                 break
         why = (said.strip().splitlines() or ["sbatch failed"])[-1]
-        if read_json(self._directory / "problem.json").get("why") != why:
+        if read_json(self._problem).get("why") != why:
             say(f"follow: {mark.run}: {why}; tried again")
-            write_json(self._directory / "problem.json", {"why": why, "time": time.time()})
+            write_json(self._problem, {"why": why, "time": time.time()})
         return False
 
     def _again(self, mark: Mark) -> bool:

@@ -18,6 +18,7 @@ _MOST_SHOWN = 4
 class Follower(Frozen):
     """A job that starts for each checkpoint of a run."""
 
+    name: str
     group: str
     """The name of all its runs."""
     runs: int
@@ -38,7 +39,7 @@ class Follower(Frozen):
             shown = islice(self.numbers.items(), _MOST_SHOWN)
             started += f"; step {self.step}: " + ", ".join(f"{n} {v:.4g}" for n, v in shown)
         refused = f"; Slurm refuses the next one: {self.problem}" if self.problem else ""
-        return f"{self.group.rpartition('.')[2]} follows its checkpoints, {started}{refused}"
+        return f"{self.name} follows its checkpoints, {started}{refused}"
 
 
 def followers_of(run: RunDir) -> list[Follower]:
@@ -59,9 +60,10 @@ def _follower(run: RunDir, place: Path, known: Mapping[int, Mapping[str, float]]
     }
     step = max(own, default=None)
     return Follower(
+        name=place.name,
         group=f"{run.name}.{place.name}",
         runs=len(marks),
         step=step,
         numbers=own[step] if step is not None else {},
-        problem=str(read_json(place / "problem.json").get("why", "")),
+        problem=str(read_json(run.problem_file(place.name)).get("why", "")),
     )

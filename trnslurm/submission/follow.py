@@ -25,7 +25,6 @@ from trnslurm.submission.record import new_record
 from trnslurm.submission.submission import Submission
 from trnslurm.submission.submit import privacy_of
 
-RULE = "rule.json"
 _LOOK_S = 300.0
 
 
@@ -75,7 +74,8 @@ def _write(submission: Submission, rule: Rule, command: Sequence[str], new: Path
             RunDir(new).patch_file.write_bytes(patch)
         record = new_record(RunDir(place), planned, planned.need, git, command)
         RunDir(new).write_record(replace(record, run=job.name))
-        write_json(new / RULE, {"every": rule.every, "at_most": rule.at_most})
+        rule_file = new / rule.run.rule_file(job.name).name
+        write_json(rule_file, {"every": rule.every, "at_most": rule.at_most})
         new.rename(place)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
@@ -88,6 +88,11 @@ def check(rule: Rule, submission: Submission) -> None:
     if not job.has_queue or not scheduler_of(record).has_queue or record.inside:
         where = f"{rule.run.name} runs on this machine" if job.has_queue else job.scheduler.words
         raise SubmitError(f"--each-checkpoint-of needs jobs of Slurm: {where}")
+    if job.project is None:
+        raise SubmitError(
+            f"--each-checkpoint-of starts a script or a command, and {job.recipe} is a recipe that "
+            "knows no {checkpoint}"
+        )
 
 
 def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
