@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
     from trnslurm.api.submit import each_checkpoint, submit, sweep
-    from trnslurm.calls import report, saved, should_stop
+    from trnslurm.calls import report, saved, servers, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
     from trnslurm.submission.plan import Plan
 
@@ -39,6 +39,7 @@ __all__ = [
     "resume",
     "runs",
     "saved",
+    "servers",
     "should_stop",
     "submit",
     "sweep",
@@ -60,6 +61,7 @@ _WHERE = {
     "resume": "trnslurm.api.run",
     "runs": "trnslurm.api.run",
     "saved": "trnslurm.calls",
+    "servers": "trnslurm.calls",
     "should_stop": "trnslurm.calls",
     "submit": "trnslurm.api.submit",
     "sweep": "trnslurm.api.submit",

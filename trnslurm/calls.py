@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.checkpoints import reported_step
-from trnslurm.contract.files import write_json
+from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.roles import Stand
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.tracing import Tracer
@@ -38,6 +39,8 @@ from trnslurm.tracing import Tracer
 # How often, about, the workers meet to agree on a stop.
 _LOOK_S = 1.0
 _MOST_CALLS = 1000
+# How often a script that waits for servers looks.
+_SERVERS_S = 0.5
 # How long a worker that gets TERM waits for a stop request, which another node may write.
 _TERM_PATIENCE_S = 5.0
 _TERMINATED, _USAGE = 128 + signal.SIGTERM, 2
@@ -65,6 +68,28 @@ def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
     """
     if worker := _here():
         worker.saved(int(step), Path(path).absolute() if path is not None else None)
+
+
+def servers(role: str) -> list[str]:
+    """Return the addresses of a role's servers, HOST:PORT each, once all of them are ready.
+
+    A server that ends is started again meanwhile; a script that lost one can call this to wait.
+    Outside a run the list is empty.
+    """
+    run_dir = os.environ.get(Variable.RUN_DIR)
+    if not run_dir:
+        return []
+    files = RunFiles(Path(run_dir))
+    while True:
+        told = read_json(files.servers_file)
+        if told and role not in told:
+            raise ValueError(f"the run has no role {role}: it has {', '.join(told)}")
+        if not told and not files.roles_file.exists():
+            raise ValueError(f"the run has no role {role}: docs/roles.md")
+        found = told.get(role, [])
+        if found and all(each["stand"] == Stand.READY for each in found):
+            return [each["address"] for each in found]
+        time.sleep(_SERVERS_S)
 
 
 class _Worker:

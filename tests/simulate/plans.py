@@ -42,12 +42,22 @@ def plan_of(seed: int, most: int = 16) -> Plan:
             ["off", "off", "crash", "away", "cancel", "cancel", "limit", "limit", "stall"]
         )
         second = (str(rng.choice([*Stage])), what)
-    return Plan(
+    plan = Plan(
         seed=seed, nodes=nodes, spares=spares, fewest=fewest, standby=rng.random() < 0.4,
         faults=tuple(faults), second=second, slow_disk=rng.random() < 0.1,
         loses=rng.choice([0.0, 0.0, 0.0, 0.05, 0.3]), ends_at=rng.choice([200.0, 600.0]),
         **_beginning(rng), no_index=rng.random() < 0.3,
     )  # fmt: skip
+    return plan if plan.compiles or plan.fewest or rng.random() < 0.75 else _with_roles(plan, rng)
+
+
+def _with_roles(plan: Plan, rng: random.Random) -> Plan:
+    """Return a plan with servers beside the training, which may fail as well."""
+    times = [
+        rng.choice([rng.uniform(0, 30), rng.uniform(0, 300)]) for _ in range(rng.randint(0, 4))
+    ]
+    failing = tuple((at, "server", (rng.randint(0, 11),)) for at in times)
+    return replace(plan, roles=True, standby=False, faults=(*plan.faults, *failing))
 
 
 def _beginning(rng: random.Random) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def simulated() -> tuple[Counter[tuple[str, str]], Seconds]:
 def test_no_schedule_breaks_an_invariant(simulated) -> None:
     covered, _ = simulated
     never = {(stage, name_of(kind)) for stage, kind in TABLE} - covered.keys()
-    assert len(never) < 10, never
+    assert len(never) <= 10, never
 
 
 @pytest.mark.parametrize("file", sorted(TRACES.glob("*.json")), ids=lambda file: file.stem)

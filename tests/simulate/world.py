@@ -110,6 +110,8 @@ class Plan:
     """Whether its first checkpoint is in S3."""
     refused: str = ""
     """The stage that fails: checking, fetching, keying or verifying."""
+    roles: bool = False
+    """Whether servers run beside the training."""
     no_index: bool = False
     """Whether a job cannot give up nodes: "DB index is being set", without accounting (22.05)."""
 
@@ -158,11 +160,13 @@ class World:
         self.term_at = 0.0
         self.told_to_stop: set[int] = set()
         """The attempts whose workers were asked to save and to end, or are about to be."""
-        hears = bool(plan.spares or plan.fewest or plan.standby)
+        self.unready = 0
+        """How often servers fail before they are ready."""
+        hears = bool(plan.spares or plan.fewest or plan.standby or plan.roles)
         self.rules = Rules(
             trains=not plan.compiles, graphs=plan.graphs or plan.compiles, compiles=plan.compiles,
             beats=hears, replaces=bool(plan.spares or plan.fewest),
-            standby=plan.standby, looks_s=10.0, retry_s=(10.0, 30.0),
+            standby=plan.standby, roles=plan.roles, looks_s=10.0, retry_s=(10.0, 30.0),
         )  # fmt: skip
         self.home, self.successor = 0, None
         """The node of the program, and the one on which its successor waits."""
@@ -282,6 +286,12 @@ class World:
                 self.saved = self.saved or 1
             case e.Act.KEY:
                 self.try_("keying", lambda: e.Keyed(warm=False))
+            case e.Act.SERVE:
+                self.unready -= 1
+                failed = e.ServerFailed("a server ended 5 times", "rollout-1")
+                fails = self.unready >= 0
+                # Servers load models; those that run already are ready at once.
+                self.answer(self.between(0.0, 60.0), lambda: failed if fails else e.Served())
             case e.Act.COMMIT:
                 self.try_("verifying", lambda: e.Cue.COMMITTED)
             case e.Act.BEGIN:
@@ -396,7 +406,7 @@ class World:
         made, plan = self.machine, self.plan
         hosts = made.state.hosts.split(",")
         then: list[str] = []
-        if asked.stays:
+        if asked.stays and (not asked.server or asked.server.here):
             lost = {*asked.lost, *(self.step.refused if self.step else ())}
             good = [host for host in made.allocation if host not in lost]
             then = choose(good, hosts, plan.counts)
@@ -659,6 +669,11 @@ class World:
         self.faults_at.append(self.now)
         self.faults_since += 1
         getattr(self, f"_{what}")(which)
+
+    def _server(self, which: tuple[int, ...]) -> None:
+        """A server does not come back: another port, a spare, or no node is left for it."""
+        self.unready = which[0] % 3
+        self.tell(e.ServerFailed("a server is lost", "rollout-2", here=which[0] % 4 > 0))
 
     def _crash(self, which: tuple[int, ...]) -> None:
         """A worker ends with an error."""

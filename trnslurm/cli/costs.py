@@ -66,6 +66,9 @@ def _name_and_place(job: Job) -> str:
     slurm, spares = job.profile.slurm, job.spare_nodes
     least = f"{slurm.min_nodes}-" if slurm.min_nodes else ""
     more = f" and {count(spares, 'spare')}" if spares else ""
+    for role in job.roles:
+        more += f", {count(role.nodes, 'node')} of {role.name}"
+        more += f" and {count(role.spares, 'spare')}" if role.spares else ""
     return f"{name} on {least}{job.nodes} x {job.instance_type}{more}{workers}"
 
 

@@ -356,6 +356,7 @@ def unsaid(reason: str, said: str) -> str:
     help="Phase  [default: the latest].",
 )
 @click.option("--batch", is_flag=True, help="Show the batch script's own log.")
+@click.option("--role", metavar="NAME", help="Of a role: --node is the number of its server.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
 @click.option("-n", "--lines", type=int, default=100, help="Number of last lines; 0: all.")
 @path_option
@@ -368,6 +369,7 @@ def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     Example:
       trnslurm logs last -f
       trnslurm logs last --node 1 -n 20
+      trnslurm logs last --role rollout --node 1
     """
     last = lines if lines > 0 else None
     if follow:

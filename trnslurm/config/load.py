@@ -9,7 +9,7 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
 
@@ -335,6 +335,10 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
             return str
         if hint == Mapping[str, Any]:
             return Any
+        if get_origin(hint) is Mapping:  # of sections, each under a name that the user chose
+            passed.append(key)
+            hint = get_args(hint)[1]
+            continue
         known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
         if key not in known:
             names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]

@@ -355,6 +355,27 @@ class Profile(Frozen):
     """How many steps are recorded."""
 
 
+class Servers(Frozen):
+    """A role: servers beside the training, one on each of the role's nodes."""
+
+    command: tuple[str, ...] = ()
+    """What each server starts, as its words. {host} and {port} are its own address, and {role.url},
+    {role.urls}, {role.address} or {role.addresses} those of another role."""
+    nodes: Positive[int] = 1
+    """Nodes of the role, beside those of the training."""
+    spares: NotNegative[int] = 0
+    """Nodes that wait to take the place of one that is lost."""
+    ready: str = ""
+    """What tells that a server is ready: a URL that answers, such as http://{host}:{port}/health,
+    tcp, or a file; empty: that it listens on {port}, if its command has that."""
+    ready_min: MoreThanZero[float] = 10.0
+    """Minutes that a server may take until it is ready, or may not answer later, before it is ended
+    and started again."""
+    restart: Literal["alone", "all"] = "alone"
+    """alone: a server that ends is started again while the training goes on. all: with the
+    training, from its last checkpoint."""
+
+
 class Recipe(Frozen):
     """One training job: the settings of the training, without those of a cluster."""
 
@@ -384,6 +405,8 @@ class Recipe(Frozen):
     checkpoint_glob: str = ""
     """A pattern of the script's checkpoints, relative to its working directory or to {checkpoints},
     such as out/ckpt-*.pt; empty: the forms that libraries write are known."""
+    roles: Mapping[str, Servers] = field(default_factory=dict)
+    """Servers beside the training of a custom script, by the names of their roles."""
     follows: str = ""
     """The run whose checkpoints the script gets, one each, as {checkpoint} and {step}."""
     keep_last: NotNegative[int] = 0

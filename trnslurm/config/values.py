@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trnslurm.config.schema import Cluster, Recipe
+from trnslurm.config.schema import Cluster, Recipe, Servers
 from trnslurm.config.script import OWN_LAUNCHER
 from trnslurm.config.software import check_sdk
 from trnslurm.config.times import LONGEST_MIN
@@ -83,7 +83,8 @@ def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
     check_cluster_values(tree)
     _check_environment("neuron.env", tree["neuron"]["env"])
-    for dotted, mark in (*marks_of(Cluster), *marks_of(Recipe)):
+    of_roles = [(f"roles.{r}.{key}", m) for r in tree["roles"] for key, m in marks_of(Servers)]
+    for dotted, mark in (*marks_of(Cluster), *marks_of(Recipe), *of_roles):
         value = lookup(tree, dotted)
         if mark == "not empty" and value == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")

@@ -40,6 +40,8 @@ class Attempt:
     """The step of the newest checkpoint when a training began; 0: none."""
     changed: float = 0.0
     """When the checkpoints of a custom script had last changed before the attempt began."""
+    server: str = ""
+    """The server of a role for which it was ended, by the name of its log: ROLE-NUMBER."""
     hosts: str = ""
     nodes: int = 0
     """Of its job, spares included; 0: not recorded."""
@@ -71,8 +73,9 @@ class Attempt:
         data = asdict(self)
         if self.phase != TRAIN:
             del data["cause"], data["checkpoint"]
-        if not self.changed:
-            del data["changed"]
+        for name in ("changed", "server"):
+            if not data[name]:
+                del data[name]
         write_json(run.state_file(self.phase, self.attempt), data)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 BY_SHELL = '"$0"'
 """The value of `script` in a batch script: its own path, as bash knows it."""
+BESIDE = "---"
+"""After it in the command is another one: it starts one server of a role."""
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -35,7 +37,22 @@ class AttemptOptions:
     retry_s: Sequence[float] = _option(
         (10.0, 30.0), "pauses before Slurm's controller is asked again"
     )
+    served: int = _option(0, "nodes of roles, beside --nodes and --spares")
     command: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> list[str]:
+        """The command that starts the workers."""
+        return self.command[: self._beside]
+
+    @property
+    def server(self) -> list[str]:
+        """The command that starts a server of a role; empty: there are no roles."""
+        return self.command[self._beside + 1 :]
+
+    @property
+    def _beside(self) -> int:
+        return self.command.index(BESIDE) if BESIDE in self.command else len(self.command)
 
     def words(self) -> str:
         """Return the options that differ from the defaults as shell words."""

@@ -16,6 +16,9 @@ CONFIG = "config.yaml"
 INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
 NOTIFY = "notify.json"
+ROLES = "roles.json"
+ROLE_SCRIPT = "roles/{}.sh"
+"""What a node of a role runs."""
 CAPS = "caps.json"
 MIRROR = "mirror.json"
 CODE = "code"
@@ -92,6 +95,11 @@ class RunFiles(Frozen, kw_only=False):
     def notify_file(self) -> Path:
         """Whom to notify about which events; missing without notifications."""
         return self.path / NOTIFY
+
+    @property
+    def roles_file(self) -> Path:
+        """The servers beside the training; missing without any."""
+        return self.path / ROLES
 
     @property
     def caps_file(self) -> Path:
@@ -212,6 +220,17 @@ class RunFiles(Frozen, kw_only=False):
         found = {int(m[1]): file for file in files if (m := re.fullmatch(_NODE_LOG, file.name))}
         return dict(sorted(found.items()))
 
+    def server_logs(self, role: str, number: int) -> list[Path]:
+        """Return the logs of a server of a role, one for each start, the first one first."""
+        files = self.logs.glob(f"{role}-*-node{number}.log")
+        found = {int(m[1]): file for file in files if (m := re.match(rf"{role}-(\d+)-", file.name))}
+        return [file for _, file in sorted(found.items())]
+
+    def last_server_log(self, role: str) -> int:
+        """Return the number of the newest log of a role's servers; 0: there is none."""
+        names = (re.match(rf"{role}-(\d+)-node", f.name) for f in self.logs.glob(f"{role}-*.log"))
+        return max((int(found[1]) for found in names if found), default=0)
+
     def flight_file(self, phase: str, attempt: int, rank: int | str) -> Path:
         """Which collectives a worker had entered when one timed out; PyTorch writes it."""
         return self.logs / f"{phase}-{attempt}-nccl-rank{rank}"
@@ -240,6 +259,11 @@ class RunFiles(Frozen, kw_only=False):
     def cancelled_file(self) -> Path:
         """Exists once a user cancelled the run: Slurm may forget a job that never started."""
         return self.state / "cancelled.json"
+
+    @property
+    def servers_file(self) -> Path:
+        """How each server of the run's roles stands, and where it is."""
+        return self.state / "servers.json"
 
     @property
     def excluded_file(self) -> Path:

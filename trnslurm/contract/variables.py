@@ -13,7 +13,7 @@ class Variable(Meant):
 
     # Of a job: set by its batch script for all that it starts.
     RUN_DIR = "TRNSLURM_RUN_DIR", "the run's directory"
-    PHASE = "TRNSLURM_PHASE", "precompile, train or prepare"
+    PHASE = "TRNSLURM_PHASE", "precompile, train or prepare; of a server its role"
     ATTEMPT = "TRNSLURM_ATTEMPT", "the number of this start of the phase, from 1"
     DEVICE = "TRNSLURM_DEVICE", "the device for which the job was rendered"
     PYTHON = "TRNSLURM_PYTHON", "the Python of the job"
@@ -47,6 +47,11 @@ class Variable(Meant):
     CACHE_TRUST = "TRNSLURM_CACHE_TRUST", "users whose graphs are used, beside one's own and root's"
     GRAPH_KEY = "TRNSLURM_GRAPH_KEY", "the key of the job's graphs"
     COMPILE_CACHE = "TRNSLURM_COMPILE_CACHE", "the graphs of xla-cpu"
+    # Of the servers of roles, beside a training.
+    SERVERS = "TRNSLURM_SERVERS", "the nodes of each role: ROLE=NODE,NODE …"
+    SERVER = "TRNSLURM_SERVER", "the number of this server in its role"
+    HOST = "TRNSLURM_HOST", "the address of this server's node"
+    PORT = "TRNSLURM_PORT", "the port on which this server is to listen"
     # Of one node, and of the next attempt.
     NODE = "TRNSLURM_NODE", "the node's rank"
     COMMAND = "TRNSLURM_COMMAND", "the command of a node, in node.sh"

@@ -55,6 +55,8 @@ class Controller:
     """Whether it may start the job again."""
     signals_workers = True
     """Whether the workers get the TERM that ends the job, and KILL after a while."""
+    ends_step_by = signal.SIGUSR2
+    """What a server's srun passes on: it would make KILL of TERM (src/srun/libsrun/srun_job.c)."""
     own_session = False
     """Whether a step is in a session of its own: Slurm finds a job's processes by their session."""
 
@@ -300,6 +302,7 @@ class NoController(Controller):
     """Stands for the controller where there is none: nothing is asked, and nothing starts again."""
 
     requeues, signals_workers, own_session = False, False, True
+    ends_step_by = signal.SIGTERM
 
     def __init__(self) -> None:
         super().__init__("", 0, ())

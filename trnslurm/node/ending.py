@@ -9,6 +9,7 @@ import json
 import os
 import re
 import textwrap
+import time
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 from trnslurm.contract.attempt import Attempt, read_attempt
 from trnslurm.contract.files import open_file, read_json
+from trnslurm.contract.roles import Stand
 from trnslurm.contract.states import EndCause, State
 from trnslurm.frozen import Frozen
 from trnslurm.node import alone
@@ -29,6 +31,7 @@ from trnslurm.node.triage.finding import Finding
 
 _LOG_BYTES = 64 << 10
 _SAME_LOSS = 0.9
+_MISSED_S = 60.0
 _NO_WAY_BACK = (
     "not restarted, as it would begin at step 0: it reported no checkpoint, and its arguments have "
     "no {resume}"
@@ -65,6 +68,8 @@ class Facts(Frozen):
     """The problem that a node's preflight or a watchdog found."""
     why: str = ""
     """The cause of the failure in one line, as triage found it."""
+    unready: str = ""
+    """The server of a role that was not there for the training, and why."""
     again: bool = False
     """Whether the job has an error that every further attempt would meet."""
     resumes: bool = True
@@ -174,7 +179,9 @@ def _crash(facts: Facts) -> Ending:
     running = f"exit code {facts.exit_code} while running on {brief(facts.last.hosts.split(','))}"
     failed = f"{facts.lost} failed" if facts.lost else ""
     what = failed or facts.trouble or facts.why or running
-    if facts.again and not (failed or facts.trouble):
+    if facts.unready and facts.unready not in what:
+        what = f"{what}; {facts.unready}"
+    if facts.again and not (failed or facts.trouble or facts.unready):
         return _final(State.FAILED, what, EndCause.ERROR)
     if not facts.requeue:
         return _final(State.FAILED, what, EndCause.CRASH)
@@ -347,6 +354,7 @@ def read_facts(
         requeue=requeue,
         trouble=trouble,
         why=found.line if found else "",
+        unready="" if state.server else unready_server(),
         again=bool(found and found.again),
         resumes=knows_resuming() or step > 0 or bool(unfit(state.attempt) or lost),
         lost=lost,
@@ -361,6 +369,16 @@ def read_facts(
         saved=int(stopped["step"]) if stopped.get("saved") else None,
         cancelled=RUN.cancelled_file.exists(),
     )
+
+
+def unready_server() -> str:
+    """Return which server of a role is not there, or was not a moment ago: workers may miss it."""
+    for role, servers in read_json(RUN.servers_file).items():
+        for number, server in enumerate(servers):
+            recent = server["starts"] > 1 and time.time() - server["since"] < _MISSED_S
+            if server["stand"] != Stand.READY or recent:
+                return f"{role} {number} on {server['host']} had ended, or did not answer"
+    return ""
 
 
 def step_repeated(attempt: int) -> int:

@@ -26,10 +26,13 @@ class Job:
         """Of messages."""
         all_hosts = os.environ.get(Variable.ALLOCATION) or os.environ[Variable.HOSTS]
         self.allocation = all_hosts.split(",")
-        """The job's nodes, in Slurm's order, without those that were lost or found bad."""
+        """The training's nodes, in Slurm's order, without those that were lost or found bad."""
         self.relay: threading.Thread | None = None
         """Passes on what the srun of a step says that was started ahead."""
-        hears = options.spares or options.fewer or options.standby
+        served = os.environ.get(Variable.SERVERS, "").split()
+        self.served = [host for role in served for host in role.partition("=")[2].split(",")]
+        """The nodes of roles, beside the training's."""
+        hears = options.spares or options.fewer or options.standby or self.served
         # The batch script runs on the first node.
         self.beats = Beats(os.environ["MASTER_ADDR"]) if hears else None
         self.scripts = {options.nodes: options.script}

@@ -49,11 +49,9 @@ def choose(job_id: str, restart_count: int, count: int, address: str | None) -> 
     """Return the first free ports from this attempt's place in the range, or exit with an error."""
     ephemeral = ephemeral_range()
     ports = usable_ports(ephemeral)
-    digest = hashlib.sha256(job_id.encode(errors="surrogateescape")).digest()
-    first = int.from_bytes(digest[:8], "big") + restart_count * STRIDE
     chosen: list[int] = []
     for offset in range(len(ports)):
-        port = ports[(first + offset) % len(ports)]
+        port = port_of(job_id, restart_count * STRIDE + offset, ports)
         if is_free(port, address):
             chosen.append(port)
             if len(chosen) == count:
@@ -62,6 +60,12 @@ def choose(job_id: str, restart_count: int, count: int, address: str | None) -> 
         f"error: ports: found {len(chosen)} of {count} free ports among {len(ports)} outside the "
         f"ephemeral range {ephemeral.start}-{ephemeral.stop - 1} (net.ipv4.ip_local_port_range)"
     )
+
+
+def port_of(what: str, number: int, ports: Sequence[int]) -> int:
+    """Return one of these ports, by a name and a number; the next number has the next port."""
+    digest = hashlib.sha256(what.encode(errors="surrogateescape")).digest()
+    return ports[(int.from_bytes(digest[:8], "big") + number) % len(ports)]
 
 
 def ephemeral_range() -> range:
@@ -80,12 +84,16 @@ def usable_ports(ephemeral: range) -> list[int]:
     return outside
 
 
-def is_free(port: int, address: str | None) -> bool:
-    """Return whether a server could listen on the port, over IPv4 and IPv6 (and on the address)."""
-    if address and not can_bind(address_family(address), address, port):
+def is_free(port: int, address: str | None = None, *, lingers: bool = True) -> bool:
+    """Return whether a server could listen on the port, over IPv4 and IPv6 (and on the address).
+
+    With `lingers`, a port whose last connections linger is not free, as for a server without
+    SO_REUSEADDR.
+    """
+    if address and not can_bind(address_family(address), address, port, lingers=lingers):
         return False
-    return can_bind(socket.AF_INET, "0.0.0.0", port) and (
-        not socket.has_ipv6 or can_bind(socket.AF_INET6, "::", port)
+    return can_bind(socket.AF_INET, "0.0.0.0", port, lingers=lingers) and (
+        not socket.has_ipv6 or can_bind(socket.AF_INET6, "::", port, lingers=lingers)
     )
 
 
@@ -97,10 +105,13 @@ def address_family(address: str) -> socket.AddressFamily:
         raise SystemExit(f"error: ports: {address} is not a numeric address") from error
 
 
-def can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
-    """Try to bind, without SO_REUSEADDR: a port whose last connections linger is not free."""
+def can_bind(
+    family: socket.AddressFamily, address: str, port: int, *, lingers: bool = True
+) -> bool:
+    """Try to bind; with `lingers` without SO_REUSEADDR."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(not lingers))
             if family == socket.AF_INET6:
                 server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             server.bind((address, port))

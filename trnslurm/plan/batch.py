@@ -128,7 +128,7 @@ def estimate(
     steps: int,
     known: Sequence[Reference],
     price_per_hour: float | None,
-    spares: int = 0,
+    beside: int = 0,
 ) -> Estimate | None:
     """Return hours, node-hours and cost from known throughputs, or None if none is known."""
     if not known or steps < 1:
@@ -137,7 +137,7 @@ def estimate(
     # Zero-weight units take as long as others.
     speed = full_speed * (1 - plan.padding)
     hours = steps * plan.global_batch / speed / 3600
-    node_hours = hours * (plan.nodes + spares)
+    node_hours = hours * (plan.nodes + beside)
     return Estimate(
         samples_per_s=speed,
         hours=hours,

@@ -17,10 +17,12 @@ from trnslurm.config.software import device_of, device_of_sdk
 from trnslurm.config.times import LONGEST_MIN
 from trnslurm.config.tree import lookup
 from trnslurm.contract.plan import BatchPlan
+from trnslurm.contract.roles import Role
 from trnslurm.devices import DEVICES, DeviceType
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate, estimate, plan_batch
+from trnslurm.plan.roles import beside, nodes_of_roles, roles_of
 from trnslurm.plan.sharding import group_size, is_decided, strategy_file, usable_devices
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import Scheduler
@@ -57,6 +59,8 @@ class JobSpec(Frozen):
     """`precompile`, if there is something to compile, and `train`."""
     time_min: Mapping[str, int]
     """Time limit of each phase; empty on the local cluster."""
+    role: str = ""
+    """The role for which this is one server; empty: it is the training."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -78,9 +82,20 @@ class JobSpec(Frozen):
         return self.scheduler.spare_nodes(self.config.cluster)
 
     @property
+    def roles(self) -> list[Role]:
+        """Return the servers beside the training, in the order in which they start."""
+        return roles_of(self.config.recipe)
+
+    @property
+    def served(self) -> int:
+        """Return how many nodes the job has for servers beside the training."""
+        return nodes_of_roles(self.config.recipe)
+
+    @property
     def no_kill(self) -> bool:
         """Check whether the training may continue in its job without a node that fails."""
-        return self.spares > 0 or self.least_nodes < self.nodes
+        spared = self.spares > 0 or any(role.spares for role in self.roles)
+        return not self.role and (spared or self.least_nodes < self.nodes)
 
     @property
     def least_nodes(self) -> int:
@@ -195,6 +210,7 @@ def _make_spec(
     device = _device(config, instance)
     job_name = check_job_name(name or config.recipe_name)
     _check_nodes(config, instance, nodes, device)
+    _check_roles(config, nodes)
     workers = _workers(cluster, instance, nodes)
     instance.check_workers(workers, nodes)
     batch = _plan_batch(recipe, nodes, workers)
@@ -371,8 +387,10 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
             f"--spares {spares}: a job ends with its first node, and a training on one node has no "
             "other: leave it out"
         )
-    if limit is not None and nodes + spares > limit:
+    served = nodes_of_roles(config.recipe)
+    if limit is not None and nodes + spares + served > limit:
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
+        asked += f" and {served} of roles" if served else ""
         key, way = _limit(config, "max_nodes")
         raise ConfigError(f"{asked} is more than {key} ({limit}): take at most {limit}, or {way}")
     # Slurm refuses a range that begins below a partition's MinNodes (seen on 22.05 and 24.11).
@@ -385,6 +403,16 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
     emulated = nodes > 1 and scheduler.is_here
     if emulated and (why := device.why_one_node(nodes, instance.name)):
         raise ConfigError(why)
+
+
+def _check_roles(config: Config, nodes: int) -> None:
+    if nodes == 1 and any(role.spares for role in roles_of(config.recipe)):
+        raise ConfigError(
+            "roles with spares: a job ends with its first node, and a training on one node has no "
+            "other: leave the roles' spares out, or pass --nodes 2"
+        )
+    if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
+        raise ConfigError("roles: their nodes are as many as they say: pass one number to --nodes")
 
 
 def _limit(config: Config, name: str) -> tuple[str, str]:
@@ -505,7 +533,7 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         steps=steps_of(config, batch),
         known=known,
         price_per_hour=instance.price_per_hour,
-        spares=scheduler_of(config.cluster).spare_nodes(config.cluster),
+        beside=beside(config),
     )
     if found and guess:
         return replace(found, basis=f"{guess}, {found.basis}", guess=True)

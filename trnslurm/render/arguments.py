@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 from trnslurm.config.schema import Recipe
 from trnslurm.config.script import OWN_LAUNCHER
+from trnslurm.contract.roles import PLACES, variable_of
 from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.frozen import Frozen
+from trnslurm.plan.roles import places_in
 from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
@@ -21,8 +24,8 @@ LOCAL_RANK = "local_rank"
 """trnslurm's launcher fills it in for each worker."""
 # {{word}} is an escaped {word}; other braces, such as in JSON or ${word}, have no meaning.
 _PLACE = (
-    r"(?<!\$)(?:\{(\{[A-Za-z_]\w*\}|\{(?:first|later):[^{}]*\})\}"
-    r"|\{(?P<place>[A-Za-z_]\w*)\}|\{(?P<start>first|later):(?P<text>[^{}]*)\})"
+    r"(?<!\$)(?:\{(\{[A-Za-z_]\w*(?:\.\w+)?\}|\{(?:first|later):[^{}]*\})\}"
+    r"|\{(?P<place>[A-Za-z_]\w*(?:\.\w+)?)\}|\{(?P<start>first|later):(?P<text>[^{}]*)\})"
 )
 _ON_NODE = {
     "run": Variable.RUN_DIR,
@@ -74,6 +77,18 @@ def known_places(spec: JobSpec) -> dict[str, str]:
     } | ({LOCAL_RANK: f"{{{LOCAL_RANK}}}"} if recipe.launcher == OWN_LAUNCHER else {})
 
 
+class Known(Frozen, kw_only=False):
+    """The placeholders of a script."""
+
+    texts: Mapping[str, str]
+    """Those that the plan fills."""
+    variables: Mapping[str, str]
+    """Those known only when the script starts, and the variables that hold them."""
+
+    def __contains__(self, place: object) -> bool:
+        return place in self.texts or place in self.variables
+
+
 class Words(NamedTuple):
     """A script's arguments as shell words."""
 
@@ -92,9 +107,9 @@ def argument_words(spec: JobSpec) -> Words:
     An argument with {resume}, and an option before it, is passed only if there is a checkpoint, and
     so is one of which {first:TEXT} or {later:TEXT} leaves nothing.
     """
-    known = known_places(spec)
+    known = Known(known_places(spec), _variables(spec))
     _refuse_own(spec.config.recipe, known)
-    known |= spec.config.recipe.places
+    known = Known({**known.texts, **spec.config.recipe.places}, known.variables)
     _refuse_unknown(spec, known)
     arguments = every_argument(spec.config.recipe)
     depends = [bool(_starts(each) or RESUME in _places(each)) for each in arguments]
@@ -113,6 +128,17 @@ def argument_words(spec: JobSpec) -> Words:
     )
 
 
+def _variables(spec: JobSpec) -> dict[str, str]:
+    """Return the placeholders known only when the script starts, and their variables."""
+    roles = spec.config.recipe.roles
+    found = dict(_ON_NODE)
+    if spec.role:
+        found |= {"host": Variable.HOST, "port": Variable.PORT, "server": Variable.SERVER}
+    if not spec.config.recipe.follows:
+        del found[CHECKPOINT], found[STEP]
+    return found | {f"{r}.{place}": variable_of(r, place) for r in roles for place in PLACES}
+
+
 def _takes_newest(arguments: Sequence[str]) -> bool:
     """Check whether arguments have a script continue from the newest checkpoint that it finds."""
     before = ""
@@ -125,7 +151,7 @@ def _takes_newest(arguments: Sequence[str]) -> bool:
     return False
 
 
-def _with_resume_last(arguments: Sequence[str], known: Mapping[str, str]) -> Words:
+def _with_resume_last(arguments: Sequence[str], known: Known) -> Words:
     every: list[str] = []
     resuming: list[str] = []
     for argument in arguments:
@@ -139,7 +165,7 @@ def _with_resume_last(arguments: Sequence[str], known: Mapping[str, str]) -> Wor
     return Words(every, resuming, [], takes_checkpoint=True)
 
 
-def _of_start(start: str, arguments: Sequence[str], known: Mapping[str, str]) -> list[str]:
+def _of_start(start: str, arguments: Sequence[str], known: Known) -> list[str]:
     """Return the words of an attempt that is the first, or a later one, in their order."""
     words: list[str] = []
     option = False
@@ -165,23 +191,22 @@ def _starts(argument: str) -> list[str]:
     return [match["start"] for match in re.finditer(_PLACE, argument) if match["start"]]
 
 
-def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
+def _refuse_own(recipe: Recipe, known: Known) -> None:
     """Refuse a recipe's placeholder that is never used, or that is built in."""
     used = {place for argument in every_argument(recipe) for place in _places(argument)}
     for place in recipe.places:
-        if place in known or place in _ON_NODE:
+        if place in known:
             raise ConfigError(f"places.{place}: {{{place}}} is built in; choose another name")
         if place not in used:
             raise ConfigError(f"places.{place} is set, but no argument has {{{place}}}")
 
 
-def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
-    names = [*known, *_ON_NODE]
-    if not spec.config.recipe.follows:
-        names = [name for name in names if name not in (CHECKPOINT, STEP)]
+def _refuse_unknown(spec: JobSpec, known: Known) -> None:
+    names, roles = [*known.texts, *known.variables], spec.config.recipe.roles
     for argument in every_argument(spec.config.recipe):
+        [*places_in(argument, roles, f"argument {argument!r}")]
         for place in _places(argument):
-            if place not in names:
+            if place not in known and "." not in place:
                 hint = did_you_mean(place, names) or f": there are {', '.join(sorted(names))}"
                 raise ConfigError(
                     f"argument {argument!r}: no place {{{place}}}{hint}; --set "
@@ -204,12 +229,12 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
             raise ConfigError(f"the arguments have {{{key}}}, which is not set: --set {key}=N")
 
 
-def _word(argument: str, known: Mapping[str, str]) -> str:
+def _word(argument: str, known: Known) -> str:
     """Return an argument as a shell word, quoted where needed."""
     return "".join(_parts(argument, known)) or "''"
 
 
-def _parts(argument: str, known: Mapping[str, str], start: str = "") -> Iterator[str]:
+def _parts(argument: str, known: Known, start: str = "") -> Iterator[str]:
     literal, at = "", 0
     for match in re.finditer(_PLACE, argument):
         literal += argument[at : match.start()]
@@ -219,11 +244,13 @@ def _parts(argument: str, known: Mapping[str, str], start: str = "") -> Iterator
             literal += match["text"] if match["start"] == start else ""
         elif place is None:
             literal += match[1]
-        elif place in known:
-            literal += known[place]
+        elif place in known.texts:
+            literal += known.texts[place]
+        elif place not in known:  # {other.word}: braces without a meaning
+            literal += match[0]
         elif place != RESUME or start != "first":
             yield shlex.quote(literal) if literal else ""
-            yield f'"${_ON_NODE[place]}"'
+            yield f'"${known.variables[place]}"'
             literal = ""
     literal += argument[at:]
     if literal:

@@ -25,6 +25,8 @@ from trnslurm.contract.rundir import (
     OF_COUNT,
     PLAN,
     PREPARE,
+    ROLE_SCRIPT,
+    ROLES,
     STRATEGY,
 )
 from trnslurm.plan.data import DataJob, data_path, first_parameters
@@ -35,6 +37,7 @@ from trnslurm.render.code import sha256_of
 from trnslurm.render.directives import set_by
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.plugins import plugin_files
+from trnslurm.render.roles import roles_json, server_spec
 from trnslurm.render.template import fill, open_templates
 from trnslurm.render.values import data_values, training_values
 from trnslurm.schedulers.choice import scheduler_of
@@ -84,6 +87,12 @@ def _files_of_count(
     files[PLAN] = to_json(plan_data(spec))
     if spec.strategy is not None:
         files[STRATEGY] = to_json(spec.strategy)
+    if spec.roles:
+        files[ROLES] = to_json(roles_json(spec))
+    for role in spec.roles:
+        server = server_spec(spec, role, code)
+        own = training_values(server, "train", code)
+        files[ROLE_SCRIPT.format(role.name)] = fill(environment, "node.sh.j2", own).encode()
     return {place + name: text for name, text in files.items()}
 
 

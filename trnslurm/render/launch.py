@@ -93,7 +93,8 @@ def has_standby(spec: JobSpec) -> bool:
     recipe = spec.config.recipe
     by_rank = not recipe.project or recipe.launcher not in ONCE
     python = not recipe.project or Entry(recipe.entry).is_python
-    return recipe.standby and spec.requeues and by_rank and python
+    # The workers of a standby get the addresses of servers that may have moved since.
+    return recipe.standby and spec.requeues and by_rank and python and not recipe.roles
 
 
 def _launched(recipe: Recipe, module: str, workers: int, *, on_cpu: bool) -> list[str]:

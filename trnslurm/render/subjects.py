@@ -119,6 +119,12 @@ class Hosts(Frozen):
     """Whether the job has more nodes than take part."""
     fewest: int = 0
     """Below this count no smaller one has a script; 0: there are none."""
+    roles: tuple[tuple[str, str], ...] = ()
+    """Which of the job's nodes each role has, as `cut` counts them."""
+    trains: int = 0
+    """How many of the job's nodes are for the training, spares included."""
+    local_roles: str = ""
+    """The emulated nodes of each role."""
     spares_fetch: bool = False
     """Whether spares fetch an environment or an image, before they are needed."""
     local: str = ""

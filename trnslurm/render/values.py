@@ -25,6 +25,7 @@ from trnslurm.render.container import container_parts
 from trnslurm.render.directives import data_resources, training_resources
 from trnslurm.render.launch import ONCE, has_standby, training_launch
 from trnslurm.render.project import PROJECT_CODE, PROJECT_FACTS
+from trnslurm.render.roles import fields_of, local_hosts
 from trnslurm.render.search_path import search_path
 from trnslurm.render.subjects import (
     AttemptCall,
@@ -62,11 +63,13 @@ def training_values(
     standby = phase == "train" and has_standby(spec)
     # Graphs are surely compiled for the whole number only.
     on_fewer = has_range and not compiles_ahead(spec)
-    most = spec.nodes + spares
+    roles = spec.roles if phase == "train" and not spec.role else []
+    most = spec.nodes + spares + sum(role.all_nodes for role in roles)
     efa = spec.instance.efa > 0 and spec.nodes > 1
     return {
         **_common_values(config),
-        "phase": phase,
+        "phase": spec.role or phase,
+        "role": spec.role,
         "nodes": spec.nodes,
         "device": spec.device.name,
         "batch": spec.batch,
@@ -99,8 +102,11 @@ def training_values(
             expedite=spec.requeues and cluster.slurm.expedite,
         ),
         "hosts": Hosts(
-            nodelist=_CHOSEN if has_range or spares else Hosts.nodelist,
-            chooses=has_range or spares > 0,
+            nodelist=_CHOSEN if has_range or spares or roles else Hosts.nodelist,
+            chooses=has_range or spares > 0 or bool(roles),
+            roles=fields_of(spec) if roles else (),
+            trains=spec.nodes + spares,
+            local_roles=" ".join(f"{r}={hosts}" for r, hosts in local_hosts(spec).items()),
             fewest=spec.least_nodes if on_fewer and not place else 0,
             spares_fetch=spares > 0 and bool(cluster.stage_python or inside.lines),
             local=",".join(f"local-{n}" for n in range(spec.nodes)),
@@ -121,6 +127,7 @@ def data_values(job: DataJob) -> dict[str, Any]:
     return {
         **_common_values(config),
         "phase": PREPARE,
+        "role": "",
         "nodes": 1,
         "device": "",
         "job": Header(
@@ -263,6 +270,7 @@ def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
         exclude_hours=slurm.exclude_hours if returns else 0.0,
         leave_out_slow=returns and slurm.leave_out_slow,
         spares=spec.spares if returns else 0,
+        served=spec.served if trains else 0,
         fewer=fewer,
         grow_minutes=slurm.grow_minutes if fewer else 0.0,
         standby=returns and has_standby(spec),
@@ -297,10 +305,13 @@ def _node(spec: JobSpec, place: str) -> NodePart:
         num_devices=spec.instance.neuron_devices(spec.device),
         num_efa=spec.instance.efa_for(spec.device, spec.nodes),
         data=data_path(spec.config),
-        usage_seconds=f"{cluster.usage_seconds:g}" if cluster.usage_seconds else "",
+        # Files of usage are a node's of the training.
+        usage_seconds=f"{cluster.usage_seconds:g}"
+        if cluster.usage_seconds and not spec.role
+        else "",
         hang_minutes=f"{recipe.hang_minutes:g}" if recipe.hang_minutes else "",
         profile=recipe.profile,
-        no_kill=spec.no_kill or bool(place),
+        no_kill=not spec.role and (spec.no_kill or bool(place)),
     )
 
 

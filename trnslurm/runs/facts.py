@@ -10,6 +10,7 @@ from trnslurm.runs.followers import followers_of
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import spares_of
 from trnslurm.runs.restarts import restarted
+from trnslurm.runs.roles import servers_of
 from trnslurm.runs.saved import saved
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.usage import usage_of
@@ -30,5 +31,6 @@ def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[st
         "mirror": asdict(copies) if copies else None,
         "restarted": asdict(again) if again else None,
         "saved": asdict(left) if left else None,
+        "servers": [asdict(each) for each in servers_of(run)],
         "followers": [asdict(each) for each in followers_of(run)],
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.contract.files import open_file
+from trnslurm.contract.roles import read_roles
 from trnslurm.errors import RunError
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import run_status
@@ -17,9 +18,19 @@ _CHUNK_BYTES = 1 << 16
 
 
 def choose_log(
-    run: RunDir, *, phase: str | None = None, node: int = 0, batch: bool = False
+    run: RunDir,
+    *,
+    phase: str | None = None,
+    node: int = 0,
+    batch: bool = False,
+    role: str | None = None,
 ) -> Path | None:
-    """Return the newest log of a node or of the batch script; None if there is none."""
+    """Return the newest log of a node, of the batch script, or of a role's server `node`.
+
+    None if there is none.
+    """
+    if role is not None:
+        return _log_of_server(run, role, node)
     phases, record = run.phases_back(phase), run.record()
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
@@ -33,6 +44,18 @@ def choose_log(
             if file.exists():
                 return file
     return None
+
+
+def _log_of_server(run: RunDir, role: str, number: int) -> Path | None:
+    """Return the newest log of a server; None if there is none."""
+    roles = {each.name: each for each in read_roles(run.roles_file)}
+    if role not in roles:
+        known = f"it has {', '.join(roles)}" if roles else "it has none"
+        raise RunError(f"{run.name} has no role {role}: {known}")
+    if not 0 <= number < (nodes := roles[role].nodes):
+        raise RunError(f"role {role} of {run.name} has servers 0 to {nodes - 1}, but no {number}")
+    found = run.server_logs(role, number)
+    return found[-1] if found else None
 
 
 def log_of(run: RunDir, **which: Any) -> Path:

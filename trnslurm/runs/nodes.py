@@ -13,6 +13,7 @@ from trnslurm.contract.rundir import OF_COUNT
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.records.run import RunDir
+from trnslurm.runs.roles import roles_told
 
 _SPARES = re.compile(rb" --spares=(\d+) ")
 _MOST_TOLD = 5
@@ -82,7 +83,8 @@ def sizes_of(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> str:
 
 
 def nodes_told(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Return what is told of a training's spares and its range of nodes; often nothing."""
+    """Return what is told of a training's spares, range of nodes, and roles; often nothing."""
     spares = spares_of(run, attempts)
     found = {"spares": str(spares or ""), "nodes": sizes_of(run, nodes, attempts)}
+    found |= roles_told(run, attempts)
     return {name: text for name, text in found.items() if text}

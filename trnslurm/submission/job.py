@@ -16,7 +16,8 @@ from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
 from trnslurm.contract.files import newer_format
 from trnslurm.contract.plan import FORMAT
-from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
+from trnslurm.contract.roles import Role, roles_in
+from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE, ROLES
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate
@@ -79,6 +80,16 @@ class Job(Frozen):
     @property
     def spare_nodes(self) -> int:
         return self.scheduler.spare_nodes(self.profile)
+
+    @property
+    def roles(self) -> list[Role]:
+        """The servers beside the training."""
+        return roles_in(json.loads(self.bundle.files.get(ROLES, b"{}")))
+
+    @property
+    def nodes_beside(self) -> int:
+        """How many nodes a training has beside its own: spares, and those of roles."""
+        return self.spare_nodes + sum(role.all_nodes for role in self.roles)
 
     def sees(self, directory: Path) -> bool:
         """Check whether it lacks what this host does not find in a directory."""

@@ -47,8 +47,8 @@ class Need(Frozen):
     def limit_node_hours(self) -> float:
         """Return the node-hours if every phase reaches its time limit."""
         job = self.job
-        spares = {"train": job.spare_nodes}
-        minutes = ((job.nodes + spares.get(p, 0)) * job.time_min.get(p, 0) for p in self.phases)
+        beside = {"train": job.nodes_beside}
+        minutes = ((job.nodes + beside.get(p, 0)) * job.time_min.get(p, 0) for p in self.phases)
         return sum(minutes) / 60
 
     @property

@@ -80,7 +80,7 @@ def view_of(run: RunDir, *, lines: int) -> View:
         ("recipe", f"{status.recipe}{preset} on {status.cluster}"),
         ("nodes", f"{status.nodes}{named}"),
         ("range", told.get("nodes", "")),
-        ("spares", told.get("spares", "")),
+        *((name, text) for name, text in told.items() if name != "nodes"),
         ("attempts", str(len(status.attempts)) if len(status.attempts) > 1 else ""),
         ("step", f"{done}/{whole}" if share is not None else str(done or "")),
         ("loss", figure(losses[-1] if losses else None, ".4f") if losses else ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -74,6 +74,27 @@ class Keyed(Event):
 
     warm: bool
     """Whether there is nothing to compile."""
+
+
+@dataclass(frozen=True)
+class Served(Event):
+    """All servers of the job's roles are ready."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Where they are."""
+
+
+@dataclass(frozen=True)
+class ServerFailed(Event):
+    """A server does not come back, or has another node: the training must begin again."""
+
+    why: str
+    log: str = ""
+    """The name of its log, ROLE-NUMBER, if that may tell more."""
+    lost: tuple[str, ...] = ()
+    """Nodes that do not answer."""
+    here: bool = True
+    """Whether the job has the nodes that its roles need."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +203,8 @@ def brief(event: object) -> str:
         return f"judged: {event.ending.state}{' in this job' * event.ending.here}"
     if isinstance(event, Refused):
         return f"refused: code {event.code} {event.message}".rstrip()
+    if isinstance(event, ServerFailed):
+        return f"server failed: {event.why}"
     if isinstance(event, Looked) and event.hangs:
         return "looked: hangs"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(event).__name__).lower()
@@ -204,6 +227,10 @@ class Act(Enum):
     """Give up fetching."""
     KEY = "key"
     """Find the key of the graphs: Keyed or Refused."""
+    SERVE = "serve"
+    """Start the servers of the job's roles, or those that have failed: Served or ServerFailed."""
+    HOLD_SERVERS = "hold servers"
+    """Start no server again."""
     COMMIT = "commit"
     """Verify and store the compiled graphs: Committed or Refused."""
     BEGIN = "begin"
@@ -281,6 +308,8 @@ class Judge(Decision):
     stays: bool = True
     """Whether the job is likely to go on here: no processes are left over, no limit is near."""
     capped: bool = False
+    server: ServerFailed | None = None
+    """The server for which the training was ended."""
 
 
 @dataclass(frozen=True)

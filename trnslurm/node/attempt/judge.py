@@ -60,11 +60,12 @@ def begins(
     planned, nodes, spares = options.nodes, state.nodes, options.spares
     if options.fewer:
         nodes = len(state.hosts.split(","))
-    expected = planned + (0 if options.fewer else spares)
+    expected = planned + (0 if options.fewer else spares) + options.served
     if planned and nodes != expected:  # the plan's arithmetic is for one node count
         wanted = f"{planned} nodes and {spares} spare" if spares else f"{planned} nodes"
+        wanted += f" and {options.served} of roles" if options.served else ""
         message = f"this script is for {wanted}, the allocation has {nodes}"
-        message = f"{message}: render it again with --nodes {nodes - spares}"
+        message = f"{message}: render it again with --nodes {nodes - spares - options.served}"
         return e.Refused(2, message, doing="checking the allocation")
     controller.learn_config()
     # A crash counts even if the attempt could not record it, as when its node died.
@@ -102,12 +103,14 @@ class Judgement:
         # Not once Slurm is ending the job, which leaves no time to read logs.
         found = self.found if code and state.state is State.RUNNING else None
         reported = self._controller.host_names(lost_nodes(state))
-        lost = [*asked.lost, *(host for host in reported if host not in asked.lost)]
+        gone = [*asked.lost, *(asked.server.lost if asked.server else ())]
+        lost = [*gone, *(host for host in reported if host not in gone)]
         slow: dict[str, str] = {}
         if options.leave_out_slow:
             slow = left_out.slow_nodes(state.attempt, hosts)
         hosts_then: list[str] = []
-        if asked.stays and options.script:
+        here = not asked.server or asked.server.here
+        if asked.stays and here and options.script:
             avoided = {*slow}
             if len(allocation) > len(hosts):  # a spare may take their place
                 avoided.update(self._controller.drained(hosts))
@@ -117,7 +120,7 @@ class Judgement:
             read_facts(
                 state,
                 code,
-                left_out.trouble(state.attempt, hosts),
+                asked.server.why if asked.server else left_out.trouble(state.attempt, hosts),
                 found,
                 max_crashes=options.max_crashes,
                 requeue=options.requeue,
@@ -145,6 +148,7 @@ class Judgement:
         # With graphs, the job asks for all nodes of its range.
         starts_on_fewer = options.fewer and not options.graphs
         needed = min(counts) if starts_on_fewer else max(counts) + options.spares
+        needed += options.served
         return self._controller.can_do_without(needed, {*bad, *left_out.read_excluded()})
 
     @cached_property

@@ -62,6 +62,7 @@ class Stage(Meant):
     CHECKING = "checking", "asks whether the attempt may begin"
     FETCHING = "fetching", "fetches its first checkpoint from S3"
     KEYING = "keying", "reads which graphs the job needs"
+    SERVING = "serving", "waits until the servers of the job's roles are ready"
     RUNNING = "running", "runs the step: node.sh on each node, by srun"
     PAUSING = "pausing", "starts srun again soon, which has given up on a busy controller"
     ENDING = "ending", "ends the step: for Slurm, a lost node, a hang or a cap"
@@ -102,6 +103,8 @@ class Rules(Frozen):
     retry_s: tuple[float, ...] = ()
     signals_workers: bool = True
     """Whether the workers get the TERM that ends the job, and KILL after a while."""
+    roles: bool = False
+    """Whether servers run beside the training."""
     in_step: bool = False
     """Whether the run is a step of a job that a user holds."""
 
@@ -160,6 +163,8 @@ class Machine:
         self._asking: set[str] = set()
         self._code = 0
         self._judged_as = e.Judged(None, 0)
+        self._server: e.ServerFailed | None = None
+        """The server for which the step was ended."""
 
     # -- from outside
 
@@ -246,13 +251,33 @@ class Machine:
             self.stage, self.doing = Stage.KEYING, "reading the key of the graphs"
             self._decide(e.Act.KEY)
         else:
-            self._run()
+            self._serve()
 
     def _keyed(self, event: e.Keyed) -> None:
         if event.warm:
             self._close(0)
         else:
+            self._serve()
+
+    def _serve(self) -> None:
+        if self.rules.roles:
+            self.stage, self.doing = Stage.SERVING, "waiting for the servers of its roles"
+            self._decide(e.Act.SERVE)
+        else:
             self._run()
+
+    def _served(self, _: e.Served) -> None:
+        self._run()
+
+    def _server_failed(self, event: e.ServerFailed) -> None:
+        """End the training: it cannot go on as it is."""
+        if self._server:
+            return
+        self._server, self.state.server = event, event.log
+        if self._step_runs:
+            self._end_step()
+        else:
+            self._over(1)
 
     def _refused(self, event: e.Refused) -> None:
         if event.message:
@@ -494,6 +519,7 @@ class Machine:
                 tuple(host for host in self.allocation if host in self.lost),
                 stays=not self.left_over and not near,
                 capped=self._capped,
+                server=self._server,
             )
         )
 
@@ -613,6 +639,8 @@ class Machine:
             return
         self.term, self._why = True, event.why
         self._expect_kill()
+        if self.rules.roles:
+            self._decide(e.Act.HOLD_SERVERS)
         if self.rules.trains:
             self._decide(e.AskToStop(EndCause.TERMINATED))
         self._become(State.CANCELLED, event.why)  # at once: KILL may come before the answer
@@ -718,7 +746,10 @@ class Machine:
 
 
 _Act = Callable[[Machine, Any], None]
-_NO_STEP = (Stage.CHECKING, Stage.FETCHING, Stage.KEYING, Stage.PAUSING, Stage.VERIFYING)
+_NO_STEP = (
+    *(Stage.CHECKING, Stage.FETCHING, Stage.KEYING, Stage.SERVING, Stage.PAUSING),
+    Stage.VERIFYING,
+)
 _WITH_STEP = (Stage.RUNNING, Stage.ENDING)
 _AFTER = (Stage.ASKING, Stage.JUDGING, Stage.CONFIRMING, Stage.LAUNCHING)
 TABLE: Mapping[tuple[Stage, Kind], _Act] = {
@@ -730,6 +761,11 @@ TABLE: Mapping[tuple[Stage, Kind], _Act] = {
     (Stage.FETCHING, e.Refused): Machine._refused,
     (Stage.KEYING, e.Keyed): Machine._keyed,
     (Stage.KEYING, e.Refused): Machine._refused,
+    (Stage.SERVING, e.Served): Machine._served,
+    **{
+        (stage, e.ServerFailed): Machine._server_failed
+        for stage in (Stage.SERVING, Stage.RUNNING, Stage.PAUSING)
+    },
     (Stage.RUNNING, e.Cue.TICK): Machine._tick,
     (Stage.RUNNING, e.StepEnded): Machine._step_ended,
     (Stage.PAUSING, e.Cue.TICK): Machine._start,

@@ -36,6 +36,7 @@ from trnslurm.node.attempt import events as e
 from trnslurm.node.attempt import machine
 from trnslurm.node.attempt.judge import Judgement, begins
 from trnslurm.node.attempt.machine import Decision, Happening, Machine, Rules, Stage
+from trnslurm.node.attempt.servers import Servers
 from trnslurm.node.caps import Caps
 from trnslurm.node.controller import NO_KILL, NoController, controller_of
 from trnslurm.node.ending import earlier_attempts, steps_of
@@ -56,6 +57,8 @@ from trnslurm.node.triage.causes import matching
 _STDOUT = 1
 _RELAY_S = 2.0
 _FOLLOW_S = 30.0
+_SERVERS_S = 60.0
+"""How long the servers of roles have to end, one role after the other."""
 _WRITE_S, _LAST_WRITE_S = 10.0, 1.0
 
 
@@ -122,6 +125,8 @@ class Program:
         state = _own(read_attempt(RUN, phase, number), os.environ)
         self._controller = controller_of(state.job_id, state.restarts, options.retry_s)
         self._open(state)
+        server = options.server if self._trains else []
+        self._servers = Servers(server, state, own_session=self._controller.own_session)
         caps = self._caps.node_hours if self._trains else 0
         looks = options.standby or self._mirror.wanted or caps or self._growth
         watch = period_of(60 * options.hang_minutes) if options.hang_minutes else None
@@ -136,6 +141,7 @@ class Program:
             looks_s=watch or (machine.LOOK_S if looks else None),
             retry_s=tuple(self._controller.retry_s),
             signals_workers=self._controller.signals_workers,
+            roles=bool(server),
             in_step=self._controller.in_step,
         )
         self._machine = Machine(rules, state, self._job.allocation, time.monotonic())
@@ -198,7 +204,7 @@ class Program:
             wakes_at = min(wakes_at, time.monotonic() + machine.LOOK_S)
         within_s = None if wakes_at == math.inf else max(0.0, wakes_at - time.monotonic())
         beats = self._job.beats
-        also = [self._woken, beats.fileno()] if beats else [self._woken]
+        also = [self._woken, *([beats.fileno()] if beats else []), *self._servers.filenos()]
         arrived, _ = self._signals.wait(within_s, also)
         with suppress(BlockingIOError):
             os.read(self._woken, 1 << 12)
@@ -210,6 +216,7 @@ class Program:
         elif signal.SIGUSR1 in arrived:  # the time limit is near, or trnslurm cancel asks
             yield e.Cue.SAVE_ASKED
         yield from beats.read() if beats else ()
+        yield from self._servers.read()
         yield from self._ended()
         with suppress(queue.Empty):
             while True:
@@ -257,6 +264,8 @@ class Program:
                 if not self._step:  # it ended as it was told to train
                     self._results.put(e.StepEnded(1))
             self._standby = None
+        if isinstance(event, e.Served):
+            os.environ.update(event.variables)
         made = self._machine
         before = made.stage
         self._do(made.on(event, time.monotonic()))
@@ -341,13 +350,17 @@ class Program:
             processes.send(self._fetching, signal.SIGKILL)
         elif act is e.Act.KEY:
             self._answer(self._key, e.Refused(1))
+        elif act is e.Act.SERVE:
+            self._servers.serve()
+        elif act is e.Act.HOLD_SERVERS:
+            self._servers.hold()
         elif act is e.Act.COMMIT:
             self._answer(self._commit, e.Refused(1))
         elif act is e.Act.BEGIN:
             self._begin(state)
         elif act is e.Act.START:
             self._before = steps_of(state)
-            self._step = processes.spawn(self._options.command, own_session=controller.own_session)
+            self._step = processes.spawn(self._options.step, own_session=controller.own_session)
         elif act is e.Act.RECORD:
             self._files.put(partial(note, replace(state)))
         elif act is e.Act.ASK_WHAT_ENDS:
@@ -467,7 +480,7 @@ class Program:
 
     def _requeue(self, decision: e.Requeue) -> e.Event:
         self._files.flush()  # the record says so before Slurm is asked: KILL may follow
-        controller, allocation = self._controller, self._job.allocation
+        controller, allocation = self._controller, [*self._job.allocation, *self._job.served]
         if self._successor and not decision.already and controller.is_reached():
             self._stay_if_replaced()  # a node that was cut off is back
         if decision.leaves and (gone := {*decision.lost, *controller.silent(allocation)}):
@@ -508,6 +521,7 @@ class Program:
         if state.state.final and (missing := self._mirror.missing()):
             processes.say(f"warning: {missing}")
         if not again:
+            self._servers.finish(min(_SERVERS_S, made.last_moment - time.monotonic()))
             self._follow.finish(min(_FOLLOW_S, made.last_moment - time.monotonic()))
             self._end_ahead(wait=True)
         within_s = 0 if again else made.last_moment - time.monotonic()

@@ -68,6 +68,9 @@ def diagnose(
     After some seconds of CPU time it returns what it has by then. `over`: the job has ended, also
     if the attempt has not recorded an end.
     """
+    if server := read_attempt(RunFiles(run), phase, attempt).server:
+        phase, _, log = server.partition("-")
+        attempt = int(log)
     matching("")  # reads the known causes, for which the logs' time is not meant
     with causes_of(run), budget(clock) as time_for_it:
         found = _diagnose(run, phase, attempt, over=over)

@@ -81,10 +81,13 @@ def find_held(word: str, job: Wanted, slurm: Slurm) -> HeldJob:
 def _refuse_small(job: Wanted, found: Mapping[str, str], nodes: int) -> int:
     """Return how many nodes the run uses; refuse a job with fewer nodes or CPUs."""
     spares, least = job.spare_nodes, job.profile.slurm.min_nodes or job.nodes
-    most = job.nodes + spares
+    most = job.nodes + job.nodes_beside
     job_id, partition = found["JobId"], found["Partition"]
-    if nodes < (most if spares else least):
-        also = f" and {spares} spare" if spares else ""
+    roles = job.nodes_beside - spares
+    if nodes < (most if job.nodes_beside else least):
+        also = (f" and {spares} spare" if spares else "") + (
+            f" and {roles} of roles" if roles else ""
+        )
         options = f"--nodes {nodes}" + (" --spares 0" if spares else "")
         raise SubmitError(
             f"job {job_id} has {nodes} node{'' if nodes == 1 else 's'}, the run needs {job.nodes}"

@@ -1,0 +1,357 @@
+"""The servers of a job's roles as a state machine: events in, decisions out.
+
+It neither reads nor writes, and knows the time only as it is told.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+from trnslurm.contract.roles import Role, Stand
+
+TAKEN = 98
+"""The exit code of a server whose port another program has: EADDRINUSE of Linux."""
+MOST_FAILURES = 5
+"""How often in a row a server may end before its role has failed."""
+STEADY_S = 60.0
+"""After so long, a server that ends has not failed in a row."""
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
+_LOOK_S = {Stand.STARTING: 0.5, Stand.READY: 5.0, Stand.UNWELL: 1.0}
+_GRACE_S = 20.0
+"""How long a server has to end before it is killed."""
+_LOST_S = 10.0
+"""How long a node must not answer, beside its server, to be lost."""
+_MOST_PORTS = 50
+_RUNNING = (Stand.STARTING, Stand.READY, Stand.UNWELL, Stand.ENDING)
+_ANEW = "it starts anew with the training"
+
+
+@dataclass
+class Server:
+    """A server of a role, and how it stands."""
+
+    role: Role
+    number: int
+    host: str
+    stand: Stand = Stand.WAITING
+    since: float = 0.0
+    """When it came to stand so."""
+    starts: int = 0
+    failures: int = 0
+    """How often it has ended in a row."""
+    ports: int = 0
+    """How many ports were taken before this one."""
+    why: str = ""
+    """Why it ended, or does not answer."""
+    silent_at: float = math.inf
+    """Since when its node has not answered, either."""
+    looks: bool = False
+    """Whether somebody looks whether it answers."""
+    look_at: float = math.inf
+    act_at: float = math.inf
+    """When a limit is over, or a pause."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.role.name, self.number
+
+    @property
+    def title(self) -> str:
+        return f"{self.role.name} {self.number} on {self.host}"
+
+    @property
+    def runs(self) -> bool:
+        return self.stand in _RUNNING
+
+
+# -- decisions
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a server."""
+
+    server: Server
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look whether a server answers: `looked`."""
+
+    server: Server
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Ask a server to end, or kill it: `ended`."""
+
+    server: Server
+    signum: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """All servers are ready."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The training must end: a server does not come back, or has another node."""
+
+    server: Server
+    why: str
+    lost: tuple[str, ...] = ()
+    """Nodes that do not answer."""
+    here: bool = True
+    """Whether the job still has the nodes that its roles need."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """All servers have ended, and the program may."""
+
+
+Decision = Union[Start, Look, Signal, Ready, Failed, Over]
+
+
+@dataclass
+class Machine:
+    """All servers of a job."""
+
+    roles: Sequence[Role]
+    hosts: Mapping[str, Sequence[str]]
+    """The nodes of each role, its spares last."""
+    now: float = 0.0
+    servers: list[Server] = field(default_factory=list)
+    waits: bool = True
+    """Whether a training waits until all are ready."""
+    _spares: dict[str, list[str]] = field(default_factory=dict)
+    _out: list[Decision] = field(default_factory=list)
+    _failed: bool = False
+    """Whether the training was told to end."""
+    _held: bool = False
+    """Whether no server starts again: the job is being ended."""
+    _finishes: bool = False
+    _ends_at: float = math.inf
+
+    def __post_init__(self) -> None:
+        for role in self.roles:
+            hosts = self.hosts[role.name]
+            self._spares[role.name] = [*hosts[role.nodes :]]
+            self.servers += [Server(role, n, host) for n, host in enumerate(hosts[: role.nodes])]
+
+    # -- from outside
+
+    def begin(self, now: float) -> list[Decision]:
+        """Start the servers that need no others."""
+        return self._on(now, self._go_on)
+
+    def ended(
+        self, server: Server, now: float, code: int, why: str, *, lost: bool
+    ) -> list[Decision]:
+        """Take note that a server has ended; `lost`: its node does not answer."""
+        return self._on(now, lambda: self._ended(server, code, why, lost=lost))
+
+    def looked(
+        self, server: Server, now: float, why_not: str, *, silent: bool = False
+    ) -> list[Decision]:
+        """Take note whether a server answers; `why_not` is empty if it does.
+
+        `silent`: its node does not answer, either.
+        """
+        return self._on(now, lambda: self._looked(server, why_not, silent=silent))
+
+    def tick(self, now: float) -> list[Decision]:
+        """Do what is due."""
+        return self._on(now, self._tick)
+
+    def again(self, now: float) -> list[Decision]:
+        """Another attempt of the training waits until all servers are ready."""
+        return self._on(now, self._again)
+
+    def hold(self, now: float) -> list[Decision]:
+        """Start none again: the job is being ended."""
+        self._held = True
+        return self._on(now, lambda: None)
+
+    def finish(self, now: float, within_s: float) -> list[Decision]:
+        """End all servers, those that started last first."""
+        self._finishes, self._ends_at = True, now + within_s
+        return self._on(now, self._finish)
+
+    @property
+    def wakes_at(self) -> float:
+        """When the machine wants a tick; infinite: never."""
+        times = [min(s.act_at, math.inf if s.looks else s.look_at) for s in self.servers]
+        return min([*times, self._ends_at])
+
+    # -- inside
+
+    def _on(self, now: float, do: Callable[[], object]) -> list[Decision]:
+        self.now = now
+        do()
+        out, self._out = self._out, []
+        return out
+
+    def _of(self, names: Iterable[str]) -> list[Server]:
+        return [server for server in self.servers if server.role.name in names]
+
+    def _become(self, server: Server, stand: Stand) -> None:
+        server.stand, server.since = stand, self.now
+        server.look_at = self.now + _LOOK_S.get(stand, math.inf)
+        server.act_at = math.inf
+
+    def _go_on(self) -> None:
+        """Start what waits for no other role, and tell once all are ready."""
+        for server in self._of(self._names()):
+            needed = self._of(server.role.needs)
+            if server.stand is Stand.WAITING and all(s.stand is Stand.READY for s in needed):
+                self._start(server)
+        if self.waits and all(server.stand is Stand.READY for server in self.servers):
+            self.waits = False
+            self._out.append(Ready())
+
+    def _names(self) -> tuple[str, ...]:
+        return () if self._held or self._finishes else tuple(role.name for role in self.roles)
+
+    def _start(self, server: Server) -> None:
+        server.starts += 1
+        self._become(server, Stand.STARTING)
+        server.act_at = self.now + server.role.ready_s
+        self._out.append(Start(server))
+        if not server.role.ready:
+            self._ready(server)
+
+    def _ready(self, server: Server) -> None:
+        if server.stand is not Stand.READY:
+            self._become(server, Stand.READY)
+            server.why = ""
+        server.look_at = self.now + _LOOK_S[Stand.READY] if server.role.ready else math.inf
+        self._go_on()
+
+    def _looked(self, server: Server, why_not: str, *, silent: bool) -> None:
+        server.looks = False
+        if server.stand not in _LOOK_S:
+            return
+        server.silent_at = min(server.silent_at, self.now) if silent else math.inf
+        if not why_not:
+            self._ready(server)
+            return
+        if self.now >= server.silent_at + _LOST_S:
+            self._become(server, Stand.ENDING)
+            self._out.append(Signal(server, signal.SIGKILL))  # srun may wait for SlurmdTimeout
+            return
+        server.why = why_not
+        if server.stand is Stand.READY:
+            self._become(server, Stand.UNWELL)
+            server.act_at = self.now + server.role.ready_s
+        server.look_at = self.now + _LOOK_S[server.stand]
+
+    def _tick(self) -> None:
+        if self.now >= self._ends_at:
+            self._ends_at = math.inf
+            for server in self.servers:
+                if server.runs:
+                    self._out.append(Signal(server, signal.SIGKILL))
+        for server in self.servers:
+            if self.now >= server.act_at:
+                self._limit_over(server)
+            elif self.now >= server.look_at and not server.looks:
+                server.looks = True
+                self._out.append(Look(server))
+
+    def _limit_over(self, server: Server) -> None:
+        if server.stand is Stand.PAUSING:
+            server.stand, server.act_at = Stand.WAITING, math.inf
+            self._go_on()
+        elif server.stand is Stand.ENDING:
+            server.act_at = math.inf
+            self._out.append(Signal(server, signal.SIGKILL))
+        else:
+            what = "not ready" if server.stand is Stand.STARTING else "no answer"
+            server.why = f"{what} for {server.role.ready_s:g} s: {server.why or 'nobody looked'}"
+            self._end(server)
+
+    def _end(self, server: Server) -> None:
+        self._become(server, Stand.ENDING)
+        server.act_at = self.now + _GRACE_S
+        self._out.append(Signal(server, signal.SIGTERM))
+
+    def _ended(self, server: Server, code: int, why: str, *, lost: bool) -> None:
+        lost = lost or self.now >= server.silent_at + _LOST_S
+        server.silent_at = math.inf
+        asked = server.why if server.stand is Stand.ENDING else ""
+        was_steady = server.stand is Stand.READY and self.now - server.since >= STEADY_S
+        self._become(server, Stand.DOWN)
+        if self._finishes:
+            self._finish()
+            return
+        if self._held:
+            return
+        if code == TAKEN and server.ports < _MOST_PORTS and self.waits:
+            server.ports += 1
+            self._start(server)
+            return
+        server.why = asked or why or f"exit code {code}"
+        if lost:
+            self._lost(server)
+        elif asked == _ANEW:
+            server.stand, server.why = Stand.WAITING, ""
+            self._go_on()
+        elif server.role.restart == "all":
+            self._fail(server, f"{server.title}: {server.why}")
+        else:
+            server.failures = 1 if was_steady else server.failures + 1
+            if server.failures >= MOST_FAILURES:
+                times = f"ended {server.failures} times in a row"
+                self._fail(server, f"{server.title} {times}: {server.why}")
+            else:
+                self._become(server, Stand.PAUSING)
+                pause_s = _FIRST_PAUSE_S * 2 ** (server.failures - 1)
+                server.act_at = self.now + min(pause_s, _MOST_PAUSE_S)
+
+    def _lost(self, server: Server) -> None:
+        gone, spares = server.host, self._spares[server.role.name]
+        why = f"{gone}, the node of {server.role.name} {server.number}, is lost"
+        if not spares:
+            self._fail(server, f"{why}, and no spare is left", gone, here=False)
+            return
+        server.host, server.ports, server.stand = spares.pop(0), 0, Stand.WAITING
+        if not self.waits:  # the training knows the old address
+            self._fail(server, why, gone)
+        self._go_on()
+
+    def _fail(self, server: Server, why: str, *lost: str, here: bool = True) -> None:
+        if not self._failed:
+            self._failed = True
+            self._out.append(Failed(server, why, lost, here))
+
+    def _again(self) -> None:
+        self.waits, self._failed = True, False
+        for server in self.servers:
+            if server.stand is Stand.DOWN:
+                server.stand, server.failures = Stand.WAITING, 0
+                server.ports += 1
+            elif server.role.restart == "all" and server.runs:
+                server.why = _ANEW
+                self._end(server)
+        self._go_on()
+
+    def _finish(self) -> None:
+        """End the servers of one role after the other, in reverse."""
+        for server in self.servers:
+            if not server.runs:
+                server.stand, server.act_at = Stand.DOWN, math.inf
+        for role in reversed(self.roles):
+            running = [server for server in self._of([role.name]) if server.runs]
+            for server in running:
+                if server.stand is not Stand.ENDING:
+                    self._end(server)
+            if running:
+                return
+        self._ends_at = math.inf
+        self._out.append(Over())

@@ -1,0 +1,56 @@
+"""Runs one server on its node, and ends it with all that it has started.
+
+    python -m trnslurm.node.roles.server -- COMMAND …
+
+srun passes USR2 on to its tasks, but makes KILL of TERM (src/srun/libsrun/srun_job.c). So USR2 asks
+for an end as TERM does: the command gets TERM, and KILL after a while.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from trnslurm.contract.variables import Variable
+from trnslurm.node import ports, processes
+from trnslurm.node.roles.machine import TAKEN
+
+_KILL_WAIT_S = 15.0
+"""Less than the program beside the training waits."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the server; return its exit code."""
+    signals, parent = processes.SignalQueue(), os.getppid()
+    processes.die_with_parent(parent)
+    processes.become_subreaper()
+    port = int(os.environ[Variable.PORT])
+    if not ports.is_free(port, lingers=False):  # the server before it may have had the same port
+        holder = ports.who_holds(port)
+        processes.say(f"port {port} is taken{f' by {holder}' if holder else ''}")
+        return TAKEN
+    asks = processes.END_SIGNALS | {signal.SIGUSR2}
+    child = processes.spawn(argv[1:])
+    code: int | None = None
+    kill_at: float | None = None
+    try:
+        while code is None:
+            within_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
+            arrived, _ = signals.wait(within_s)
+            code = next((code for pid, code in processes.reap() if pid == child), None)
+            if code is None and kill_at is None and arrived & asks:
+                processes.say("trnslurm: the server is told to end")
+                processes.send(-child, signal.SIGTERM)
+                kill_at = time.monotonic() + _KILL_WAIT_S
+            elif code is None and kill_at is not None and time.monotonic() >= kill_at:
+                processes.send(-child, signal.SIGKILL)
+    finally:
+        processes.end_descendants()
+    # Its exit code is in no way that of a taken port.
+    return 1 if code == TAKEN else code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

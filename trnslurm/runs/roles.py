@@ -1,0 +1,78 @@
+"""Tells how the servers of a run's roles stand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.files import read_json
+from trnslurm.contract.roles import Stand
+from trnslurm.frozen import Frozen
+from trnslurm.node.hosts import brief
+from trnslurm.records.run import RunDir
+from trnslurm.runs.tables import count
+
+_RECENT_S = 300.0
+_STANDS = frozenset(map(str, Stand))
+
+
+class Server(Frozen):
+    """A server of a role, as the program that keeps it has written."""
+
+    role: str
+    number: int
+    host: str
+    address: str
+    stand: str
+    since: float
+    """When it came to stand so, in seconds since the epoch."""
+    starts: int
+    """How often it was started in this job."""
+    why: str
+    """Why it ended last, or does not answer."""
+
+    def __str__(self) -> str:
+        ago = f"{max(0.0, time.time() - self.since):.0f} s"
+        why = f": {self.why}" if self.why else ""
+        return f"{self.number} on {self.host} {self.stand} for {ago}{why}"
+
+
+def servers_of(run: RunDir) -> list[Server]:
+    """Return all servers of a run's roles; a value of a wrong type is left out."""
+    found = []
+    for role, told in read_json(run.servers_file).items():
+        for number, each in enumerate(told if isinstance(told, list) else ()):
+            try:
+                server = Server(
+                    role=role,
+                    number=number,
+                    since=float(each["since"]),
+                    starts=int(each["starts"]),
+                    **{name: str(each[name]) for name in ("host", "address", "stand", "why")},
+                )
+            except (LookupError, TypeError, ValueError):
+                continue
+            found += [server] if server.stand in _STANDS else []
+    return found
+
+
+def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
+    """Return how each role stands, in words, while an attempt is under way."""
+    if not (attempts and attempts[-1].under_way):
+        return {}
+    roles: dict[str, list[Server]] = {}
+    for server in servers_of(run):
+        roles.setdefault(server.role, []).append(server)
+    return {role: _words(servers) for role, servers in roles.items()}
+
+
+def _words(servers: Sequence[Server]) -> str:
+    ready = [server for server in servers if server.stand == Stand.READY]
+    hosts = f" ({brief([server.host for server in ready])})" if ready else ""
+    told = [f"{len(ready)} of {count(len(servers), 'server')} ready{hosts}"]
+    told += [str(server) for server in servers if server not in ready]
+    for server in ready:
+        if server.starts > 1 and time.time() - server.since < _RECENT_S:
+            told.append(f"{server} after {count(server.starts, 'start')}")
+    return "; ".join(told)
