@@ -141,6 +141,27 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
     "own-deepspeed-p4d-2-nodes": ("own 2 p4d deepspeed", OWN, ["slurm.time_min=60"]),
     "own-srun-p4d-2-nodes": ("own 2 p4d srun", OWN, ["slurm.time_min=60"]),
     "own-script-p4d-2-nodes": ("own 2 p4d script", OWN, ["slurm.time_min=60"]),
+    # Servers beside it, one role after the other, with spares of all.
+    "own-roles-p4d-2-nodes": (
+        "own 2 p4d -",
+        OWN,
+        [
+            "slurm.time_min=60",
+            "slurm.spares=1",
+            "roles.rollout.nodes=2",
+            "roles.rollout.spares=1",
+            "slurm.max_nodes=8",
+            'roles.rollout.command=[serve, --at, "{host}:{port}", "{reward.url}", "it\'s $x"]',
+            "roles.rollout.ready=http://{host}:{port}/health",
+            "roles.reward.command=[python, train.py, --role]",
+            "arguments=[--servers, '{rollout.urls}']",
+        ],
+    ),
+    "own-roles-local-1-node": (
+        "own 1 local torchrun",
+        LOCAL,
+        ['roles.reward.command=[./run.sh, "{port}"]', "profile.at=100"],
+    ),
     # Instances of one UltraServer.
     "own-p6e-2-nodes": (
         "own 2 p4d -",
@@ -260,9 +281,11 @@ def test_every_golden_has_its_case() -> None:
 
 @pytest.mark.parametrize("name", [*CASES, *DATA_CASES])
 def test_scripts_are_clean_shell(name: str, tmp_path: Path) -> None:
-    scripts = [f for f in rendered(name).files if f.endswith((".sh", ".sbatch")) and "/" not in f]
+    scripts = [f for f in rendered(name).files if f.endswith((".sh", ".sbatch"))]
+    scripts = [file for file in scripts if not file.startswith("code/")]
     assert len(scripts) >= 2
     for script in scripts:
+        (tmp_path / script).parent.mkdir(exist_ok=True)
         (tmp_path / script).write_bytes(rendered(name).files[script])
         subprocess.run(["bash", "-n", script], cwd=tmp_path, check=True, timeout=600)
     done = run_process(["shellcheck", *DATA_NOT_CODE, *scripts], cwd=tmp_path)

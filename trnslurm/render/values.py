@@ -57,6 +57,7 @@ def training_values(
     """
     config, cluster, recipe = spec.config, spec.config.cluster, spec.config.recipe
     title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
+    one_part = "one node's part"
     inside = container_parts(cluster, there=_paths(spec, code), spec=spec)
     has_range = phase == "train" and (bool(place) or spec.least_nodes < spec.nodes)
     spares = spec.spares if phase == "train" else 0
@@ -76,7 +77,7 @@ def training_values(
         "on_trainium": spec.device.on_trainium,
         "job": Header(
             title=f"{title}: {phase}",
-            node_title=f"{title}: one node's part",
+            node_title=f"{title}: {f'a server of role {spec.role}' if spec.role else one_part}",
             by_hand=tuple(spec.scheduler.by_hand(spec.phases)),
             place=place,
         ),

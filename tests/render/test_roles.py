@@ -1,0 +1,97 @@
+"""Roles: how a recipe says them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SERVE = 'roles.rollout.command=[python, serve.py, --port, "{port}"]'
+SLURM = ("--cluster", "pc", "--set", "device=cuda", "--set", "instance_type=p4d.24xlarge")
+TIME = ("--time", "60")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a trainer and a server, in which the user stands."""
+    for name in ("train.py", "serve.py"):
+        (tmp_path / "project" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "project" / name).touch()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def settings(*words: str) -> list[str]:
+    return [part for word in words for part in ("--set", word)]
+
+
+def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
+    roles = settings(
+        SERVE, "roles.rollout.nodes=2", "roles.rollout.spares=1", "roles.rollout.ready_min=2",
+        'roles.reward.command=[reward, --of, "{rollout.urls}"]', "slurm.spares=1",
+        "slurm.max_nodes=7",
+    )  # fmt: skip
+    out = site.root / "out"
+    words = ("./train.py", *SLURM, *TIME, "--nodes", "2", *roles)
+    done = cli("render", *words, "-o", str(out), "--", "--servers={rollout.urls}", "{model.name}")
+    assert done.code == 0, done.err
+    script, node = ((out / name).read_text() for name in ("train.sbatch", "node.sh"))
+    assert "#SBATCH --nodes=7\n" in script and "#SBATCH --no-kill" in script
+    assert "rollout=$(cut -d , -f 4-6" in script and "reward=$(cut -d , -f 7-7" in script
+    assert " --spares=1 " in script and " --served=4 " in script
+    # Other braces have no meaning.
+    assert '--servers="$TRNSLURM_ROLE_ROLLOUT_URLS"' in node and "'{model.name}'" in node
+    server = (out / "roles/rollout.sh").read_text()
+    assert '"$TRNSLURM_PYTHON" ./serve.py --port "$TRNSLURM_PORT"' in server
+    reward = (out / "roles/reward.sh").read_text()
+    assert 'reward --of "$TRNSLURM_ROLE_ROLLOUT_URLS"' in reward
+    assert json.loads((out / "roles.json").read_text()) == {
+        "rollout": {
+            "nodes": 2, "spares": 1, "ready": "tcp", "ready_s": 120.0, "restart": "alone",
+            "needs": [],
+        },
+        "reward": {
+            "nodes": 1, "spares": 0, "ready": "", "ready_s": 600.0, "restart": "alone",
+            "needs": ["rollout"],
+        },
+    }  # fmt: skip
+    said = cli("submit", *words, "--dry-run").out
+    assert "and 1 spare, 2 nodes of rollout and 1 spare, 1 node of reward" in said
+    assert "at most 7.0 node-hours" in said
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (settings("roles.rollout.nodes=2"), "roles.rollout has no command: set roles.ro"),
+        (settings("roles.Roll.nodes=2"), "roles.Roll: a role's name has 1 to 20 lowercase letters"),
+        (settings("roles.train.nodes=2"), "lowercase letters, and not train, precompile"),
+        (settings("roles.rollout.nodes=0"), "roles.rollout.nodes is 0; it must be at least 1"),
+        (settings("roles.rollout.node=2"), 'unknown key roles.rollout.node (did you mean "roles.'),
+        (settings("roles.rollout.command=[./gone.py]"), "command: ./gone.py is not in the project"),
+        (settings("roles.rollout.command=[serve]", "roles.rollout.ready=tcp"), "has no {port} on"),
+        (settings('roles.rollout.command=[serve, "{rollout.url}"]'), "its own address is {host}"),
+        (settings('roles.rollout.command=[serve, "{x}"]'), "argument '{x}': no place {x}"),
+        (
+            settings('roles.a.command=[serve, "{b.url}"]', 'roles.b.command=[serve, "{a.url}"]'),
+            "roles: a and b wait for each other's addresses",
+        ),
+        ([*settings(SERVE), "--", "{rollout.uls}"], 'no place {rollout.uls} (did you mean "url'),
+        ([*settings(SERVE), "--", "{port}"], "argument '{port}': no place {port}"),
+        (settings(SERVE, "roles.rollout.spares=1"), "roles with spares: a job ends with its first"),
+        ([*settings(SERVE, "slurm.max_nodes=9"), "--nodes", "2-4"], "pass one number to --nodes"),
+        (settings(SERVE, "slurm.max_nodes=1"), "--nodes 1 and 1 of roles is more than slurm.max_"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(site, cli, project, words: list[str], said: str) -> None:
+    at = words.index("--") if "--" in words else len(words)
+    done = cli("render", "./train.py", *SLURM, *TIME, *words[:at], "-o", "out", *words[at:])
+    assert done.code == 1
+    assert said in done.error
+    assert not (project / "out").exists()
+
+
+def test_only_a_custom_script_has_roles(site, cli) -> None:
+    done = cli("plan", "gpt2_zero1", "--cluster", "trn1", *settings("roles.a.command=[serve]"))
+    assert "roles: only a custom script has servers beside it: docs/roles.md" in done.error
