@@ -22,10 +22,10 @@ from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 
 Launcher = Literal[
-    "trnslurm", "torchrun", "accelerate", "deepspeed", "srun", "python", "script", "job"
+    "trnslurm", "torchrun", "accelerate", "deepspeed", "srun", "python", "script", "job", "ray"
 ]
-"""What starts a script: `python` and `script` once per node, `job` once on the first node, the
-others once per worker."""
+"""What starts a script: `python` and `script` once per node, `job` once on the first node, `ray` as
+well, as the driver of a Ray cluster of all nodes, the others once per worker."""
 OWN_LAUNCHER: Launcher = "trnslurm"
 """trnslurm's own, trnslurm/node/launcher.py: the default."""
 

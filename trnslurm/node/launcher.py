@@ -24,14 +24,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
-from trnslurm.node import once, processes
+from trnslurm.node import once, processes, ray
 from trnslurm.node.killed import ended_by_kernel, tell_of_kill
 from trnslurm.node.meeting import (
     MESSAGE_S,
@@ -47,6 +47,7 @@ MEET_S = 600.0
 """How long the nodes wait for each other, as with torchrun (static_tcp_rendezvous.py)."""
 _STARTUP = str(Path(__file__).with_name("startup"))
 _FAILED = 1
+_LOOK_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=1, help="on each node")
     parser.add_argument("--once", action="store_true", help="start on the first node only")
+    ray.add_options(parser)
     once.add_options(parser)
     parser.add_argument("--program", action="store_true", help="the words are not Python's")
     parser.add_argument(
@@ -63,11 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     command = [*([] if options.program else [sys.executable, "-u"]), *options.words]
     try:
-        nodes = Nodes(read_rendezvous("launch"))
+        place = read_rendezvous("launch")
+        nodes = Nodes(place, ray.new_cluster() if options.ray and not place.node else None)
         nodes.meet()
     except MeetingError as error:
         processes.say(f"error: the workers cannot start: {error}")
         return _FAILED
+    if options.ray:
+        return ray.OnRay(nodes, command, options).run()
     if options.once:
         return once.Once(nodes, command, options).run()
     with tempfile.TemporaryDirectory(prefix="trnslurm-errors-") as errors:
@@ -78,8 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Nodes:
     """The launchers of the other nodes: for the first one all, for all others the first."""
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    def __init__(self, rendezvous: Rendezvous, tells: Mapping[str, str] | None = None) -> None:
+        """Take where they meet, and what the first one tells all others then."""
         self._rendezvous = rendezvous
+        self.told: Mapping[str, str] = tells or {}
         self.number, self.count = rendezvous.node, len(rendezvous.hosts)
         self._poll = select.epoll()  # select takes no descriptor above 1023
         self._connections: dict[int, Connection] = {}
@@ -100,7 +107,7 @@ class Nodes:
         else:
             connection = self._joined.enter_context(join(self._rendezvous, MEET_S))
             with suppress(OSError, ValueError):
-                connection.receive(MEET_S)
+                self.told = connection.receive(MEET_S).get("told", {})
                 self._connections[0] = connection
             if not self._connections:
                 raise MeetingError("not all nodes joined: the log of node 0 says which")
@@ -130,7 +137,7 @@ class Nodes:
         self._connections = dict(meeting.heard)
         for connection in self._connections.values():
             with suppress(OSError):
-                connection.send({"go": True})
+                connection.send({"go": True, "told": self.told})
 
     @property
     def others_ended(self) -> bool:
@@ -149,18 +156,24 @@ class Nodes:
                 self._poll.unregister(connection.fileno())
                 self._waits_for.discard(node)
 
-    def leave(self) -> None:
-        """Tell that the workers of this node have ended, and wait for those of all others."""
+    def leave(self, broken: Callable[[], bool] | None = None) -> bool:
+        """Tell that the workers of this node have ended, and wait for those of all others.
+
+        Return False if `broken`, which is asked now and then, says so before.
+        """
         if self.number:
             self._tell_all()
         while self._waits_for:
-            select.select([self._poll], [], [])
+            select.select([self._poll], [], [], _LOOK_S if broken else None)
             self.read()
+            if broken and broken():
+                return False
         if self.number == 0:
             self._tell_all()
             for connection in self._connections.values():  # which leave first, for the port's sake
                 connection.await_end(MESSAGE_S)
         self._joined.close()
+        return True
 
     def _tell_all(self) -> None:
         for connection in self._connections.values():

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 
 _LOOK_S = 1.0
+_BROKEN_S = 5.0
 _TAIL_BYTES = 64 << 10
 # The words of _task_finish in srun's task_state, and of strsignal(3).
 _TASK_FAILED = re.compile(r"(?m)^srun: error: ([\w.-]+): (tasks? [\d,-]+): ([A-Z][\w ()]+)$")
@@ -37,8 +38,8 @@ class Meets(Protocol):
 
     number: int
 
-    def leave(self) -> None:
-        """Leave together with them."""
+    def leave(self, broken: Callable[[], bool] | None = None) -> bool:
+        """Leave together with them; return False if `broken` says so before."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,8 +68,8 @@ class Once:
             self._nodes.leave()
         return code
 
-    def _run_here(self) -> int:
-        environ = _as_batch_script(os.environ)
+    def _run_here(self, more: Mapping[str, str] | None = None) -> int:
+        environ = {**_as_batch_script(os.environ), **(more or {})}
         if self._options.given:
             environ = given_environment(os.environ, self._options.keep.split(","))
             self._command[0] = str(Path(self._command[0]).absolute())
@@ -76,7 +77,11 @@ class Once:
             environ |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(Path.cwd()))
         if self._options.task:
             environ |= _task_of_array(environ, self._options.task, self._options.array)
-        pid = processes.spawn(self._command, environ=environ)
+        return self._run_command(self._command, environ)
+
+    def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Run a command, and pass signals on to it; return its exit code."""
+        pid = processes.spawn(command, environ=environ)
         wish = Wish(self._options.signal)
         deadline: float | None = None
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
@@ -85,11 +90,18 @@ class Once:
             if ending := arrived & processes.END_SIGNALS:
                 processes.send(pid, signal.Signals(min(ending)))
                 deadline = deadline or time.monotonic() + processes.KILL_WAIT_S
+            if deadline is None and self._is_broken():
+                processes.send(pid, signal.SIGTERM)
+                deadline = time.monotonic() + _BROKEN_S
             if deadline and time.monotonic() >= deadline:
                 processes.send(pid, signal.SIGKILL)
                 deadline = None
             wish.look(pid)
         return processes.exit_code(ended[1])
+
+    def _is_broken(self) -> bool:
+        """Check whether something is gone without which the command cannot go on."""
+        return False
 
 
 class Wish:

@@ -17,7 +17,7 @@ from trnslurm.plan.spec import JobSpec
 from trnslurm.render.arguments import argument_words, uses_local_rank
 from trnslurm.render.project import module_of
 
-ONCE = ("python", "script", "job")
+ONCE = ("python", "script", "job", "ray")
 """The launchers that start a script once per node, or once."""
 GIVEN = "--given"
 """The launcher's option that gives a batch script the environment of the submitting shell."""
@@ -76,6 +76,8 @@ def _options_of_job(spec: JobSpec) -> list[str]:
     if spec.config.recipe.launcher == OWN_LAUNCHER:
         return ["--fill-local-rank"] if uses_local_rank(spec.config.recipe) else []
     words, cluster = [*spec.config.recipe.launcher_arguments], spec.config.cluster
+    if spec.config.recipe.launcher == "ray":
+        return [f"--ray-option={word}" for word in words]
     if GIVEN in words and cluster.env:
         words.append(f"--keep={','.join(cluster.env)}")
     if cluster.slurm.array_task is not None:
@@ -102,7 +104,7 @@ def _launched(recipe: Recipe, module: str, workers: int, *, on_cpu: bool) -> lis
     entry, launcher = Entry(recipe.entry), recipe.launcher
     by_itself = launcher in ("srun", *ONCE)
     python = launcher == "python" or (by_itself and entry.is_python)
-    options = [] if launcher == "job" else [*recipe.launcher_arguments]
+    options = [] if launcher in ("job", "ray") else [*recipe.launcher_arguments]
     if launcher == "accelerate":
         options = [] if on_cpu else _for_accelerate(options, workers)
     words = [*map(shlex.quote, options)]

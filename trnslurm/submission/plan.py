@@ -282,8 +282,8 @@ def _of_estimate(write: Callable[[float | None], str], name: str) -> Callable[[J
 
 
 def _starts_its_own(spec: JobSpec) -> bool:
-    """Check for a batch script, which starts as many workers as it likes."""
-    return spec.config.recipe.launcher == "job"
+    """Check for a batch script, or a driver of Ray, which starts as many workers as it likes."""
+    return spec.config.recipe.launcher in ("job", "ray")
 
 
 def _limit_hours(spec: JobSpec) -> float | None:

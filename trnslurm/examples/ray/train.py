@@ -1,7 +1,10 @@
 """Evolution strategies on Ray: a learner, and an evaluator for every worker of the plan.
 
-The evaluators try random changes of a small network; the learner follows those that help. A change
-is known by its seed, so only seeds and losses travel. train.sh starts this program on node 0.
+    trnslurm submit ./train.py --nodes 2 --launcher ray -- \
+        --workers {workers} --out {checkpoints} --resume {resume}
+
+The evaluators try random changes of a small network. The learner, which the launcher starts on node
+0, follows those that help. A change is known by its seed, so only seeds and losses travel.
 """
 
 import argparse
