@@ -10,7 +10,7 @@ from trnslurm.contract.variables import Variable
 
 PACKAGE = Path(trnslurm.__file__).parent
 ROOT = PACKAGE.parent
-NAME = re.compile(r"TRNSLURM_[A-Z_]*[A-Z]")
+NAME = re.compile(r"TRNSLURM_(?:ROLE(?=_)|[A-Z_]*[A-Z])")
 # Read before the package can be imported, or shell that a host without it runs.
 TEXT = {
     "contract/variables.py",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trnslurm.contract.files import read_json
 from trnslurm.contract.meant import Meant
+from trnslurm.contract.variables import Variable
 from trnslurm.frozen import Frozen
 
 NAME = r"[a-z]{1,20}"
@@ -80,4 +81,4 @@ def variables_of(role: str, addresses: Iterable[str]) -> dict[str, str]:
 
 def variable_of(role: str, place: str) -> str:
     """Return the variable that has a place of a role."""
-    return f"TRNSLURM_ROLE_{role.upper()}_{place.upper()}"
+    return f"{Variable.OF_ROLE}_{role.upper()}_{place.upper()}"

@@ -50,6 +50,7 @@ class Variable(Meant):
     # Of the servers of roles, beside a training.
     SERVERS = "TRNSLURM_SERVERS", "the nodes of each role: ROLE=NODE,NODE …"
     SERVER = "TRNSLURM_SERVER", "the number of this server in its role"
+    OF_ROLE = "TRNSLURM_ROLE", "begins the variables of a role: TRNSLURM_ROLE_NAME_URLS"
     HOST = "TRNSLURM_HOST", "the address of this server's node"
     PORT = "TRNSLURM_PORT", "the port on which this server is to listen"
     # Of one node, and of the next attempt.
