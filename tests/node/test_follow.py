@@ -38,6 +38,14 @@ class Training:
         rule = {"every": every, "at_most": at_most}
         (self.files.follow / "eval/rule.json").write_text(json.dumps(rule))
 
+    def exports(self) -> None:
+        """Have the bundle take exported checkpoints."""
+        script = 'set -eu\nexport TRNSLURM_EXPORT="$PWD/exported"  # written\n'
+        (self.files.follow / "eval/train.sbatch").write_text(script)
+        (self.files.code / "jobs/gpt").mkdir(parents=True)
+        (self.files.code / "jobs/gpt/export.py").write_text("export")
+        (self.files.path / "plan.json").write_text("{}")
+
     def save(self, *steps: int) -> None:
         for step in steps:
             place = self.files.checkpoints / f"step-{step:08d}"
@@ -89,6 +97,20 @@ def test_each_checkpoint_once_and_no_more_at_a_time(training: Training) -> None:
     assert (record["run"], record["values"]) == ("gpt.eval-10", {"step": "10"})
     kept = {path.name for path in own.iterdir()}
     assert kept == {"code", "logs", "train.sbatch", "run.json", "followed"}
+
+
+def test_the_code_that_exports_a_checkpoint_is_with_it(training: Training) -> None:
+    """As a run of its own, so that the training may end, go on or be removed."""
+    training.exports()
+    training.save(10, 20)
+    training.look()
+    shutil.rmtree(training.files.checkpoints)
+    shutil.rmtree(training.files.code)
+    alone = RunFiles(training.own(10) / "followed/run")
+    assert (alone.code / "jobs/gpt/export.py").read_text() == "export"
+    assert alone.plan_file.read_text() == "{}"
+    assert [path.name for path in alone.checkpoints.iterdir()] == ["step-00000010"]
+    assert (alone.checkpoints / "step-00000010/part/weights").read_text() == "10"
 
 
 @pytest.mark.parametrize(
@@ -156,11 +178,16 @@ def test_a_job_that_slurm_has_forgotten_holds_up_nobody(training: Training) -> N
 def test_a_checkpoint_is_let_go_when_its_job_has_completed(
     training: Training, state: str, left: bool
 ) -> None:
+    training.exports()
     training.save(10)
     training.look()
+    export = training.own(10) / "exported/step-10"
+    export.mkdir(parents=True)
     file = RunFiles(training.own(10)).state_file("train", 1)
     file.parent.mkdir()
     file.write_text(json.dumps({"state": state}))
     training.look()
     assert (training.own(10) / "followed/checkpoint").exists() == left
+    assert (training.own(10) / "followed/run").exists() == left
+    assert export.exists() == left
     assert (training.files.checkpoints / "step-00000010/part/weights").exists()

@@ -1049,3 +1049,57 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     recipe = cli("submit", "gpt2_zero1", "--preset", "tiny", *slurm, *follows).err
     assert "starts a script or a command, and gpt2_zero1 is a recipe" in recipe
     assert "no run 'nothing'" in refused(*slurm, "--each-checkpoint-of", "nothing")
+
+
+def test_a_checkpoint_that_is_followed_as_a_hugging_face_folder(
+    site, fake_slurm, cli, project
+) -> None:
+    """Only where a word has {export}, and only of a run with an export.py."""
+    slurm = (*CPU, *TIME)
+    assert cli("submit", "gpt2_zero1", "--preset", "tiny", *slurm).code == 0
+    run = site.run()
+
+    def bundle(name: str, *words: str) -> tuple[str, str]:
+        follows = ("--each-checkpoint-of", run.name, "--name", name)
+        done = cli("submit", "./train.py", *slurm, *follows, *words)
+        assert done.code == 0, done.err
+        place = run.follow / name
+        return (place / "train.sbatch").read_text(), (place / "node.sh").read_text()
+
+    script, node = bundle("eval", "--", "--model", "{export}/", "{checkpoint}")
+    assert '--model "$TRNSLURM_EXPORT"/ "$TRNSLURM_FOLLOWED"' in node
+    export = 'export TRNSLURM_EXPORT="$PWD/exported/step-$TRNSLURM_FOLLOWED_STEP"  # '
+    at = [script.index(text) for text in (export, "/export.py ", "\nexec ")]
+    assert at == sorted(at)
+    assert '/run/code" "$TRNSLURM_PYTHON" \\\n    followed/run/code/jobs/*/export.py ' in script
+    assert subprocess.run(
+        ["shellcheck", "--exclude=SC1091,SC2016", run.follow / "eval/train.sbatch"],
+        check=False, stdout=subprocess.DEVNULL, timeout=600,
+    ).returncode == 0  # fmt: skip
+    assert "EXPORT=" not in bundle("none", "--", "{checkpoint}", "{{export}}")[0]
+    serves = "roles.vllm.command=[python, train.py, '{export}', --port, '{port}']"
+    assert export in bundle("served", "--set", serves, "--", "{vllm.url}")[0]
+    image = ("--set", "container.image=/images/a.sqsh", "--set", "container.python=/own/python")
+    script, _ = bundle("inside", *image, "--", "{export}")
+    assert 'srun --nodes=1 --ntasks=1 --cpu-bind=none "${TRNSLURM_INSIDE[@]}" env USE_' in script
+    assert '/run/code" /own/python \\\n    followed/run/code/jobs/*/export.py ' in script
+
+    def refused(of: str) -> str:
+        words = (*slurm, "--each-checkpoint-of", of, "--name", "other", "--", "{export}")
+        done = cli("submit", "./train.py", *words)
+        assert done.code == 1
+        return str(done.error)
+
+    assert "no place {export}" in cli("submit", "./train.py", *slurm, "--", "{export}").error
+    (run.code / "jobs/gpt2_zero1/export.py").unlink()
+    assert refused(run.name) == (
+        f"{{export}}: gpt2_zero1 has no export.py, so the checkpoints of {run.name} cannot be "
+        "exported: use {checkpoint}"
+    )
+    assert cli("submit", "./train.py", *slurm, "--name", "custom").code == 0
+    own = next(each.name for each in run.path.parent.iterdir() if each.name.endswith("-custom"))
+    assert refused(own) == (
+        f"{{export}}: {own} is of a custom script, which saves in a form of its own: use "
+        "{checkpoint}, a Hugging Face folder if the script saves one"
+    )
+    assert not (run.follow / "other").exists()

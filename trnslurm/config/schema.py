@@ -408,7 +408,7 @@ class Recipe(Frozen):
     roles: Mapping[str, Servers] = field(default_factory=dict)
     """Servers beside the training of a custom script, by the names of their roles."""
     follows: str = ""
-    """The run whose checkpoints the script gets, one each, as {checkpoint} and {step}."""
+    """The run whose checkpoints the script gets, one each, as {checkpoint}, {step} and {export}."""
     keep_last: NotNegative[int] = 0
     """How many of the script's checkpoints its run keeps, the newest ones, if nobody else deletes
     them; 0: all."""

@@ -190,9 +190,14 @@ class RunFiles(Frozen, kw_only=False):
         """Compiled graphs of xla-cuda, cached for the run's next attempts."""
         return self.path / "compiled"
 
+    @property
+    def exports(self) -> Path:
+        """The checkpoints that were exported, a folder each."""
+        return self.path / "exported"
+
     def export(self, name: str) -> Path:
         """Return where a checkpoint is exported to."""
-        return self.path / "exported" / name
+        return self.exports / name
 
     @property
     def files_aside(self) -> Path:

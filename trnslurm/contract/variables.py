@@ -42,6 +42,7 @@ class Variable(Meant):
     RESUMES = "TRNSLURM_RESUMES", "told: a custom script takes {resume}; looks: it finds its files"
     FOLLOWED = "TRNSLURM_FOLLOWED", "the checkpoint of another run that this run follows"
     FOLLOWED_STEP = "TRNSLURM_FOLLOWED_STEP", "the step of that checkpoint"
+    EXPORT = "TRNSLURM_EXPORT", "the Hugging Face folder that is made of that checkpoint"
     CACHE = "TRNSLURM_CACHE", "the compile cache"
     CACHE_LAYOUT = "TRNSLURM_CACHE_LAYOUT", "one cache for all hosts, or a part for each"
     CACHE_TRUST = "TRNSLURM_CACHE_TRUST", "users whose graphs are used, beside one's own and root's"

@@ -25,9 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnslurm.contract.checkpoints import whole_steps
+from trnslurm.contract.checkpoints import exported, whole_steps
 from trnslurm.contract.files import read_json, write_json, write_json_once
-from trnslurm.contract.rundir import RECORD, RunFiles
+from trnslurm.contract.rundir import PLAN, RECORD, RunFiles
 from trnslurm.contract.states import State
 from trnslurm.contract.times import utc_time
 from trnslurm.contract.variables import Variable
@@ -148,12 +148,21 @@ class Follower:
         followed = RunFiles(new).followed
         _link(path, followed / path.name)
         (followed / "checkpoint").symlink_to(path.name)
+        if exported(RunFiles(self._directory), Variable.EXPORT):
+            self._add_exporter(RunFiles(followed / "run"), path.name)
         (followed / "step").write_text(f"{step}\n", encoding="ascii")
         shutil.copymode(self._directory, new)
         record = read_json(new / RECORD)
         group = f"{self._run.path.name}.{self._directory.name}"
         own = {"run": new.name[1:].removesuffix(".new"), "created": utc_time(), "group": group}
         write_json(new / RECORD, record | own | {"values": {"step": str(step)}})
+
+    def _add_exporter(self, alone: RunFiles, name: str) -> None:
+        """Make what export.py takes for the training's run: its code, and this checkpoint alone."""
+        _link(self._run.code, alone.code)
+        shutil.copy2(self._run.path / PLAN, alone.path)
+        alone.checkpoints.mkdir()
+        (alone.checkpoints / name).symlink_to(Path("../..", name))
 
     def _submit(self, mark: Mark) -> bool:
         """Give a run's script to sbatch; return whether it took it."""
@@ -206,10 +215,11 @@ class Follower:
         return True
 
     def _let_go(self, mark: Mark) -> None:
-        """Delete a run's link to its checkpoint, once it has completed."""
+        """Delete a run's link to its checkpoint, and its export, once it has completed."""
         place = self._run.path.with_name(mark.run)
         followed = RunFiles(place).followed
         if (followed / "checkpoint").exists() and _state(place) == State.COMPLETED:
+            shutil.rmtree(RunFiles(place).exports, ignore_errors=True)
             for entry in followed.iterdir():
                 if entry.name not in ("checkpoint", "step"):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

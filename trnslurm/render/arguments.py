@@ -18,7 +18,7 @@ from trnslurm.plan.roles import places_in
 from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
-CHECKPOINT, STEP = "checkpoint", "step"
+CHECKPOINT, STEP, EXPORT = "checkpoint", "step", "export"
 """Of a run that was made for a checkpoint of another."""
 LOCAL_RANK = "local_rank"
 """trnslurm's launcher fills it in for each worker."""
@@ -35,6 +35,7 @@ _ON_NODE = {
     "attempt": Variable.ATTEMPT,
     CHECKPOINT: Variable.FOLLOWED,
     STEP: Variable.FOLLOWED_STEP,
+    EXPORT: Variable.EXPORT,
     "node": "SLURM_NODEID",
     "local_rank": "SLURM_LOCALID",
     "master_addr": "MASTER_ADDR",
@@ -57,6 +58,13 @@ def every_argument(recipe: Recipe) -> tuple[str, ...]:
 def uses_local_rank(recipe: Recipe) -> bool:
     """Check whether an argument is another one for each worker."""
     return any(LOCAL_RANK in _places(argument) for argument in every_argument(recipe))
+
+
+def uses_export(recipe: Recipe) -> bool:
+    """Check whether an argument, or a word of a role's command, is the exported checkpoint."""
+    of_roles = [word for role in recipe.roles.values() for word in role.command]
+    every = (*every_argument(recipe), *of_roles)
+    return bool(recipe.follows) and any(EXPORT in _places(word) for word in every)
 
 
 def known_places(spec: JobSpec) -> dict[str, str]:
@@ -135,7 +143,7 @@ def _variables(spec: JobSpec) -> dict[str, str]:
     if spec.role:
         found |= {"host": Variable.HOST, "port": Variable.PORT, "server": Variable.SERVER}
     if not spec.config.recipe.follows:
-        del found[CHECKPOINT], found[STEP]
+        del found[CHECKPOINT], found[STEP], found[EXPORT]
     return found | {f"{r}.{place}": variable_of(r, place) for r in roles for place in PLACES}
 
 

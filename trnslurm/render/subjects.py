@@ -148,6 +148,8 @@ class ProjectPart(Frozen):
     """How many checkpoints stay; empty: all."""
     follows: bool
     """Whether it gets a checkpoint of another run."""
+    exports: bool
+    """Whether it gets that checkpoint as a Hugging Face folder."""
     resumes: str
     """told or looks; empty: every attempt starts from the first step."""
 

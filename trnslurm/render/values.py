@@ -20,7 +20,7 @@ from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.batch import formulas
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.spec import JobSpec, has_own_batch, has_own_steps, other_counts
-from trnslurm.render.arguments import argument_words
+from trnslurm.render.arguments import argument_words, uses_export
 from trnslurm.render.container import container_parts
 from trnslurm.render.directives import data_resources, training_resources
 from trnslurm.render.launch import ONCE, has_standby, training_launch
@@ -292,6 +292,7 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
         checkpoint_glob=recipe.checkpoint_glob,
         keep_last=str(recipe.keep_last or ""),
         follows=bool(recipe.follows),
+        exports=uses_export(recipe),
         resuming=" ".join(words.later),
         beginning=" ".join(words.first),
         resumes="told" if words.takes_checkpoint else "looks" if saves_in else "",

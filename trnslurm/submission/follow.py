@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trnslurm.contract.checkpoints import exported_in
 from trnslurm.contract.files import write_json
+from trnslurm.contract.variables import Variable
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
+from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.records.run import RunDir
 from trnslurm.runs.git import git_source
 from trnslurm.runs.status import run_status
@@ -93,6 +96,25 @@ def check(rule: Rule, submission: Submission) -> None:
             f"--each-checkpoint-of starts a script or a command, and {job.recipe} is a recipe that "
             "knows no {checkpoint}"
         )
+    if exported_in(job.script("train").decode(errors="replace"), Variable.EXPORT):
+        _check_export(rule.run)
+
+
+def _check_export(run: RunDir) -> None:
+    """Refuse a run without an export.py of its own, or with one that another user may change."""
+    if run.project_file.exists():
+        raise SubmitError(
+            f"{{export}}: {run.name} is of a custom script, which saves in a form of its own: use "
+            "{checkpoint}, a Hugging Face folder if the script saves one"
+        )
+    recipe = run.record().recipe
+    if not (run.code / "jobs" / recipe / "export.py").is_file():
+        raise SubmitError(
+            f"{{export}}: {recipe} has no export.py, so the checkpoints of {run.name} cannot be "
+            "exported: use {checkpoint}"
+        )
+    refuse_foreign(run.path, "export")
+    refuse_writable_code(run.path)
 
 
 def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
