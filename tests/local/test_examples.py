@@ -37,7 +37,9 @@ class Copy:
         self._home, self.directory = home, home / "my copy"
         self._call("new", "copy", "--example", name, cwd=home).ok  # noqa: B018  it asserts
         (home / "copy").rename(self.directory)
-        [entry] = [*self.directory.glob("*.sh")] or [*self.directory.glob("*.py")]
+        main = self.directory / "train.py"
+        others = [*self.directory.glob("*.sh")] or [*self.directory.glob("*.py")]
+        [entry] = [main] if main.exists() else others
         found = _COMMAND.search(entry.read_text(encoding="utf-8"))
         assert found, f"{entry} does not say how to start it"
         self.words = shlex.split(found[1].replace("\\\n", " "))

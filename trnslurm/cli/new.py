@@ -81,7 +81,8 @@ def new_command(
             raise click.UsageError("--example takes no --from, --launcher or ARGUMENT")
         source = _EXAMPLES / example
         _copy(source, Path(name), force=force)
-        [entry] = [*source.glob("*.sh")] or [*source.glob("*.py")]
+        main = source / "train.py"
+        [entry] = [main] if main.exists() else [*source.glob("*.sh")] or [*source.glob("*.py")]
         click.echo(f"Wrote {name}/. In it, run the command in the first lines of {entry.name}.")
         return
     if script is None:
