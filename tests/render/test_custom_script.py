@@ -443,7 +443,7 @@ def test_too_much_is_refused_by_name(site, cli, project) -> None:
     assert "--set 'links=[weights.bin]'" in said
     linked = ("--set", "links=[weights.bin]")
     files = rendered(site, cli, "./train.py", *linked)
-    assert f"ln -s {project}/weights.bin work.new/weights.bin" in files["train.sbatch"]
+    assert f"ln -sfn {project}/weights.bin work.new/weights.bin" in files["train.sbatch"]
 
 
 def test_variables_that_the_job_lacks_are_named(
@@ -744,7 +744,7 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
         "links to assets/hf/q, big, data/train, part/b.cfg;" in said.out
     )
     files = rendered(site, cli, "./train.py", "--", *words)
-    assert f"ln -s {project}/data/train work.new/data/train" in files["train.sbatch"]
+    assert f"ln -sfn {project}/data/train work.new/data/train" in files["train.sbatch"]
     (project / "job.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --time=9 # --data out\n# export TEST_DATA=out\n"
         "export DATA_DIR=$PWD/big\nsrun python train.py --save 'it\\'s'\\\n  --input=data/train\n"
@@ -760,6 +760,37 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
         file.write("srun ./.venv/bin/torchrun train.py\n")
     said = cli("submit", "./job.sbatch", *CPU, "--dry-run")
     assert "links to .venv, big, data/train;" in said.out and " more (.git" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "links", "left_out"),
+    [
+        ("", "", ["data", "tmp"]),
+        ("--config a.json", "data", ["tmp"]),
+        ("-c tmp/b.yaml", "../data data/train", ["data", "tmp/big.json"]),
+        ("run.file=tmp/b.yaml", "../data data/train", ["data", "tmp/big.json"]),
+        ("--train_data tmp/b.yaml", "tmp/b.yaml", ["data", "tmp"]),
+        ("../data/", "../data", ["data", "tmp"]),
+        ("--output ../data", "", ["data", "tmp"]),
+        ("--data ../../data", "", ["data", "tmp"]),
+        ("--data ../absent", "", ["data", "tmp"]),
+    ],
+)
+def test_settings_say_what_is_read(tmp_path: Path, words: str, links: str, left_out) -> None:
+    """They are copied though git ignores them; data beside the project are linked to."""
+    root = tmp_path / "some/project"
+    for name, text in {
+        "a.py": "", ".gitignore": "data\ntmp\n", "data/train/x": "", "../data/y": "",
+        "a.json": '{"location": "data"}', "tmp/big.json": "", "../../data/z": "",
+        "tmp/b.yaml": "data:\n  root: ../data/y\n  dirs: [data/train]\n  s3: s3://data/x\n",
+    }.items():  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    files = project_files(root, "a.py", [], words.split())
+    facts = json.loads(files["code/project.json"])
+    assert ([*facts["links"]], facts["left_out"]) == (links.split(), left_out)
+    assert ("code/project/tmp/b.yaml" in files) == ("tmp" not in left_out)
+    assert facts["links"].get("../data") in (None, str(root.parent / "data"))
 
 
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:

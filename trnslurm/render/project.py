@@ -9,7 +9,7 @@ import re
 import shlex
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -47,9 +47,12 @@ _READS = re.compile(
 )
 _WRITES = re.compile(r"(?i)out|save|log|cache|checkpoint|ckpt|result")
 _MOST_SCRIPT = 1 << 20
-_DATA = re.compile(
-    r"""["']((?:\./)?(?:data|datasets?|inputs?|corpus|corpora)(?:/[\w.-]+)*)/?["']"""
-)
+_DATA_NAME = r"((?:\.{1,2}/)?(?:data|datasets?|inputs?|corpus|corpora)(?:/[\w.-]+)*)"
+_DATA = re.compile(rf"""["']{_DATA_NAME}/?["']""")
+# Files of settings, in which a text needs no quotation marks; a key is none.
+_SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf")
+_DATA_OF_SETTINGS = re.compile(rf"""(?<![\w./-]){_DATA_NAME}/?(?![\w./:-])""")
+_OF_DATA = re.compile(rf"{_DATA_NAME}/?")
 _OF_SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 _OWN_DIRECTORY = re.compile(r"(?:\$\{?(?:PWD|SLURM_SUBMIT_DIR)\}?|\$\(pwd\)|`pwd`)/")
 # What no script reads: it is left out, and not mentioned.
@@ -100,11 +103,15 @@ class _Walk:
     """A walk through a project, file by file, ordered by name; hidden files that git does not track
     are left out."""
 
-    def __init__(self, root: Path, linked: Sequence[Path], read: Sequence[Path]) -> None:
+    def __init__(
+        self, root: Path, linked: Sequence[Path], read: Sequence[Path], kept: Sequence[Path]
+    ) -> None:
         self.root, self.linked, self.read = root, linked, read
         self.links: dict[str, str] = {}
         self.left_out: list[str] = []
-        self._tracked = _tracked(root)
+        self._tracked = _tracked(root) | _with_parents(
+            path.relative_to(root).as_posix() for path in kept
+        )
 
     def all(self) -> Iterator[Path]:
         """Yield the files of the project to copy, as the rules of its whole repository have it."""
@@ -178,8 +185,14 @@ def _tracked(root: Path) -> frozenset[str]:
     words = ("ls-files", "-z", "--cached")
     names = {*_git(root, *words, "--ignored", "--exclude-standard")}
     names.update(_git(root, *words, "--", ":(glob)**/.*", ":(glob)**/.*/**"))
-    above = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    return frozenset(above - {"."}).union(names)
+    return _with_parents(names)
+
+
+def _with_parents(names: Iterable[str]) -> frozenset[str]:
+    """Return relative paths and the directories above them."""
+    found = {*names}
+    above = {str(parent) for name in found for parent in PurePosixPath(name).parents}
+    return frozenset(above - {"."}).union(found)
 
 
 def _git(root: Path, *words: str) -> list[str]:
@@ -239,12 +252,48 @@ def _words_of(script: Path) -> list[str]:
     return words
 
 
-def _data_of(script: Path) -> Iterator[str]:
-    """Yield the relative paths of data that a Python script has as texts: `"./data"`."""
+def _data_of(file: Path) -> Iterator[str]:
+    """Yield the relative paths of data that a Python script or a file of settings has as texts."""
+    found = _DATA_OF_SETTINGS if file.suffix in _SETTINGS else _DATA
     with suppress(OSError):
-        if script.suffix == ".py":
-            text = read_file(script, _MOST_SCRIPT).decode(errors="replace")
-            yield from (match[1] for match in _DATA.finditer(text))
+        if file.suffix in (".py", *_SETTINGS):
+            text = read_file(file, _MOST_SCRIPT).decode(errors="replace")
+            yield from (match[1] for match in found.finditer(text))
+
+
+def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the values among a script's arguments, each after its option, if it has one."""
+    before = ""
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        yield (option, value) if equals else (before, word)
+        before = "" if equals or not word.startswith("-") else word
+
+
+def _values_read(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield what a script's arguments name as what it reads."""
+    for option, value in _values(arguments):
+        reads = _READS.search(option) or _OF_DATA.fullmatch(value)
+        if value and reads and not _WRITES.search(option):
+            yield value
+
+
+def _settings_of(arguments: Sequence[str], root: Path) -> Iterator[Path]:
+    """Yield the files of settings in a project that a script's arguments name."""
+    for option, value in _values(arguments):
+        path = Path(os.path.normpath(root / value))
+        if path.suffix not in _SETTINGS or not path.is_relative_to(root) or _READS.search(option):
+            continue
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_size <= _MOST_SCRIPT:
+                yield path
+
+
+def _beside(names: Iterable[str], root: Path) -> dict[str, str]:
+    """Return links to the data beside a project: `../data/x` of a script is below `../data`."""
+    tops = {name.split("/")[1] for name in names if name.startswith("../")}
+    found = {f"../{top}": root.parent / top for top in sorted(tops)}
+    return {name: str(path.resolve()) for name, path in found.items() if path.exists()}
 
 
 def _environments(words: Sequence[str], root: Path) -> Iterator[Path]:
@@ -256,17 +305,12 @@ def _environments(words: Sequence[str], root: Path) -> Iterator[Path]:
         yield from (p for p in inside if (p / "pyvenv.cfg").is_file())
 
 
-def _read_by(arguments: Sequence[str], root: Path) -> Iterator[Path]:
-    """Yield the paths of a project that a script's arguments name as what it reads."""
-    before = ""
-    for word in arguments:
-        option, equals, value = word.partition("=")
-        option, value = (option, value) if equals else (before, word)
-        before = "" if equals or not word.startswith("-") else word
-        if value and _READS.search(option) and not _WRITES.search(option):
-            path = Path(os.path.normpath(root / value))
-            if path != root and path.is_relative_to(root) and path.exists():
-                yield path
+def _inside_of(root: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yield the paths of a project that exist."""
+    for name in names:
+        path = Path(os.path.normpath(root / name))
+        if path != root and path.is_relative_to(root) and path.exists():
+            yield path
 
 
 def project_files(
@@ -275,7 +319,8 @@ def project_files(
     """Return a project's files for a bundle, and a JSON file that lists what is not copied.
 
     What git ignores is linked to if an argument, a command of a shell script, or a text of a Python
-    script names it as data.
+    script or of its settings names it as data. So are data beside the project. Settings that an
+    argument names are copied.
     """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
@@ -285,13 +330,16 @@ def project_files(
             raise RenderError(f"links: {path} does not exist")
     script = root / entry if Entry(entry).is_file else root
     told = _words_of(script)
-    read = [*_read_by([*arguments, *told], root), *_read_by(told, script.parent)]
+    named = [*_values_read([*arguments, *told])]
+    settings = [*_settings_of(arguments, root)]
+    data = [name for file in (script, *settings) for name in _data_of(file)]
     environments = {*_environments(told, root), *_environments(told, script.parent)}
     linked += environments
-    named = (Path(os.path.normpath(root / name)) for name in _data_of(script))
-    read += [path for path in named if path.exists()]
-    read += environments  # its directory may be ignored as a whole
-    walk = _Walk(root, linked, [path for path in read if path.is_relative_to(root)])
+    # Its directory may be ignored as a whole.
+    read = [*_inside_of(root, [*named, *data]), *environments]
+    read += [p for p in _inside_of(script.parent, _values_read(told)) if p.is_relative_to(root)]
+    walk = _Walk(root, linked, read, settings)
+    walk.links |= _beside(filter(_OF_DATA.fullmatch, [*named, *data]), root)
     files: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
     for path in walk.all():
