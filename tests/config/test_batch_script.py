@@ -62,6 +62,7 @@ def by_us(file: Path) -> dict[str, str]:
         ['#SBATCH\t--wckey="a\\" b"', "#SBATCH--mem=3"],
         ["set -e", "#SBATCH --mem=3G"],
         ["#SBATCH --nodelist=n[1-2]", "#SBATCH -c4"],
+        ["#SBATCH --tasks=10          # of a node, as sbatch takes it"],
         ["#SBATCH --out=/a --err /b --part=p", "#SBATCH --cpus-per-t 4 --conti --comm=x"],
     ],
 )
@@ -127,7 +128,7 @@ def test_the_tasks_of_an_array(tmp_path: Path, value: str, tasks, at_most) -> No
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["#SBATCH -n 16"], ":2: --ntasks=16 leaves the nodes to Slurm"),
+        (["#SBATCH -n 16"], ":2: --ntasks=16 leaves the nodes to Slurm: pass --nodes N"),
         (["#SBATCH -N 2-4"], ":2: --nodes=2-4: pass --nodes with one number"),
         (["", "#SBATCH -a 0-3%"], ":3: --array=0-3%: expected as in --array=0-15%4"),
         (["#SBATCH --array=3-1"], ":2: --array=3-1: expected"),
@@ -143,7 +144,7 @@ def test_the_tasks_of_an_array(tmp_path: Path, value: str, tasks, at_most) -> No
 )
 def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, lines, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        read_batch_script(written(tmp_path, *lines))
+        _ = read_batch_script(written(tmp_path, *lines)).nodes
 
 
 def test_a_file_is_a_batch_script_by_its_options(tmp_path: Path) -> None:

@@ -248,6 +248,9 @@ def test_a_batch_script_is_the_job(site, cli, project) -> None:
     ):
         assert said in cli("render", "job.sbatch", *CPU, *words).error
     assert "#SBATCH --nodes=1\n" in cli("render", "job.sbatch", *CPU, "--nodes", "1").out
+    Path("job.sbatch").write_text(BATCH_SCRIPT.replace("--nodes=2", "--ntasks=8"))
+    assert "pass --nodes N, or" in cli("render", "job.sbatch", *CPU).error
+    assert "#SBATCH --ntasks=8 " in cli("render", "job.sbatch", *CPU, "--nodes", "2").out
 
 
 def test_a_batch_script_of_a_recipe_or_a_bundle(site, cli, project) -> None:

@@ -31,8 +31,7 @@ _SHORT = {
     "W": "wait", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 _ALIASES = {
-    "workdir": "chdir", "tasks": "ntasks", "tasks-per-node": "ntasks-per-node",
-    "share": "oversubscribe",
+    "workdir": "chdir", "tasks-per-node": "ntasks-per-node", "share": "oversubscribe",
 }  # fmt: skip
 # Without a value, or with one only after "=".
 _FLAGS = frozenset({
@@ -103,7 +102,8 @@ class BatchScript(Frozen):
     """A file with #SBATCH lines."""
 
     file: Path
-    nodes: int
+    told_nodes: int | None
+    """None: its --ntasks leaves them to Slurm."""
     name: str | None
     kept: tuple[str, ...]
     """The job's options, word for word."""
@@ -123,6 +123,17 @@ class BatchScript(Frozen):
     """The indices of a job array."""
     at_most: int | None = None
     """How many of its tasks run at a time."""
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of its nodes, or raise an error with the line that leaves it open."""
+        if self.told_nodes is None:
+            line, _, tasks = next(d for d in self.directives if d.name == "ntasks")
+            raise ConfigError(
+                f"{self.file}:{line}: --ntasks={tasks} leaves the nodes to Slurm: pass --nodes N, "
+                "or write #SBATCH --nodes=N"
+            )
+        return self.told_nodes
 
 
 def contradicted(words: Sequence[str], *, gpus: bool, cpus: bool, memory: bool) -> list[str]:
@@ -227,7 +238,7 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
     kept = [d.word for d in found.values() if d.name not in _REPLACED]
     return BatchScript(
         file=file,
-        nodes=nodes,
+        told_nodes=nodes,
         name=name or None,
         kept=tuple(kept),
         replaced=tuple(replaced),
@@ -266,8 +277,8 @@ def _levels_up(text: str) -> int:
     return max(levels, default=0)
 
 
-def _nodes(file: Path, found: Mapping[str, Directive]) -> int:
-    """Return the number of nodes, which sbatch may leave to Slurm."""
+def _nodes(file: Path, found: Mapping[str, Directive]) -> int | None:
+    """Return the number of nodes; None: it is left to Slurm."""
 
     def number(name: str) -> int | None:
         directive = found.get(name)
@@ -282,12 +293,7 @@ def _nodes(file: Path, found: Mapping[str, Directive]) -> int:
     if (nodes := number("nodes")) is not None:
         return nodes
     tasks, each = number("ntasks") or 1, number("ntasks-per-node")
-    if each or tasks == 1:
-        return -(-tasks // (each or 1))
-    raise ConfigError(
-        f"{file}:{found['ntasks'].line}: {found['ntasks'].word} leaves the nodes to Slurm: write "
-        "#SBATCH --nodes=N, or #SBATCH --ntasks-per-node=N"
-    )
+    return -(-tasks // (each or 1)) if each or tasks == 1 else None
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
