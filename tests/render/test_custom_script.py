@@ -834,6 +834,10 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         assert f"then {resume} -- {option or 'OPTION'} {{resume}}\n" in said
         assert ("(if it has none, call trnslurm.saved() there)" in said) == (not option)
     (copy.parent / "other.py").unlink()
+    source, flag = copy.read_text(), f"{resume} --force -- --resume"
+    copy.write_text("ArgumentParser().add_argument('--resume', help='on', action='store_true')")
+    assert f"then {flag}\n" in cli("status", run.name).out
+    copy.write_text(source)
     refused = cli("resume", run.name).error
     assert f"may write over work/out/checkpoint-9 in its directory: {resume} {words} pas" in refused
     done = cli("resume", run.name, *words.replace("--resume_from", "--r").split())

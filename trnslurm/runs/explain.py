@@ -147,7 +147,7 @@ def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatu
     fix, mend, record = status.fix, status.mend, run.record()
     again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
     own = f"`{again}` if the script finds {left} itself; if not, "
-    if left.whole and mend == resume and not isinstance(record, ByHand):
+    if (left.whole or left.finds) and mend == resume and not isinstance(record, ByHand):
         own += "pass it to the script, by the option that it has for this"
         own += "" if left.option else " (if it has none, call trnslurm.saved() there)"
         return replace(status, fix=own, mend=f"{resume} {left.words}")

@@ -44,6 +44,7 @@ _OPTIONS = {
 # What reads a script's arguments: if its own file has none of it, another file of the project may.
 _PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|fire|tyro|argv)\b")
 _OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
+_FLAG = re.compile(rb"""["'](--[\w-]*resume[\w-]*)["'][^()]*\baction=["']store_true["']""")
 # By these a script may also begin with other weights: they count if it has none of those.
 _LOADS = re.compile(
     rb"""["'](--(?:load|restore)(?:[_-](?:from|path|model|checkpoint|ckpt))+)["']"""
@@ -54,6 +55,7 @@ _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", 
 # Hydra takes KEY=VALUE, and ++KEY=VALUE also of a key that its configuration lacks:
 # https://hydra.cc/docs/advanced/override_grammar/basic/
 _OF_HYDRA = re.compile(rb"@hydra\.main\b")
+_FOR_HYDRA = re.compile(rb"(?<=[ '])(?:(?:-c[np]|--config-(?:name|path|dir))[ =]|\+{1,2}[\w.]+=)")
 _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
@@ -65,6 +67,8 @@ class Unreported(Frozen):
     """The newest one that is whole."""
     option: str = ""
     """The option by which the script takes it; empty: its project has none."""
+    finds: bool = False
+    """Whether the option has no value: with it the script finds what it has saved."""
 
     @property
     def newest(self) -> str:
@@ -75,7 +79,9 @@ class Unreported(Frozen):
 
     @property
     def words(self) -> str:
-        """Return the words to add to the script's arguments."""
+        """Return the words with which to resume: they add to the script's arguments."""
+        if self.finds:  # its run does not know that it continues
+            return f"--force -- {self.option}"
         option = self.option or "OPTION"
         return f"-- {option}{'' if option.endswith('=') else ' '}{{resume}}"
 
@@ -107,8 +113,27 @@ def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
         first = str(whole.path.relative_to(run.path))
         below = f"{first}/"
         ordered = [first, *(name for name in ordered if not f"{name}/".startswith(below))]
+    if not ordered:
+        return None
     option = _option_of(run, _OPTIONS.get(whole.form, "--resume")) if whole else ""
-    return Unreported(paths=tuple(ordered), whole=whole, option=option) if ordered else None
+    flag = "" if option else next(iter(_flags_of(_sources(run))), "")
+    return Unreported(paths=tuple(ordered), whole=whole, option=option or flag, finds=bool(flag))
+
+
+def _flags_of(texts: list[bytes]) -> list[str]:
+    """Return the options without a value by which a script continues."""
+    return [name.decode() for text in texts for name in _FLAG.findall(text)]
+
+
+def _sources(run: RunDir) -> list[bytes]:
+    """Return the texts that read the arguments of a run's script; none: it is no file."""
+    entry, project = Entry(str(read_json(run.project_file).get("entry", ""))), run.code / "project"
+    if not entry.is_file:
+        return []
+    texts = [_bytes_of(project / entry.name)]
+    if not _PARSES.search(texts[0]):
+        texts += map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
+    return texts
 
 
 def _option_of(run: RunDir, usual: str) -> str:
@@ -117,22 +142,18 @@ def _option_of(run: RunDir, usual: str) -> str:
     What starts no file of the project, such as a module, has the usual one of its library;
     Lightning has one for its own command line only.
     """
-    entry = Entry(str(read_json(run.project_file).get("entry", "")))
-    if not entry.is_file:
-        fits = b" fit " in _bytes_of(run.path / NODE_SCRIPT)
-        return usual if fits or usual != _OPTIONS["Lightning"] else ""
-    project = run.code / "project"
-    texts = [_bytes_of(project / entry.name)]
-    if not _PARSES.search(texts[0]):
-        texts += map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
-    if any(map(_OF_HYDRA.search, texts)):
+    texts, command = _sources(run), _bytes_of(run.path / NODE_SCRIPT)
+    if any(map(_OF_HYDRA.search, texts)) or (not texts and _FOR_HYDRA.search(command)):
         return f"++{usual.lstrip('-')}=" if usual == _OPTIONS["Lightning"] else ""
+    if not texts:
+        return usual if b" fit " in command or usual != _OPTIONS["Lightning"] else ""
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
+    options = [name for name in options if name not in _flags_of(texts)]
     options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
     if not options and any(map(_OF_ANY.search, texts)):
         return _OPTIONS["Trainer"]
     if not options and any(map(_OF_FIT.search, texts)):
-        return _OPTIONS["Lightning"] if _FIT.search(_bytes_of(run.path / NODE_SCRIPT)) else ""
+        return _OPTIONS["Lightning"] if _FIT.search(command) else ""
     return usual if usual in options else next(iter(options), "")
 
 

@@ -1,0 +1,33 @@
+"""The option by which a custom script takes a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trnslurm.records.run import RunDir
+from trnslurm.runs.unreported import _option_of
+
+
+@pytest.mark.parametrize(
+    ("entry", "command", "usual", "option"),
+    [
+        ("-- nequip-train", "(nequip-train -cn toy a.b=3)", "--ckpt_path", "++ckpt_path="),
+        ("-m train", "(python -m train '++a.b=3 4')", "--ckpt_path", "++ckpt_path="),
+        ("-m train", "(python -m train --config-name=toy)", "--load", ""),
+        ("-- anomalib", "(anomalib fit --a+b=3)", "--ckpt_path", "--ckpt_path"),
+        ("-- some", "(some --config_name toy)", "--ckpt_path", ""),
+        ("-- some", "(some --cnn=3)", "--load", "--load"),
+    ],
+)
+def test_what_starts_no_file_of_the_project(
+    tmp_path: Path, entry: str, command: str, usual: str, option: str
+) -> None:
+    """Words for Hydra tell that it takes such words only."""
+    run = RunDir(tmp_path)
+    run.code.mkdir()
+    run.project_file.write_text(json.dumps({"entry": entry}))
+    (tmp_path / "node.sh").write_text(f"TRNSLURM_COMMAND={command}\n")
+    assert _option_of(run, usual) == option
