@@ -458,14 +458,16 @@ def test_variables_that_the_job_lacks_are_named(
     )
     for name in for_libraries(os.environ):
         monkeypatch.delenv(name)
-    names = ("HF_HOME", "DATA_DIR", "RANK", "WANDB_API_KEY", "WANDB_MODE", "HF_TOKEN", "IN_PROFILE")
+    names = ("HF_HOME", "DATA_DIR", "RANK", "WANDB_API_KEY", "WANDB_MODE", "HF_TOKEN", "IN_PROFILE",
+             "IN_YAML")  # fmt: skip
     for name in names:
         monkeypatch.setenv(name, "x")
+    (project / "configs/base.yaml").write_text("a: ${oc.env:IN_YAML}\nb: ${oc.env:UNSET,3}\n")
     words = ("submit", "./train.py", *CPU, *TIME, "--set", "env.IN_PROFILE=y")
     said = cli(*words, "--dry-run")
     assert (
         "Of this shell's variables a job gets only those that are named: "
-        "--env DATA_DIR --env HF_HOME --env WANDB_MODE\n"
+        "--env DATA_DIR --env HF_HOME --env IN_YAML --env WANDB_MODE\n"
     ) in said.out + said.err
     monkeypatch.setenv("DATA_DIR", "it's $(here)")
     files = rendered(site, cli, "./train.py", "--env", "DATA_DIR", "--env", "HF_HOME")
@@ -546,6 +548,16 @@ def test_a_lightning_trainer_that_knows_of_no_nodes(
         assert (told in said.out + said.err) == (tells and nodes == "2")
     (project / "configs/base.yaml").write_text("trainer: {num_nodes: 2}\n")
     assert told not in cli(*submit, "2", "--", *words).err
+
+
+def test_a_script_that_takes_its_ranks_from_mpi(site, fake_slurm, cli, project) -> None:
+    submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes")
+    told = "mpi4py finds a world of one in each worker"
+    assert told not in cli(*submit, "2").out
+    (project / "train.py").write_text("try:\n    from mpi4py import MPI\nexcept ImportError: ...\n")
+    assert told in cli(*submit, "2").out
+    for words in (["1", "--workers", "1"], ["2", "--set", "slurm.srun=[--mpi=pmi2]"]):
+        assert told not in cli(*submit, *words).out
 
 
 NCCL = 'dist.init_process_group(backend="nccl")'
@@ -825,6 +837,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         ("LightningCLI(Model, run=False)", ""),
         ("add_argument('-r', '--auto-resume'); add_argument('--load_model')", "--auto-resume"),
         ("ArgumentParser().add_argument('--load-model')", "--load-model"),
+        ("ArgumentParser(); a('--resume', action='store_true'); a('--load')", "--load"),
         ("import hydra, argparse\n@hydra.main()\nargparse.ArgumentParser()", ""),
         (copy.read_text(), "--resume_from_checkpoint"),
     ):

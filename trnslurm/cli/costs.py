@@ -34,7 +34,7 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
         return
     for need in submission.needs:
         yield _held_line(need.job, submission.held) if submission.held else _size_line(need)
-        about = (_project_line, _python_line, _variables_line, _lightning_line)
+        about = (_project_line, _python_line, _variables_line, _lightning_line, _mpi_line)
         yield from filter(None, (line(need.job) for line in about))
         if not remote and (line := _graphs_line(need, submission.cache)):
             yield line
@@ -164,6 +164,24 @@ def _lightning_line(job: Job) -> str:
     return (
         f"Lightning's Trainer would train on each node alone: neither the project nor the "
         f"arguments seem to set num_nodes={job.nodes}"
+    )
+
+
+def _mpi_line(job: Job) -> str:
+    """Return that a custom script takes its ranks from MPI, which nothing sets up for it."""
+    slurm = job.profile.slurm
+    if job.project is None or not job.has_queue or slurm.directives is not None:
+        return ""
+    if job.nodes * job.workers_per_node == 1:
+        return ""
+    from trnslurm.render.project import imports_mpi
+
+    told = any(option.startswith("--mpi=") for option in slurm.srun)
+    if told or not imports_mpi(job.bundle.files, job.project.get("entry", "")):
+        return ""
+    return (
+        "mpi4py finds a world of one in each worker, unless the site's srun sets MPI up by itself: "
+        "--launcher srun --set 'slurm.srun=[--mpi=pmix]', of those that `srun --mpi=list` names"
     )
 
 

@@ -29,11 +29,13 @@ _RELATIVE_IMPORT = re.compile(rb"^from \.+[\w.]* import ", re.MULTILINE)
 _READS_VARIABLE = re.compile(
     rb"""\b(?:environ(?:\.get|\.pop)?|getenv)\s*[(\[]\s*["']([A-Z][A-Z0-9_]*)["']"""
 )
+_READS_IN_YAML = re.compile(rb"\$\{oc\.env: *([A-Z][A-Z0-9_]*)")  # of OmegaConf
 # A job has these, or should not get them: secrets belong in files of their programs.
 _OF_A_JOB = re.compile(
     r"PATH|HOME|USER|LANG|TMPDIR|PWD|SHELL|PYTHONPATH|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_(ADDR|PORT)|(SLURM|TRNSLURM|NEURON_RT)_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD)\w*"
 )
+_MPI = re.compile(rb"^\s*(?:from|import) +mpi4py\b", re.MULTILINE)
 _LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
 _TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
 _SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
@@ -378,12 +380,19 @@ def module_of(files: Mapping[str, bytes], entry: str) -> str:
 
 
 def variables_read(files: Mapping[str, bytes]) -> set[str]:
-    """Return the environment variables that a project's Python files read, other than a job's."""
+    """Return the environment variables that a project's Python and YAML files read, other than a
+    job's."""
     found: set[str] = set()
     for name, data in files.items():
-        if name.startswith(PROJECT_CODE) and name.endswith(".py"):
-            found.update(match[1].decode() for match in _READS_VARIABLE.finditer(data))
+        if name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml")):
+            reads = _READS_VARIABLE if name.endswith(".py") else _READS_IN_YAML
+            found.update(match[1].decode() for match in reads.finditer(data))
     return {name for name in found if not _OF_A_JOB.fullmatch(name)}
+
+
+def imports_mpi(files: Mapping[str, bytes], entry: str) -> bool:
+    """Check whether a script imports mpi4py."""
+    return bool(_MPI.search(files.get(f"{PROJECT_CODE}{entry}", b"")))
 
 
 def lacks_num_nodes(files: Mapping[str, bytes], entry: str) -> bool:
