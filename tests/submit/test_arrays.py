@@ -13,6 +13,7 @@ import pytest
 from trnslurm.config.search import packaged_root
 from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
+from trnslurm.runs import tables
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.slurm import start as on_slurm
 from trnslurm.submission.options import SubmitHost
@@ -245,3 +246,16 @@ def test_resumed_alone_and_removed_together(site, arrays, fake_slurm, cli) -> No
     assert Path(place, "3").exists() and not Path(place, "2").exists()
     assert cli("rm", "--yes", runs[2].name).code == 0
     assert [*site.run_root.glob("[!.]*")] == []
+
+
+def test_of_many_runs_the_first_and_the_last_are_listed(
+    site, arrays, fake_slurm, cli, monkeypatch
+) -> None:
+    """A job array may have thousands."""
+    for name, most in (("MOST", 4), ("FIRST", 2), ("LAST", 1)):
+        monkeypatch.setattr(tables, f"_{name}_LINES", most)
+    done = cli(*SWEEP, *NEVER, "--sweep", "seed=1,2,3,4,5")
+    assert "\nrun  seed\n  1  1\n... 3 more ...\n  5  5\n" in done.err
+    started = [line.rpartition("-")[2] for line in done.out.splitlines()[:-1]]
+    assert [line[0] for line in started] == ["1", "2", ".", "5"]
+    assert started[2] == "... 2 more ..."

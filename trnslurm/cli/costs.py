@@ -15,7 +15,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.contract.rundir import INGREDIENTS
 from trnslurm.node.hosts import brief
 from trnslurm.plan.spec import JobSpec, precompile_min
-from trnslurm.runs.tables import count, dollars, hours, text_table
+from trnslurm.runs.tables import count, dollars, ends_of, hours, text_table
 
 if TYPE_CHECKING:
     from trnslurm.schedulers.interface import HeldJob
@@ -191,7 +191,7 @@ def _sweep_lines(submission: Submission) -> Iterator[str]:
     job = jobs[0]
     turns = f", {submission.at_most} at a time" if submission.at_most else ""
     yield from (f"{count(len(jobs), 'run')} of {_name_and_place(job)}{turns}:", "")
-    yield from text_table(*_costs(submission), right="run,hours,node-hours,cost")
+    yield from ends_of([*text_table(*_costs(submission), right="run,hours,node-hours,cost")])
     yield ""
     needs = [need for need in submission.needs if need.decision != "before"]
     yield from dict.fromkeys(filter(None, (_graphs_line(n, submission.cache) for n in needs)))

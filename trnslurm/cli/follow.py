@@ -19,7 +19,7 @@ from trnslurm.runs.explain import explained
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.standing import standing_of
 from trnslurm.runs.status import RunStatus, run_status
-from trnslurm.runs.tables import figure, format_values
+from trnslurm.runs.tables import ends_of, figure, format_values
 from trnslurm.runs.watch import follow, once, once_each
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.submission.cancel import cancel
@@ -36,9 +36,11 @@ def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[Ru
         facts[0] |= {"elastic": [_facts(run) for run in extras]} if extras else {}
         echo_json(facts if len(facts) > 1 or record.group else facts[0])
     else:
+        lines = []
         for run in (*runs, *extras):
             jobs = _facts(run)["jobs"].items()
-            click.echo(f"Submitted {run.name}{''.join(f'  {phase} {job}' for phase, job in jobs)}")
+            lines.append(f"Submitted {run.name}{''.join(f'  {name} {job}' for name, job in jobs)}")
+        click.echo("\n".join(ends_of(lines)))
     if console.follow or (_ends_with_us(record) and not console.detach):
         sys.exit(_follow_all(runs, console))
     if not console.as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trnslurm.contract.times import utc_time
@@ -18,6 +18,7 @@ HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
 RIGHT = "nodes,step,loss"
 _MOST_REASON = 120
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MOST_LINES, _FIRST_LINES, _LAST_LINES = 64, 9, 3
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -35,6 +36,16 @@ def text_table(
         ).rstrip()
         for line in lines
     ]
+
+
+def ends_of(lines: Sequence[str]) -> Iterator[str]:
+    """Yield lines; of many only the first and the last ones, as of a job array's runs."""
+    if len(lines) <= _MOST_LINES:
+        yield from lines
+        return
+    yield from lines[:_FIRST_LINES]
+    yield f"... {len(lines) - _FIRST_LINES - _LAST_LINES} more ..."
+    yield from lines[-_LAST_LINES:]
 
 
 def cells_of(
