@@ -60,7 +60,7 @@ class World:
                 there = server.host not in self.silent and self.now >= since + self.ready_after_s
                 silent = server.host in self.silent
                 why_not = "" if there else "refused"
-                self.do(self.machine.looked(server, self.now, why_not, silent=silent))
+                self.do(self.machine.looked(decision, self.now, why_not, silent=silent))
             elif isinstance(decision, m.Over):
                 self.over = True
             else:
@@ -225,6 +225,17 @@ def test_servers_end_in_reverse_order_and_in_time() -> None:
     world.wait(5)
     assert world.over
     assert not world.running
+
+
+def test_an_answer_of_the_server_before_counts_for_nothing() -> None:
+    world = World(REWARD)
+    world.wait(10)
+    late = m.Look(world.server("reward"), start=1)
+    world.end(("reward", 0), 1)
+    world.wait(1)
+    assert world.stands() == ["starting"]
+    world.do(world.machine.looked(late, world.now, ""))
+    assert world.stands() == ["starting"]
 
 
 def test_nothing_starts_again_while_the_job_is_being_ended() -> None:

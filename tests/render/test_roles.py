@@ -59,6 +59,7 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
     said = cli("submit", *words, "--dry-run").out
     assert "and 1 spare, 2 nodes of rollout and 1 spare, 1 node of reward" in said
     assert "at most 7.0 node-hours" in said
+    assert " 7.0 " in cli("plan", *words).out
 
 
 @pytest.mark.parametrize(

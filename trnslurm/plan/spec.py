@@ -92,6 +92,11 @@ class JobSpec(Frozen):
         return nodes_of_roles(self.config.recipe)
 
     @property
+    def all_nodes(self) -> int:
+        """Return how many nodes the job has for all: the training, its spares and its servers."""
+        return self.nodes + self.spares + self.served
+
+    @property
     def no_kill(self) -> bool:
         """Check whether the training may continue in its job without a node that fails."""
         spared = self.spares > 0 or any(role.spares for role in self.roles)

@@ -293,14 +293,14 @@ def _limit_hours(spec: JobSpec) -> float | None:
 
 def _limit_cost(spec: JobSpec) -> float | None:
     limit, price = _limit_hours(spec), spec.instance.price_per_hour
-    return limit * spec.nodes * price if limit and price else None
+    return limit * spec.all_nodes * price if limit and price else None
 
 
 _COLUMNS_OF_LIMIT: dict[str, Callable[[JobSpec], str]] = {
     "nodes": lambda spec: str(spec.nodes),
     "workers": lambda spec: "-" if _starts_its_own(spec) else str(spec.batch.workers),
     "hours at most": lambda spec: hours(_limit_hours(spec)),
-    "node-hours at most": lambda spec: hours((_limit_hours(spec) or 0) * spec.nodes or None),
+    "node-hours at most": lambda spec: hours((_limit_hours(spec) or 0) * spec.all_nodes or None),
     "cost at most": lambda spec: dollars(_limit_cost(spec)),
 }
 """Of a script that decides its batch and its steps."""

@@ -83,6 +83,8 @@ class Look:
     """Look whether a server answers: `looked`."""
 
     server: Server
+    start: int
+    """Which start of it."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Machine:
     """Whether the training was told to end."""
     _held: bool = False
     """Whether no server starts again: the job is being ended."""
-    _finishes: bool = False
+    finishes: bool = False
+    """Whether all servers are told to end."""
     _ends_at: float = math.inf
 
     def __post_init__(self) -> None:
@@ -157,13 +160,15 @@ class Machine:
         return self._on(now, lambda: self._ended(server, code, why, lost=lost))
 
     def looked(
-        self, server: Server, now: float, why_not: str, *, silent: bool = False
+        self, look: Look, now: float, why_not: str, *, silent: bool = False
     ) -> list[Decision]:
         """Take note whether a server answers; `why_not` is empty if it does.
 
         `silent`: its node does not answer, either.
         """
-        return self._on(now, lambda: self._looked(server, why_not, silent=silent))
+        if look.start != look.server.starts:  # of the one before
+            return []
+        return self._on(now, lambda: self._looked(look.server, why_not, silent=silent))
 
     def tick(self, now: float) -> list[Decision]:
         """Do what is due."""
@@ -180,7 +185,7 @@ class Machine:
 
     def finish(self, now: float, within_s: float) -> list[Decision]:
         """End all servers, those that started last first."""
-        self._finishes, self._ends_at = True, now + within_s
+        self.finishes, self._ends_at = True, now + within_s
         return self._on(now, self._finish)
 
     @property
@@ -216,10 +221,10 @@ class Machine:
             self._out.append(Ready())
 
     def _names(self) -> tuple[str, ...]:
-        return () if self._held or self._finishes else tuple(role.name for role in self.roles)
+        return () if self._held or self.finishes else tuple(role.name for role in self.roles)
 
     def _start(self, server: Server) -> None:
-        server.starts += 1
+        server.starts, server.looks = server.starts + 1, False
         self._become(server, Stand.STARTING)
         server.act_at = self.now + server.role.ready_s
         self._out.append(Start(server))
@@ -262,7 +267,7 @@ class Machine:
                 self._limit_over(server)
             elif self.now >= server.look_at and not server.looks:
                 server.looks = True
-                self._out.append(Look(server))
+                self._out.append(Look(server, server.starts))
 
     def _limit_over(self, server: Server) -> None:
         if server.stand is Stand.PAUSING:
@@ -287,7 +292,7 @@ class Machine:
         asked = server.why if server.stand is Stand.ENDING else ""
         was_steady = server.stand is Stand.READY and self.now - server.since >= STEADY_S
         self._become(server, Stand.DOWN)
-        if self._finishes:
+        if self.finishes:
             self._finish()
             return
         if self._held:

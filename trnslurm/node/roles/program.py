@@ -38,6 +38,7 @@ from trnslurm.node.triage.diagnosis import diagnose
 _AT_ONCE = 1 << 16
 _ORPHANED_S = 5.0
 """How long servers have to end once the training's program is gone."""
+_SLURM_S = 30.0
 _HERE = "127.0.0.1"
 _APART = 100
 """How far the port of a node's preflight is from the one on which its server listens."""
@@ -150,7 +151,11 @@ class Program:
             if ended:
                 del self._running[pid], self._pids[server.key]
                 code, log = processes.exit_code(status), self._logs[server.key]
-                self._answer(partial(self._end_of, server, code, server.host, log))
+                end = self._ended(server, code)
+                if self._machine.finishes:
+                    self._do(end(time.monotonic()))
+                else:
+                    self._answer(partial(self._end_of, server, code, server.host, log), end)
 
     def _end_of(self, server: m.Server, code: int, host: str, log: int) -> _Event:
         """Find out why a server has ended, and whether its node is still there."""
@@ -160,9 +165,12 @@ class Program:
             with suppress(Exception), budget():
                 found = diagnose(RUN.path, server.role.name, log)
                 why = found.line if found else ""
+        return self._ended(server, code, why, lost=lost)
+
+    def _ended(self, server: m.Server, code: int, why: str = "", *, lost: bool = False) -> _Event:
         return lambda now: self._machine.ended(server, now, code, why, lost=lost)
 
-    def _answer(self, task: Callable[[], _Event]) -> None:
+    def _answer(self, task: Callable[[], _Event], otherwise: _Event) -> None:
         """Do a task beside the program; its result is an event."""
 
         def do() -> None:
@@ -170,6 +178,7 @@ class Program:
                 self._results.put(task())
             except Exception:
                 processes.say(traceback.format_exc())
+                self._results.put(otherwise)
             os.write(self._wakes, b"x")
 
         threading.Thread(target=do, daemon=True).start()
@@ -181,7 +190,8 @@ class Program:
             if isinstance(decision, m.Start):
                 self._start(decision.server)
             elif isinstance(decision, m.Look):
-                self._answer(partial(self._look, decision.server))
+                unknown = partial(self._machine.looked, decision, why_not="nobody knows")
+                self._answer(partial(self._look, decision), unknown)
             elif isinstance(decision, m.Signal):
                 self._signal(decision.server, decision.signum)
             elif isinstance(decision, m.Ready):
@@ -239,12 +249,13 @@ class Program:
                 found |= variables_of(role.name, [self._addresses[key] for key in keys])
         return found
 
-    def _look(self, server: m.Server) -> _Event:
+    def _look(self, look: m.Look) -> _Event:
+        server = look.server
         why_not = why_not_ready(
             server.role.ready, self._addresses[server.key], RUN.path.absolute() / "work"
         )
         silent = bool(why_not) and bool(self._controller.silent([server.host]))
-        return lambda now: self._machine.looked(server, now, why_not, silent=silent)
+        return lambda now: self._machine.looked(look, now, why_not, silent=silent)
 
     def _signal(self, server: m.Server, signum: int) -> None:
         if pid := self._pids.get(server.key):
@@ -272,13 +283,14 @@ class Program:
 
     def _end_left_over(self) -> None:
         """End the servers that a program on a lost first node has left."""
-        if not self._controller.requeues:
+        # In a job that the user holds nothing is left, and another run may have such steps.
+        if not self._controller.requeues or self._controller.in_step:
             return
-        job = self._words.job.partition(".")[0]
-        _, said = run_slurm("squeue", "-h", "-s", "-j", job, "-o", "%i %j", timeout_s=30.0)
+        of_job = ("-h", "-s", "-j", self._words.job, "-o", "%i %j")
+        _, said = run_slurm("squeue", *of_job, timeout_s=_SLURM_S)
         names = "|".join(role.name for role in self._machine.roles)
         if left := re.findall(rf"(?m)^(\S+) (?:{names})-\d+$", said):
-            run_slurm("scancel", *left, timeout_s=30.0)
+            run_slurm("scancel", *left, timeout_s=_SLURM_S)
 
 
 def _told(failed: m.Failed) -> dict[str, Any]:
