@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -83,6 +84,8 @@ class Grant(Frozen):
     account: str | None = None
     """None: the user's default is right."""
     qos: str | None = None
+    """None: the QOS that Slurm takes without one is right."""
+    why_qos: str = ""
     limits: Limits = Limits()
     fewest_nodes: int = 1
     """By its QOS and that of the partition."""
@@ -158,7 +161,7 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     choices = [
         (association, word, *_in_force(access, partition, association, word))
         for association in usable
-        for word in _by_default(association)
+        for word in association.qos or ("",)
         if _is_allowed(word, qos, partition.get("DenyQos", ""))
     ]
     if not choices:
@@ -172,18 +175,44 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     if not any(fewest.values()):
         return Grant(refused="its QOS is for jobs that have more than its nodes do (MinTRES)")
     choices = [choice for choice in choices if fewest[choice[1]]]
-    # The first that allows a whole node; else the first.
-    whole = [choice for choice in choices if not choice[2].below(node)]
-    association, word, limits, limited_by = (whole or choices)[0]
+    taken = min(choices, key=lambda c: (bool(c[2].below(node)), *_order(c, usable, fewest, name)))
+    association, word, limits, limited_by = taken
+    implied = implied_qos(association)
+    others = [qos for of, qos, *_ in choices if of is association and qos != word]
+    why = "your default QOS does not allow a job on whole nodes here"
+    if not implied:
+        why = f"you have no default QOS; your others here: {', '.join(others) or 'none'}"
     denied = partition.get("DenyAccounts", "").replace("(null)", "")
     says = f"partition|DenyAccounts={denied}; newer Slurm denies the accounts below them too"
     return Grant(
         account=association.account if association.account != access.default_account else None,
-        qos=word if word != _by_default(association)[0] else None,
+        qos=word if word != implied else None,
+        why_qos=why,
         limits=limits,
         fewest_nodes=fewest[word],
         limited_by=limited_by,
         questions=(says,) if denied and accounts is None else (),
+    )
+
+
+def _order(
+    choice: tuple[Association, str, Limits, str],
+    usable: Sequence[Association],
+    fewest: Mapping[str, int],
+    partition: str,
+) -> tuple[int | float, ...]:
+    """Return the place of an account with a QOS among those that allow the same: the least first.
+
+    The user's defaults come first, then a QOS for the fewest nodes, then one that is named as its
+    partition, then the longest time.
+    """
+    association, word, limits, _ = choice
+    return (
+        usable.index(association),
+        word != implied_qos(association),
+        fewest[word],
+        word.lower() != partition.lower(),
+        -(limits.minutes or math.inf),
     )
 
 
@@ -204,7 +233,7 @@ def limits_of(
     if not found:
         return Limits(), ""
     association = max(found, key=lambda a: a.partition)
-    word = qos or next(iter(_by_default(association)), "")
+    word = qos or implied_qos(association)
     return _in_force(access, partition, association, word)
 
 
@@ -226,14 +255,14 @@ def _in_force(
     return limits, " and ".join(set_by)
 
 
-def _by_default(association: Association) -> list[str]:
-    """Return the QOS of an association, its default first.
+def implied_qos(association: Association) -> str:
+    """Return the QOS of a job that names none; empty: Slurm refuses the job, or there are no QOS.
 
-    Without a default, Slurm takes `normal` if the user has it: src/slurmctld/acct_policy.c.
+    Slurm takes the default, else the only one, else `normal`: src/slurmctld/acct_policy.c.
     """
-    first = association.default_qos or ("normal" if "normal" in association.qos else "")
-    others = [word for word in association.qos if word != first]
-    return [first, *others] if first or not others else others
+    if association.default_qos or len(association.qos) == 1:
+        return association.default_qos or association.qos[0]
+    return "normal" if "normal" in association.qos else ""
 
 
 def _allowed(partition: Mapping[str, str], what: str) -> list[str] | None:

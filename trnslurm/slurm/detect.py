@@ -283,6 +283,8 @@ class _Partition:
             Limits(nodes=1, cpus=cpus, gpus=gpus.number, memory_mib=None if unset else memory),
         )
         limits = granted.limits
+        if granted.qos:
+            sources["qos"] = granted.why_qos
         sources["cpus_per_task"] = f"CPUEfctv of its nodes{_unlike(map(effective_cpus, nodes))}"
         if cpus < total_cpus:
             sources["cpus_per_task"] = f"MaxCPUsPerNode of the partition; a node has {total_cpus}"

@@ -152,7 +152,6 @@ def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | Non
     sources["partition"] = "the site's default" if chosen.default else "scontrol show partition"
     sources["max_time_min"] = "MaxTime" if chosen.max_time_min else "the partition has no MaxTime"
     sources["account"] = "the partition does not take your default account"
-    sources["qos"] = "your default QOS does not allow a job on whole nodes here"
     sources["constraint"] = "a feature that the partition's other nodes do not have"
     sources.setdefault("gpu_type", "Gres of its nodes")
     sources["fewest_nodes"] = "MinNodes of the partition, or the least of its QOS"
