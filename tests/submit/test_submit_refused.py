@@ -69,7 +69,8 @@ def test_a_refusal_says_what_there_is(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch", "\nsbatch: error: Batch job submission failed: ".join(rule))
     assert error_line(cli(*GPT2)).endswith(
         "GPU jobs need an account and --mem; Batch job submission failed: Unspecified error "
-        "(set by slurm.account, slurm.mem_per_node_mib, slurm.gpus_per_node and slurm.gpu_type)"
+        "(set by slurm.account, slurm.mem_per_node_mib (null leaves it out), slurm.gpus_per_node "
+        "and slurm.gpu_type)"
     )
 
 
@@ -102,6 +103,10 @@ NODE = (
         ("allocation failure: Job violates accounting/QOS policy (job submit limit, user's size "
          "and/or time limits)", (), ("UP", "UNLIMITED", "UNLIMITED"), {"qos": "debug"},
          "(sacctmgr show qos lists the limits of each QOS; "),
+        # A default that the site's own rules do not count.
+        ("Name your account\nsbatch: error: allocation failure: Invalid account or "
+         "account/partition combination specified", (), ("UP", "UNLIMITED", "UNLIMITED"), {},
+         "(sacctmgr show assoc user=$USER lists yours; slurm.account is not set; "),
         # What --test-only does not see.
         ("", ("IDLE",), ("DOWN", "UNLIMITED", "UNLIMITED"), {},
          "warning: partition compute is DOWN: jobs wait until"),

@@ -57,13 +57,15 @@ _OF_THE_SITE = {
     r"\baccounts?\b": "slurm.account",
     r"\bpartitions?\b|\bqueues?\b": "slurm.partition",
     r"\bqos\b": "slurm.qos",
-    r"\bmem(ory)?\b": "slurm.mem_per_node_mib",
+    r"\bmem(ory)?\b": "slurm.mem_per_node_mib (null leaves it out)",
     r"\bgpus?\b|\bgres\b": "slurm.gpus_per_node and slurm.gpu_type",
     r"\bcpus?\b|\bcores?\b|\bcpus-per-task\b": "slurm.cpus_per_task (0 leaves it out)",
     r"\btime\b|\bwall-?(time|clock)\b": "--time",
     r"\bconstraints?\b|\bfeatures?\b": "slurm.constraint",
 }
 _SBATCH = "slurm.sbatch"
+_WANTED = ("account", "qos")
+"""Options that a site may want although the user has a default."""
 _OF_INSTANCE_TYPE = ("cpus-per-task", "gpus-per-node")
 _OPTION = re.compile(rb"^#SBATCH --([\w-]+)(?:=([\"']?)(\S+?)\2)?(?=\s|$)", re.MULTILINE)
 _MOST_KINDS = 3
@@ -91,7 +93,9 @@ class Asked(BatchScript):
             if part in words.lower():
                 of_nodes = options and " lists " not in hint
                 there = self._what_there_is(slurm) if of_nodes else ""
-                known = filter(None, [hint, self.keys(options), there])
+                lacks = [o for o in options[:1] if o in _WANTED and not self.has(o)]
+                unset = "".join(f"{self._key(option)} is not set" for option in lacks)
+                known = filter(None, [hint, unset, self.keys(options), there])
                 return f"{words} ({'; '.join(known)})"
         named = [key for rule, key in _OF_THE_SITE.items() if re.search(rule, words.lower())]
         return f"{words} (set by {', '.join(named)})" if named else words
