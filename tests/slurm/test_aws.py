@@ -150,6 +150,12 @@ UNKNOWN = {
         "p5.48xlarge or p5e.48xlarge or",
     ),
     "pcs": ("gpu-*2 CPUTot=40 Gres=gpu:1", "gpu Nodes=gpu-", "Slurm does not name"),
+    # The site does not give GPUs out as a GRES.
+    "no-gres": (
+        "dgx*4 CPUTot=256",
+        "batch Nodes=dgx",
+        "a name says GPUs, but Slurm has no GRES; it is unknown whether they have GPUs.",
+    ),
     # A server of another vendor may have the size of a p5.48xlarge.
     "lab": (f"dgx*2 {P5} Gres=gpu:h100:8", "gpu Nodes=dgx", "they may be p5.48xlarge; it"),
 }

@@ -315,6 +315,44 @@ SITES: dict[str, tuple[str, str, str, dict[str, object]]] = {
         {"partition": "staff", "max_nodes": 4, "max_time_min": 4320, "default_time_min": 4320,
          "cpus_per_task": 64, "gpu_type": "rtx_6000"},
     ),
+    # Two nodes of eight GPUs rather than one of ten.
+    "one-is-larger": (
+        "", "x*1 Gres=gpu:10\ny*3 Gres=gpu:8", "fast Nodes=x,y MaxTime=06:00:00",
+        {"partition": "fast", "max_nodes": 3, "max_time_min": 360, "default_time_min": 360,
+         "cpus_per_task": 64},
+    ),
+    # One node of eight GPUs rather than many of one.
+    "one-is-much-larger": (
+        "", "x*1 Gres=gpu:8\ny*9 Gres=gpu:1", "fast Nodes=x,y MaxTime=06:00:00",
+        {"partition": "fast", "max_nodes": 1, "max_time_min": 360, "default_time_min": 360,
+         "cpus_per_task": 64},
+    ),
+    # GPUs that jobs cannot use are more, and in the site's default partition.
+    "other-makers": (
+        "", "m*2 Gres=gpu:mi50:8\nr*4 Gres=gpu:rtx8000:4\nc*4",
+        "amd Nodes=m Default=YES MaxTime=06:00:00\nrtx Nodes=r MaxTime=06:00:00\ncpu Nodes=c",
+        {"partition": "rtx", "max_nodes": 4, "max_time_min": 360, "default_time_min": 360,
+         "cpus_per_task": 64, "gpu_type": "rtx8000"},
+    ),
+    # Of two nodes in the site's default partition, a partition for tests and one for large jobs.
+    "two-for-tests": (
+        "", "n*8\nt*2",
+        """
+        par48 Nodes=n MaxNodes=1 MaxTime=7-00:00:00 Default=YES
+        par480 Nodes=n MinNodes=2 MaxNodes=10 MaxTime=7-00:00:00
+        test Nodes=t MaxTime=00:30:00""",
+        {"partition": "par48", "max_nodes": 1, "max_time_min": 10080, "default_time_min": 10080,
+         "cpus_per_task": 64, "partitions":
+         {"par480": {"fewest_nodes": 2, "max_nodes": 8, "max_time_min": 10080}}},
+    ),
+    # More of the same nodes, but jobs there are ended for others.
+    "more-for-a-while": (
+        "PreemptType = preempt/partition_prio\n", "g*4 Gres=gpu:8\nh*4 Gres=gpu:8",
+        "free Nodes=g,h MaxTime=7-00:00:00 PreemptMode=REQUEUE Default=YES\n"
+        "own Nodes=g MaxTime=2-00:00:00 PreemptMode=OFF",
+        {"partition": "own", "max_nodes": 4, "max_time_min": 2880, "default_time_min": 2880,
+         "cpus_per_task": 64},
+    ),
     # Whole GPUs rather than more slices, by their type, and not the smaller nodes; some are down.
     "slices-and-others": (
         MEMORY,
@@ -359,6 +397,21 @@ def test_sites(site, fake_slurm, cli, home: Path, name: str) -> None:
         assert "pass --time" in script.err
     memory = expected.get("mem_per_node_mib")
     assert (f"#SBATCH --mem={memory} " in script.out) == (memory is not None and script.code == 0)
+
+
+def test_where_a_job_can_have_several_nodes(site, fake_slurm, cli, home: Path) -> None:
+    cluster(
+        fake_slurm, "", "g*1 Gres=gpu:1\nc*9", "gpu Nodes=g\ncpu Nodes=c\none Nodes=c MaxNodes=1"
+    )
+    assert cli("cluster", "detect", "--write").code == 0
+    site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
+    refused = cli("render", "toy", "--cluster", "lab", "--nodes", "2", "--time", "60").error
+    assert refused.endswith(
+        "(the partition's nodes that are alike; detect --partition cpu has several)"
+    )
+    assert cli("cluster", "detect", "--write", "--partition", "one", "--name", "one").code == 0
+    text = (home / ".config/trnslurm/cluster-config/one.yaml").read_text()
+    assert "# MaxNodes of the partition; it has 9 such nodes" in text and "several" not in text
 
 
 def test_nodes_that_jobs_must_share(site, fake_slurm, cli, home: Path) -> None:

@@ -27,7 +27,7 @@ from trnslurm.slurm.ask import ask_one_of_each
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import DetectedCluster, Nodes, detect
 from trnslurm.slurm.parallelcluster import is_cluster_file, read_cluster_file
-from trnslurm.slurm.profile import ASK, find_shared, missing_efa, profile_text
+from trnslurm.slurm.profile import ASK, find_shared, missing_efa, profile_text, who_knows
 from trnslurm.slurm.snapshot import Snapshot
 
 # PCS has Slurm there, on PATH of login shells only (awslabs/awsome-distributed-ai,
@@ -206,7 +206,7 @@ def _profile(
 
 def _doubt(chosen: Nodes) -> str:
     taken = "its jobs use none" if chosen.gpus else "its jobs use the CPUs"
-    fix = "add it to instance_types" if chosen.told else f"on AWS the nodes know: {ASK}"
+    fix = "add it to instance_types" if chosen.told else f"{who_knows(chosen)}: {ASK}"
     return f"warning: {chosen.label}: {chosen.doubt} Until the profile says so, {taken}; {fix}"
 
 

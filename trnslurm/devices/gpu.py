@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trnslurm.devices.device_type import DeviceType
+
+# Other makers' names in a type of Slurm's GRES: AMD's mi50, mi300x, amd_instinct_mi250; Intel's.
+_OF_OTHERS = re.compile(
+    r"(^|[^a-z])(amd|instinct|mi\d{2,3}[a-z]?|radeon|vega|intel|iris|arc|pvc)([^a-z]|$)",
+    re.IGNORECASE,
+)
+
+
+def is_of_other_maker(kind: str) -> bool:
+    """Check whether the type of a GPU names another maker than NVIDIA."""
+    return bool(_OF_OTHERS.search(kind))
 
 
 class Gpu(DeviceType):

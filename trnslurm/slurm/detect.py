@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from trnslurm.config.catalog import InstanceType, ec2_name, is_accelerated, types_of_size
+from trnslurm.devices.gpu import is_of_other_maker
 from trnslurm.errors import SlurmError
 from trnslurm.frozen import Frozen
 from trnslurm.slurm.access import Access, Grant, Limits, grant, mebibytes, minutes, read_access
@@ -24,6 +25,8 @@ _OF_THE_NODE = (_HYPERPOD, "feature")
 _EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
 """A partition with no more time is for tests."""
+# Names of nodes, partitions and features of sites whose GPUs are no GRES.
+_NAMES_GPUS = re.compile(r"(?i)(^|[^a-z])(gpu|dgx|hgx|nvidia|(rtx|[av]100|h[12]00)([^a-z0-9]|$))")
 # What nodes of two partitions have in common, if one profile is for both.
 _SAME = ("cpus", "gpus", "gpu_type", "instance_type", "memory_mib", "mem_per_node_mib",
          "exclusive", "constraint", "mixed", "account", "qos")  # fmt: skip
@@ -115,6 +118,11 @@ class Nodes(Frozen):
     unusable: str
     """Why this user's jobs cannot have them; empty: they can."""
 
+    @property
+    def takes_trainings(self) -> bool:
+        """Whether jobs have time for more than a test."""
+        return self.max_time_min is None or self.max_time_min > _SHORT_MIN
+
 
 class DetectedCluster(Frozen):
     """A cluster as its controller describes it."""
@@ -128,14 +136,15 @@ class DetectedCluster(Frozen):
     def others_than(self, chosen: Nodes) -> list[Nodes]:
         """Return the same nodes in other partitions that allow what the chosen one does not.
 
-        A job needs no other options there. Partitions whose jobs are ended for others are left out:
-        a user should choose them.
+        A job needs no other options there. Left out are partitions whose jobs are ended for others,
+        and those for tests: a user should choose them.
         """
         time = chosen.max_time_min or math.inf
         return [
             n
             for n in self.partitions
             if _instead(n, chosen)
+            and (n.takes_trainings or not chosen.takes_trainings)
             and (
                 n.nodes > chosen.nodes
                 or n.fewest < chosen.fewest
@@ -143,12 +152,18 @@ class DetectedCluster(Frozen):
             )
         ]
 
+    def of_several_nodes(self, chosen: Nodes) -> list[Nodes]:
+        """Return other nodes of which a job can have more than one, where it can't of these."""
+        several = [n for n in self.partitions if n.nodes > 1 and not (n.unusable or n.hidden)]
+        return several if chosen.nodes == 1 and not self.others_than(chosen) else []
+
     def best(self, partition: str | None = None) -> Nodes | None:
         """Return the likely nodes for training, in a partition or in all; None: there are none.
 
-        A hidden partition is the last. Accelerators first, then time for more than a test, then
-        several nodes in this partition or in others of the same nodes, then the site's default
-        partition, then more nodes, then time.
+        A hidden partition is the last, and GPUs of other makers are the last of all accelerators.
+        The accelerators of a job on up to two nodes first, then time for more than a test, then
+        several nodes in this partition or in others of the same nodes, then jobs that are not ended
+        for others, then the site's default partition, then more nodes, then time.
         """
         return _best([n for n in self.partitions if partition in (None, n.name, n.label)])
 
@@ -162,21 +177,26 @@ def _instead(other: Nodes, chosen: Nodes) -> bool:
 
 
 def _best(among: Sequence[Nodes]) -> Nodes | None:
-    order = [
-        (
-            not n.unusable,
-            not n.hidden,
-            not any(question.startswith("account|") for question in n.questions),
-            n.up > 0,
-            0.5 if n.sliced else n.accelerators,
-            n.max_time_min is None or n.max_time_min > _SHORT_MIN,
-            any(other.nodes > 1 and (other is n or _instead(other, n)) for other in among),
-            n.default,
-            n.nodes * (1 if n.accelerators else n.cpus),
-            n.max_time_min or float("inf"),
+    order = []
+    for n in among:
+        several = any(other.nodes > 1 and (other is n or _instead(other, n)) for other in among)
+        each = 0.25 if n.sliced else n.accelerators
+        order.append(
+            (
+                not n.unusable,
+                not n.hidden,
+                not any(question.startswith("account|") for question in n.questions),
+                n.up > 0,
+                each > 0 and not is_of_other_maker(n.gpu_type or ""),
+                each * (2 if several else 1),
+                n.takes_trainings,
+                several,
+                not n.preempts,
+                n.default,
+                n.nodes * (1 if n.accelerators else n.cpus),
+                n.max_time_min or math.inf,
+            )
         )
-        for n in among
-    ]
     return among[order.index(max(order))] if order else None
 
 
@@ -302,6 +322,8 @@ class _Partition:
         if slices and exclusive:
             # Its steps see what SLURM_GPUS_PER_NODE names (seen on 22.05 and 24.11).
             sources["gpu_type"] = f"Gres of its nodes; --exclusive holds their {slices} slices, too"
+        if is_of_other_maker(gpus.kind):
+            sources["gpu_type"] = "Gres of its nodes; not NVIDIA's, for whose GPUs jobs look"
         total = len(nodes)
         up = sum(node_state(node.get("State", "")) not in UNUSABLE for node in nodes)
         constraint = self._constraint(nodes) if kinds > 1 else None
@@ -427,6 +449,8 @@ class _Partition:
             return f"{why}; it is unknown whether they have EFA."
         if self._hidden and "gpu" in self._config.get("GresTypes", ""):
             return "Slurm hides nodes that are off; it is unknown whether they have GPUs."
+        if "gpu" not in self._config.get("GresTypes", "") and any(map(_NAMES_GPUS.search, names)):
+            return "a name says GPUs, but Slurm has no GRES; it is unknown whether they have GPUs."
         # Neuron devices are no GRES, and some sites have no GRES for GPUs.
         if any(map(is_accelerated, named)) or (likely and not named):
             return f"{why}; it is unknown whether they have accelerators."
@@ -513,9 +537,10 @@ class _Partition:
     ) -> tuple[int, str]:
         """Return how many nodes a job can have, and which limit decides."""
         now = "" if up == total else f"; {up} are up now"
-        most = {f"the partition's nodes that are alike{now}": total}
+        most = {}
         if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
             most[f"MaxNodes of the partition; it has {total} such nodes"] = limit
+        most[f"the partition's nodes that are alike{now}"] = total
         per_job = ((1, limits.nodes), (cpus, limits.cpus), (gpus, limits.gpus))
         allowed = [max(1, limit // each) for each, limit in per_job if limit is not None and each]
         if allowed:

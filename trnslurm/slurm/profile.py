@@ -23,6 +23,7 @@ EXPORTS = Path("/var/lib/nfs/etab")  # the current exports, from /etc/exports an
 _PARALLEL = {"lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "panfs", "orangefs"}
 _NFS = {"nfs", "nfs4"}  # EFS and FSx for OpenZFS too
 _COMMENT_AT = 28
+_MOST_NAMED = 3
 
 
 def profile_text(
@@ -128,7 +129,12 @@ def _type_lines(chosen: Nodes, own: str) -> Iterator[str]:
     if chosen.doubt:
         yield f"# instance_type: ?  {chosen.doubt}"
         if not chosen.told:
-            yield f"#   On AWS the nodes know: {ASK}"
+            yield f"#   {who_knows(chosen)}: {ASK}"
+
+
+def who_knows(chosen: Nodes) -> str:
+    """Return who can say what Slurm does not: nodes know GPUs by NVIDIA's driver, EFA on AWS."""
+    return "on AWS the nodes know" if chosen.gpus else "the nodes know"
 
 
 def _sdk_lines(known: InstanceType | None) -> list[str]:
@@ -154,6 +160,9 @@ def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | Non
     sources["account"] = "the partition does not take your default account"
     sources["constraint"] = "a feature that the partition's other nodes do not have"
     sources.setdefault("gpu_type", "Gres of its nodes")
+    if several := site.of_several_nodes(chosen):
+        names = " or ".join(n.label for n in several[:_MOST_NAMED])
+        sources["max_nodes"] += f"; detect --partition {names} has several"
     sources["fewest_nodes"] = "MinNodes of the partition, or the least of its QOS"
     values = slurm_keys(chosen, known)
     if "gpus_per_node" in values:
