@@ -31,6 +31,9 @@ def granted(access: Access, **partition: str) -> Grant:
         # It refuses a job without one here, also if the first of the list would be right.
         (access("gpu", "high", "standard"), "gpu,high", "gpu"),
         (access("high", "standard"), "ALL", "high"),
+        # The site's own rules may set it where every QOS is allowed.
+        (access("high", "standard", has_rules=True), "ALL", None),
+        (access("high", "standard", has_rules=True), "high,standard", "high"),
         # For the fewest nodes, of the partition's name, for the longest time.
         (access("big", "day", "gpu", least={"big": LARGE}), "ALL", "gpu"),
         (access("big", "day", least={"big": LARGE}), "ALL", "day"),

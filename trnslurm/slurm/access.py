@@ -76,6 +76,8 @@ class Access(Frozen):
     """Whether sacctmgr answered."""
     off: bool = False
     """Whether Slurm has no accounting, and so knows no account."""
+    has_rules: bool = False
+    """Whether the site has rules of its own for jobs (job_submit.lua), which may set their QOS."""
 
 
 class Grant(Frozen):
@@ -122,6 +124,7 @@ def read_access(seen: Snapshot) -> Access:
         least={row[0]: _limits([row[-1]], "") if limited else Limits() for row in seen.qos},
         enforced=enforced,
         known=True,
+        has_rules=seen.config.get("JobSubmitPlugins", "(null)") != "(null)",
     )
 
 
@@ -161,7 +164,7 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     choices = [
         (association, word, *_in_force(access, partition, association, word))
         for association in usable
-        for word in association.qos or ("",)
+        for word in _words_for(access, association, qos)
         if _is_allowed(word, qos, partition.get("DenyQos", ""))
     ]
     if not choices:
@@ -193,6 +196,14 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
         limited_by=limited_by,
         questions=(says,) if denied and accounts is None else (),
     )
+
+
+def _words_for(
+    access: Access, association: Association, allowed: Sequence[str] | None
+) -> Sequence[str]:
+    """Return the QOS to choose from; empty text: none, which the site or nobody sets."""
+    left_to_site = access.has_rules and allowed is None and not implied_qos(association)
+    return association.qos if association.qos and not left_to_site else ("",)
 
 
 def _order(
@@ -272,7 +283,7 @@ def _allowed(partition: Mapping[str, str], what: str) -> list[str] | None:
 
 def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
     # By slurm.conf(5), a list of the allowed ones puts that of the denied out of force.
-    return name in allowed if allowed is not None else name not in denied.split(",")
+    return name in allowed if allowed is not None else name not in filter(None, denied.split(","))
 
 
 def _nodes_for(node: Limits, *least: Limits) -> int:

@@ -27,8 +27,8 @@ FORMAT = 1
 CONFIG = (
     *("AccountingStorageEnforce", "AccountingStorageType", "ClusterName", "DefMemPerCPU"),
     *("DefMemPerGPU", "DefMemPerNode", "EnforcePartLimits", "GresTypes", "JobRequeue", "KillWait"),
-    *("JobDefaults", "LaunchParameters", "MaxArraySize", "MaxJobCount", "MaxMemPerCPU"),
-    "MaxMemPerNode",
+    *("JobDefaults", "JobSubmitPlugins", "LaunchParameters", "MaxArraySize", "MaxJobCount"),
+    *("MaxMemPerCPU", "MaxMemPerNode"),
     *("OverTimeLimit", "PreemptMode", "PreemptType", "PriorityType", "SLURM_VERSION"),
     *("SchedulerParameters", "SelectType", "SelectTypeParameters", "SlurmctldParameters"),
     *("SlurmdTimeout", "TaskPlugin"),
