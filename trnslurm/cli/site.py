@@ -247,7 +247,7 @@ def _print_site(site: DetectedCluster, chosen: Nodes) -> None:
     click.echo(f"{site.cluster}, accounting {'on' if site.accounting else 'off'}\n")
     columns: dict[str, Callable[[Nodes], str]] = {
         "partition": lambda n: f"{n.label} *" if n is chosen else n.label,
-        "nodes": lambda n: str(n.nodes),
+        "nodes": lambda n: str(n.full_nodes),
         "instance type": lambda n: n.instance_type or "?",
         "cpus": lambda n: str(n.cpus),
         "gpus": lambda n: f"{n.gpus} (MIG)" if n.sliced else str(n.gpus),

@@ -33,6 +33,8 @@ class Allowed(Frozen):
 
     fewest_nodes: Positive[int | None] = None
     max_nodes: Positive[int | None] = None
+    job_cpus: Positive[int | None] = None
+    job_gpus: Positive[int | None] = None
     max_time_min: Positive[int | None] = None
 
 
@@ -53,6 +55,10 @@ class Slurm(Frozen):
     fewest_nodes: Positive[int | None] = None
     """The fewest nodes of a job in the partition; smaller requests are refused, too."""
     max_nodes: Positive[int | None] = None
+    job_cpus: Positive[int | None] = None
+    """The most CPUs of a job on all its nodes: on more nodes it has fewer of each."""
+    job_gpus: Positive[int | None] = None
+    """The most GPUs of a job on all its nodes."""
     partitions: Mapping[str, Allowed] = field(default_factory=dict)
     """Other partitions for the same jobs, by their names: Slurm starts a job in one of those that
     allow it, whichever is the first to have nodes."""

@@ -6,13 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.schema import Cluster, Config, Recipe, Reference
-from trnslurm.config.search import find_line
 from trnslurm.config.software import device_of, device_of_sdk
 from trnslurm.config.times import LONGEST_MIN
 from trnslurm.config.tree import lookup
@@ -24,6 +22,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate, estimate, plan_batch
 from trnslurm.plan.roles import beside, nodes_of_roles, roles_of
 from trnslurm.plan.sharding import group_size, is_decided, strategy_file, usable_devices
+from trnslurm.plan.size import limit_of, sized
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import Scheduler
 
@@ -219,6 +218,7 @@ def _make_spec(
     workers = _workers(cluster, instance, nodes)
     instance.check_workers(workers, nodes)
     batch = _plan_batch(recipe, nodes, workers)
+    config = sized(config, instance, nodes + scheduler_of(cluster).spare_nodes(cluster))
     expected = _estimate(config, instance, batch)
     compiles = recipe.precompile == "always" or (
         recipe.precompile == "auto" and device.compiles_ahead
@@ -273,6 +273,7 @@ def other_counts(spec: JobSpec) -> list[BatchPlan]:
         workers = _workers(cluster, spec.instance, nodes)
         try:
             _check_nodes(spec.config, spec.instance, nodes, spec.device)
+            sized(spec.config, spec.instance, nodes)
             spec.instance.check_workers(workers, nodes)
             found.append(_plan_batch(spec.config.recipe, nodes, workers))
         except (ConfigError, PlanError):
@@ -396,12 +397,12 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
     if limit is not None and nodes + spares + served > limit:
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         asked += f" and {served} of roles" if served else ""
-        key, way = _limit(config, "max_nodes")
+        key, way = limit_of(config, "max_nodes")
         raise ConfigError(f"{asked} is more than {key} ({limit}): take at most {limit}, or {way}")
     # Slurm refuses a range that begins below a partition's MinNodes (seen on 22.05 and 24.11).
     least = min(nodes, config.cluster.slurm.min_nodes or nodes)
     if (fewest := config.cluster.slurm.fewest_nodes) and 0 < least < fewest:
-        key, way = _limit(config, "fewest_nodes")
+        key, way = limit_of(config, "fewest_nodes")
         raise ConfigError(
             f"--nodes {least} is less than {key} ({fewest}): take at least {fewest}, or {way}"
         )
@@ -418,23 +419,6 @@ def _check_roles(config: Config, nodes: int) -> None:
         )
     if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
         raise ConfigError("roles: their nodes are as many as they say: pass one number to --nodes")
-
-
-def _limit(config: Config, name: str) -> tuple[str, str]:
-    """Return the key of a partition's limit, and how to change it."""
-    keys, own = ["slurm", name], config.cluster.slurm.partition
-    if own != config.tree["slurm"]["partition"]:  # another that the profile has
-        keys = ["slurm", "partitions", str(own), name]
-    key = ".".join(keys)
-    origin = config.origins.get(key, config.origins[f"slurm.{name}"])
-    if origin.layer == "site lock":
-        return key, f"ask the admin, who locks it in {origin.source}"
-    if origin.layer == "command line":
-        return key, f"change {origin.source}"
-    if origin.layer != "cluster profile":
-        return key, f"pass --set {key}=NUMBER"
-    line = find_line(Path(origin.source), *keys)
-    return key, f"change it in {origin.source}" + (f", {line}" if line else "")
 
 
 def steps_of(config: Config, batch: BatchPlan) -> int:
@@ -596,7 +580,7 @@ def _time_limits(
         raise PlanError(f"time limit of {train} min: it must be at least one minute")
     limit = slurm.max_time_min
     if limit is not None and train > limit:
-        key, way = _limit(config, "max_time_min")
+        key, way = limit_of(config, "max_time_min")
         raise PlanError(
             f"time limit of {train} min is over {key} ({limit}): pass --time {limit}, more nodes "
             f"or fewer steps, or {way}"

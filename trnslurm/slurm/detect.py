@@ -74,7 +74,11 @@ class Nodes(Frozen):
     hidden: bool
     """Whether the site does not show it to its users; they may use it."""
     nodes: int
-    """The most nodes of a job."""
+    """The most nodes of a job, whichever part of them it has."""
+    job_cpus: int | None
+    """The most CPUs of a job on all its nodes, if that is less than those of all nodes."""
+    job_gpus: int | None
+    """The same of its GPUs."""
     fewest: int
     """The fewest nodes of a job."""
     preempts: bool
@@ -119,6 +123,12 @@ class Nodes(Frozen):
     """Why this user's jobs cannot have them; empty: they can."""
 
     @property
+    def full_nodes(self) -> int:
+        """The most nodes of a job that has of each what it can have of one."""
+        pairs = ((self.job_gpus, self.gpus), (self.job_cpus, self.cpus))
+        return min([self.nodes, *(max(1, most // each) for most, each in pairs if most and each)])
+
+    @property
     def takes_trainings(self) -> bool:
         """Whether jobs have time for more than a test."""
         return self.max_time_min is None or self.max_time_min > _SHORT_MIN
@@ -146,7 +156,7 @@ class DetectedCluster(Frozen):
             if _instead(n, chosen)
             and (n.takes_trainings or not chosen.takes_trainings)
             and (
-                n.nodes > chosen.nodes
+                n.full_nodes > chosen.full_nodes
                 or n.fewest < chosen.fewest
                 or (n.max_time_min or math.inf) > time
             )
@@ -154,7 +164,8 @@ class DetectedCluster(Frozen):
 
     def of_several_nodes(self, chosen: Nodes) -> list[Nodes]:
         """Return other nodes of which a job can have more than one, where it can't of these."""
-        several = [n for n in self.partitions if n.nodes > 1 and not (n.unusable or n.hidden)]
+        several = [n for n in self.partitions if n.full_nodes > 1 and not n.unusable]
+        several = [n for n in several if not n.hidden]
         return several if chosen.nodes == 1 and not self.others_than(chosen) else []
 
     def best(self, partition: str | None = None) -> Nodes | None:
@@ -179,7 +190,9 @@ def _instead(other: Nodes, chosen: Nodes) -> bool:
 def _best(among: Sequence[Nodes]) -> Nodes | None:
     order = []
     for n in among:
-        several = any(other.nodes > 1 and (other is n or _instead(other, n)) for other in among)
+        several = any(
+            other.full_nodes > 1 and (other is n or _instead(other, n)) for other in among
+        )
         each = 0.25 if n.sliced else n.accelerators
         order.append(
             (
@@ -193,7 +206,7 @@ def _best(among: Sequence[Nodes]) -> Nodes | None:
                 several,
                 not n.preempts,
                 n.default,
-                n.nodes * (1 if n.accelerators else n.cpus),
+                n.full_nodes * (1 if n.accelerators else n.cpus),
                 n.max_time_min or math.inf,
             )
         )
@@ -333,9 +346,13 @@ class _Partition:
         sources["mem_per_node_mib"] += _unlike(map(memory_of, nodes))
         if unset and mem is not None:
             mem, sources["mem_per_node_mib"] = 0, "0: all; slurm.conf has no RealMemory for them"
-        most, sources["max_nodes"] = self._most_nodes(up, total, cpus, number, limits, granted)
-        if limits.cpus == cpus < total_cpus and total > 1:
-            sources["max_nodes"] += "; more with fewer cpus_per_task"
+        most, sources["max_nodes"] = self._most_nodes(up, total, limits, granted)
+        # Of whole nodes a job has every CPU.
+        job_cpus = _below(limits.cpus, total_cpus * most if exclusive else cpus * most)
+        job_gpus = _below(limits.gpus, number * most)
+        for key, limit in (("job_cpus", job_cpus), ("job_gpus", job_gpus)):
+            if limit:
+                sources[key] = f"{granted.limited_by} allows no more"
         max_time = _least(minutes(self._fields.get("MaxTime", "")), limits.minutes)
         questions = [*granted.questions]
         if default_time is None:
@@ -354,6 +371,8 @@ class _Partition:
             default=self._fields.get("Default") == "YES",
             hidden=self._fields.get("Hidden") == "YES",
             nodes=most,
+            job_cpus=job_cpus,
+            job_gpus=job_gpus,
             fewest=max(granted.fewest_nodes, whole_number(self._fields.get("MinNodes")) or 1),
             preempts=self._preempts(),
             up=up,
@@ -532,22 +551,18 @@ class _Partition:
             return memory, f"all of a node's memory{default}"
         return None, ""
 
-    def _most_nodes(
-        self, up: int, total: int, cpus: int, gpus: int, limits: Limits, granted: Grant
-    ) -> tuple[int, str]:
+    def _most_nodes(self, up: int, total: int, limits: Limits, granted: Grant) -> tuple[int, str]:
         """Return how many nodes a job can have, and which limit decides."""
         now = "" if up == total else f"; {up} are up now"
         most = {}
         if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
             most[f"MaxNodes of the partition; it has {total} such nodes"] = limit
         most[f"the partition's nodes that are alike{now}"] = total
-        per_job = ((1, limits.nodes), (cpus, limits.cpus), (gpus, limits.gpus))
-        allowed = [max(1, limit // each) for each, limit in per_job if limit is not None and each]
-        if allowed:
+        if limits.nodes is not None:
             name = granted.limited_by
-            most[f"{name} allows no more; the partition has {total} such nodes"] = min(allowed)
+            most[f"{name} allows no more; the partition has {total} such nodes"] = limits.nodes
         source = min(most, key=lambda key: most[key])
-        return most[source], source
+        return max(1, most[source]), source
 
     def _preempts(self) -> bool:
         """Check whether jobs of partitions with a higher PriorityTier take the nodes of its jobs.
@@ -653,6 +668,11 @@ def features_of(node: Mapping[str, str]) -> list[str]:
 def whole_number(text: str | None) -> int | None:
     """Return the number that Slurm prints; None for UNLIMITED and the like."""
     return int(text) if text and text.isdecimal() else None
+
+
+def _below(limit: int | None, wanted: int) -> int | None:
+    """Return a limit that is less than all that there is; None: there is none."""
+    return limit if limit and limit < wanted else None
 
 
 def _least(*numbers: int | None) -> int | None:

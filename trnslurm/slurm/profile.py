@@ -92,7 +92,7 @@ def _others(site: DetectedCluster, chosen: Nodes) -> Iterator[str]:
         yield "# Other nodes: trnslurm cluster detect --write --name NAME --partition one of"
         for n in others:
             gpus = f", {n.gpus} GPUs" if n.gpus else ""
-            yield f"#   {n.label}: {n.nodes} nodes, {n.cpus} CPUs{gpus}"
+            yield f"#   {n.label}: {n.full_nodes} nodes, {n.cpus} CPUs{gpus}"
 
 
 def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, object]:
@@ -104,6 +104,8 @@ def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, ob
         "constraint": chosen.constraint,
         "fewest_nodes": chosen.fewest if chosen.fewest > 1 else None,
         "max_nodes": chosen.nodes,
+        "job_cpus": chosen.job_cpus,
+        "job_gpus": chosen.job_gpus,
         "max_time_min": chosen.max_time_min,
         "default_time_min": chosen.default_time_min,
         "cpus_per_task": chosen.cpus,
@@ -182,6 +184,8 @@ def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | Non
         for other in sorted(others, key=lambda n: (n.max_time_min or math.inf, n.nodes)):
             limits = {"fewest_nodes": other.fewest, "max_nodes": other.nodes,
                       "max_time_min": other.max_time_min}  # fmt: skip
+            per_job = {"job_cpus": other.job_cpus, "job_gpus": other.job_gpus}
+            limits |= {key: most for key, most in per_job.items() if most}
             yield f"    {_scalar(other.name)}: {json.dumps(limits)}"
     if chosen.mixed:
         yield f"  # constraint: ?  no feature tells these nodes from {chosen.mixed} others of the"
