@@ -218,7 +218,7 @@ def _make_spec(
     workers = _workers(cluster, instance, nodes)
     instance.check_workers(workers, nodes)
     batch = _plan_batch(recipe, nodes, workers)
-    config = sized(config, instance, nodes + scheduler_of(cluster).spare_nodes(cluster))
+    config = sized(config, instance, nodes + beside(config))
     expected = _estimate(config, instance, batch)
     compiles = recipe.precompile == "always" or (
         recipe.precompile == "auto" and device.compiles_ahead
