@@ -142,7 +142,7 @@ def test_the_names_are_there_without_the_launcher() -> None:
     needed = [
         *("trnslurm", "trnslurm.calls", "trnslurm.contract"),
         *(f"trnslurm.contract.{each}" for each in ("checkpoints", "files", "meant")),
-        *("trnslurm.contract.rundir", "trnslurm.contract.variables"),
+        *(f"trnslurm.contract.{each}" for each in ("roles", "rundir", "variables")),
         *("trnslurm.frozen", "trnslurm.tracing"),
     ]
     assert done.ok.strip() == str(needed)

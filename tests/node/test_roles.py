@@ -16,7 +16,11 @@ from pathlib import Path
 
 import pytest
 
+import trnslurm
+from trnslurm import calls
+from trnslurm.contract.files import write_json
 from trnslurm.contract.roles import Role, Stand
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.roles import machine as m
 from trnslurm.node.roles.health import why_not_ready
 
@@ -316,6 +320,33 @@ def test_a_server_is_asked_to_end_with_all_that_it_started(signum: int, tmp_path
     assert asked.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+# -- a script that asks for them
+
+
+def test_a_script_waits_until_all_servers_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRNSLURM_RUN_DIR", raising=False)
+    assert trnslurm.servers("rollout") == []
+    monkeypatch.setenv("TRNSLURM_RUN_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="no role rollout"):
+        trnslurm.servers("rollout")
+    run = RunFiles(tmp_path)
+    stands = iter([["starting", "ready"], ["ready", "pausing"], ["ready", "ready"]])
+
+    def pass_time(_: float) -> None:
+        told = [{"stand": s, "address": f"n{i}:1"} for i, s in enumerate(next(stands))]
+        run.state.mkdir(exist_ok=True)
+        write_json(run.servers_file, {"rollout": told})
+
+    monkeypatch.setattr(calls.time, "sleep", pass_time)
+    run.roles_file.touch()
+    assert trnslurm.servers("rollout") == ["n0:1", "n1:1"]
+    assert next(stands, None) is None
+    with pytest.raises(ValueError, match="no role judge: it has rollout"):
+        trnslurm.servers("judge")
 
 
 # -- its health
