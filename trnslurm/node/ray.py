@@ -100,7 +100,7 @@ class RayNode:
         return not self._pid
 
     def say_why(self) -> None:
-        """Print what Ray's own programs have said of their end."""
+        """Print the last lines of Ray's own programs."""
         logs = Path(self._cluster["directory"]) / "r/session_latest/logs"
         for file in (self._said, *(logs / name for name in _TELLING)):
             with suppress(OSError):

@@ -27,7 +27,7 @@ _LOST_S = 10.0
 """How long a node must not answer, beside its server, to be lost."""
 _MOST_PORTS = 50
 _RUNNING = (Stand.STARTING, Stand.READY, Stand.UNWELL, Stand.ENDING)
-_ANEW = "it starts anew with the training"
+_ANEW = "it starts again with the training"
 
 
 @dataclass
