@@ -27,7 +27,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print("of", *sys.argv[2:], flush=True)
 http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()
 """
-# Asks each server at each step, waits for those that are away, and saves each tenth step.
+# Asks each server at each step, waits for those that are away, and saves each tenth step. Before
+# the last ten it waits until the test has done what it wants to.
 LOOP = """
 import json, os, sys, time, urllib.request
 from pathlib import Path
@@ -43,6 +44,8 @@ def ask(url):
             trnslurm.servers("rollout")
             time.sleep(0.2)
 for step in range(first, steps + 1):
+    while step > steps - 10 and not (saves / "go").exists():
+        time.sleep(0.1)
     loss = sum(map(ask, servers.split(","))) / step
     if os.environ["RANK"] == "0":
         trnslurm.report(step=step, steps=steps, loss=loss)
@@ -98,6 +101,7 @@ def test_a_server_starts_again_alone(user: User, tmp_path: Path) -> None:
     step = directory.last_metrics()["step"]
     eventually(lambda: directory.last_metrics()["step"] > step + 10)
     user.sandbox.fault("proc", "1", "python.*loop.py", "KILL")
+    (run.path / "checkpoints/go").touch()
     run.until("COMPLETED")
     assert [each.state for each in directory.attempts("train")] == ["RESTARTED", "COMPLETED"]
     after = servers(user, run)
@@ -119,6 +123,7 @@ def test_a_spare_takes_the_place_of_a_lost_server(user: User, tmp_path: Path) ->
     eventually(lambda: directory.last_metrics().get("step", 0) > 10)
     before = servers(user, run)["rollout 0"]
     user.sandbox.fault("3", "power-off")
+    (run.path / "checkpoints/go").touch()
     run.until("COMPLETED")
     user.sandbox.fault("3", "power-on")
     first, last = directory.attempts("train")
