@@ -29,7 +29,7 @@ def settings(*words: str) -> list[str]:
 def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
     roles = settings(
         SERVE, "roles.rollout.nodes=2", "roles.rollout.spares=1", "roles.rollout.ready_min=2",
-        'roles.reward.command=[reward, --of, "{rollout.urls}"]', "slurm.spares=1",
+        'roles.reward.command=[torchrun, reward.py, --of, "{rollout.urls}"]', "slurm.spares=1",
         "slurm.max_nodes=7",
     )  # fmt: skip
     out = site.root / "out"
@@ -43,9 +43,9 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
     # Other braces have no meaning.
     assert '--servers="$TRNSLURM_ROLE_ROLLOUT_URLS"' in node and "'{model.name}'" in node
     server = (out / "roles/rollout.sh").read_text()
-    assert '"$TRNSLURM_PYTHON" ./serve.py --port "$TRNSLURM_PORT"' in server
+    assert '"$TRNSLURM_PYTHON" serve.py --port "$TRNSLURM_PORT"' in server
     reward = (out / "roles/reward.sh").read_text()
-    assert 'reward --of "$TRNSLURM_ROLE_ROLLOUT_URLS"' in reward
+    assert '(torchrun reward.py --of "$TRNSLURM_ROLE_ROLLOUT_URLS")' in reward
     assert json.loads((out / "roles.json").read_text()) == {
         "rollout": {
             "nodes": 2, "spares": 1, "ready": "tcp", "ready_s": 120.0, "restart": "alone",
@@ -70,7 +70,9 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
         (settings("roles.train.nodes=2"), "lowercase letters, and not train, precompile"),
         (settings("roles.rollout.nodes=0"), "roles.rollout.nodes is 0; it must be at least 1"),
         (settings("roles.rollout.node=2"), 'unknown key roles.rollout.node (did you mean "roles.'),
-        (settings("roles.rollout.command=[./gone.py]"), "command: ./gone.py is not in the project"),
+        (settings("roles.rollout.command=[./gone.py]"), "command: gone.py is not in the project"),
+        (settings("roles.rollout.command=[python]"), "roles.rollout.command: python starts a scr"),
+        (settings('roles.rollout.command=[""]'), "roles.rollout.command: its first word is empty"),
         (settings("roles.rollout.command=[serve]", "roles.rollout.ready=tcp"), "has no {port} on"),
         (settings('roles.rollout.command=[serve, "{rollout.url}"]'), "its own address is {host}"),
         (settings('roles.rollout.command=[serve, "{x}"]'), "argument '{x}': no place {x}"),

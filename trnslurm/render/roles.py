@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trnslurm.config.command import read_command
 from trnslurm.config.entry import Entry
 from trnslurm.contract.roles import Role
 from trnslurm.errors import RenderError
@@ -18,14 +18,13 @@ from trnslurm.render.project import PROJECT_CODE
 def server_spec(spec: JobSpec, role: Role, code: Mapping[str, bytes]) -> JobSpec:
     """Return a server of a role as a job of its own on one node, whose script is its command."""
     config, recipe = spec.config, spec.config.recipe
-    command = read_command(recipe.roles[role.name].command, by_plugins=False)
-    entry = Entry(command.recipe)
+    entry, arguments = _started(role.name, recipe.roles[role.name].command)
     if entry.is_file and f"{PROJECT_CODE}{posixpath.normpath(entry.name)}" not in code:
         raise RenderError(f"roles.{role.name}.command: {entry.name} is not in the project")
     own = replace(
         recipe,
         entry=entry.text,
-        arguments=command.arguments,
+        arguments=tuple(arguments),
         resume_arguments=(),
         launcher="python" if entry.is_python else "script",
         launcher_arguments=(),
@@ -45,6 +44,26 @@ def server_spec(spec: JobSpec, role: Role, code: Mapping[str, bytes]) -> JobSpec
         phases=("train",),
         role=role.name,
     )
+
+
+def _started(role: str, words: Sequence[str]) -> tuple[Entry, Sequence[str]]:
+    """Return what a command starts, and its arguments; python is the nodes' own Python.
+
+    A launcher such as torchrun is a program like any other: a server is alone on its node.
+    """
+    head, rest = words[0], [*words[1:]]
+    if re.fullmatch(r"python3?(\.\d+)?", head):
+        while rest[:1] == ["-u"]:
+            del rest[0]
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            return Entry.module(rest[1]), rest[2:]
+        if rest and rest[0] and not rest[0].startswith("-"):
+            return Entry(rest[0]), rest[1:]
+        raise RenderError(f"roles.{role}.command: {head} starts a script or -m MODULE here")
+    if not head:
+        raise RenderError(f"roles.{role}.command: its first word is empty")
+    in_project = not head.startswith("/") and ("/" in head or head.endswith(".py"))
+    return Entry(head.removeprefix("./")) if in_project else Entry.program(head), rest
 
 
 def roles_json(spec: JobSpec) -> dict[str, Any]:
