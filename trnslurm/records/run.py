@@ -70,7 +70,9 @@ class Record(Frozen):
     refused: str = ""
     """sbatch's error message if it refused the submission."""
     after: str = ""
-    """The run, in the same run root, that this run's first phase waits for."""
+    """The run, in the same run root, from whose result this run starts."""
+    needs: tuple[str, ...] = ()
+    """The runs, in the same run root, for whose success this run's first phase waits."""
     then: str = ""
     """The run, in the same run root, that waits for this run."""
     group: str = ""
@@ -104,6 +106,11 @@ class Record(Frozen):
     def phase_jobs(self) -> dict[str, str]:
         """Phase -> job id; empty on the local cluster, where all phases are in one process."""
         return {phase: job for phase, job in self.jobs.items() if phase in PHASES}
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The runs for whose success it waits; an older record has only the previous run."""
+        return self.needs or ((self.after,) if self.after else ())
 
     @property
     def inside(self) -> str:
@@ -438,7 +445,7 @@ def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
 
 def _check_record(record: Record) -> None:
     """Raise a ValueError if a name is unsafe in a path, or a job or phase is not valid."""
-    named = (record.recipe, record.after, record.then, record.behind, record.group)
+    named = (record.recipe, record.after, *record.needs, record.then, record.behind, record.group)
     names = [n for n in named if n]
     jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]
     wrong = [

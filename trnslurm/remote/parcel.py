@@ -88,9 +88,10 @@ def unpack(file: Path, directory: Path) -> tuple[Submission, list[str], dict[str
 
 def _run(facts: Mapping[str, Any], contents: Mapping[str, bytes], place: Path) -> PlannedRun:
     place.mkdir(mode=0o700)
+    waits_for = facts["waits_for"]
     return PlannedRun(
         job=_job(facts, contents, place),
-        waits_for=WaitsFor(**facts["waits_for"]),
+        waits_for=WaitsFor(**waits_for | {"success": tuple(waits_for["success"])}),
         values=facts["values"],
     )
 

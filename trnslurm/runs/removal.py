@@ -52,7 +52,7 @@ def _refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
 
 def _starts_from(run: RunStatus, other: RunStatus) -> bool:
     """Check whether a run starts from the result of another run."""
-    if run.after == other.run:
+    if other.run in (run.after, *run.needs):
         return True
     train = read_json(RunDir(Path(run.path)).plan_file).get("train")
     source = train.get("init_from") if isinstance(train, dict) else None

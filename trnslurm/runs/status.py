@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -24,8 +25,8 @@ from trnslurm.schedulers.signs import died
 
 STOP_AT = "train.stop_at"
 _AS_RECORDED = (
-    *("recipe", "preset", "cluster", "nodes", "created", "after", "then", "group", "values"),
-    "copied_from",
+    *("recipe", "preset", "cluster", "nodes", "created"),
+    *("after", "needs", "then", "group", "values", "copied_from"),
     *("precompile", "history", "note", "kept"),
 )
 # What a run with a dependency waits for, and why Slurm dropped it.
@@ -50,7 +51,9 @@ class RunStatus(Frozen):
     created: str
     phases: tuple[PhaseStatus, ...]
     after: str
-    """The run that this run waits for, or waited for; empty if there is none."""
+    """The run from whose result it starts; empty if there is none."""
+    needs: tuple[str, ...]
+    """The runs for whose success it waits, or waited."""
     then: str
     """The run that waits for this run."""
     group: str
@@ -116,9 +119,7 @@ def statuses_of(
             broken.append(error)
     needed = list(records)
     for run, record in needed:  # grows: a run's state depends on the run that it waits for
-        ahead = _run_ahead(run, record)
-        if ahead and ahead not in needed:
-            needed.append(ahead)
+        needed += [ahead for ahead in _runs_ahead(run, record) if ahead not in needed]
     seen = {
         scheduler: scheduler.look([each for each in those if not is_complete(*each)])
         for scheduler, those in by_scheduler(needed).items()
@@ -155,23 +156,23 @@ def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> At
     raise RunError(f"{run.name} has not begun: there is no attempt of {phase or 'any phase'} yet")
 
 
-def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
-    """Return the run that a run waits for; None if the run has begun, or the other is deleted."""
-    if not record.after or any(run.attempts_since(record, p) for p in record.phases):
-        return None
-    ahead = run.sibling(record.after)
-    try:
-        return ahead, ahead.record()
-    except RunError:
-        return None
+def _runs_ahead(run: RunDir, record: Record) -> list[tuple[RunDir, Record]]:
+    """Return the runs that a run waits for, but for deleted ones; none if the run has begun."""
+    if not record.awaited or any(run.attempts_since(record, p) for p in record.phases):
+        return []
+    found = []
+    for ahead in map(run.sibling, record.awaited):
+        with contextlib.suppress(RunError):
+            found.append((ahead, ahead.record()))
+    return found
 
 
 def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
     scheduler = scheduler_of(record)
     seen = scheduler.look(()) if is_complete(run, record) else seen
-    found = _run_ahead(run, record)
-    ahead = _status(*found, seen) if found else None
-    in_vain = ahead is not None and ahead.final and ahead.state is not State.COMPLETED
+    ahead = [_status(*each, seen) for each in _runs_ahead(run, record)]
+    in_vain = next((a for a in ahead if a.final and a.state is not State.COMPLETED), None)
+    awaited = [each.run for each in ahead if each.state is not State.COMPLETED]
     job = record.precompile.get("waits_for")
     compiling = f"job {job}, which compiles its graphs" if job else ""
     phases: list[PhaseStatus] = []
@@ -179,8 +180,8 @@ def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
         never = ""
         if record.refused:
             never = "never submitted"
-        elif ahead and in_vain:
-            never = f"never started: {ahead.run} is {ahead.state}"
+        elif in_vain:
+            never = f"never started: {in_vain.run} is {in_vain.state}"
         elif any(p.final and p.state is not State.COMPLETED for p in phases):
             never = "never started: the phase before it did not complete"
         if phases:
@@ -192,12 +193,12 @@ def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
             room = room or (_WAITS[kind][0].format(other) if kind in _WAITS else "")
             dropped = dropped or (_WAITS[kind][1].format(other) if kind in _WAITS else "")
             still = room if room and not seen.may_run(job) else compiling
-            wait = Wait(record.after or still or room, never, dropped)
+            wait = Wait(" and ".join(awaited or record.awaited) or still or room, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     metrics = run.last_metrics()
     ended = _ended_by_steps(run, metrics) if state is State.COMPLETED else ""
-    ahead_mend = ahead.mend if ahead and in_vain else ""
+    ahead_mend = in_vain.mend if in_vain else ""
     if state is State.RUNNING and run.cancelled_file.exists():
         reason = reason or "cancelled: it is asked to save and to end; cancel --now does not wait"
     if state is State.RUNNING and phases[-1].phase == "train":

@@ -54,8 +54,8 @@ class Wait(Frozen, kw_only=False):
 class WaitsFor(Frozen):
     """The runs in the same run root for which a run waits; empty: none."""
 
-    success: str = ""
-    """The previous run of its chain, from whose result it starts."""
+    success: tuple[str, ...] = ()
+    """Those that must succeed: the previous run of its chain, the stages that it needs."""
     end: str = ""
     """The run of its sweep whose end, in any state, makes room for it."""
     graphs: str = ""
@@ -193,13 +193,11 @@ class Scheduler(Frozen, ABC):
         """Refuse scripts that it would refuse, or never start; `tasks`: as an array of so many."""
 
     @abstractmethod
-    def start(
-        self, runs: Sequence[RunDir], waits_for: WaitsFor, *, python: str, detach: bool
-    ) -> None:
-        """Start a chain of runs, or none, and record the jobs.
+    def start(self, runs: Mapping[RunDir, WaitsFor], *, python: str, detach: bool) -> None:
+        """Start runs, each after those for which it waits, or none, and record the jobs.
 
-        `waits_for` has the runs for which the first one waits. The batch scripts are started with
-        `python` where they do not set it. Runs on this machine end with us, unless `detach`.
+        The batch scripts are started with `python` where they do not set it. Runs on this machine
+        end with us, unless `detach`.
         """
 
     def start_array(self, place: Path, runs: Sequence[RunDir], jobs: str) -> None:

@@ -117,7 +117,7 @@ def _propose_chain(options: JobOptions, console: Console) -> Submission:
         if warning := check_memory(spec):
             console.warn(f"{config.title}: {warning}")
         job = make_job(spec, options.workspace.template_dirs())
-        waits_for = WaitsFor(success=previous.name) if before else WaitsFor()
+        waits_for = WaitsFor(success=(previous.name,)) if before else WaitsFor()
         runs.append(PlannedRun(job=job, waits_for=waits_for))
         before, previous = config, RunDir(root / f"{stamp}-{name}")
     submission = Submission(runs=runs, cache=CompileCache(runs[0].job.profile), stamp=stamp)

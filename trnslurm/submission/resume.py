@@ -143,7 +143,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             for warning in check_notify(jobs[0]):
                 console.warn(warning)
         waits_for = [_waits_for(run, record)]
-        waits_for += [WaitsFor(success=previous.name) for previous in chain[:-1]]
+        waits_for += [WaitsFor(success=(previous.name,)) for previous in chain[:-1]]
         # Last run first: Slurm drops a job that waits for a cancelled job.
         for each in reversed(chain):
             scheduler.end_leftovers(each, each.record())
@@ -278,9 +278,8 @@ def _where_it_continues(run: RunDir, *, takes: bool) -> str:
 
 def _waits_for(run: RunDir, record: Record) -> WaitsFor:
     """Return the runs for which a run still waits."""
-    success = ""
-    if record.after:
-        previous = run.sibling(record.after)
+    success: list[str] = []
+    for previous in map(run.sibling, record.awaited):
         status = run_status(previous)
         if status.state is not State.COMPLETED:
             if status.final or not scheduler_of(record).has_queue:
@@ -288,9 +287,9 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
                     f"{run.name} continues {previous.name}, which is {status.state}: "
                     f"trnslurm resume {previous.name} continues both"
                 )
-            success = previous.name
+            success.append(previous.name)
     try:
         ended = not record.behind or run_status(run.sibling(record.behind)).final
     except RunError:  # removed meanwhile
         ended = True
-    return WaitsFor(success=success, end="" if ended else record.behind)
+    return WaitsFor(success=tuple(success), end="" if ended else record.behind)

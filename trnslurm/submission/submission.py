@@ -82,7 +82,7 @@ class Submission(Frozen):
         names = {self.name_of(planned) for planned in self.runs if planned.resumes or self.stamp}
         chain: Chain = []
         for planned in self.runs:
-            if chain and planned.waits_for.success not in names:
+            if chain and names.isdisjoint(planned.waits_for.success):
                 yield chain
                 chain = []
             chain.append(planned)

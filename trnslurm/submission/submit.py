@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 import threading
@@ -84,7 +85,9 @@ class _Start:
                                 runs += made[-len(chain) :]
                             self._tell_of(len(runs))
                         with interrupts_deferred():
-                            start(made, chains[0][0].waits_for)
+                            planned = itertools.chain(*chains)
+                            awaited = [each.waits_for for each in planned]
+                            start(dict(zip(made, awaited, strict=True)))
                     claims.complete()
             except BaseException as error:
                 if not self._submission.resumes:
@@ -99,23 +102,23 @@ class _Start:
             self._tell_at = now + _TELL_S
             self._console.tell(f"Made {made} of {len(self._submission.runs)} runs")
 
-    def _starter(self) -> Callable[[Sequence[RunDir], WaitsFor], None]:
+    def _starter(self) -> Callable[[Mapping[RunDir, WaitsFor]], None]:
         """Return the function that starts runs together; raise now if this host cannot."""
         submission, scheduler = self._submission, self._job.scheduler
         python, detach = python_of(self._job), self._console.detach
         if held := submission.held:
-            return lambda runs, waits_for: scheduler.start_inside(runs[0], held)
+            return lambda runs: scheduler.start_inside(next(iter(runs)), held)
         most = scheduler.most_tasks() if submission.sweep else 0
         self._try_out(most)
         self._together = started_together(submission, most)
 
-        def start(runs: Sequence[RunDir], waits_for: WaitsFor) -> None:
+        def start(runs: Mapping[RunDir, WaitsFor]) -> None:
             if not submission.sweep or len(runs) == 1:
-                scheduler.start(runs, waits_for, python=python, detach=detach)
+                scheduler.start(runs, python=python, detach=detach)
                 return
             with _whole(self._sweep_directory):
-                place = write_array(self._sweep_directory, runs, submission)
-            scheduler.start_array(place, runs, waits_for.jobs)
+                place = write_array(self._sweep_directory, [*runs], submission)
+            scheduler.start_array(place, [*runs], next(iter(runs.values())).jobs)
 
         return start
 

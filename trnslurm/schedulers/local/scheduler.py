@@ -53,12 +53,10 @@ class ThisMachine(Scheduler):
             )
         return ()
 
-    def start(
-        self, runs: Sequence[RunDir], waits_for: WaitsFor, *, python: str, detach: bool
-    ) -> None:
+    def start(self, runs: Mapping[RunDir, WaitsFor], *, python: str, detach: bool) -> None:
         from trnslurm.schedulers.local.start import start
 
-        start(runs, python, waits_for, detach=detach)
+        start(runs, python, detach=detach)
 
     def look(self, records: Sequence[tuple[RunDir, Record]]) -> Seen:
         return SeenHere()

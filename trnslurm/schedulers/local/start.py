@@ -78,12 +78,13 @@ class GuardedLocal(LocalExecutor):
         return int(job_id)
 
 
-def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: bool) -> None:
-    """Start the phases of a chain of runs one after another; unless detached, they end with us.
+def start(runs: Mapping[RunDir, WaitsFor], python: str, *, detach: bool) -> None:
+    """Start the phases of runs one after another; unless detached, they end with us.
 
-    The first phase begins when the run for which it waits has ended.
+    The first phase begins when the run has ended that makes room for it. A phase that fails ends
+    all.
     """
-    run = runs[0]  # the guard of the first run also runs the others
+    run, waits_for = next(iter(runs.items()))  # the guard of the first run also runs the others
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment |= {Variable.PYTHON: python, "PYTHONPATH": run.python_path}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
@@ -103,7 +104,7 @@ def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: b
 def stop(run: RunDir) -> None:
     """End a local run: by TERM, so that its script notes CANCELLED, then by KILL."""
     record = run.record()
-    if record.after and not any(run.attempts_since(record, p) for p in record.phases):
+    if record.awaited and not any(run.attempts_since(record, p) for p in record.phases):
         return  # the process is still in the previous run; cancelled.json ends this run
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 10)):
         if not record.local_job_alive:

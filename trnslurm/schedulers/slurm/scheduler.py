@@ -115,12 +115,10 @@ class SlurmScheduler(Scheduler, kw_only=False):
         self.slurm.path("sbatch")
         try_out(scripts, self.slurm, console, tasks)
 
-    def start(
-        self, runs: Sequence[RunDir], waits_for: WaitsFor, *, python: str, detach: bool
-    ) -> None:
+    def start(self, runs: Mapping[RunDir, WaitsFor], *, python: str, detach: bool) -> None:
         from trnslurm.schedulers.slurm.start import start
 
-        start(runs, self.slurm, waits_for)
+        start(runs, self.slurm)
 
     def start_array(self, place: Path, runs: Sequence[RunDir], jobs: str) -> None:
         from trnslurm.schedulers.slurm.start import start_array

@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from trnslurm.contract.files import read_file, read_json, write_json
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
-from trnslurm.records.run import RunDir
+from trnslurm.records.run import Record, RunDir
 from trnslurm.schedulers.interface import WaitsFor
 from trnslurm.schedulers.interrupts import interrupts_deferred
 from trnslurm.schedulers.slurm.asked import Asked
@@ -51,28 +51,30 @@ class RenderedSlurm(SlurmExecutor):
         return job_id
 
 
-def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
-    """Submit every phase of a chain of runs; each waits for the success of the previous phase.
+def start(runs: Mapping[RunDir, WaitsFor], slurm: Slurm) -> None:
+    """Submit every phase of runs; each waits for the success of the phase before it.
 
-    `waits_for` has the runs for which the first run of the chain waits.
+    The first phase of a run waits for the other runs, which are submitted already.
     """
-    previous = last_job(runs[0], waits_for.success)
-    room = last_job(runs[0], waits_for.end)
-    records = [(run, run.record()) for run in runs]
-    phases = [(run, record, phase) for run, record in records for phase in record.phases]
-    with _all_or_none(runs, slurm) as interrupts:
-        for run, record, phase in phases:
-            first = phase == record.phases[0]
-            compiling = str(record.precompile.get("waits_for", "")) if first else ""
-            dependencies = _after([previous, compiling])
-            if room and run == runs[0] and first:
-                dependencies.append(f"afterany:{room}")
-            if waits_for.jobs and run == runs[0] and first:
-                dependencies.append(waits_for.jobs)
-            previous = _submit(run, run.path, phase, slurm, dependencies)
-            run.add_job(phase, previous)
-            if interrupts:
-                raise SubmitError("interrupted")
+    with _all_or_none([*runs], slurm) as interrupts:
+        for run, waits_for in runs.items():
+            record = run.record()
+            dependencies = _before(run, record, waits_for)
+            for phase in record.phases:
+                job = _submit(run, run.path, phase, slurm, dependencies)
+                run.add_job(phase, job)
+                dependencies = _after([job])
+                if interrupts:
+                    raise SubmitError("interrupted")
+
+
+def _before(run: RunDir, record: Record, waits_for: WaitsFor) -> list[str]:
+    """Return the dependencies of a run's first phase."""
+    awaited = [last_job(run, other) for other in waits_for.success]
+    found = _after([*awaited, str(record.precompile.get("waits_for", ""))])
+    if room := last_job(run, waits_for.end):
+        found.append(f"afterany:{room}")
+    return [*found, waits_for.jobs] if waits_for.jobs else found
 
 
 def start_array(place: Path, runs: Sequence[RunDir], slurm: Slurm, jobs: str) -> None:
