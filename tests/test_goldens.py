@@ -157,6 +157,18 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
             "arguments=[--servers, '{rollout.urls}']",
         ],
     ),
+    # A stage of a pipeline: it takes a checkpoint and a number of other runs, and makes results.
+    "own-stage-p4d-2-nodes": (
+        "own 2 p4d torchrun",
+        OWN,
+        [
+            "slurm.time_min=60",
+            "inputs.prepare=/fsx/runs/20261130-nightly-prepare",
+            "inputs.train=/fsx/runs/20261130-nightly-train",
+            'arguments=["{prepare.out}", "--model={train.checkpoint}", "{train.loss}", "{out}"]',
+            "starts_if=train.loss < 2.5",
+        ],
+    ),
     "own-roles-local-1-node": (
         "own 1 local torchrun",
         LOCAL,

@@ -9,6 +9,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trnslurm.api.pipeline import pipeline
     from trnslurm.api.plan import plan
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
@@ -33,6 +34,7 @@ __all__ = [
     "TrnslurmWarning",
     "cancel",
     "each_checkpoint",
+    "pipeline",
     "plan",
     "render",
     "report",
@@ -55,6 +57,7 @@ _WHERE = {
     "TrnslurmWarning": "trnslurm.errors",
     "cancel": "trnslurm.api.run",
     "each_checkpoint": "trnslurm.api.submit",
+    "pipeline": "trnslurm.api.pipeline",
     "plan": "trnslurm.api.plan",
     "render": "trnslurm.api.render",
     "report": "trnslurm.calls",

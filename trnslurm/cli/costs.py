@@ -56,7 +56,8 @@ def _extras_lines(submission: Submission) -> Iterator[str]:
             yield _elastic_graphs_line(extra.need, submission.cache)
 
 
-def _name_and_place(job: Job) -> str:
+def name_and_place(job: Job) -> str:
+    """Return what runs, and on which nodes."""
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
     each = job.workers_per_node
     workers = f", {count(each, 'worker')} per node" if each else ""
@@ -77,11 +78,11 @@ def _held_line(job: Job, held: HeldJob) -> str:
     these = f"{len(held.hosts)} of its {count(held.nodes, 'node')}"
     where = f"job {held.job_id}, on {these}: {brief(held.hosts)}"
     ends = "" if held.ends == "Unknown" else f"; the job ends {held.ends}"
-    return f"{_name_and_place(job)}: in {where}{ends}"
+    return f"{name_and_place(job)}: in {where}{ends}"
 
 
 def _size_line(need: Need) -> str:
-    line, about = _name_and_place(need.job), ""
+    line, about = name_and_place(need.job), ""
     if not need.job.has_queue:
         return line
     if (e := need.job.estimate) is not None:
@@ -190,13 +191,13 @@ def _sweep_lines(submission: Submission) -> Iterator[str]:
     jobs = [run.job for run in submission.runs]
     job = jobs[0]
     turns = f", {submission.at_most} at a time" if submission.at_most else ""
-    yield from (f"{count(len(jobs), 'run')} of {_name_and_place(job)}{turns}:", "")
+    yield from (f"{count(len(jobs), 'run')} of {name_and_place(job)}{turns}:", "")
     yield from ends_of([*text_table(*_costs(submission), right="run,hours,node-hours,cost")])
     yield ""
     needs = [need for need in submission.needs if need.decision != "before"]
     yield from dict.fromkeys(filter(None, (_graphs_line(n, submission.cache) for n in needs)))
     if job.has_queue:
-        yield _in_all(submission)
+        yield in_all(submission)
 
 
 def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
@@ -222,7 +223,8 @@ def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _in_all(submission: Submission) -> str:
+def in_all(submission: Submission) -> str:
+    """Return the cost of all runs."""
     expected = [run.job.estimate for run in submission.runs]
     known = [estimate for estimate in expected if estimate]
     about = ""

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trnslurm.cli.output import echo_json, say
-from trnslurm.cli.runs import echo_sweep, say_end
+from trnslurm.cli.runs import echo_pipeline, echo_sweep, say_end
 from trnslurm.console import Console
 from trnslurm.contract.files import load_json
 from trnslurm.contract.rundir import PREPARE
@@ -17,6 +17,7 @@ from trnslurm.contract.states import State
 from trnslurm.records.run import Record, RunDir
 from trnslurm.runs.explain import explained
 from trnslurm.runs.logs import choose_log, follow_log, print_log
+from trnslurm.runs.pipeline import pipeline_of
 from trnslurm.runs.standing import standing_of
 from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.runs.tables import ends_of, figure, format_values
@@ -55,7 +56,8 @@ def _ends_with_us(record: Record) -> bool:
 def _facts(run: RunDir) -> dict[str, Any]:
     record = run.record()
     facts = {"run": run.name, "directory": str(run.path), "jobs": record.phase_jobs}
-    return facts | ({"sweep": record.group, "values": record.values} if record.group else {})
+    kind = "pipeline" if record.stages else "sweep"
+    return facts | ({kind: record.group, "values": record.values} if record.group else {})
 
 
 def _follow_all(runs: Sequence[RunDir], console: Console) -> int:
@@ -73,7 +75,10 @@ def _follow_all(runs: Sequence[RunDir], console: Console) -> int:
             break
     if len(runs) > 1 and runs[0].record().group and not console.as_json:
         click.echo()
-        echo_sweep(standing_of(runs), console)
+        if runs[0].record().stages:
+            echo_pipeline(pipeline_of(runs), console)
+        else:
+            echo_sweep(standing_of(runs), console)
     return worst
 
 

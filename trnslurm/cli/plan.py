@@ -19,6 +19,7 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.load import describe, resolve
+from trnslurm.config.pipeline import is_pipeline
 from trnslurm.config.recipes import presets_of
 from trnslurm.config.script import Source
 from trnslurm.config.search import Workspace
@@ -160,10 +161,19 @@ def show_command(console: Terminal, **options: Any) -> None:
 def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
     """Show the batch on each node count, hours and cost.
 
+    Of a pipeline, a YAML file of stages, show what submit would do.
+
     \b
     Example:
       trnslurm plan gpt2_zero1 --nodes 1,2,3,4,8,16
+      trnslurm plan pipeline.yaml
     """
+    if is_pipeline(options["recipe"] or ""):
+        from trnslurm.cli.pipeline import plan_pipeline  # few plans are of one
+        from trnslurm.cli.submit import submit_command
+
+        plan_pipeline(Path(options["recipe"]), options, console, submit_command)
+        return
     job = JobOptions(**options)
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT

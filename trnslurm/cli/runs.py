@@ -39,6 +39,7 @@ from trnslurm.runs.followers import followers_of
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told
+from trnslurm.runs.pipeline import PipelineStanding, is_pipeline, pipeline_of
 from trnslurm.runs.restarts import restarted
 from trnslurm.runs.saved import saved
 from trnslurm.runs.search import RunFilter, latest_metrics, list_statuses
@@ -180,6 +181,11 @@ def status_command(
       trnslurm status 20261123-113000-bert_mrpc --highest eval_f1
     """
     run, *others = runs
+    if is_pipeline(click.get_current_context().params["run"], runs):
+        if lowest or highest:
+            raise click.UsageError("--lowest and --highest compare the runs of a sweep")
+        echo_pipeline(pipeline_of(runs), console)
+        return
     if others:
         echo_sweep(standing_of(runs, lowest=lowest, highest=highest), console)
         return
@@ -310,6 +316,11 @@ def _say_chain(run: RunDir, status: RunStatus) -> None:
         step = status.values.get("step", "?")
         followed = status.group.removesuffix(f".{run.record().name}")
         click.echo(f"for the checkpoint of step {step} of {followed}")
+    elif stages := run.record().stages:
+        own = next((stage for stage, name in stages.items() if name == run.name), "?")
+        before = ", ".join(stages[name] for name in run.record().stages_before)
+        after = f", after {before}" if before else ""
+        click.echo(f"stage {own} of the pipeline {status.group}{after}")
     elif status.group:
         click.echo(f"in the sweep {status.group}, with {format_values(status.values)}")
     if status.after:
@@ -475,6 +486,28 @@ def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:
     from trnslurm.cluster.execute import exec_in_run  # as slow to import as all of these
 
     sys.exit(exec_in_run(run, node, command))
+
+
+def echo_pipeline(standing: PipelineStanding, console: Console) -> None:
+    """Print how each stage of a pipeline stands, and what to do."""
+    if console.as_json:
+        stages = [{**asdict(each), "state": each.state} for each in standing.stages]
+        facts = {"pipeline": standing.group, "states": standing.states, "stages": stages}
+        echo_json(facts | {"next": standing.next})
+        return
+    states = ", ".join(f"{number} {state}" for state, number in standing.states.items())
+    click.echo(f"{standing.group}: {count(len(standing.stages), 'stage')}: {states}\n")
+    rows = []
+    for each in standing.stages:
+        step, loss = progress(each.status) if each.status else ("-", "-")
+        reason = each.status.reason if each.status else ""
+        reason = reason or ("done earlier" if each.earlier else "")
+        after = ", ".join(each.after) or "-"
+        rows.append((each.stage, after, each.state, step, loss, each.run, reason))
+    header = ("stage", "after", "state", "step", "loss", "run", "reason")
+    echo_table(header, rows, right="step,loss")
+    if standing.next:
+        click.echo(f"\nnext: {standing.next}")
 
 
 def echo_sweep(standing: Standing, console: Console) -> None:

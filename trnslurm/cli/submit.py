@@ -23,6 +23,7 @@ from trnslurm.cli.options import (
     takes_console,
 )
 from trnslurm.cli.output import Terminal, command_line, echo_json
+from trnslurm.config.pipeline import is_pipeline
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.console import Console
 from trnslurm.errors import SubmitError
@@ -86,6 +87,12 @@ _OF_A_BUNDLE = {
     help="With --each-checkpoint-of: for one in every N steps.",
 )
 @click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
+@click.option(
+    "--again",
+    multiple=True,
+    metavar="STAGE",
+    help="Of a pipeline: run this stage even if it is done.",
+)
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
 @click.option(
     "--after",
@@ -119,6 +126,7 @@ def submit_command(
     chain: bool,
     each_checkpoint_of: str | None,
     every: int | None,
+    again: tuple[str, ...],
     holder: str | None,
     console: Terminal,
     **options: Any,
@@ -147,6 +155,9 @@ def submit_command(
     --each-checkpoint-of starts it for each checkpoint of a run that trains: an evaluation, say. The
     first node of that run gives its jobs to Slurm.
 
+    RECIPE may be a YAML file of stages, each with the words after `trnslurm submit`. A stage is not
+    done again if nothing of it has changed.
+
     --in runs it in a job that you hold already, within seconds: on the job's first nodes, if it has
     more. Ctrl-C ends the run, not the job.
 
@@ -168,6 +179,7 @@ def submit_command(
       trnslurm submit ./train.py --nodes 2 --in 4711
       trnslurm submit gpt2_zero1 --nodes 2 --after 4711:any
       trnslurm submit ./eval.py --each-checkpoint-of last --every 1000 --time 60 -- {checkpoint}
+      trnslurm submit pipeline.yaml
       trnslurm submit --rendered reviewed
     """
     if (recipe is None) == (rendered is None):
@@ -185,6 +197,15 @@ def submit_command(
         from trnslurm.cli.remote import RemoteHost  # most submissions stay on this host
 
         host = RemoteHost(site)
+    if recipe is not None and is_pipeline(recipe):
+        if site:
+            raise click.UsageError(
+                f"a pipeline is for the cluster's own hosts: ssh {site.place.host}"
+            )
+        _submit_pipeline(Path(recipe), options, again, console)
+        return
+    if again:
+        raise click.UsageError("--again is for the stages of a pipeline, a YAML file")
     sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
     refuse_pairs({"--after": options["after"], "--in": holder})
     rule = None
@@ -234,6 +255,23 @@ def submit_command(
         _follow(submission, rule, console)
     else:
         confirm_and_submit(submission, console, site)
+
+
+def _submit_pipeline(
+    file: Path, options: dict[str, Any], again: tuple[str, ...], console: Terminal
+) -> None:
+    """Submit the stages of a pipeline that are not done."""
+    from trnslurm.cli.pipeline import pipeline_lines, pipeline_request
+
+    submission = propose(pipeline_request(file, options, again, submit_command), console)
+    for line in pipeline_lines(submission):
+        click.echo(line, err=not console.dry_run)
+    if submission.runs:
+        confirm_and_submit(submission, console)
+    elif console.as_json:
+        echo_json({"pipeline": submission.pipeline, "stages": dict(submission.stages)})
+    else:
+        click.echo("Every stage is done: nothing to submit")
 
 
 def _refuse_beside_follow(site: Site | None, *given: Any) -> None:

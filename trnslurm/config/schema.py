@@ -415,6 +415,11 @@ class Recipe(Frozen):
     """Servers beside the training of a custom script, by the names of their roles."""
     follows: str = ""
     """The run whose checkpoints the script gets, one each, as {checkpoint}, {step} and {export}."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """The directories of other runs, by the names in {NAME.out}, {NAME.checkpoint} and the like."""
+    starts_if: str = ""
+    """What must hold of a number that an input reports, such as evaluate.accuracy >= 0.6, when the
+    run starts; else it fails."""
     keep_last: NotNegative[int] = 0
     """How many of the script's checkpoints its run keeps, the newest ones, if nobody else deletes
     them; 0: all."""

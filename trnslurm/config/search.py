@@ -90,6 +90,8 @@ class Workspace(Frozen):
                 raise ConfigError(f"{name}: a directory, not a script; recipes go by their names")
             return Source(path=Path(name).absolute())
         known = self.recipes()
+        if name not in known and name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            raise ConfigError(f"{name}: a file of stages is for submit and plan")
         if name not in known and Path("jobs", name, "recipe.yaml").is_file():
             raise ConfigError(f"unknown recipe {name!r}; it is in ./jobs: pass --path .")
         more = f"; {SCRIPT_HINT}"

@@ -19,6 +19,8 @@ NOTIFY = "notify.json"
 ROLES = "roles.json"
 ROLE_SCRIPT = "roles/{}.sh"
 """What a node of a role runs."""
+INPUTS = "inputs.json"
+"""The runs from which this one takes something."""
 CAPS = "caps.json"
 MIRROR = "mirror.json"
 CODE = "code"
@@ -29,6 +31,7 @@ NOTIFIERS = f"{PLUGINS}/notifiers"
 NOTIFIER = "plug-in.json"
 """Next to the code of a notifier: its entry point, and its package."""
 CHECKPOINTS = "checkpoints"
+OUT = "out"
 OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
 ARRAY = "array-{}"
@@ -176,6 +179,21 @@ class RunFiles(Frozen, kw_only=False):
     def followed(self) -> Path:
         """The checkpoint of another run for which this run was started, and its step."""
         return self.path / "followed"
+
+    @property
+    def inputs_file(self) -> Path:
+        """The runs from which this one takes something, and what."""
+        return self.path / INPUTS
+
+    @property
+    def taken_file(self) -> Path:
+        """What the first attempt has found there; later ones take the same."""
+        return self.state / "taken.json"
+
+    @property
+    def out(self) -> Path:
+        """What a custom script has made for other runs."""
+        return self.path / OUT
 
     @property
     def tensorboard(self) -> Path:

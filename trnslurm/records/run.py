@@ -42,6 +42,8 @@ from trnslurm.records.foreign import (
 _NAME = r"(?!\.{0,2}$)[^/]+"
 _JOB = r"\d+([_+]\d+|\.\d+)?(@\d*)?"
 _LINES_WITHOUT_LOSS = 50
+STAGE = "stage "
+"""Begins the name of a stage among what shapes the result of another."""
 _FRESH_S = 60
 _YEAR_S = 365 * 24 * 3600
 
@@ -76,7 +78,11 @@ class Record(Frozen):
     then: str = ""
     """The run, in the same run root, that waits for this run."""
     group: str = ""
-    """The sweep that the run belongs to; empty if there is none."""
+    """The sweep or the pipeline that the run belongs to; empty if there is none."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Stage -> run, of the pipeline that the run belongs to; some runs are of an earlier one."""
+    made_of: Mapping[str, str] = field(default_factory=dict)
+    """What shapes the result of a stage: its settings, files and stages before it, with hashes."""
     values: Mapping[str, str] = field(default_factory=dict)
     """The values that the sweep set for this run."""
     behind: str = ""
@@ -106,6 +112,12 @@ class Record(Frozen):
     def phase_jobs(self) -> dict[str, str]:
         """Phase -> job id; empty on the local cluster, where all phases are in one process."""
         return {phase: job for phase, job in self.jobs.items() if phase in PHASES}
+
+    @property
+    def stages_before(self) -> list[str]:
+        """The stages of its pipeline that it needs."""
+        names = (name.removeprefix(STAGE) for name in self.made_of if name.startswith(STAGE))
+        return [name for name in names if name in self.stages]
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -445,7 +457,15 @@ def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
 
 def _check_record(record: Record) -> None:
     """Raise a ValueError if a name is unsafe in a path, or a job or phase is not valid."""
-    named = (record.recipe, record.after, *record.needs, record.then, record.behind, record.group)
+    named = (
+        record.recipe,
+        record.after,
+        *record.needs,
+        *record.stages.values(),
+        record.then,
+        record.behind,
+        record.group,
+    )
     names = [n for n in named if n]
     jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]
     wrong = [

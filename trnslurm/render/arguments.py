@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from trnslurm.config.schema import Recipe
 from trnslurm.config.script import OWN_LAUNCHER
+from trnslurm.contract.inputs import variable_of as variable_of_input
 from trnslurm.contract.roles import PLACES, variable_of
-from trnslurm.contract.rundir import CHECKPOINTS
+from trnslurm.contract.rundir import CHECKPOINTS, OUT
 from trnslurm.contract.variables import Variable
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
+from trnslurm.plan.inputs import inputs_of, static_places
 from trnslurm.plan.roles import places_in
 from trnslurm.plan.spec import JobSpec, has_own_batch
 
@@ -31,6 +33,7 @@ _ON_NODE = {
     "run": Variable.RUN_DIR,
     "run_id": "WANDB_RUN_ID",
     CHECKPOINTS: Variable.CHECKPOINTS,
+    OUT: Variable.OUT,
     RESUME: Variable.RESUME,
     "attempt": Variable.ATTEMPT,
     CHECKPOINT: Variable.FOLLOWED,
@@ -62,9 +65,17 @@ def uses_local_rank(recipe: Recipe) -> bool:
 
 def uses_export(recipe: Recipe) -> bool:
     """Check whether an argument, or a word of a role's command, is the exported checkpoint."""
+    return bool(recipe.follows) and _uses(recipe, EXPORT)
+
+
+def uses_out(recipe: Recipe) -> bool:
+    """Check whether an argument, or a word of a role's command, is where it writes its results."""
+    return _uses(recipe, OUT)
+
+
+def _uses(recipe: Recipe, place: str) -> bool:
     of_roles = [word for role in recipe.roles.values() for word in role.command]
-    every = (*every_argument(recipe), *of_roles)
-    return bool(recipe.follows) and any(EXPORT in _places(word) for word in every)
+    return any(place in _places(word) for word in (*every_argument(recipe), *of_roles))
 
 
 def known_places(spec: JobSpec) -> dict[str, str]:
@@ -82,6 +93,7 @@ def known_places(spec: JobSpec) -> dict[str, str]:
         "seq_len": str(recipe.seq_len),
         "device": spec.device.name,
         "name": spec.name,
+        **static_places(recipe.inputs),
     } | ({LOCAL_RANK: f"{{{LOCAL_RANK}}}"} if recipe.launcher == OWN_LAUNCHER else {})
 
 
@@ -144,6 +156,8 @@ def _variables(spec: JobSpec) -> dict[str, str]:
         found |= {"host": Variable.HOST, "port": Variable.PORT, "server": Variable.SERVER}
     if not spec.config.recipe.follows:
         del found[CHECKPOINT], found[STEP], found[EXPORT]
+    for one in inputs_of(spec.config.recipe):
+        found |= {f"{one.name}.{place}": variable_of_input(one.name, place) for place in one.wants}
     return found | {f"{r}.{place}": variable_of(r, place) for r in roles for place in PLACES}
 
 
@@ -210,7 +224,7 @@ def _refuse_own(recipe: Recipe, known: Known) -> None:
 
 
 def _refuse_unknown(spec: JobSpec, known: Known) -> None:
-    names, roles = [*known.texts, *known.variables], spec.config.recipe.roles
+    names, roles = {*known.texts, *known.variables}, spec.config.recipe.roles
     for argument in every_argument(spec.config.recipe):
         [*places_in(argument, roles, f"argument {argument!r}")]
         for place in _places(argument):

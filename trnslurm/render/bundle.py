@@ -13,11 +13,14 @@ from trnslurm.contract.rundir import (
     CAPS,
     CONFIG,
     INGREDIENTS,
+    INPUTS,
     MIRROR,
     NODE_SCRIPT,
     NOTIFY,
     OF_COUNT,
     PLAN,
+    ROLE_SCRIPT,
+    ROLES,
     STRATEGY,
     RunFiles,
 )
@@ -40,6 +43,9 @@ _PATTERNS = (
     CONFIG,
     STRATEGY,
     INGREDIENTS,
+    INPUTS,
+    ROLES,
+    ROLE_SCRIPT.format("*"),
 )
 
 

@@ -19,6 +19,7 @@ from trnslurm.contract.rundir import (
     CAPS,
     CONFIG,
     INGREDIENTS,
+    INPUTS,
     MIRROR,
     NODE_SCRIPT,
     NOTIFY,
@@ -30,6 +31,7 @@ from trnslurm.contract.rundir import (
     STRATEGY,
 )
 from trnslurm.plan.data import DataJob, data_path, first_parameters
+from trnslurm.plan.inputs import inputs_json
 from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import JobSpec, fewer_nodes, has_own_batch, has_own_steps
 from trnslurm.render.bundle import Bundle, kept_directories, snapshot
@@ -87,6 +89,8 @@ def _files_of_count(
     files[PLAN] = to_json(plan_data(spec))
     if spec.strategy is not None:
         files[STRATEGY] = to_json(spec.strategy)
+    if told := inputs_json(spec.config.recipe):
+        files[INPUTS] = to_json(told)
     if spec.roles:
         files[ROLES] = to_json(roles_json(spec))
     for role in spec.roles:

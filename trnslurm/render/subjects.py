@@ -146,6 +146,8 @@ class ProjectPart(Frozen):
     """Shell words: arguments for an attempt that has none."""
     keep_last: str
     """How many checkpoints stay; empty: all."""
+    out: bool
+    """Whether it writes results for other runs."""
     follows: bool
     """Whether it gets a checkpoint of another run."""
     exports: bool

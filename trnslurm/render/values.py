@@ -19,8 +19,9 @@ from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.batch import formulas
 from trnslurm.plan.data import DataJob, data_path, first_parameters
+from trnslurm.plan.inputs import looks_for_inputs
 from trnslurm.plan.spec import JobSpec, has_own_batch, has_own_steps, other_counts
-from trnslurm.render.arguments import argument_words, uses_export
+from trnslurm.render.arguments import argument_words, uses_export, uses_out
 from trnslurm.render.container import container_parts
 from trnslurm.render.directives import data_resources, training_resources
 from trnslurm.render.launch import ONCE, has_standby, training_launch
@@ -114,6 +115,7 @@ def training_values(
         ),
         "container": inside,
         "project": _project(spec, code) if recipe.project else None,
+        "takes": phase == "train" and looks_for_inputs(recipe),
         "stage_python": cluster.stage_python,
         "node": _node(spec, place),
         "launch": training_launch(spec, code, place),
@@ -142,6 +144,7 @@ def data_values(job: DataJob) -> dict[str, Any]:
         "hosts": Hosts(),
         "container": container_parts(config.cluster, made=made, there=there),
         "project": None,
+        "takes": False,
         "stage_python": None,
         "arguments": job.arguments,
     }
@@ -291,6 +294,7 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
         checkpoints=f'"$PWD/work/"{shlex.quote(saves_in)}' if saves_in else '"$PWD/checkpoints"',
         checkpoint_glob=recipe.checkpoint_glob,
         keep_last=str(recipe.keep_last or ""),
+        out=uses_out(recipe),
         follows=bool(recipe.follows),
         exports=uses_export(recipe),
         resuming=" ".join(words.later),
@@ -321,4 +325,5 @@ def _paths(spec: JobSpec, code: Mapping[str, bytes]) -> Sequence[str]:
     """Return the paths outside the run directory that the job reads on its nodes."""
     first = first_parameters(spec.config)
     links = json.loads(code[PROJECT_FACTS])["links"] if spec.config.recipe.project else {}
-    return [data_path(spec.config), first if first.startswith(("/", "~/")) else "", *links.values()]
+    first = first if first.startswith(("/", "~/")) else ""
+    return [data_path(spec.config), first, *links.values(), *spec.config.recipe.inputs.values()]

@@ -87,8 +87,14 @@ def group_of(run: RunDir) -> str:
 
 
 def in_order(runs: Iterable[RunDir]) -> list[RunDir]:
-    """Return the runs of a sweep in the order of submission: -10 comes after -2."""
-    return sorted(runs, key=lambda run: [int(w) if w.isdigit() else 0 for w in run.name.split("-")])
+    """Return the runs of a sweep or a pipeline in their order: -10 comes after -2."""
+    found = [*runs]
+    with contextlib.suppress(RunError):
+        if stages := [*found[0].record().stages.values()]:
+            return sorted(found, key=lambda run: stages.index(run.name))
+    return sorted(
+        found, key=lambda run: [int(w) if w.isdigit() else 0 for w in run.name.split("-")]
+    )
 
 
 def list_runs(roots: list[Path]) -> list[RunDir]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from trnslurm.contract.files import write_json
@@ -12,6 +13,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import refuse_foreign, refuse_writable, this_user
 from trnslurm.records.run import RunDir
 from trnslurm.runs.by_hand import refuse_by_hand
+from trnslurm.runs.pipeline import runs_behind
 from trnslurm.runs.status import RunStatus, is_complete, statuses_of
 from trnslurm.schedulers.choice import by_scheduler, scheduler_of
 
@@ -41,7 +43,7 @@ def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
         end = f"{scheduler.cancels_with} {jobs}" if jobs else "end its script where it runs"
         refuse_by_hand(run, record, end)
         scheduler.refuse_elsewhere(run, record, "cancel it there")
-    every = {run: run.record() for each in runs for run in _with_waiting(each)}
+    every = {run: run.record() for each in runs for run in (each, *_behind(each))}
     # Slurm forgets the cancelling of a job that never started; this file also stops new attempts.
     for run, record in every.items():
         if is_complete(run, record):
@@ -61,18 +63,14 @@ def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
     return [Cancelled(run, saves=run in saving) for run in every]
 
 
-def _with_waiting(run: RunDir) -> list[RunDir]:
-    """Return a run, and all runs that wait for it, directly or not."""
-    runs, last = [run], run.record()
-    while last.then:
-        waiting = runs[-1].sibling(last.then)
-        try:
-            last = waiting.record()
-            refuse_foreign(waiting.path, "cancel")
-        except RunError:  # deleted or damaged: cancel the others nevertheless
-            break
-        runs.append(waiting)
-    return runs
+def _behind(run: RunDir) -> list[RunDir]:
+    """Return the runs that wait for a run, but for those that are damaged."""
+    found = []
+    for other in runs_behind(run):
+        with contextlib.suppress(RunError):
+            refuse_foreign(other.path, "cancel")
+            found.append(other)
+    return found
 
 
 def cancel_unless_ended(

@@ -123,7 +123,8 @@ def config_of(options: JobOptions, console: Console) -> Config:
         checkpoint = options.host.find_checkpoint(word, options.workspace)
         layers["train.init_from"] = (f"--from {word}", str(checkpoint.path))
     elif options.previous:
-        layers["train.init_from"] = ("--chain", options.previous)
+        option = "--from" if options.inputs else "--chain"
+        layers["train.init_from"] = (option, options.previous)
     _refuse_set_twice(options.settings, layers)
     assert options.cluster is not None  # set by choose() or choose_to_submit()
     config = resolve(
@@ -212,9 +213,11 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
         ("--", "launcher_arguments", options.launcher_arguments),
         ("--precompile", "precompile", options.precompile),
         ("--each-checkpoint-of", "follows", options.follows),
+        ("if", "starts_if", options.starts_if),
     ):
         if value:
             layers[key] = (option, value)
+    layers |= {f"inputs.{name}": (f"stage {name}", run) for name, run in options.inputs.items()}
     for name in options.env:
         if not re.fullmatch(r"\w+", name):
             raise ConfigError(f"--env {name}: expected a name; --set env.NAME=VALUE sets a value")

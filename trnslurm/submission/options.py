@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 
 from trnslurm.config.search import Workspace
@@ -60,6 +61,10 @@ class JobOptions(Frozen):
     """The run whose checkpoints it gets."""
     previous: str = ""
     """In a chain: the checkpoints of the previous run, from which this one starts."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """In a pipeline: the directories of the runs before it, by their stages."""
+    starts_if: str = ""
+    """In a pipeline: what must hold when it starts."""
     host: SubmitHost = SubmitHost()
 
 

@@ -9,23 +9,20 @@ from typing import Any
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.config.recipes import chain_of
-from trnslurm.config.schema import Config
 from trnslurm.config.sweep import Point
 from trnslurm.console import Console
-from trnslurm.errors import ConfigError
+from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
-from trnslurm.plan.memory import check_memory
-from trnslurm.plan.spec import fewer_nodes, make_spec
-from trnslurm.records.run import RunDir
-from trnslurm.runs.result import other_sizes
+from trnslurm.plan.spec import check_job_name, fewer_nodes
 from trnslurm.runs.search import run_roots
 from trnslurm.runs.tables import format_values
 from trnslurm.schedulers.interface import WaitsFor
-from trnslurm.submission.choice import at_points, choose_to_submit, config_of, spec_of
+from trnslurm.submission.choice import at_points, choose_to_submit, spec_of
 from trnslurm.submission.here import check_here, check_notify, refuse_crowded
 from trnslurm.submission.job import Job, make_job, read_job
 from trnslurm.submission.options import JobOptions, SubmitHost
 from trnslurm.submission.precompile import precompile_jobs
+from trnslurm.submission.stages import Stage, plan_stages
 from trnslurm.submission.submission import PlannedRun, Submission, with_needs
 
 _MOST_HERE = 50  # each waiting run has processes
@@ -44,6 +41,12 @@ class Request(Frozen):
     """The values of each run of a sweep."""
     at_most: int | None = None
     """How many runs of the sweep run at a time."""
+    pipeline: str = ""
+    """The name of a pipeline; the options then have no job, but the workspace and the host."""
+    stages: Sequence[Stage] = ()
+    """Those of the pipeline."""
+    again: Sequence[str] = ()
+    """Stages that run again even if they are done."""
     elastic: Sequence[int] = ()
     """Other node counts to compile for."""
     holder: str | None = None
@@ -55,6 +58,8 @@ def propose(request: Request, console: Console) -> Submission:
     options = request.options
     if request.rendered is not None:
         submission = _propose_bundle(request.rendered, options.host, console)
+    elif request.stages:
+        return _propose_pipeline(request, console)
     elif request.points:
         submission = _propose_sweep(options, request.points, request.at_most, console)
     elif request.chain:
@@ -101,27 +106,35 @@ def _propose_chain(options: JobOptions, console: Console) -> Submission:
         )
     settings = _divide_settings(options.settings, chain)
     names = {preset: f"{options.name or options.recipe}-{preset}" for preset in chain}
-    runs: list[PlannedRun] = []
-    before: Config | None = None
-    root, stamp, previous = Path(), "", RunDir(Path())
-    for preset, name in names.items():
-        own = replace(options, preset=preset, settings=settings[preset], name=name)
-        if before:
-            own = replace(own, from_run=None, previous=str(previous.checkpoints))
-        config = config_of(own, console)
-        if before:
-            _refuse_unfit(before, config)
-        else:  # the next run starts from the directory that this run will have
-            root, stamp = options.host.settle(config.cluster.run_root, list(names.values()))
-        spec = make_spec(config, options.nodes, name=name)
-        if warning := check_memory(spec):
-            console.warn(f"{config.title}: {warning}")
-        job = make_job(spec, options.workspace.template_dirs())
-        waits_for = WaitsFor(success=(previous.name,)) if before else WaitsFor()
-        runs.append(PlannedRun(job=job, waits_for=waits_for))
-        before, previous = config, RunDir(root / f"{stamp}-{name}")
-    submission = Submission(runs=runs, cache=CompileCache(runs[0].job.profile), stamp=stamp)
+    stages: list[Stage] = []
+    for preset, before in zip(chain, ["", *chain], strict=False):
+        own = replace(options, preset=preset, settings=settings[preset])
+        stages.append(Stage(name=preset, options=own, continues=before))
+    found = plan_stages(stages, names, console)
+    cache = CompileCache(found.cluster)
+    submission = Submission(runs=found.runs, cache=cache, stamp=found.stamp)
     return checked(submission, options.host, console)
+
+
+def _propose_pipeline(request: Request, console: Console) -> Submission:
+    """Return the runs of the stages of a pipeline that are not done."""
+    name, host = request.pipeline, request.options.host
+    known = [stage.name for stage in request.stages]
+    for again in request.again:
+        if again not in known:
+            hint = did_you_mean(again, known) or f": there are {', '.join(known)}"
+            raise ConfigError(f"--again {again}: no stage has that name{hint}")
+    names = {stage: check_job_name(f"{name}-{stage}") for stage in known}
+    found = plan_stages(request.stages, names, console, again=request.again)
+    submission = Submission(
+        runs=found.runs,
+        cache=CompileCache(found.cluster),
+        stamp=found.stamp,
+        pipeline=name,
+        stages=found.stages,
+        why=found.why,
+    )
+    return checked(submission, host, console) if found.runs else submission
 
 
 def _propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submission:
@@ -248,13 +261,3 @@ def _divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str
         for each in [name] if colon else chain:
             divided[each].append(f"{key}{equals}{value}" if colon else word)
     return divided
-
-
-def _refuse_unfit(before: Config, config: Config) -> None:
-    if wrong := other_sizes(before.recipe.model, config.recipe.model):
-        raise ConfigError(f"{config.title} cannot continue {before.title}: {wrong[0]}")
-    train = before.recipe.train
-    if train.get("save_every") == 0 and not train.get("save_minutes"):
-        raise ConfigError(
-            f"{before.title}: train.save_every is 0, so {config.preset} would find no checkpoint"
-        )

@@ -24,6 +24,7 @@ from trnslurm.node.caps import Caps
 from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.records.run import Record, RunDir
 from trnslurm.runs.by_hand import refuse_by_hand, start_by_hand
+from trnslurm.runs.pipeline import runs_behind
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
 from trnslurm.schedulers.choice import scheduler_of
@@ -142,8 +143,8 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             jobs = [set_notify(r, job, how.notify) for r, job in zip(chain, jobs, strict=True)]
             for warning in check_notify(jobs[0]):
                 console.warn(warning)
-        waits_for = [_waits_for(run, record)]
-        waits_for += [WaitsFor(success=(previous.name,)) for previous in chain[:-1]]
+        names = [each.name for each in chain]
+        waits_for = [_waits_for(each, each.record(), names) for each in chain]
         # Last run first: Slurm drops a job that waits for a cancelled job.
         for each in reversed(chain):
             scheduler.end_leftovers(each, each.record())
@@ -157,7 +158,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
 
 
 def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) -> list[RunDir]:
-    """Resume the runs of a sweep that ended without completing; return them."""
+    """Resume the runs of a sweep or a pipeline that ended without completing; return them."""
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
@@ -169,23 +170,34 @@ def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) ->
     if not ended:
         group = statuses[0].group
         raise RunError(f"{group}: no run ended without completing: trnslurm status {group}")
+    done: list[RunDir] = []
     for run in ended:
-        resume(run, how, console)
-    return ended
+        if run not in done:  # it waited for another one
+            done += resume(run, how, console).runs
+    return done
 
 
 def _with_waiting(run: RunDir) -> Iterator[RunDir]:
-    """Yield a run, and the next runs of its chain that have not begun."""
-    next_run: RunDir | None = run
-    while next_run:
-        refuse_foreign(next_run.path, "resume")
-        refuse_writable_code(next_run.path)
-        record = next_run.record()
-        refuse_by_hand(next_run, record, f"`{start_by_hand(next_run, record)}` starts it again")
-        if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
-            return  # it started from an earlier result of this run
-        yield next_run
-        next_run = next_run.sibling(record.then) if record.then else None
+    """Yield a run, and those behind it that have not begun and may start when it completes."""
+    chosen: list[str] = []
+    for each in (run, *runs_behind(run)):
+        record = each.record()
+        if each != run and not _may_wait(each, record, chosen):
+            continue
+        refuse_foreign(each.path, "resume")
+        refuse_writable_code(each.path)
+        refuse_by_hand(each, record, f"`{start_by_hand(each, record)}` starts it again")
+        chosen.append(each.name)
+        yield each
+
+
+def _may_wait(run: RunDir, record: Record, chosen: Sequence[str]) -> bool:
+    """Check whether a run has not begun, and all that it waits for completes or may complete."""
+    if any(run.attempts_since(record, phase) for phase in record.phases):
+        return False  # it started from an earlier result
+    others = [run.sibling(name) for name in record.awaited if name not in chosen]
+    ended = (run_status(other) for other in others)
+    return all(status.state is State.COMPLETED or not status.final for status in ended)
 
 
 def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
@@ -276,10 +288,13 @@ def _where_it_continues(run: RunDir, *, takes: bool) -> str:
     return f"{run.name} starts from the beginning: it has no checkpoint"
 
 
-def _waits_for(run: RunDir, record: Record) -> WaitsFor:
-    """Return the runs for which a run still waits."""
+def _waits_for(run: RunDir, record: Record, resumed: Sequence[str]) -> WaitsFor:
+    """Return the runs for which a run still waits; those that are resumed with it begin again."""
     success: list[str] = []
     for previous in map(run.sibling, record.awaited):
+        if previous.name in resumed:
+            success.append(previous.name)
+            continue
         status = run_status(previous)
         if status.state is not State.COMPLETED:
             if status.final or not scheduler_of(record).has_queue:

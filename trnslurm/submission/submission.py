@@ -23,6 +23,8 @@ class PlannedRun(Frozen):
     """What a sweep sets for this run."""
     resumes: RunDir | None = None
     """The directory of a run that exists already."""
+    made_of: Mapping[str, str] = field(default_factory=dict)
+    """Of a stage: what shapes its result, each with a hash."""
     fetches: str = ""
     """The place in S3 whose newest checkpoint the run fetches before it trains."""
     ended: RunStatus | None = None
@@ -44,6 +46,12 @@ class Submission(Frozen):
     """The time stamp in the names of its runs; empty: the time of their start."""
     sweep: str = ""
     """The name of its sweep, without the time; empty: it is no sweep."""
+    pipeline: str = ""
+    """The name of its pipeline, without the time; empty: it is none."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Stage of the pipeline -> its run; one that is done already is not among these runs."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Stage -> why it runs, although it was done before."""
     at_most: int | None = None
     """How many runs of the sweep run at a time."""
     held: HeldJob | None = None
@@ -82,11 +90,17 @@ class Submission(Frozen):
         names = {self.name_of(planned) for planned in self.runs if planned.resumes or self.stamp}
         chain: Chain = []
         for planned in self.runs:
-            if chain and names.isdisjoint(planned.waits_for.success):
+            if chain and not self.pipeline and names.isdisjoint(planned.waits_for.success):
                 yield chain
                 chain = []
             chain.append(planned)
         yield chain
+
+    @property
+    def group(self) -> str:
+        """The name of its sweep or pipeline; empty: it is neither."""
+        name = self.sweep or self.pipeline
+        return f"{self.stamp}-{name}" if name else ""
 
     def name_of(self, planned: PlannedRun) -> str:
         """Return the name of a run; only known before its start if there is a stamp."""

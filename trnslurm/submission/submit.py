@@ -145,7 +145,7 @@ class _Start:
 
     @property
     def _sweep_directory(self) -> Path:
-        return self._root / f"{self._submission.stamp}-{self._submission.sweep}"
+        return self._root / self._submission.group
 
     def _make(
         self, chain: Sequence[PlannedRun], claims: Claims, locks: contextlib.ExitStack
@@ -176,9 +176,11 @@ class _Start:
                         renew_record(run, planned, need)
                     else:
                         record = new_record(run, planned, need, git, self._command)
-                        group = self._sweep_directory.name if self._submission.sweep else ""
+                        group, stages = self._submission.group, self._submission.stages
+                        record = replace(record, group=group, stages=stages)
                         warned = tuple(self._console.warnings)
-                        run.write_record(replace(record, group=group, then=then, warned=warned))
+                        then = "" if stages else then
+                        run.write_record(replace(record, then=then, warned=warned))
                 then = run.name
             remember_root(self._root)
         except BaseException:

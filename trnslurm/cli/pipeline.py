@@ -1,0 +1,134 @@
+"""A pipeline on the command line: each stage has the options of submit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from trnslurm.cli.costs import graphs_lines, in_all, name_and_place
+from trnslurm.cli.output import Terminal, echo_json
+from trnslurm.config.pipeline import StageText, read_pipeline
+from trnslurm.errors import ConfigError
+from trnslurm.runs.tables import count, ends_of, hours, text_table
+from trnslurm.submission.options import JobOptions, SubmitHost
+from trnslurm.submission.propose import Request, propose
+from trnslurm.submission.stages import stage_of
+from trnslurm.submission.submission import Submission
+
+_OF_ALL = {"cluster", "path", "name"}
+_OF_SUBMIT = {"recipe", "again", "dry_run", "yes", "follow", "detach", "as_json", *_OF_ALL}
+_OF_A_STAGE = {field.name for field in fields(JobOptions)} - {"cluster", "name", "after"}
+
+
+def pipeline_request(
+    file: Path, options: Mapping[str, Any], again: tuple[str, ...], command: click.Command
+) -> Request:
+    """Return the request for the stages of a file; `command` is submit, whose words they have."""
+    host = SubmitHost()
+    context = click.get_current_context()
+    _refuse_options(context, file)
+    workspace, cluster = options["workspace"], options.get("cluster")
+    pipeline = read_pipeline(file)
+    stages = []
+    for stage in pipeline.stages:
+        where = f"{file}: stages.{stage.name}"
+        own = _options_of(where, stage, command, workspace=workspace, cluster=cluster, host=host)
+        stages.append(stage_of(stage, own, str(file)))
+    return Request(
+        options=JobOptions(recipe="", workspace=workspace, host=host),
+        pipeline=options.get("name") or pipeline.name,
+        stages=stages,
+        again=again,
+    )
+
+
+def plan_pipeline(
+    file: Path, options: Mapping[str, Any], console: Terminal, command: click.Command
+) -> None:
+    """Print what submit would do with the stages of a file."""
+    submission = propose(pipeline_request(file, options, (), command), console)
+    if console.as_json:
+        echo_json({"pipeline": submission.pipeline, "stages": [*stages_of(submission)]})
+        return
+    for line in pipeline_lines(submission):
+        click.echo(line)
+
+
+def pipeline_lines(submission: Submission) -> Iterator[str]:
+    """Yield what becomes of each stage of a pipeline, and the cost of those that run."""
+    stages = [*stages_of(submission)]
+    yield from (f"{submission.pipeline}, {count(len(stages), 'stage')}:", "")
+    header = ("stage", "after", "runs", "node-hours at most", "again because")
+    rows = [
+        [
+            each["stage"],
+            ", ".join(each["after"]) or "-",
+            f"done: {each['run']}" if each["done"] else each["what"],
+            "-" if each["limit_node_hours"] is None else hours(each["limit_node_hours"]),
+            each["why"],
+        ]
+        for each in stages
+    ]
+    shown = [n for n in range(len(header)) if n < 3 or any(row[n] not in ("", "-") for row in rows)]
+    rows = [[row[n] for n in shown] for row in rows]
+    yield from ends_of([*text_table([header[n] for n in shown], rows, right=header[3])])
+    yield ""
+    yield from dict.fromkeys(graphs_lines(submission))
+    if submission.runs and submission.job.has_queue:
+        yield in_all(submission)
+
+
+def stages_of(submission: Submission) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each stage."""
+    planned = {submission.name_of(run): run for run in submission.runs}
+    stages = {run: stage for stage, run in submission.stages.items()}
+    for stage, name in submission.stages.items():
+        facts = {"stage": stage, "run": name, "done": name not in planned, "after": []}
+        facts |= {"what": "", "nodes": None, "limit_node_hours": None, "why": ""}
+        if (run := planned.get(name)) and run.need:
+            facts |= {
+                "after": [stages[each] for each in run.waits_for.success],
+                "what": name_and_place(run.job),
+                "nodes": run.job.nodes,
+                "limit_node_hours": run.need.limit_node_hours if run.job.has_queue else None,
+                "why": submission.why.get(stage, ""),
+            }
+        yield facts
+
+
+def _options_of(where: str, stage: StageText, command: click.Command, **more: Any) -> JobOptions:
+    """Return the options of a stage, as submit would read them."""
+    try:
+        context = command.make_context("submit", [*stage.words])
+        given = [
+            (option, str(option.name))
+            for option in command.params
+            if isinstance(option, click.Option)
+            and context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
+        ]
+        for option, name in given:
+            if name not in _OF_A_STAGE | {"module", "per"}:
+                all_of_them = f": pass {option.opts[-1]} to submit" if name in _OF_ALL else ""
+                raise ConfigError(f"{where}: {option.opts[-1]} is not for a stage{all_of_them}")
+        values = {n: value for n, value in context.params.items() if n in _OF_A_STAGE}
+        if context.params.get("sweep"):  # a batch script that is an array
+            raise ConfigError(f"{where}: {stage.words[0]} is a job array, and a stage is one job")
+    except click.ClickException as error:
+        raise ConfigError(f"{where}: {error.format_message()}") from None
+    return JobOptions(**values, **more)
+
+
+def _refuse_options(context: click.Context, file: Path) -> None:
+    given = [
+        option.opts[-1]
+        for option in context.command.params
+        if context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
+        if option.name not in _OF_SUBMIT
+    ]
+    if given:
+        raise click.UsageError(f"{given[0]} is of one job: write it into a stage of {file}")

@@ -1,0 +1,95 @@
+"""Finds what a run takes from others, and prints the lines of bash that set its variables.
+
+    python -m trnslurm.node.inputs
+
+The first attempt looks, and later ones take the same. If something is missing, or the condition of
+the run's start does not hold, why is printed instead, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from trnslurm.contract.checkpoints import newest
+from trnslurm.contract.files import last_lines, read_json, write_json
+from trnslurm.contract.inputs import (
+    CHECKPOINT,
+    STEP,
+    Input,
+    condition_in,
+    inputs_in,
+    variable_of,
+)
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.node.state import RUN
+
+_MOST_CHARS = 300
+
+
+class MissingError(Exception):
+    """An input is not there, or is not as it must be."""
+
+
+def main() -> int:
+    """Print what to set, or why the run cannot start."""
+    taken = read_json(RUN.taken_file)
+    if not taken:
+        try:
+            taken = _take()
+        except MissingError as error:
+            # The words become a part of a JSON text in bash.
+            print(re.sub(r'["\\]|[^ -~]', "?", str(error))[:_MOST_CHARS])
+            return 1
+        write_json(RUN.taken_file, taken)
+    for name, value in taken.items():
+        print(f"export {name}={shlex.quote(str(value))}")
+    return 0
+
+
+def _take() -> dict[str, str]:
+    told = read_json(RUN.inputs_file)
+    inputs = {one.name: one for one in inputs_in(told)}
+    if (condition := condition_in(str(told.get("if", "")))) and condition.name in inputs:
+        value = _number(inputs[condition.name], condition.metric)
+        if not condition.holds(value):
+            raise MissingError(
+                f"{condition.name}.{condition.metric} is {value:g}, and the run starts only if "
+                f"{condition}"
+            )
+    found = {}
+    for one in inputs.values():
+        for place in one.wants:
+            found[variable_of(one.name, place)] = _found(one, place)
+    return found
+
+
+def _found(one: Input, place: str) -> str:
+    if place not in (CHECKPOINT, STEP):
+        return f"{_number(one, place)!r}"
+    if not (saved := newest(RunFiles(Path(one.run)), takes=True)):
+        raise MissingError(f"{one.name} has saved no checkpoint, in {one.run}")
+    if place == CHECKPOINT:
+        return str(saved.path)
+    if not saved.step:
+        raise MissingError(f"{one.name}: the step of its checkpoint {saved.path} is not known")
+    return str(saved.step)
+
+
+def _number(one: Input, metric: str) -> int | float:
+    """Return the last number that a run has reported by a name."""
+    known: dict[str, None] = {}
+    for line in last_lines(RunFiles(Path(one.run)).metrics_file):
+        value = line.get(metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            return value
+        known |= dict.fromkeys(line)
+    told = f"only {', '.join(known)}" if known else "nothing"
+    raise MissingError(f"{one.name} has not reported {metric}, {told}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What a recipe takes from other runs: in its arguments, and as a condition of its start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trnslurm.config.schema import Recipe
+from trnslurm.contract.inputs import (
+    CHECKPOINT,
+    NAME,
+    OUT,
+    RUN,
+    Condition,
+    Input,
+    condition_in,
+)
+from trnslurm.contract.rundir import RunFiles
+from trnslurm.errors import ConfigError
+
+_PLACE = rf"(?<![{{$])\{{({NAME})\.(\w+)\}}"
+
+
+def taken_in(text: str, names: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield each input and place, such as train and checkpoint, that a text has."""
+    for name, place in re.findall(_PLACE, text):
+        if name in names:  # other braces have no meaning, or are a role's
+            yield name, place
+
+
+def static_places(inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return what is known of inputs before they have begun."""
+    found: dict[str, str] = {}
+    for name, run in inputs.items():
+        files = RunFiles(Path(run))
+        found |= {f"{name}.{RUN}": str(files.path), f"{name}.{OUT}": str(files.out)}
+    return found
+
+
+def inputs_of(recipe: Recipe) -> list[Input]:
+    """Return the inputs of a recipe, with what its words take from each; refuse what cannot be."""
+    words = [*recipe.arguments, *recipe.resume_arguments]
+    words += [word for role in recipe.roles.values() for word in role.command]
+    taken = [pair for word in words for pair in taken_in(word, recipe.inputs)]
+    found = []
+    for name, run in recipe.inputs.items():
+        where = f"inputs.{name}"
+        if not re.fullmatch(NAME, name):
+            raise ConfigError(f"{where}: a name has lowercase letters, digits and _, as in train_2")
+        if not run.startswith("/"):
+            raise ConfigError(f"{where}: {run!r} is not the absolute path of a run directory")
+        for other, place in taken:
+            if other == name and place.startswith("check") and place != CHECKPOINT:
+                raise ConfigError(f"no place {{{name}.{place}}}: {{{name}.{CHECKPOINT}}} is one")
+        wants = dict.fromkeys(p for n, p in taken if n == name and p not in (RUN, OUT))
+        found.append(Input(name=name, run=run, wants=tuple(wants)))
+    return found
+
+
+def condition_of(recipe: Recipe) -> Condition | None:
+    """Return the condition of a recipe's start; refuse one that cannot be understood."""
+    if not recipe.starts_if:
+        return None
+    found = condition_in(recipe.starts_if)
+    if found is None:
+        raise ConfigError(
+            f"starts_if is {recipe.starts_if!r}: expected NAME.METRIC, one of < <= > >=, and a "
+            "number, as in evaluate.accuracy >= 0.6"
+        )
+    if found.name not in recipe.inputs:
+        known = ", ".join(recipe.inputs) or "no input"
+        raise ConfigError(
+            f"starts_if is {recipe.starts_if!r}: there is {known}, and no {found.name}"
+        )
+    return found
+
+
+def inputs_json(recipe: Recipe) -> dict[str, Any]:
+    """Return inputs.json; empty if a recipe takes nothing."""
+    condition = condition_of(recipe)
+    each = {one.name: {"run": one.run, "wants": [*one.wants]} for one in inputs_of(recipe)}
+    return {"inputs": each} | ({"if": str(condition)} if condition else {}) if each else {}
+
+
+def looks_for_inputs(recipe: Recipe) -> bool:
+    """Check whether something must be found when the run starts."""
+    return bool(condition_of(recipe)) or any(one.wants for one in inputs_of(recipe))
