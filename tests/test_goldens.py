@@ -24,7 +24,7 @@ from trnslurm.contract.rundir import INGREDIENTS
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.array import render_array
-from trnslurm.render.bundle import Bundle, diff
+from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.render.job import render_data_job, render_job
 
 from .processes import run_process
@@ -283,6 +283,13 @@ def test_the_script_of_an_array(tmp_path: Path, request: pytest.FixtureRequest) 
     assert file.read_bytes() == array, "run `make goldens` and review"
     (tmp_path / ARRAY).write_bytes(array)
     assert run_process(["shellcheck", ARRAY], cwd=tmp_path).out == ""
+
+
+@pytest.mark.parametrize("name", ["own-roles-p4d-2-nodes", "own-stage-p4d-2-nodes", TRN1])
+def test_a_written_bundle_is_read_back_whole(name: str, tmp_path: Path) -> None:
+    bundle = rendered(name)
+    bundle.write(tmp_path)
+    assert read_bundle(tmp_path).files == bundle.files
 
 
 def test_every_golden_has_its_case() -> None:
