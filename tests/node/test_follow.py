@@ -163,7 +163,6 @@ def test_a_death_before_the_run_is_whole(training: Training) -> None:
     training.save(10)
     training.files.mark_file("eval", 10).write_text('{"run": "gpt.eval-10"}')
     (training.root / ".gpt.eval-10.new").mkdir()
-    assert training.look() == []
     assert len(training.look()) == 1
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 from trnslurm.node.attempt.machine import TABLE
 
+from . import followers
 from .plans import check, plan_of, shrunk
 from .world import World, name_of
 
 _MOST_SHOWN = 10
 _MANY, _EVERY = 1000, 500  # so often a job is that large
+_OF_FOLLOWERS = 0.1
+"""The share of time for jobs that follow."""
 
 
 def main() -> int:
@@ -41,6 +46,7 @@ def main() -> int:
             if broken <= _MOST_SHOWN:
                 small, why = shrunk(plan, str(error))
                 print(f"seed {seed}: {why}\n  {small}", flush=True)
+    broken += follow_until(time.monotonic() + 60 * options.minutes * _OF_FOLLOWERS, options.first)
     tried = seed - options.first
     print(
         f"{tried} schedules, {broken} broke an invariant; "
@@ -53,6 +59,22 @@ def main() -> int:
         f"{len(TABLE) - len(never)} of {len(TABLE)} entries of the table; not: {'; '.join(never)}"
     )
     return int(broken > 0)
+
+
+def follow_until(until: float, first: int) -> int:
+    """Try jobs that follow a training; return how many schedules broke an invariant."""
+    broken = seed = 0
+    for seed in itertools.count(first):
+        if time.monotonic() > until:
+            break
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                followers.check(seed, Path(place))
+            except AssertionError as error:
+                broken += 1
+                print(f"jobs that follow, seed {seed}: {error}", flush=True)
+    print(f"{seed - first} schedules of jobs that follow, {broken} broke an invariant")
+    return broken
 
 
 def most(seed: int) -> int:

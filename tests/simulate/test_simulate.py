@@ -19,6 +19,7 @@ from trnslurm.node.attempt import machine
 from trnslurm.node.attempt.machine import ALWAYS, TABLE, Machine, Stage
 from trnslurm.node.attempt.roll import Roll
 
+from . import followers
 from .plans import check, plan_of
 from .traces import TRACES, Seconds, ways
 from .world import Plan, name_of
@@ -49,6 +50,12 @@ def test_no_schedule_breaks_an_invariant(simulated) -> None:
     covered, _ = simulated
     never = {(stage, name_of(kind)) for stage, kind in TABLE} - covered.keys()
     assert len(never) <= 10, never
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_jobs_that_follow_start_once_each(seed: int, tmp_path: Path) -> None:
+    """A kill of the program, and an answer that Slurm does not give, lose and double no job."""
+    assert followers.check(seed, tmp_path).round > 5
 
 
 @pytest.mark.parametrize("file", sorted(TRACES.glob("*.json")), ids=lambda file: file.stem)

@@ -89,12 +89,11 @@ class Follower:
 
     def look(self) -> None:
         """Start what is due, and let go of checkpoints that nobody needs any more."""
-        marks = self._marks()
-        for mark in marks:
+        for mark in self._marks():
             self._let_go(mark)
             if not mark.job and not self._again(mark):
                 return  # Slurm takes none
-        last = marks[-1].step if marks else -1
+        last = max((mark.step for mark in self._marks()), default=-1)
         for step, path in whole_steps(self._run):
             due = (
                 step > last
@@ -173,7 +172,7 @@ class Follower:
             waits = []
         environ = {k: v for k, v in os.environ.items() if not _OF_THIS_JOB.fullmatch(k)}
         said = ""
-        for more in (waits, []):  # Slurm forgets a job some minutes after its end
+        for more in (waits, []):
             command = ("sbatch", "--parsable", *more, _SCRIPT)
             code, said = run_slurm(*command, timeout_s=_ANSWER_S, directory=place, environ=environ)
             if found := re.search(r"(?m)^(\d+)(;\S+)?$", said) if code == 0 else None:
@@ -183,7 +182,9 @@ class Follower:
                 write_json(self._problem, {})
                 say(f"follow: {mark.run} is job {found[1]}")
                 return True
-            if not waits:
+            # Slurm forgets a job some minutes after its end (ESLURM_DEPENDENCY). After any other
+            # error the job may be queued.
+            if not waits or "dependency" not in said.lower():
                 break
         why = (said.strip().splitlines() or ["sbatch failed"])[-1]
         if read_json(self._problem).get("why") != why:
@@ -198,6 +199,7 @@ class Follower:
         """
         place = self._run.path.with_name(mark.run)
         if not place.is_dir():  # it died before the run was whole
+            shutil.rmtree(place.with_name(f".{mark.run}.new"), ignore_errors=True)
             self._mark_file(mark.step).unlink(missing_ok=True)
             return True
         code, said = run_slurm("squeue", "-h", "--me", "-o", "%i %Z", timeout_s=_ANSWER_S)
@@ -241,8 +243,8 @@ def _link(source: Path, target: Path) -> None:
         _link_file(source, target)
         return
     target.mkdir()
-    for entry in os.scandir(source):
-        _link(source / entry.name, target / entry.name)
+    for entry in source.iterdir():
+        _link(entry, target / entry.name)
 
 
 def _link_file(source: Path, target: Path) -> None:
