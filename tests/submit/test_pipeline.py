@@ -256,6 +256,33 @@ stages:
     assert two.record().awaited == (one.name,)
 
 
+def test_a_stage_exports_the_checkpoint_of_a_recipe(site, project, fake_slurm, cli) -> None:
+    site.recipe(RECIPE)
+    exporter = site.write("jobs/toy/export.py", "print('exports')\n")
+    (project / "p.yaml").write_text("""\
+stages:
+  one: toy --nodes 2
+  look: ./smoke.sh --time 5 -- {one.export}
+""")
+    submit = ("submit", "p.yaml", "--cluster", "pc")
+    assert cli(*submit).code == 0
+    look, one = site.runs()
+    script = look.script("train").read_text()
+    assert script.count("inputs/one/code/jobs/*/export.py inputs/one/plan.json") == 1
+    assert '"$TRNSLURM_INPUT_ONE_EXPORT"' in (look.path / "node.sh").read_text()
+    (one.checkpoints / "step-00000010").mkdir(parents=True)
+    said = inputs_of(look).out
+    target = look.exports / "one-step-10"
+    assert said == (
+        f"export TRNSLURM_INPUT_ONE_EXPORT={target}\nexport TRNSLURM_INPUT_ONE_STEP=10\n"
+    )
+    assert (look.path / "inputs/one/code/jobs/toy/export.py").read_text() == exporter.read_text()
+    assert (look.path / "inputs/one/checkpoints/step-00000010").is_dir()
+    exporter.unlink()
+    done = cli(*submit, "--again", "one")
+    assert done.code == 1 and "{one.export}: toy has no export.py: use {one.checkpoint}" in done.err
+
+
 def test_from_python(site, project, fake_slurm) -> None:
     stages = {
         "evaluate": {

@@ -65,7 +65,7 @@ def _follow_all(runs: Sequence[RunDir], console: Console) -> int:
     worst = 0
     for number, run in enumerate(runs):
         record = run.record()
-        if len(runs) > 1 and record.values:
+        if len(runs) > 1 and record.values and not record.stages:
             say(f"{run.name} with {format_values(record.values)}")
         code = _follow(run, console)
         worst = max(worst, code)

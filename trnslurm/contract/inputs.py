@@ -16,8 +16,9 @@ NAME = r"[a-z][a-z0-9_]{0,29}"
 """What a run may be called by those that take something from it."""
 RUN, OUT = "run", "out"
 """Known before the other run has begun: its directory, and where it writes its results."""
-CHECKPOINT, STEP = "checkpoint", "step"
-"""Its newest checkpoint, and the step of that. Any other word is a number that it reports."""
+CHECKPOINT, STEP, EXPORT = "checkpoint", "step", "export"
+"""Its newest checkpoint, the step of that, and a Hugging Face folder made of it. Any other word is
+a number that it reports."""
 _CONDITION = rf"(?P<name>{NAME})\.(?P<metric>[^\s<>=!]+)\s*(?P<sign>[<>]=?)\s*(?P<bound>\S+)"
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

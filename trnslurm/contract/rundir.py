@@ -185,6 +185,10 @@ class RunFiles(Frozen, kw_only=False):
         """The runs from which this one takes something, and what."""
         return self.path / INPUTS
 
+    def input(self, name: str) -> Path:
+        """What export.py takes for another run: its code, and the checkpoint to export."""
+        return self.path / "inputs" / name
+
     @property
     def taken_file(self) -> Path:
         """What the first attempt has found there; later ones take the same."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from trnslurm.contract.checkpoints import newest
 from trnslurm.contract.files import last_lines, read_json, write_json
 from trnslurm.contract.inputs import (
     CHECKPOINT,
+    EXPORT,
     STEP,
     Input,
     condition_in,
     inputs_in,
     variable_of,
 )
-from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.rundir import PLAN, RunFiles
 from trnslurm.node.state import RUN
 
 _MOST_CHARS = 300
@@ -62,13 +64,14 @@ def _take() -> dict[str, str]:
             )
     found = {}
     for one in inputs.values():
-        for place in one.wants:
+        wants = dict.fromkeys((*one.wants, STEP) if EXPORT in one.wants else one.wants)
+        for place in wants:
             found[variable_of(one.name, place)] = _found(one, place)
     return found
 
 
 def _found(one: Input, place: str) -> str:
-    if place not in (CHECKPOINT, STEP):
+    if place not in (CHECKPOINT, STEP, EXPORT):
         return f"{_number(one, place)!r}"
     if not (saved := newest(RunFiles(Path(one.run)), takes=True)):
         raise MissingError(f"{one.name} has saved no checkpoint, in {one.run}")
@@ -76,7 +79,19 @@ def _found(one: Input, place: str) -> str:
         return str(saved.path)
     if not saved.step:
         raise MissingError(f"{one.name}: the step of its checkpoint {saved.path} is not known")
-    return str(saved.step)
+    if place == STEP:
+        return str(saved.step)
+    _lay_out(RunFiles(Path(one.run)), saved.path, RunFiles(RUN.input(one.name)))
+    return str(RUN.export(f"{one.name}-step-{saved.step}").absolute())
+
+
+def _lay_out(run: RunFiles, checkpoint: Path, alone: RunFiles) -> None:
+    """Make what export.py takes for another run: its code, and this checkpoint alone."""
+    shutil.rmtree(alone.path, ignore_errors=True)
+    alone.checkpoints.mkdir(parents=True)
+    alone.code.symlink_to(run.code)
+    shutil.copy2(run.path / PLAN, alone.path)
+    (alone.checkpoints / checkpoint.name).symlink_to(checkpoint.absolute())
 
 
 def _number(one: Input, metric: str) -> int | float:

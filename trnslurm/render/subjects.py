@@ -131,6 +131,15 @@ class Hosts(Frozen):
     """The emulated nodes."""
 
 
+class ExportPart(Frozen):
+    """A checkpoint that becomes a Hugging Face folder; bash fills in the variables."""
+
+    place: str
+    """The directory with the code and the plan of its run."""
+    step: str
+    target: str
+
+
 class ProjectPart(Frozen):
     """A custom script's directory."""
 
@@ -150,8 +159,10 @@ class ProjectPart(Frozen):
     """Whether it writes results for other runs."""
     follows: bool
     """Whether it gets a checkpoint of another run."""
-    exports: bool
+    exports_followed: bool
     """Whether it gets that checkpoint as a Hugging Face folder."""
+    exports: tuple[ExportPart, ...]
+    """The checkpoints that it gets so."""
     resumes: str
     """told or looks; empty: every attempt starts from the first step."""
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trnslurm import __version__
 from trnslurm.config.catalog import InstanceType, catalog
 from trnslurm.config.schema import Config, Recipe
+from trnslurm.contract.inputs import EXPORT, STEP, variable_of
 from trnslurm.contract.options import BY_SHELL, AttemptOptions
-from trnslurm.contract.rundir import PREPARE
+from trnslurm.contract.rundir import PREPARE, RunFiles
+from trnslurm.contract.variables import Variable
 from trnslurm.devices import DeviceType
 from trnslurm.errors import RenderError
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.batch import formulas
 from trnslurm.plan.data import DataJob, data_path, first_parameters
-from trnslurm.plan.inputs import looks_for_inputs
+from trnslurm.plan.inputs import inputs_of, looks_for_inputs
 from trnslurm.plan.spec import JobSpec, has_own_batch, has_own_steps, other_counts
 from trnslurm.render.arguments import argument_words, uses_export, uses_out
 from trnslurm.render.container import container_parts
@@ -32,6 +34,7 @@ from trnslurm.render.subjects import (
     AttemptCall,
     BatchOnNodes,
     CompiledGraphs,
+    ExportPart,
     Header,
     Hosts,
     Network,
@@ -296,11 +299,24 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
         keep_last=str(recipe.keep_last or ""),
         out=uses_out(recipe),
         follows=bool(recipe.follows),
-        exports=uses_export(recipe),
+        exports_followed=uses_export(recipe),
+        exports=tuple(_exports(recipe)),
         resuming=" ".join(words.later),
         beginning=" ".join(words.first),
         resumes="told" if words.takes_checkpoint else "looks" if saves_in else "",
     )
+
+
+def _exports(recipe: Recipe) -> Iterator[ExportPart]:
+    """Yield the checkpoints of other runs that a script gets as Hugging Face folders."""
+    if uses_export(recipe):
+        step, target = f"${Variable.FOLLOWED_STEP}", f"${Variable.EXPORT}"
+        yield ExportPart(place="followed/run", step=step, target=target)
+    for one in inputs_of(recipe):
+        if EXPORT in one.wants:
+            step, target = (f"${variable_of(one.name, place)}" for place in (STEP, EXPORT))
+            there = str(RunFiles(Path()).input(one.name))
+            yield ExportPart(place=there, step=step, target=target)
 
 
 def _node(spec: JobSpec, place: str) -> NodePart:

@@ -15,10 +15,10 @@ from trnslurm.config.pipeline import StageText
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.console import Console
 from trnslurm.contract.checkpoints import newest
-from trnslurm.contract.inputs import CHECKPOINT, NAME, OUT, STEP
+from trnslurm.contract.inputs import CHECKPOINT, EXPORT, NAME, OUT, STEP
 from trnslurm.errors import ConfigError, RunError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.plan.inputs import static_places, taken_in
+from trnslurm.plan.inputs import inputs_of, static_places, taken_in
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.records.foreign import is_ours
@@ -179,6 +179,9 @@ class _Planner:
             self._root, self._stamp = host.settle(config.cluster.run_root, every)
         spec = make_spec(config, options.nodes, name=name)
         job = make_job(spec, options.workspace.template_dirs())
+        for one in inputs_of(config.recipe):
+            if EXPORT in one.wants:
+                _refuse_unexported(one.name, self._configs[one.name])
         if stage.files is not None:
             self._made_of[stage.name] = self._ingredients(stage, config, job)
             if done := self._find_done(stage, name):
@@ -268,7 +271,7 @@ class _Planner:
         taken = {p for word in words for _, p in taken_in(word, {stage.name: ""})}
         if OUT in taken and not run.out.is_dir():
             return f"has no {OUT} any more"
-        if taken & {CHECKPOINT, STEP} and not newest(run, takes=True):
+        if taken & {CHECKPOINT, STEP, EXPORT} and not newest(run, takes=True):
             return "has no checkpoint any more"
         return ""
 
@@ -297,6 +300,13 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refuse_unexported(name: str, config: Config) -> None:
+    if config.recipe.project or not (config.code_dir / "export.py").is_file():
+        raise ConfigError(
+            f"{{{name}.{EXPORT}}}: {config.title} has no export.py: use {{{name}.{CHECKPOINT}}}"
+        )
 
 
 def _refuse_unfit(before: Config, config: Config) -> None:

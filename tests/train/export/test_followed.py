@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -12,6 +13,7 @@ from trnslurm.node import follow
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.container import Inside
 from trnslurm.render.package import package_files
+from trnslurm.render.subjects import ExportPart
 from trnslurm.render.template import fill, open_templates
 
 from ..conftest import JOB
@@ -34,9 +36,11 @@ def test_a_followed_checkpoint_is_exported_once(run_dir: Path, tmp_path: Path, m
     (place / "logs").mkdir()
     (place / "run.json").write_text("{}")
     (place / "rule.json").write_text('{"every": 0, "at_most": 1}')
-    export = fill(
-        open_templates([JOB.parents[1] / "templates"]), "batch/export.j2", {"container": Inside()}
+    part = ExportPart(
+        place="followed/run", step="$TRNSLURM_FOLLOWED_STEP", target="$TRNSLURM_EXPORT"
     )
+    values = {"container": Inside(), "project": SimpleNamespace(exports=(part,))}
+    export = fill(open_templates([JOB.parents[1] / "templates"]), "batch/export.j2", values)
     (place / "train.sbatch").write_text(f"{BEFORE}{export}")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 7\n")
