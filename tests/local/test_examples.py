@@ -24,9 +24,13 @@ from ..processes import Done, run_process
 pytestmark = pytest.mark.rest
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(directory.name for directory in (ROOT / "trnslurm/examples").iterdir())
+NAMES = sorted(
+    directory.name
+    for directory in (ROOT / "trnslurm/examples").iterdir()
+    if not (directory / "pipeline.yaml").exists()
+)
 _WITH_RAY = pytest.param("ray", marks=pytest.mark.ray)
-_COMMAND = re.compile(r"^(?:# )? {4}trnslurm submit (\./(?:.*\\\n)*.*)$", re.M)
+_COMMAND = re.compile(r"^(?:# )? {4}trnslurm submit ((?:\./|pipeline)(?:.*\\\n)*.*)$", re.M)
 _LOSS = re.compile(r"^step \d+: loss ([\d.]+)$", re.M)
 
 
@@ -37,13 +41,14 @@ class Copy:
         self._home, self.directory = home, home / "my copy"
         self._call("new", "copy", "--example", name, cwd=home).ok  # noqa: B018  it asserts
         (home / "copy").rename(self.directory)
-        main = self.directory / "train.py"
+        pipeline, main = self.directory / "pipeline.yaml", self.directory / "train.py"
         others = [*self.directory.glob("*.sh")] or [*self.directory.glob("*.py")]
-        [entry] = [main] if main.exists() else others
+        [entry] = [pipeline] if pipeline.exists() else [main] if main.exists() else others
         found = _COMMAND.search(entry.read_text(encoding="utf-8"))
         assert found, f"{entry} does not say how to start it"
         self.words = shlex.split(found[1].replace("\\\n", " "))
-        assert self.words[:3] == [f"./{entry.name}", "--nodes", "2"]
+        begins = [entry.name] if entry == pipeline else [f"./{entry.name}", "--nodes", "2"]
+        assert self.words[: len(begins)] == begins
 
     def trnslurm(self, *words: str) -> Done:
         return self._call(*words, cwd=self.directory)
@@ -59,6 +64,14 @@ class Copy:
 
     def _environment(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], "HOME": str(self._home), "PYTHONPATH": str(ROOT)}
+
+
+def test_the_pipeline_ends_with_a_model_that_passed_its_test(tmp_path: Path) -> None:
+    example = Copy(tmp_path, "pipeline")
+    done = example.trnslurm("submit", *example.words, "--cluster", "local")
+    assert done.code == 0, done.out + done.err
+    assert "/out/model.json is good: accuracy 0.9" in done.out
+    assert ": 5 stages: 5 COMPLETED\n" in done.out
 
 
 @pytest.mark.parametrize("name", [_WITH_RAY if name == "ray" else name for name in NAMES])

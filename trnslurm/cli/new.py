@@ -81,8 +81,9 @@ def new_command(
             raise click.UsageError("--example takes no --from, --launcher or ARGUMENT")
         source = _EXAMPLES / example
         _copy(source, Path(name), force=force)
-        main = source / "train.py"
-        [entry] = [main] if main.exists() else [*source.glob("*.sh")] or [*source.glob("*.py")]
+        mains = [source / "pipeline.yaml", source / "train.py"]
+        mains += [*source.glob("*.sh"), *source.glob("*.py")]
+        entry = next(file for file in mains if file.exists())
         click.echo(f"Wrote {name}/. In it, run the command in the first lines of {entry.name}.")
         return
     if script is None:
