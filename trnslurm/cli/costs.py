@@ -15,6 +15,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.contract.rundir import INGREDIENTS
 from trnslurm.node.hosts import brief
 from trnslurm.plan.spec import JobSpec, precompile_min
+from trnslurm.runs.roles import without_price
 from trnslurm.runs.tables import count, dollars, ends_of, hours, text_table
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def name_and_place(job: Job) -> str:
     more = f" and {count(spares, 'spare')}" if spares else ""
     for role in job.roles:
         more += f", {count(role.nodes, 'node')} of {role.name}"
+        more += f" in partition {role.partition}" if role.partition else ""
         more += f" and {count(role.spares, 'spare')}" if role.spares else ""
     return f"{name} on {least}{job.nodes} x {job.instance_type}{more}{workers}"
 
@@ -87,6 +89,7 @@ def _size_line(need: Need) -> str:
         return line
     if (e := need.job.estimate) is not None:
         about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}"
+        about += without_price(need.job.roles) if e.cost is not None else ""
         about += " (a guess: plan says how); " if e.guess else "; "
     most = f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
     return f"{line}: {about}{most}{_cap(need.job)}"
@@ -231,6 +234,7 @@ def in_all(submission: Submission) -> str:
     if len(known) == len(expected):
         prices = [estimate.cost for estimate in known if estimate.cost is not None]
         cost = dollars(sum(prices) if len(prices) == len(known) else None)
+        cost += without_price(submission.runs[0].job.roles) if prices else ""
         about = f"about {hours(sum(e.node_hours for e in known))} node-hours, {cost}; "
     limit = sum(need.limit_node_hours for need in submission.needs)
     cap = _cap(submission.runs[0].job)

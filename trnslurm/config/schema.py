@@ -369,6 +369,10 @@ class Servers(Frozen):
     {role.urls}, {role.address} or {role.addresses} those of another role."""
     nodes: Positive[int] = 1
     """Nodes of the role, beside those of the training."""
+    partition: NotEmpty[str | None] = None
+    """The partition of the role's nodes; None: they are like those of the training."""
+    sbatch: tuple[str, ...] = ()
+    """Other sbatch options of nodes in a partition of their own, such as `--gres=gpu:2`."""
     spares: NotNegative[int] = 0
     """Nodes that wait to take the place of one that is lost."""
     ready: str = ""

@@ -10,7 +10,8 @@ from typing import Any
 BY_SHELL = '"$0"'
 """The value of `script` in a batch script: its own path, as bash knows it."""
 BESIDE = "---"
-"""After it in the command is another one: it starts one server of a role."""
+"""After it in the command is another one: it starts one server of a role. There is one for each
+component of a heterogeneous job, in their order."""
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -47,7 +48,7 @@ class AttemptOptions:
 
     @property
     def server(self) -> list[str]:
-        """The command that starts a server of a role; empty: there are no roles."""
+        """The commands that start a server of a role; empty: there are no roles."""
         return self.command[self._beside + 1 :]
 
     @property

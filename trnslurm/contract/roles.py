@@ -36,6 +36,10 @@ class Role(Frozen):
     restart: Restart = "alone"
     needs: tuple[str, ...] = ()
     """The roles whose addresses it gets, and which must be ready before it starts."""
+    partition: str = ""
+    """The partition of its nodes; empty: they are like those of the training."""
+    component: int = 0
+    """The part of a heterogeneous job that has its nodes; 0: that of the training."""
 
     @property
     def all_nodes(self) -> int:

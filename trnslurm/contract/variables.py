@@ -53,6 +53,8 @@ class Variable(Meant):
     COMPILE_CACHE = "TRNSLURM_COMPILE_CACHE", "the graphs of xla-cpu"
     # Of the servers of roles, beside a training.
     SERVERS = "TRNSLURM_SERVERS", "the nodes of each role: ROLE=NODE,NODE …"
+    APART = "TRNSLURM_APART", "the nodes of a part of the job in another partition"
+    OF_DEVICE = "TRNSLURM_OF_DEVICE", "the variables that are set for the training's nodes only"
     SERVER = "TRNSLURM_SERVER", "the number of this server in its role"
     OF_ROLE = "TRNSLURM_ROLE", "begins the variables of a role: TRNSLURM_ROLE_NAME_URLS"
     HOST = "TRNSLURM_HOST", "the address of this server's node"

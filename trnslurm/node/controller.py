@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -219,18 +219,25 @@ class Controller:
 
     def has_node(self, node: str) -> bool:
         """Check whether a node is in the job's allocation; if unknown, it is."""
-        found = re.search(r" NodeList=([^ (]+) ", self._job())
-        return not found or node in self.host_names(found[1])
+        found = re.findall(r" NodeList=([^ (]+) ", self._job())  # of each component
+        return not found or node in self.host_names(",".join(found))
 
-    def leave(self, kept: Sequence[str], lost: Iterable[str]) -> None:
-        """Give up all nodes but these, for a requeue without the others; the first one must stay.
+    def leave(self, components: Sequence[Sequence[str]], gone: Collection[str]) -> None:
+        """Give up the nodes that are gone, for a requeue without them; the first one must stay.
 
         Slurm may hold the job otherwise. The next start may have all nodes again. A job that has
         lost nodes before cannot be changed where there is no accounting: its index in the database
-        is never set (22.05). Then Slurm itself takes the nodes out of the job, after SlurmdTimeout.
+        is never set (22.05). Nor can a component lose its only node. Then Slurm itself takes the
+        nodes out of the job, after SlurmdTimeout.
         """
-        words = ("update", f"JobId={self._job_id}", f"NodeList={','.join(kept)}")
-        if not self.in_step and _scontrol(*words)[0] != 0:
+        for number, hosts in enumerate(components):
+            kept, lost = ([h for h in hosts if (h in gone) is away] for away in (False, True))
+            if self.in_step or not lost:
+                continue
+            job = f"{self._job_id}+{number}" if len(components) > 1 else self._job_id
+            words = ("update", f"JobId={job}", f"NodeList={','.join(kept)}")
+            if kept and _scontrol(*words)[0] == 0:
+                continue
             deadline = time.monotonic() + _LEAVE_WITHIN_S
             for node in lost:
                 while time.monotonic() < deadline and self.has_node(node):

@@ -13,6 +13,7 @@ from trnslurm.contract.rundir import INGREDIENTS, OF_COUNT, PLAN
 from trnslurm.contract.variables import Variable
 from trnslurm.node import relaunch
 from trnslurm.node.beats import Beats
+from trnslurm.node.components import hosts_apart
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.state import RUN
 
@@ -32,6 +33,8 @@ class Job:
         served = os.environ.get(Variable.SERVERS, "").split()
         self.served = [host for role in served for host in role.partition("=")[2].split(",")]
         """The nodes of roles, beside the training's."""
+        self.apart = hosts_apart(os.environ)
+        """Those of them that are in other components of the job."""
         hears = options.spares or options.fewer or options.standby or self.served
         # The batch script runs on the first node.
         self.beats = Beats(os.environ["MASTER_ADDR"]) if hears else None
@@ -42,6 +45,12 @@ class Job:
             self.scripts = {most: "train.sbatch"} if isinstance(most, int) else {}
             for file in RUN.path.glob(f"{OF_COUNT.format('*')}/train.sbatch"):
                 self.scripts[int(file.parent.name.rpartition("-")[2])] = str(file)
+
+    @property
+    def components(self) -> list[list[str]]:
+        """Return the nodes of each component of the job, without those that the training lost."""
+        apart = [host for hosts in self.apart for host in hosts]
+        return [[*self.allocation, *(h for h in self.served if h not in apart)], *self.apart]
 
     def counts(self) -> list[int]:
         """Return the node counts on which the training may continue now."""

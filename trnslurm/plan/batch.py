@@ -129,8 +129,12 @@ def estimate(
     known: Sequence[Reference],
     price_per_hour: float | None,
     beside: int = 0,
+    apart: int = 0,
 ) -> Estimate | None:
-    """Return hours, node-hours and cost from known throughputs, or None if none is known."""
+    """Return hours, node-hours and cost from known throughputs, or None if none is known.
+
+    Of the nodes `beside` the training, those that are `apart` have no known price.
+    """
     if not known or steps < 1:
         return None
     full_speed, basis = _throughput(plan.nodes, sorted(known, key=lambda t: t.nodes))
@@ -142,7 +146,7 @@ def estimate(
         samples_per_s=speed,
         hours=hours,
         node_hours=node_hours,
-        cost=None if price_per_hour is None else node_hours * price_per_hour,
+        cost=None if price_per_hour is None else (node_hours - hours * apart) * price_per_hour,
         basis=basis,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from trnslurm.config.schema import Config, Recipe, Servers
 from trnslurm.contract.roles import NAME, PLACES, RESERVED, TCP, Role
@@ -13,8 +14,9 @@ from trnslurm.schedulers.choice import scheduler_of
 _OF_ROLE = r"(?<![{$])\{([a-z]+)\.(\w+)\}"
 
 
-def roles_of(recipe: Recipe) -> list[Role]:
+def roles_of(config: Config) -> list[Role]:
     """Return the roles of a recipe, each after those that it needs; refuse what cannot be."""
+    recipe = config.recipe
     if recipe.roles and not recipe.project:
         raise ConfigError("roles: only a custom script has servers beside it: docs/roles.md")
     waiting = {name: _role(name, told, recipe.roles) for name, told in recipe.roles.items()}
@@ -25,18 +27,39 @@ def roles_of(recipe: Recipe) -> list[Role]:
         if not free:
             raise ConfigError(f"roles: {' and '.join(waiting)} wait for each other's addresses")
         found.append(waiting.pop(free[0].name))
+    # Without a queue there are no partitions: all servers run on this machine.
+    return _in_components(found, recipe) if scheduler_of(config.cluster).has_queue else found
+
+
+def _in_components(roles: Sequence[Role], recipe: Recipe) -> list[Role]:
+    """Return the roles with the parts of a heterogeneous job that have their nodes.
+
+    Roles with the same partition and options share one.
+    """
+    kinds: list[object] = [(None, ())]
+    found = []
+    for role in roles:
+        told = recipe.roles[role.name]
+        kind = (told.partition, told.sbatch)
+        kinds += [] if kind in kinds else [kind]
+        number = kinds.index(kind)
+        found.append(replace(role, component=number, partition=told.partition or ""))
     return found
 
 
-def nodes_of_roles(recipe: Recipe) -> int:
-    """Return how many nodes the servers of a recipe have, spares included."""
-    return sum(role.all_nodes for role in roles_of(recipe))
+def nodes_of_roles(config: Config, *, apart: bool | None = None) -> int:
+    """Return how many nodes the servers have, spares included.
+
+    `apart`: only those in partitions of their own, or only those that are like the training's.
+    """
+    roles = [r for r in roles_of(config) if apart is None or bool(r.component) is apart]
+    return sum(role.all_nodes for role in roles)
 
 
-def beside(config: Config) -> int:
+def beside(config: Config, *, apart: bool | None = None) -> int:
     """Return how many nodes a job has beside those of its training: spares, and those of roles."""
-    spares = scheduler_of(config.cluster).spare_nodes(config.cluster)
-    return spares + nodes_of_roles(config.recipe)
+    spares = 0 if apart else scheduler_of(config.cluster).spare_nodes(config.cluster)
+    return spares + nodes_of_roles(config, apart=apart)
 
 
 def places_in(text: str, roles: Mapping[str, object], where: str) -> Iterator[tuple[str, str]]:
@@ -60,6 +83,11 @@ def _role(name: str, told: Servers, roles: Mapping[str, Servers]) -> Role:
         raise ConfigError(
             f"{where} has no command: set {where}.command, such as "
             '[python, serve.py, --port, "{port}"]'
+        )
+    if told.sbatch and not told.partition:
+        raise ConfigError(
+            f"{where}.sbatch: only nodes of another partition have options of their own: "
+            f"set {where}.partition"
         )
     needs: dict[str, None] = {}
     for word in told.command:

@@ -83,12 +83,17 @@ class JobSpec(Frozen):
     @property
     def roles(self) -> list[Role]:
         """Return the servers beside the training, in the order in which they start."""
-        return roles_of(self.config.recipe)
+        return roles_of(self.config)
 
     @property
     def served(self) -> int:
         """Return how many nodes the job has for servers beside the training."""
-        return nodes_of_roles(self.config.recipe)
+        return nodes_of_roles(self.config)
+
+    @property
+    def apart(self) -> int:
+        """Return how many of these are in partitions of their own."""
+        return nodes_of_roles(self.config, apart=True)
 
     @property
     def all_nodes(self) -> int:
@@ -218,7 +223,7 @@ def _make_spec(
     workers = _workers(cluster, instance, nodes)
     instance.check_workers(workers, nodes)
     batch = _plan_batch(recipe, nodes, workers)
-    config = sized(config, instance, nodes + beside(config))
+    config = sized(config, instance, nodes + beside(config, apart=False))
     expected = _estimate(config, instance, batch)
     compiles = recipe.precompile == "always" or (
         recipe.precompile == "auto" and device.compiles_ahead
@@ -393,7 +398,7 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
             f"--spares {spares}: a job ends with its first node, and a training on one node has no "
             "other: leave it out"
         )
-    served = nodes_of_roles(config.recipe)
+    served = nodes_of_roles(config, apart=False)
     if limit is not None and nodes + spares + served > limit:
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
         asked += f" and {served} of roles" if served else ""
@@ -412,13 +417,28 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
 
 
 def _check_roles(config: Config, nodes: int) -> None:
-    if nodes == 1 and any(role.spares for role in roles_of(config.recipe)):
+    if nodes == 1 and any(role.spares for role in roles_of(config)):
         raise ConfigError(
             "roles with spares: a job ends with its first node, and a training on one node has no "
             "other: leave the roles' spares out, or pass --nodes 2"
         )
     if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
         raise ConfigError("roles: their nodes are as many as they say: pass one number to --nodes")
+    if not nodes_of_roles(config, apart=True):
+        return
+    if config.cluster.slurm.spares or any(role.spares for role in roles_of(config)):
+        # --no-kill holds for all components. When one of these nodes is down, Slurm then requeues
+        # its component alone, and holds the whole job (kill_running_job_by_node_name in
+        # src/slurmctld/job_mgr.c; seen on 22.05).
+        raise ConfigError(
+            "roles with a partition: Slurm keeps no job that has lost a node there, so no node can "
+            "wait: leave --spares and the roles' spares out"
+        )
+    if config.cluster.slurm.max_cost:
+        raise ConfigError(
+            "slurm.max_cost: the price of nodes in a role's own partition is not known: set "
+            "slurm.max_node_hours instead"
+        )
 
 
 def steps_of(config: Config, batch: BatchPlan) -> int:
@@ -523,6 +543,7 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         known=known,
         price_per_hour=instance.price_per_hour,
         beside=beside(config),
+        apart=beside(config, apart=True),
     )
     if found and guess:
         return replace(found, basis=f"{guess}, {found.basis}", guess=True)

@@ -22,6 +22,7 @@ def can_be_task(script: bytes, phase: str) -> bool:
     output = rf"#SBATCH --output=logs/{phase}-%j.log".encode()
     return (
         Variable.TASK.encode() in script
+        and b"\n#SBATCH hetjob\n" not in script  # Slurm has no arrays of heterogeneous jobs
         and re.search(rb"^%b\s" % output, script, re.MULTILINE) is not None
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trnslurm.config.batch_script import contradicted, tasks_of_node
@@ -65,6 +65,11 @@ _OWN_OPTIONS = {
     "--kill-on-invalid-dep": "",
     "--signal": "--set slurm.stop_before_s",
 }
+_OF_COMPONENT = (
+    *("--account", "--qos", "--constraint", "--reservation", "--exclusive", "--cpus-per-task"),
+    *("--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--cpus-per-gpu"),
+)
+"""Those of them that a role's own nodes may have: no key sets them there."""
 # The same for srun, which gets an option for each word here from the template.
 _OWN_OF_SRUN = (
     *("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--cpu-bind", "--nodelist"),
@@ -104,6 +109,8 @@ class Resources(Frozen):
     """Other options of srun."""
     environment: str = "NIL"
     """What of the submitting shell's environment reaches the job."""
+    components: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """The options of each further part of a heterogeneous job."""
 
 
 def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
@@ -132,7 +139,41 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
         cpus_per_task=None if slurm.cpus_per_task == 0 else cpus,
         srun_wait_s=0 if phase == "precompile" else slurm.srun_wait_s,
         srun=tuple(map(_for_srun, slurm.srun)),
+        components=tuple(_components(spec)) if phase == "train" else (),
     )
+
+
+def _components(spec: JobSpec) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield the options of the nodes in each partition that roles have for themselves.
+
+    sbatch takes over from the training those that mean the same for all nodes, such as --time and
+    --requeue, and --account, --qos and --mem as well; the others begin anew (reset_each_pass in
+    src/common/slurm_opt.c of 22.05; https://slurm.schedmd.com/heterogeneous_jobs.html#submitting).
+    """
+    slurm = spec.config.cluster.slurm
+    roles = [role for role in spec.roles if role.component]
+    for number in sorted({role.component for role in roles}):
+        of_it = [role for role in roles if role.component == number]
+        key = f"roles.{of_it[0].name}"
+        told = spec.config.recipe.roles[of_it[0].name]
+        options = [_for_component(f"{key}.sbatch", option) for option in told.sbatch]
+        nodes = sum(role.all_nodes for role in of_it)
+        found = [
+            (f"--nodes={nodes}", f"nodes of {', '.join(role.name for role in of_it)}"),
+            ("--ntasks-per-node=1", "one server per node"),
+            (f"--partition={told.partition}", f"{key}.partition"),
+        ]
+        if slurm.exclusive and not _says_its_part(options):
+            found.append(("--exclusive", "take nodes whole, as the training's"))
+            if memory_option(slurm) and not any(o.startswith("--mem") for o in options):
+                found.append(("--mem=0", "all of a node, not as much as the training has"))
+        yield (*found, *((option, f"{key}.sbatch") for option in options))
+
+
+def _says_its_part(options: Sequence[str]) -> bool:
+    """Check whether options for a role's nodes say how much of a node it has."""
+    names = ("--cpus-per-task", "--exclusive", "--oversubscribe")
+    return any(option.partition("=")[0] in names for option in options)
 
 
 def _cpus_of_node(slurm: Slurm, instance: InstanceType) -> tuple[int, str]:
@@ -339,9 +380,24 @@ def passed_through(option: str) -> str:
         raise RenderError(
             f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
         )
+    return _not_own("--sbatch", option, _OWN_OPTIONS)
+
+
+def _for_component(key: str, option: str) -> str:
+    """Return an sbatch option of a role's own nodes, or refuse it."""
+    if not re.fullmatch(_OPTION, option):
+        raise RenderError(f"{key}: {option!r}: expected one long option, as in --gres=gpu:2")
+    role = key.removesuffix(".sbatch")
+    own = {name: way for name, way in _OWN_OPTIONS.items() if name not in _OF_COMPONENT}
+    own |= {"--nodes": f"{role}.nodes", "--partition": f"{role}.partition"}
+    return _not_own(key, option, own)
+
+
+def _not_own(key: str, option: str, own_options: Mapping[str, str]) -> str:
+    """Return an option unless the template or a key sets it."""
     name = option.partition("=")[0]
-    for own, instead in _OWN_OPTIONS.items():
+    for own, instead in own_options.items():
         if own.startswith(name):  # sbatch accepts --parti for --partition
             what = f"use {instead}" if instead else "the template relies on its own"
-            raise RenderError(f"--sbatch {option}: {what}")
+            raise RenderError(f"{key} {option}: {what}")
     return option

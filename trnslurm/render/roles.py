@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from trnslurm.config.entry import Entry
+from trnslurm.config.schema import Container
 from trnslurm.contract.roles import Role
+from trnslurm.devices import CPU
 from trnslurm.errors import RenderError
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render.project import PROJECT_CODE
@@ -36,14 +38,16 @@ def server_spec(spec: JobSpec, role: Role, code: Mapping[str, bytes]) -> JobSpec
     )
     slurm = replace(config.cluster.slurm, spares=0, min_nodes=None)
     cluster = replace(config.cluster, slurm=slurm)
-    return replace(
-        spec,
-        config=replace(config, recipe=own, cluster=cluster),
-        nodes=1,
-        batch=replace(spec.batch, nodes=1, workers=spec.batch.workers_per_node),
-        phases=("train",),
-        role=role.name,
-    )
+    batch = replace(spec.batch, nodes=1, workers=spec.batch.workers_per_node)
+    server = replace(spec, nodes=1, batch=batch, phases=("train",), role=role.name)
+    if role.component:
+        # What its nodes have is not known, but that they have nothing of the training's.
+        name = f"node of partition {role.partition}"
+        instance = replace(spec.instance, name=name, device=CPU, efa=0, lnc=0)
+        cluster = replace(cluster, container=Container(), stage_python=None)
+        batch = replace(batch, workers=1, workers_per_node=1)
+        server = replace(server, instance=instance, device=CPU, batch=batch)
+    return replace(server, config=replace(config, recipe=own, cluster=cluster))
 
 
 def _started(role: str, words: Sequence[str]) -> tuple[Entry, Sequence[str]]:
@@ -72,18 +76,22 @@ def roles_json(spec: JobSpec) -> dict[str, Any]:
         role.name: {
             "nodes": role.nodes, "spares": role.spares, "ready": role.ready,
             "ready_s": role.ready_s, "restart": role.restart, "needs": [*role.needs],
+            "partition": role.partition, "component": role.component,
         }
         for role in spec.roles
     }  # fmt: skip
 
 
-def fields_of(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """Return which of the job's nodes each role has, as `cut` counts them from 1."""
-    at, found = spec.nodes + spec.spares, []
+def fields_of(spec: JobSpec) -> list[tuple[tuple[str, str], ...]]:
+    """Return which nodes each role has in each component, as `cut` counts them from 1."""
+    many = 1 + max((role.component for role in spec.roles), default=0)
+    found: list[list[tuple[str, str]]] = [[] for _ in range(many)]
+    taken = [spec.nodes + spec.spares, *[0] * many]
     for role in spec.roles:
-        found.append((role.name, f"{at + 1}-{at + role.all_nodes}"))
-        at += role.all_nodes
-    return tuple(found)
+        at = taken[role.component] + 1
+        taken[role.component] += role.all_nodes
+        found[role.component].append((role.name, f"{at}-{taken[role.component]}"))
+    return [*map(tuple, found)]
 
 
 def local_hosts(spec: JobSpec) -> Mapping[str, str]:

@@ -120,7 +120,9 @@ class Hosts(Frozen):
     fewest: int = 0
     """Below this count no smaller one has a script; 0: there are none."""
     roles: tuple[tuple[str, str], ...] = ()
-    """Which of the job's nodes each role has, as `cut` counts them."""
+    """Which of the training's kind of nodes each role has, as `cut` counts them."""
+    components: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """The same of the nodes in each partition that roles have for themselves."""
     trains: int = 0
     """How many of the job's nodes are for the training, spares included."""
     local_roles: str = ""

@@ -69,12 +69,14 @@ def training_values(
     # Graphs are surely compiled for the whole number only.
     on_fewer = has_range and not compiles_ahead(spec)
     roles = spec.roles if phase == "train" and not spec.role else []
-    most = spec.nodes + spares + sum(role.all_nodes for role in roles)
+    fields, *components = fields_of(spec) if roles else [()]
+    most = spec.nodes + spares + sum(r.all_nodes for r in roles if not r.component)
     efa = spec.instance.efa > 0 and spec.nodes > 1
     return {
         **_common_values(config),
         "phase": spec.role or phase,
         "role": spec.role,
+        "apart": any(r.component for r in spec.roles if r.name == spec.role),
         "nodes": spec.nodes,
         "device": spec.device.name,
         "batch": spec.batch,
@@ -109,7 +111,8 @@ def training_values(
         "hosts": Hosts(
             nodelist=_CHOSEN if has_range or spares or roles else Hosts.nodelist,
             chooses=has_range or spares > 0 or bool(roles),
-            roles=fields_of(spec) if roles else (),
+            roles=fields,
+            components=tuple(components),
             trains=spec.nodes + spares,
             local_roles=" ".join(f"{r}={hosts}" for r, hosts in local_hosts(spec).items()),
             fewest=spec.least_nodes if on_fewer and not place else 0,
@@ -134,6 +137,7 @@ def data_values(job: DataJob) -> dict[str, Any]:
         **_common_values(config),
         "phase": PREPARE,
         "role": "",
+        "apart": False,
         "nodes": 1,
         "device": "",
         "job": Header(

@@ -18,6 +18,7 @@ from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.files import read_file, read_json, read_json_lines
+from trnslurm.contract.roles import read_roles
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.times import seconds_of
 from trnslurm.errors import RunError, TrnslurmError
@@ -187,7 +188,9 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def price_per_hour(self) -> float | None:
-        """The price of a node in US dollars per hour; None: unknown."""
+        """The price of a node in US dollars per hour; None: unknown, or not the same for all."""
+        if any(role.component for role in read_roles(self.run.roles_file)):
+            return None
         try:
             cluster = read_cluster(self._tree, str(self.run.config_file))
             return find(catalog(cluster.instance_types), cluster.instance_type).price_per_hour

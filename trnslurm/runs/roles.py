@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.files import read_json
-from trnslurm.contract.roles import Stand
+from trnslurm.contract.roles import Role, Stand
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.records.run import RunDir
@@ -65,6 +65,12 @@ def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
     for server in servers_of(run):
         roles.setdefault(server.role, []).append(server)
     return {role: _words(servers) for role, servers in roles.items()}
+
+
+def without_price(roles: Sequence[Role]) -> str:
+    """Return which nodes a cost is without, in words: a profile has one instance type's price."""
+    names = ", ".join(dict.fromkeys(role.partition for role in roles if role.partition))
+    return f" without the nodes of partition {names}, whose price is not known" if names else ""
 
 
 def _words(servers: Sequence[Server]) -> str:

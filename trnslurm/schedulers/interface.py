@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from trnslurm.config.schema import Cluster
 from trnslurm.console import Console
 from trnslurm.contract.attempt import Attempt
+from trnslurm.contract.roles import Role
 from trnslurm.contract.states import State
 from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.frozen import Frozen
@@ -99,6 +100,8 @@ class Wanted(Protocol):
     def spare_nodes(self) -> int: ...
     @property
     def nodes_beside(self) -> int: ...
+    @property
+    def roles(self) -> list[Role]: ...
     @property
     def instance_type(self) -> str: ...
     @property

@@ -204,7 +204,9 @@ class Slurm(Frozen, kw_only=False):
 
         A task of an array has two ids: ARRAY_TASK, and a number once it has started. The number may
         be that of the array, which means all tasks in other commands (seen on Slurm 22.05).
-        Of the `known` ids, those of steps (JOB.STEP) are included while the step runs.
+        Of the `known` ids, those of steps (JOB.STEP) are included while the step runs. A component
+        of a heterogeneous job, JOB+N, is no job here: it waits and ends with the first one, which
+        has its reason if it has none itself.
         """
         text = self.call(
             "squeue",
@@ -217,10 +219,20 @@ class Slurm(Frozen, kw_only=False):
             timeout_s=timeout_s,
         )
         found: dict[str, QueueEntry] = {}
+        reasons: dict[str, str] = {}
         for line in text.splitlines():
             ids, *parts = line.strip().split("|", 5)
-            if len(parts) >= 4:
-                found |= {job: QueueEntry(job, *parts) for job in ids.split()}
+            if len(parts) < 4:
+                continue
+            job, component = _component(ids.partition(" ")[0])
+            if component:
+                reasons.setdefault(job, parts[1])
+            else:
+                jobs = dict.fromkeys([job, *ids.split()[1:]])
+                found |= {job: QueueEntry(job, *parts) for job in jobs}
+        for job, reason in reasons.items():
+            if job in found and found[job].reason == "None":
+                found[job] = replace(found[job], reason=reason)
         for holder in sorted({job.partition(".")[0] for job in known if "." in job} & found.keys()):
             entry = found[holder]
             found |= {
@@ -254,7 +266,8 @@ class Slurm(Frozen, kw_only=False):
         )
         wanted = {*directories, *map(os.path.realpath, directories)}
         rows = [line.split("|", 2) for line in text.splitlines()]
-        return [row[0] for row in rows if len(row) == 3 and _works_in(row[0], row[2]) in wanted]
+        jobs = (row[0] for row in rows if len(row) == 3 and _works_in(row[0], row[2]) in wanted)
+        return [*dict.fromkeys(_component(job)[0] for job in jobs)]
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
         """Return the jobs that sacct knows, by id; empty without accounting."""
@@ -275,6 +288,9 @@ class Slurm(Frozen, kw_only=False):
         found = {}
         for line in text.splitlines():
             job_id, state, exit_code, nodes = (line.split("|") + [""] * 4)[:4]
+            job_id, component = _component(job_id)
+            if component:
+                continue
             word, _, user = state.partition(" by ")  # "CANCELLED by 1000"
             code, _, number = exit_code.partition(":")
             reason = f"exit code {code}" if code.strip("0") else ""
@@ -315,6 +331,12 @@ class Slurm(Frozen, kw_only=False):
     def release(self, job_id: str) -> None:
         """Release a held job."""
         self.call("scontrol", "release", job_id)
+
+
+def _component(job_id: str) -> tuple[str, int]:
+    """Return a job, and the number of its component: JOB+N is one of a heterogeneous job."""
+    job, _, number = job_id.partition("+")
+    return job, int(number) if number.isdecimal() else 0
 
 
 def _by_array(job_ids: Iterable[str]) -> list[str]:

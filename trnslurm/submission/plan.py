@@ -27,6 +27,7 @@ from trnslurm.plan.spec import (
     make_spec,
     why_no_hours,
 )
+from trnslurm.runs.roles import without_price
 from trnslurm.runs.tables import cells_of, count, dollars, escaped, hours, html_table, text_table
 from trnslurm.submission.choice import choose, config_of, what_submit_would_use
 from trnslurm.submission.options import JobOptions
@@ -184,6 +185,9 @@ class Plan(Frozen):
         elif not bases:
             first = self.specs[0]
             yield f"Hours: {why_no_hours(first.config, first.instance, 'this preset')}"
+        priced = self.specs[0].instance.price_per_hour and (bases or _limit_hours(self.specs[0]))
+        if priced and (without := without_price(self.specs[0].roles)):
+            yield f"Cost:{without}"
         if why := why_no_memory(self.specs[0]):
             yield why
 
@@ -293,7 +297,7 @@ def _limit_hours(spec: JobSpec) -> float | None:
 
 def _limit_cost(spec: JobSpec) -> float | None:
     limit, price = _limit_hours(spec), spec.instance.price_per_hour
-    return limit * spec.all_nodes * price if limit and price else None
+    return limit * (spec.all_nodes - spec.apart) * price if limit and price else None
 
 
 _COLUMNS_OF_LIMIT: dict[str, Callable[[JobSpec], str]] = {

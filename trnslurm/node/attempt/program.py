@@ -38,6 +38,7 @@ from trnslurm.node.attempt.judge import Judgement, begins
 from trnslurm.node.attempt.machine import Decision, Happening, Machine, Rules, Stage
 from trnslurm.node.attempt.servers import Servers
 from trnslurm.node.caps import Caps
+from trnslurm.node.components import hosts_apart
 from trnslurm.node.controller import NO_KILL, NoController, controller_of
 from trnslurm.node.ending import earlier_attempts, steps_of
 from trnslurm.node.events import Messages
@@ -480,12 +481,13 @@ class Program:
 
     def _requeue(self, decision: e.Requeue) -> e.Event:
         self._files.flush()  # the record says so before Slurm is asked: KILL may follow
-        controller, allocation = self._controller, [*self._job.allocation, *self._job.served]
+        controller, components = self._controller, self._job.components
         if self._successor and not decision.already and controller.is_reached():
             self._stay_if_replaced()  # a node that was cut off is back
-        if decision.leaves and (gone := {*decision.lost, *controller.silent(allocation)}):
+        every = [host for hosts in components for host in hosts]
+        if decision.leaves and (gone := {*decision.lost, *controller.silent(every)}):
             # A requeue would wait for them.
-            controller.leave([host for host in allocation if host not in gone], sorted(gone))
+            controller.leave(components, gone)
         if self._lost_first and not decision.already:
             controller.wait_until_left(self._lost_first)
         refused = "" if decision.already else controller.requeue()
@@ -534,7 +536,8 @@ class Program:
 def _own(state: Attempt, environ: Mapping[str, str]) -> Attempt:
     """Note in an attempt's record where it runs."""
     state.host, state.pid = os.uname().nodename, os.getpid()
-    state.nodes = int(environ.get("SLURM_JOB_NUM_NODES", 0))
+    apart = sum(map(len, hosts_apart(environ)))
+    state.nodes = int(environ.get("SLURM_JOB_NUM_NODES", 0)) + apart
     state.hosts = environ[Variable.HOSTS]
     return state
 

@@ -25,7 +25,7 @@ class Servers:
     """The servers of the job's roles."""
 
     def __init__(self, command: Sequence[str], state: Attempt, *, own_session: bool) -> None:
-        """Take the command that starts one of them; empty: there are none."""
+        """Take the commands that start one of them; empty: there are none."""
         self._command, self._own_session = [*command], own_session
         self._job = [state.job_id, str(state.restarts)]
         self._pid = self._says = self._hears = 0

@@ -4,6 +4,7 @@
 
 To the descriptor it tells that program what happens, by lines of JSON. On stdin it is told `again`,
 `hold` and `finish SECONDS`. The command starts one server: srun on its node, or what stands for it.
+A heterogeneous job has a command for each component, with --- between them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from trnslurm.contract.files import write_json
+from trnslurm.contract.options import BESIDE
 from trnslurm.contract.roles import read_roles, variables_of
 from trnslurm.contract.variables import Variable
 from trnslurm.node import ports, processes
 from trnslurm.node.address import ipv4
+from trnslurm.node.components import component_ids
 from trnslurm.node.controller import controller_of, run_slurm
 from trnslurm.node.roles import machine as m
 from trnslurm.node.roles.health import why_not_ready
@@ -66,7 +69,8 @@ class Words(NamedTuple):
     """How often Slurm had restarted it."""
     hosts: Mapping[str, Sequence[str]]
     """The nodes of each role."""
-    command: Sequence[str]
+    commands: Sequence[Sequence[str]]
+    """What starts a server in each component of the job."""
 
 
 def read(argv: Sequence[str]) -> Words:
@@ -75,7 +79,13 @@ def read(argv: Sequence[str]) -> Words:
     tells, job, restarts, *roles = argv[:at]
     told = [each.partition("=") for each in roles]
     hosts = {name: nodes.split(",") for name, _, nodes in told}
-    return Words(int(tells), job, int(restarts), hosts, argv[at + 1 :])
+    commands: list[list[str]] = [[]]
+    for word in argv[at + 1 :]:
+        if word == BESIDE:
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return Words(int(tells), job, int(restarts), hosts, commands)
 
 
 class Program:
@@ -222,7 +232,7 @@ class Program:
             "MASTER_PORT": str(self._port(server, _APART)),
         }
         pid = processes.spawn(
-            [_filled(word, values) for word in self._words.command],
+            [_filled(word, values) for word in self._words.commands[role.component]],
             environ={**os.environ, **self._variables(role.needs), **own},
             own_session=self._controller.own_session,
         )
@@ -286,7 +296,9 @@ class Program:
         # In a job that the user holds nothing is left, and another run may have such steps.
         if not self._controller.requeues or self._controller.in_step:
             return
-        of_job = ("-h", "-s", "-j", self._words.job, "-o", "%i %j")
+        # squeue has the steps of a component by its own id only (22.05).
+        jobs = dict.fromkeys([self._words.job, *component_ids(os.environ)])
+        of_job = ("-h", "-s", "-j", ",".join(jobs), "-o", "%i %j")
         _, said = run_slurm("squeue", *of_job, timeout_s=_SLURM_S)
         names = "|".join(role.name for role in self._machine.roles)
         if left := re.findall(rf"(?m)^(\S+) (?:{names})-\d+$", said):

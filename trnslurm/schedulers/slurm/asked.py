@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trnslurm.errors import SlurmError
 from trnslurm.schedulers.interface import BatchScript
@@ -69,10 +70,21 @@ _WANTED = ("account", "qos")
 _OF_INSTANCE_TYPE = ("cpus-per-task", "gpus-per-node")
 _OPTION = re.compile(rb"^#SBATCH --([\w-]+)(?:=([\"']?)(\S+?)\2)?(?=\s|$)", re.MULTILINE)
 _MOST_KINDS = 3
+_FOR_ALL = ("time", "account", "qos", "mem")
+"""Options of a job that hold for all components of it, unless one has its own."""
 
 
 class Asked(BatchScript):
     """A batch script, read for what it asks of Slurm."""
+
+    @property
+    def components(self) -> list[Asked]:
+        """The parts of a heterogeneous job, each with the options that hold for it."""
+        first, *others = re.split(rb"(?m)^#SBATCH hetjob$", self.script)
+        kept = [m for m in _OPTION.finditer(first) if m[1].decode() in _FOR_ALL]
+        for_all = b"".join(m[0] + b"\n" for m in kept)
+        parts = [first, *(other + b"\n" + for_all for other in others)]
+        return [replace(self, script=part) for part in parts]
 
     def value(self, option: str) -> str:
         """Return the value of an option without quotes; empty: the script has none."""
@@ -104,10 +116,11 @@ class Asked(BatchScript):
         """Return the keys that set options, with their values, and where they are set."""
         found: dict[str, list[str]] = {}
         for option in options:
-            value = re.search(rb"^#SBATCH --%b=(\S+)" % option.encode(), self.script, re.MULTILINE)
+            asks = rb"(?m)^#SBATCH --%b=(\S+)(?: +# (roles\.\S+)$)?" % option.encode()
+            value = re.search(asks, self.script)
             if not value:
                 continue
-            key = self._key(option)
+            key = value[2].decode() if value[2] else self._key(option)
             own = key in self.origins or option not in _OF_INSTANCE_TYPE
             place = self.origins.get(key if own else "instance_type", "")
             place = place.removeprefix("cluster profile: ")

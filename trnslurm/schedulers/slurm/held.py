@@ -44,6 +44,11 @@ def find_held(word: str, job: Wanted, slurm: Slurm) -> HeldJob:
     """Return the job that --in names, or refuse it."""
     if not re.fullmatch(r"\d+([_+]\d+)?", word):
         raise SubmitError(f"--in {word!r}: expected the id of a Slurm job: squeue --me lists yours")
+    if apart := next((role for role in job.roles if role.component), None):
+        raise SubmitError(
+            f"--in {word}: a run has the nodes of the job that it is in, and role {apart.name} "
+            f"wants those of partition {apart.partition}: --set roles.{apart.name}.partition=null"
+        )
     try:
         found = slurm.show("job", word)[0]
     except SlurmError as error:

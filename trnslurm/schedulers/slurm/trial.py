@@ -47,7 +47,9 @@ def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, task
     """
     tried = [Asked(**vars(script)) for script in scripts]
     for asked in tried:
+        _refuse_unknown(asked.components[1:], slurm)
         _try(asked, slurm, console, tasks)
+    tried = [component for asked in tried for component in asked.components]
     try:
         every = slurm.show("partition")
         for asked in tried:
@@ -64,6 +66,18 @@ def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, task
             _tell([_over_account(asked, each, access, slurm) for each in own], console)
     except SlurmError:  # the submission says it
         return
+
+
+def _refuse_unknown(components: Sequence[Asked], slurm: Slurm) -> None:
+    """Refuse a partition of roles that the cluster lacks: sbatch would not say whose it is."""
+    try:
+        there = [p["PartitionName"] for p in slurm.show("partition")] if components else []
+    except SlurmError:  # the submission says it
+        return
+    for asked in components:
+        if not {*asked.value("partition").split(",")} & {*there}:
+            what = asked.keys(["partition"])
+            raise SubmitError(f"{what}: the partitions of the cluster are {', '.join(there)}")
 
 
 def _tell(answers: Sequence[Over | None], console: Console) -> None:
@@ -83,7 +97,8 @@ def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
         return
     if accepted or not asked.is_refusal(answer):
         return
-    waits = _waits_for_nodes(asked, slurm) if NO_SUCH_NODE in answer.lower() else ""
+    short = asked.components if NO_SUCH_NODE in answer.lower() else []
+    waits = next(filter(None, (_waits_for_nodes(part, slurm) for part in short)), "")
     if not waits:
         too_many = any(part in answer.lower() for part in (SUBMIT_LIMIT, *QUEUE_FULL))
         many = f"{tasks} jobs of a sweep: " if tasks > 1 and too_many else ""

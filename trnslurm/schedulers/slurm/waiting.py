@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from trnslurm.contract.files import read_file
@@ -25,11 +26,13 @@ _NO_NODE = ": it waits until an admin puts one back, or you submit it to another
 def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
     """Add what Slurm says about a job that waits."""
     try:
-        job = slurm.show("job", found.job_id)[0]
+        job, *components = slurm.show("job", found.job_id)
         found.partition = job["Partition"]
         if re.match(r"\d{4}-", job["StartTime"]):
             found.start = job["StartTime"]
         _look_at_nodes(found, slurm)
+        for component in components:
+            _look_at_component(found, component, slurm)
         accepted, answer = slurm.try_out(read_file(script))
     except SlurmError as error:
         found.unknown.append(str(error))
@@ -40,22 +43,42 @@ def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
         found.problems.append(f"Slurm would refuse the job's script now: {answer}")
 
 
-def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
-    """Count the nodes of the job's partition by state, and list the unusable nodes."""
-    names = found.partition.split(",")
+def _look_at_component(found: Diagnosis, component: Mapping[str, str], slurm: Slurm) -> None:
+    """Tell whether a heterogeneous job lacks nodes that roles have in a partition of their own."""
+    partition, wanted = component["Partition"], re.match(r"\d+", component.get("NumNodes", ""))
+    states = _states_in(partition, found, slurm)
+    usable = [state for state in states.values() if state not in UNUSABLE]
+    needed = int(wanted[0]) if wanted else 1
+    if len(usable) < needed:
+        found.lacks_nodes = True
+        found.problems.append(
+            f"the job's roles need {needed} of the {len(states)} nodes in partition {partition}, "
+            f"but only {len(usable)} can run them{_NO_NODE}"
+        )
+
+
+def _states_in(partition: str, found: Diagnosis, slurm: Slurm) -> dict[str, str]:
+    """Return the states of the nodes in a job's partition, and list the unusable ones."""
+    names = partition.split(",")
     own = {p["PartitionName"]: p["State"] for p in slurm.show("partition")}
     if not any(own.get(name) == "UP" for name in names):
         known = {name: own[name] for name in names if name in own}
         found.problems += [f"partition {n} is {_PARTITION.get(s, s)}" for n, s in known.items()]
     nodes = nodes_of(names, slurm)
     states = {node["NodeName"]: node_state(node["State"]) for node in nodes}
-    found.nodes = dict(Counter(states.values()))
     for node in nodes:
         if (word := states[node["NodeName"]]) in UNUSABLE:
             # Without the user and time that Slurm appends.
             reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "").strip())
             reason = node_reason(reason) or "no reason given"
             found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
+    return states
+
+
+def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
+    """Count the nodes of the job's partition by state, and tell whether it lacks some."""
+    states = _states_in(found.partition, found, slurm)
+    found.nodes = dict(Counter(states.values()))
     usable = [n for n, s in states.items() if s not in UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
         found.lacks_nodes = True
@@ -66,5 +89,5 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
             way += f"; {again} takes those again that the run leaves out"
         found.problems.append(
             f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
-            f"{len(nodes)} nodes in partition {found.partition} can run it{way}"
+            f"{len(states)} nodes in partition {found.partition} can run it{way}"
         )

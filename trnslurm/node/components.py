@@ -1,0 +1,30 @@
+"""The components of a heterogeneous job: those beside the first have nodes of roles only.
+
+Each is a job with an id of its own, which Slurm tells the batch script with its other variables
+(https://slurm.schedmd.com/heterogeneous_jobs.html#env_var).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trnslurm.contract.roles import read_roles
+from trnslurm.contract.variables import Variable
+from trnslurm.node.state import RUN
+
+
+def component_ids(environ: Mapping[str, str]) -> list[str]:
+    """Return the job ids of the components; of another job nothing."""
+    ids = (environ[name] for name in environ if name.startswith("SLURM_JOB_ID_HET_GROUP_"))
+    return sorted(ids, key=int)
+
+
+def hosts_apart(environ: Mapping[str, str]) -> list[list[str]]:
+    """Return the nodes of each component but the first one."""
+    component = {role.name: role.component for role in read_roles(RUN.roles_file)}
+    found: list[list[str]] = [[] for _ in range(max(component.values(), default=0))]
+    for told in environ.get(Variable.SERVERS, "").split():
+        role, _, hosts = told.partition("=")
+        if number := component.get(role, 0):
+            found[number - 1] += hosts.split(",")
+    return found
