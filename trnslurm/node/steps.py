@@ -12,7 +12,7 @@ SUCCESSOR = "trnslurm.node.attempt.successor"
 # The batch script keeps the same variables of Slurm when it closes its environment.
 _KEPT = (
     *("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS_PER_NODE", "SLURM_NODE_ALIASES", "SLURM_SPANK_"),
-    *(Variable.STEP, Variable.TASK),
+    *("SLURM_HET_SIZE", Variable.STEP, Variable.TASK),
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from trnslurm.console import Console
+from trnslurm.contract.roles import read_roles
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.records.run import Record, RunDir
@@ -245,9 +246,12 @@ class SlurmScheduler(Scheduler, kw_only=False):
         job = phase.job_id.partition(".")[0]
         if "_" in job:  # srun takes the number of an array's task only (22.05)
             job = self.slurm.show("job", job)[0]["JobId"]
+        # Without it, srun starts nothing in a job with several components (22.05).
+        apart = any(role.component for role in read_roles(run.roles_file))
         return [
             self.slurm.path("srun"),
             f"--jobid={job}",
+            *(["--het-group=0"] if apart else []),
             "--overlap",
             f"--nodes={len(hosts)}",
             f"--ntasks={len(hosts)}",
