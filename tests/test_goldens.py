@@ -169,6 +169,20 @@ CASES: dict[str, tuple[str, str | None, list[str]]] = {
             "starts_if=train.loss < 2.5",
         ],
     ),
+    # A server in another partition, which has nothing of what is set for the training's nodes.
+    "own-role-apart-p4d-2-nodes": (
+        "own 2 p4d -",
+        OWN,
+        [
+            "slurm.time_min=60",
+            "slurm.mem_per_node_mib=0",
+            "container.image=nvcr.io#nvidia/pytorch:25.10-py3",
+            "roles.rollout.command=[serve, '{port}']",
+            "roles.reward.partition=cpu",
+            "roles.reward.sbatch=[--qos=it's $x]",
+            "roles.reward.command=[python, train.py, '{port}']",
+        ],
+    ),
     "own-roles-local-1-node": (
         "own 1 local torchrun",
         LOCAL,

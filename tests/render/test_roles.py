@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from trnslurm.config.catalog import catalog
+
 SERVE = 'roles.rollout.command=[python, serve.py, --port, "{port}"]'
 SLURM = ("--cluster", "pc", "--set", "device=cuda", "--set", "instance_type=p4d.24xlarge")
 TIME = ("--time", "60")
+APART = 'roles.rollout={partition: cpu, nodes: 3, command: [python, serve.py, --port, "{port}"]}'
 
 
 @pytest.fixture
@@ -49,11 +53,11 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
     assert json.loads((out / "roles.json").read_text()) == {
         "rollout": {
             "nodes": 2, "spares": 1, "ready": "tcp", "ready_s": 120.0, "restart": "alone",
-            "needs": [],
+            "needs": [], "partition": "", "component": 0,
         },
         "reward": {
             "nodes": 1, "spares": 0, "ready": "", "ready_s": 600.0, "restart": "alone",
-            "needs": ["rollout"],
+            "needs": ["rollout"], "partition": "", "component": 0,
         },
     }  # fmt: skip
     said = cli("submit", *words, "--dry-run").out
@@ -85,6 +89,19 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
         (settings(SERVE, "roles.rollout.spares=1"), "roles with spares: a job ends with its first"),
         ([*settings(SERVE, "slurm.max_nodes=9"), "--nodes", "2-4"], "pass one number to --nodes"),
         (settings(SERVE, "slurm.max_nodes=1"), "--nodes 1 and 1 of roles is more than slurm.max_"),
+        (settings(SERVE, "roles.rollout.sbatch=[--qos=x]"), "options of their own: set roles.roll"),
+        (settings(APART, "slurm.spares=1", "slurm.min_nodes=1"), "leave --spares and the roles' s"),
+        ([*settings(APART, "roles.rollout.spares=1"), "--nodes", "2"], "the roles' spares out"),
+        (settings(APART, "slurm.max_cost=5"), "max_cost: the price of nodes in a role's own part"),
+        (
+            settings(APART, "roles.rollout.sbatch=[--part=x]"),
+            "roles.rollout.sbatch --part=x: use roles.rollout.partition",
+        ),
+        (
+            settings(APART, "roles.rollout.sbatch=[--time=9]"),
+            "roles.rollout.sbatch --time=9: use --time",
+        ),
+        (settings(APART, "roles.rollout.sbatch=[-q]"), "'-q': expected one long option, as in --g"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(site, cli, project, words: list[str], said: str) -> None:
@@ -93,6 +110,44 @@ def test_what_cannot_be_is_refused(site, cli, project, words: list[str], said: s
     assert done.code == 1
     assert said in done.error
     assert not (project / "out").exists()
+
+
+def test_nodes_of_another_partition_are_a_component_of_the_job(site, cli, project) -> None:
+    """The limits and the price of the training's partition are not theirs."""
+    roles = settings(
+        APART, 'roles.judge={partition: cpu, command: [python, serve.py, "{port}"]}',
+        "roles.reward={partition: a10, sbatch: [--gres=gpu:1, --cpus-per-task=8]}",
+        "roles.reward.command=[serve]", "slurm.max_nodes=2", "slurm.mem_per_node_mib=9",
+    )  # fmt: skip
+    words = ("./train.py", *SLURM, *TIME, "--nodes", "2", *roles)
+    done = cli("render", *words, "-o", "out")
+    assert done.code == 0, done.err
+    script = (project / "out/train.sbatch").read_text()
+    first, *others = (
+        [line.split(" ")[1] for line in part.splitlines() if line.startswith("#SBATCH ")]
+        for part in script.split("#SBATCH hetjob\n")
+    )
+    assert "--nodes=2" in first and "--no-kill" not in first
+    assert others == [
+        ["--nodes=4", "--ntasks-per-node=1", "--partition=cpu", "--exclusive", "--mem=0"],
+        ["--nodes=1", "--ntasks-per-node=1", "--partition=a10", "--gres=gpu:1",
+         "--cpus-per-task=8"],
+    ]  # fmt: skip
+    assert " rollout=$(cut -d , -f 1-3 " in script and " judge=$(cut -d , -f 4-4 " in script
+    said = cli("submit", *words, "--dry-run").out
+    assert ", 3 nodes of rollout in partition cpu, 1 node of judge in partition cpu, 1 no" in said
+    assert "at most 7.0 node-hours" in said
+    said = cli("plan", *words).out
+    price = catalog({})["p4d.24xlarge"].price_per_hour
+    assert price and re.search(rf" 7\.0 +\${2 * price:.0f}\b", said), said
+    assert "Cost: without the nodes of partition cpu, a10, whose price is not known" in said
+
+
+def test_on_one_machine_there_are_no_partitions(site, cli, project) -> None:
+    done = cli("render", "./train.py", "--cluster", "local", *settings(APART), "-o", "out")
+    assert done.code == 0, done.err
+    assert "--het-group" not in (project / "out/train.sh").read_text()
+    assert json.loads((project / "out/roles.json").read_text())["rollout"]["component"] == 0
 
 
 def test_only_a_custom_script_has_roles(site, cli) -> None:

@@ -134,3 +134,28 @@ def test_a_spare_takes_the_place_of_a_lost_server(user: User, tmp_path: Path) ->
     log = (run.path / "logs/train-2-node1.log").read_text()
     assert f"asks http://{after['address']} from " in log
     assert {line["step"] for line in directory.steps()} == {*range(1, 121)}
+
+
+def test_a_server_in_another_partition(user: User, tmp_path: Path) -> None:
+    """It starts again alone, its nodes are requeued with the others, and end with the training."""
+    run = submit(user, tmp_path, 2, 60, ROLLOUT, "roles.rollout.partition=shared")
+    directory = RunDir(run.path)
+    eventually(lambda: directory.last_metrics().get("step", 0) > 10)
+    asked = ("--noheader", "--format=%i %P %D %T")
+    job = run.jobs["train"]
+    assert {*user.sandbox.slurm("squeue", *asked).ok.splitlines()} == {
+        f"{job}+0 compute 2 RUNNING", f"{job}+1 shared 1 RUNNING",
+    }  # fmt: skip
+    assert user.trnslurm("exec", run.path.name, "--", "hostname") == "compute-dy-trn1-1\n"
+    host = servers(user, run)["rollout 0"]["host"]
+    assert host not in directory.attempts("train")[0].hosts
+    user.sandbox.fault("proc", host.rpartition("-")[2], "python.*serve.py", "KILL")
+    eventually(lambda: servers(user, run)["rollout 0"]["starts"] == 2)
+    eventually(lambda: servers(user, run)["rollout 0"]["stand"] == "ready")
+    user.sandbox.slurm("scontrol", "requeue", job)
+    (run.path / "checkpoints/go").touch()
+    run.until("COMPLETED")
+    first, last = directory.attempts("train")
+    assert (first.state, first.nodes, last.state, last.nodes) == ("REQUEUED", 3, "COMPLETED", 3)
+    assert {line["step"] for line in directory.steps()} == {*range(1, 61)}
+    eventually(lambda: not user.sandbox.queue() and not user.sandbox.processes_of(run))
