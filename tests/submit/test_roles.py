@@ -85,7 +85,8 @@ def test_the_runs_of_a_sweep_are_jobs_of_their_own(site, fake_slurm, project, cl
 def test_a_component_is_no_job_but_may_have_the_reason(site, fake_slurm, project, cli) -> None:
     run = submitted(site, cli)
     first, second = "1001+0 1001|PENDING|{}|N/A||{}", "1001+1 1002|PENDING|PartitionDown|N/A||{}"
-    for reason, said in (("None", "its partition is down"), ("Priority", "higher priority")):
+    down, held = "its partition is down", "held by its owner: `scontrol release` frees it"
+    for reason, said in (("None", down), ("Resources", down), ("JobHeldUser", held)):
         fake_slurm.queue(second.format(run.path), first.format(reason, run.path))
         assert run_status(run).reason.endswith(said)
     fake_slurm.queue(f"1001+1 1002|COMPLETING|None|N/A|c|{run.path}",

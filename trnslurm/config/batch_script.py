@@ -192,7 +192,7 @@ def _last_of_each(file: Path, text: str) -> dict[str, Directive]:
     for number, line in _lines(text):
         if line.split()[:1] == ["hetjob"] or line.split()[:1] == ["packjob"]:
             raise ConfigError(
-                f"{file}:{number}: a heterogeneous job: trnslurm's jobs have nodes of one kind; "
+                f"{file}:{number}: a heterogeneous job: a batch script has nodes of one kind here; "
                 f"sbatch {shlex.quote(str(file))} runs it as it is"
             )
         for directive in _directives(file, number, line):

@@ -206,7 +206,7 @@ class Slurm(Frozen, kw_only=False):
         be that of the array, which means all tasks in other commands (seen on Slurm 22.05).
         Of the `known` ids, those of steps (JOB.STEP) are included while the step runs. A component
         of a heterogeneous job, JOB+N, is no job here: it waits and ends with the first one, which
-        has its reason if it has none itself.
+        has the reason of the component that says most.
         """
         text = self.call(
             "squeue",
@@ -219,20 +219,21 @@ class Slurm(Frozen, kw_only=False):
             timeout_s=timeout_s,
         )
         found: dict[str, QueueEntry] = {}
-        reasons: dict[str, str] = {}
+        reasons: dict[str, list[str]] = {}
         for line in text.splitlines():
             ids, *parts = line.strip().split("|", 5)
             if len(parts) < 4:
                 continue
             job, component = _component(ids.partition(" ")[0])
             if component:
-                reasons.setdefault(job, parts[1])
+                reasons.setdefault(job, []).append(parts[1])
             else:
                 jobs = dict.fromkeys([job, *ids.split()[1:]])
                 found |= {job: QueueEntry(job, *parts) for job in jobs}
-        for job, reason in reasons.items():
-            if job in found and found[job].reason == "None":
-                found[job] = replace(found[job], reason=reason)
+        for job, others in reasons.items():
+            if job in found:
+                every = [found[job].reason, *others]
+                found[job] = replace(found[job], reason=max(every, key=_says_much))
         for holder in sorted({job.partition(".")[0] for job in known if "." in job} & found.keys()):
             entry = found[holder]
             found |= {
@@ -331,6 +332,14 @@ class Slurm(Frozen, kw_only=False):
     def release(self, job_id: str) -> None:
         """Release a held job."""
         self.call("scontrol", "release", job_id)
+
+
+def _says_much(reason: str) -> int:
+    """Return how much a component's reason tells of why a heterogeneous job waits.
+
+    The others wait for its nodes: Resources.
+    """
+    return {"None": 0, "Resources": 1, "Priority": 1}.get(reason, 2)
 
 
 def _component(job_id: str) -> tuple[str, int]:
