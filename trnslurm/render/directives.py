@@ -159,7 +159,7 @@ def _components(spec: JobSpec) -> Iterator[tuple[tuple[str, str], ...]]:
         options = [_for_component(f"{key}.sbatch", option) for option in told.sbatch]
         nodes = sum(role.all_nodes for role in of_it)
         found = [
-            (f"--nodes={nodes}", f"nodes of {', '.join(role.name for role in of_it)}"),
+            (f"--nodes={nodes}", " and ".join(f"roles.{role.name}.nodes" for role in of_it)),
             ("--ntasks-per-node=1", "one server per node"),
             (f"--partition={told.partition}", f"{key}.partition"),
         ]

@@ -64,7 +64,7 @@ _OF_THE_SITE = {
     r"\btime\b|\bwall-?(time|clock)\b": "--time",
     r"\bconstraints?\b|\bfeatures?\b": "slurm.constraint",
 }
-_SBATCH = "slurm.sbatch"
+_SBATCH = ".sbatch"
 _WANTED = ("account", "qos")
 """Options that a site may want although the user has a default."""
 _OF_INSTANCE_TYPE = ("cpus-per-task", "gpus-per-node")
@@ -79,12 +79,13 @@ class Asked(BatchScript):
 
     @property
     def components(self) -> list[Asked]:
-        """The parts of a heterogeneous job, each with the options that hold for it."""
+        """The parts of a heterogeneous job, each with the options that hold for it; of another
+        job the script itself."""
         first, *others = re.split(rb"(?m)^#SBATCH hetjob$", self.script)
         kept = [m for m in _OPTION.finditer(first) if m[1].decode() in _FOR_ALL]
         for_all = b"".join(m[0] + b"\n" for m in kept)
-        parts = [first, *(other + b"\n" + for_all for other in others)]
-        return [replace(self, script=part) for part in parts]
+        parts = [b"#!/bin/bash\n" + other + b"\n" + for_all for other in others]
+        return [replace(self, script=part) for part in (first, *parts)]
 
     def value(self, option: str) -> str:
         """Return the value of an option without quotes; empty: the script has none."""
@@ -116,7 +117,7 @@ class Asked(BatchScript):
         """Return the keys that set options, with their values, and where they are set."""
         found: dict[str, list[str]] = {}
         for option in options:
-            asks = rb"(?m)^#SBATCH --%b=(\S+)(?: +# (roles\.\S+)$)?" % option.encode()
+            asks = rb"(?m)^#SBATCH --%b=(\S+)(?: +# (roles\..+)$)?" % option.encode()
             value = re.search(asks, self.script)
             if not value:
                 continue
@@ -125,7 +126,7 @@ class Asked(BatchScript):
             place = self.origins.get(key if own else "instance_type", "")
             place = place.removeprefix("cluster profile: ")
             by = "" if own else f", by instance_type {self.instance_type}"
-            said = f"--{option}={value[1].decode()}" if key == _SBATCH else value[1].decode()
+            said = f"--{option}={value[1].decode()}" if key.endswith(_SBATCH) else value[1].decode()
             found.setdefault(place, []).append(f"{key} is {said}{by}")
         texts = (f"{place}: {', '.join(asked)}" for place, asked in found.items())
         return "; ".join(text.lstrip(": ") for text in texts)
@@ -133,8 +134,8 @@ class Asked(BatchScript):
     def _key(self, option: str) -> str:
         keys = {
             "nodes": ["--nodes"],
-            "gres": [_SBATCH],
-            "mem": ["slurm.mem_per_node_mib", _SBATCH],
+            "gres": ["slurm.sbatch"],
+            "mem": ["slurm.mem_per_node_mib", "slurm.sbatch"],
             "time": ["slurm.time_min", "slurm.default_time_min", "--time"],
         }.get(option, [f"slurm.{option.replace('-', '_')}"])
         return next((key for key in keys if key in self.origins), keys[-1])

@@ -102,8 +102,16 @@ def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
     if not waits:
         too_many = any(part in answer.lower() for part in (SUBMIT_LIMIT, *QUEUE_FULL))
         many = f"{tasks} jobs of a sweep: " if tasks > 1 and too_many else ""
-        raise SubmitError(asked.explain(f"{many}sbatch: {answer}", slurm))
+        meant = _part_refused(asked, slurm)
+        raise SubmitError(meant.explain(f"{many}sbatch: {answer}", slurm))
     console.warn(waits)
+
+
+def _part_refused(asked: Asked, slurm: Slurm) -> Asked:
+    """Return the component of a heterogeneous job that Slurm refuses alone, as it does not say."""
+    parts = asked.components
+    alone = parts if len(parts) > 1 else []
+    return next((part for part in alone if not slurm.try_out(part.script)[0]), asked)
 
 
 def _over_partition(asked: Asked, partition: Mapping[str, str], slurm: Slurm) -> Over | None:
