@@ -222,21 +222,23 @@ class Controller:
         found = re.findall(r" NodeList=([^ (]+) ", self._job())  # of each component
         return not found or node in self.host_names(",".join(found))
 
-    def leave(self, components: Sequence[Sequence[str]], gone: Collection[str]) -> None:
+    def leave(self, components: Mapping[str, Sequence[str]], gone: Collection[str]) -> None:
         """Give up the nodes that are gone, for a requeue without them; the first one must stay.
 
-        Slurm may hold the job otherwise. The next start may have all nodes again. A job that has
-        lost nodes before cannot be changed where there is no accounting: its index in the database
-        is never set (22.05). Nor can a component lose its only node. Then Slurm itself takes the
-        nodes out of the job, after SlurmdTimeout.
+        The components are the nodes of each by its own job id. Slurm may hold the job otherwise.
+        The next start may have all nodes again. A job that has lost nodes before cannot be changed
+        where there is no accounting: its index in the database is never set (22.05). scontrol does
+        not change the first one of several components (_is_single_job in src/scontrol/update_job.c
+        of 22.05), and none can lose its only node. Then Slurm itself takes the nodes out of the
+        job, after SlurmdTimeout.
         """
-        for number, hosts in enumerate(components):
+        for job, hosts in components.items():
             kept, lost = ([h for h in hosts if (h in gone) is away] for away in (False, True))
             if self.in_step or not lost:
                 continue
-            job = f"{self._job_id}+{number}" if len(components) > 1 else self._job_id
+            possible = kept and (job != self._job_id or len(components) == 1)
             words = ("update", f"JobId={job}", f"NodeList={','.join(kept)}")
-            if kept and _scontrol(*words)[0] == 0:
+            if possible and _scontrol(*words)[0] == 0:
                 continue
             deadline = time.monotonic() + _LEAVE_WITHIN_S
             for node in lost:

@@ -13,7 +13,7 @@ from trnslurm.contract.rundir import INGREDIENTS, OF_COUNT, PLAN
 from trnslurm.contract.variables import Variable
 from trnslurm.node import relaunch
 from trnslurm.node.beats import Beats
-from trnslurm.node.components import hosts_apart
+from trnslurm.node.components import component_ids, hosts_apart
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.state import RUN
 
@@ -46,11 +46,12 @@ class Job:
             for file in RUN.path.glob(f"{OF_COUNT.format('*')}/train.sbatch"):
                 self.scripts[int(file.parent.name.rpartition("-")[2])] = str(file)
 
-    @property
-    def components(self) -> list[list[str]]:
-        """Return the nodes of each component of the job, without those that the training lost."""
+    def components(self, job_id: str) -> dict[str, list[str]]:
+        """Return the nodes of each component of the job by its own id, without those that the
+        training lost. `job_id` is that of the first one."""
         apart = [host for hosts in self.apart for host in hosts]
-        return [[*self.allocation, *(h for h in self.served if h not in apart)], *self.apart]
+        first = [*self.allocation, *(host for host in self.served if host not in apart)]
+        return dict(zip([job_id, *component_ids(os.environ)[1:]], [first, *self.apart]))
 
     def counts(self) -> list[int]:
         """Return the node counts on which the training may continue now."""

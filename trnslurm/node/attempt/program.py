@@ -481,10 +481,11 @@ class Program:
 
     def _requeue(self, decision: e.Requeue) -> e.Event:
         self._files.flush()  # the record says so before Slurm is asked: KILL may follow
-        controller, components = self._controller, self._job.components
+        controller = self._controller
+        components = self._job.components(self._machine.state.job_id)
         if self._successor and not decision.already and controller.is_reached():
             self._stay_if_replaced()  # a node that was cut off is back
-        every = [host for hosts in components for host in hosts]
+        every = [host for hosts in components.values() for host in hosts]
         if decision.leaves and (gone := {*decision.lost, *controller.silent(every)}):
             # A requeue would wait for them.
             controller.leave(components, gone)
