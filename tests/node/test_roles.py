@@ -21,7 +21,9 @@ from trnslurm import calls
 from trnslurm.contract.files import write_json
 from trnslurm.contract.roles import Role, Stand
 from trnslurm.contract.rundir import RunFiles
+from trnslurm.node import components, controller
 from trnslurm.node.roles import machine as m
+from trnslurm.node.roles import program
 from trnslurm.node.roles.health import why_not_ready
 
 
@@ -373,3 +375,53 @@ def test_health_by_http_tcp_and_file(tmp_path: Path) -> None:
     assert why_not_ready("out/up", address, tmp_path) == "out/up is not there"
     (tmp_path / "up").touch()
     assert why_not_ready("up", address, tmp_path) == ""
+
+
+def test_each_component_of_a_job_has_its_own_command() -> None:
+    told = "3 7 0 reward=c1 rollout=n3,n4 -- srun a --- srun --het-group=1 b"
+    words = program.read(told.split())
+    assert words.hosts == {"reward": ["c1"], "rollout": ["n3", "n4"]}
+    assert words.commands == [["srun", "a"], ["srun", "--het-group=1", "b"]]
+
+
+def test_the_nodes_of_each_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = {"rollout": (1, 0), "reward": (2, 1), "judge": (1, 1)}
+    told = {name: {"nodes": n, "component": c, "needs": []} for name, (n, c) in roles.items()}
+    write_json(tmp_path / "roles.json", told)
+    monkeypatch.setattr(components, "RUN", RunFiles(tmp_path))
+    environ = {
+        "TRNSLURM_SERVERS": "rollout=n3 reward=c1,c2 judge=c3", "SLURM_JOB_ID": "7",
+        "SLURM_JOB_ID_HET_GROUP_1": "8", "SLURM_JOB_ID_HET_GROUP_0": "7",
+    }  # fmt: skip
+    assert components.hosts_of_roles(environ) == [["n3"], ["c1", "c2", "c3"]]
+    assert components.component_ids(environ) == ["7", "8"]
+    assert components.hosts_of_roles({}) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("gone", "asked"),
+    [
+        ({"n2"}, []),  # scontrol does not change the first of several components
+        ({"c2"}, ["update JobId=8 NodeList=c1"]),
+        ({"d1"}, []),  # a component's only node
+        ({"c1", "d1"}, ["update JobId=8 NodeList=c2"]),
+    ],
+)
+def test_lost_nodes_leave_their_component(
+    gone: set[str], asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
+        said.append(" ".join(words))
+        return 0, ""
+
+    monkeypatch.setattr(controller, "_scontrol", scontrol)
+    monkeypatch.setattr(controller.Controller, "has_node", lambda *_: False)
+    monkeypatch.setenv("TRNSLURM_RUN_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    asks = controller.Controller("7", 0, ())
+    asks.leave({"7": ["n1", "n2"], "8": ["c1", "c2"], "9": ["d1"]}, gone)
+    assert said == asked
+    asks.leave({"7": ["n1", "n2"]}, {"n2"})
+    assert said[len(asked) :] == ["update JobId=7 NodeList=n1"]

@@ -19,12 +19,11 @@ def component_ids(environ: Mapping[str, str]) -> list[str]:
     return sorted(ids, key=int)
 
 
-def hosts_apart(environ: Mapping[str, str]) -> list[list[str]]:
-    """Return the nodes of each component but the first one."""
+def hosts_of_roles(environ: Mapping[str, str]) -> list[list[str]]:
+    """Return the nodes that roles have in each component; there is at least the first one."""
     component = {role.name: role.component for role in read_roles(RUN.roles_file)}
-    found: list[list[str]] = [[] for _ in range(max(component.values(), default=0))]
+    found: list[list[str]] = [[] for _ in range(1 + max(component.values(), default=0))]
     for told in environ.get(Variable.SERVERS, "").split():
         role, _, hosts = told.partition("=")
-        if number := component.get(role, 0):
-            found[number - 1] += hosts.split(",")
+        found[component.get(role, 0)] += hosts.split(",")
     return found

@@ -13,7 +13,7 @@ from trnslurm.contract.rundir import INGREDIENTS, OF_COUNT, PLAN
 from trnslurm.contract.variables import Variable
 from trnslurm.node import relaunch
 from trnslurm.node.beats import Beats
-from trnslurm.node.components import component_ids, hosts_apart
+from trnslurm.node.components import component_ids, hosts_of_roles
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.state import RUN
 
@@ -30,12 +30,9 @@ class Job:
         """The training's nodes, in Slurm's order, without those that were lost or found bad."""
         self.relay: threading.Thread | None = None
         """Passes on what the srun of a step says that was started ahead."""
-        served = os.environ.get(Variable.SERVERS, "").split()
-        self.served = [host for role in served for host in role.partition("=")[2].split(",")]
-        """The nodes of roles, beside the training's."""
-        self.apart = hosts_apart(os.environ)
-        """Those of them that are in other components of the job."""
-        hears = options.spares or options.fewer or options.standby or self.served
+        self.served = hosts_of_roles(os.environ)
+        """The nodes of roles in each component of the job; the first has the training's, too."""
+        hears = options.spares or options.fewer or options.standby or any(self.served)
         # The batch script runs on the first node.
         self.beats = Beats(os.environ["MASTER_ADDR"]) if hears else None
         self.scripts = {options.nodes: options.script}
@@ -49,9 +46,9 @@ class Job:
     def components(self, job_id: str) -> dict[str, list[str]]:
         """Return the nodes of each component of the job by its own id, without those that the
         training lost. `job_id` is that of the first one."""
-        apart = [host for hosts in self.apart for host in hosts]
-        first = [*self.allocation, *(host for host in self.served if host not in apart)]
-        return dict(zip([job_id, *component_ids(os.environ)[1:]], [first, *self.apart]))
+        first, *others = self.served
+        ids = [job_id, *component_ids(os.environ)[1:]]
+        return dict(zip(ids, [[*self.allocation, *first], *others]))
 
     def counts(self) -> list[int]:
         """Return the node counts on which the training may continue now."""

@@ -148,7 +148,7 @@ class Judgement:
         # With graphs, the job asks for all nodes of its range.
         starts_on_fewer = options.fewer and not options.graphs
         needed = min(counts) if starts_on_fewer else max(counts) + options.spares
-        needed += options.served - sum(map(len, self._job.apart))  # those have another partition
+        needed += len(self._job.served[0])  # the others are in other partitions
         return self._controller.can_do_without(needed, {*bad, *left_out.read_excluded()})
 
     @cached_property

@@ -38,7 +38,7 @@ from trnslurm.node.attempt.judge import Judgement, begins
 from trnslurm.node.attempt.machine import Decision, Happening, Machine, Rules, Stage
 from trnslurm.node.attempt.servers import Servers
 from trnslurm.node.caps import Caps
-from trnslurm.node.components import hosts_apart
+from trnslurm.node.components import hosts_of_roles
 from trnslurm.node.controller import NO_KILL, NoController, controller_of
 from trnslurm.node.ending import earlier_attempts, steps_of
 from trnslurm.node.events import Messages
@@ -537,7 +537,7 @@ class Program:
 def _own(state: Attempt, environ: Mapping[str, str]) -> Attempt:
     """Note in an attempt's record where it runs."""
     state.host, state.pid = os.uname().nodename, os.getpid()
-    apart = sum(map(len, hosts_apart(environ)))
+    apart = sum(map(len, hosts_of_roles(environ)[1:]))
     state.nodes = int(environ.get("SLURM_JOB_NUM_NODES", 0)) + apart
     state.hosts = environ[Variable.HOSTS]
     return state
