@@ -100,8 +100,8 @@ def test_doctor_looks_at_the_nodes_of_all_partitions(site, fake_slurm, project, 
     nodes(fake_slurm, "DOWN")
     run = submitted(site, cli)
     fake_slurm.queue(f"1001+0 1001|PENDING|Resources|N/A||{run.path}")
-    job = "JobId={} JobState=PENDING StartTime=Unknown Partition={} NumNodes=1-1"
-    fake_slurm.answer("show-job", job.format(1001, "compute"), job.format(1002, "cpu"))
+    job = "JobId={} HetJobOffset={} JobState=PENDING StartTime=Unknown Partition={} NumNodes=1-1"
+    fake_slurm.answer("show-job", job.format(1001, 0, "compute"), job.format(1002, 1, "cpu"))
     said = cli("doctor", "last").out
     assert "partition compute: 1 idle; it needs 1 node\nc-1: down: no reason given" in said
     assert (

@@ -114,7 +114,7 @@ class JobSpec(Frozen):
     @property
     def caps(self) -> dict[str, Any]:
         """Return how much the run may use over all attempts; empty without a cap."""
-        return caps_of(self.config.cluster, self.instance)
+        return caps_of(self.config.cluster, self.instance, self.roles)
 
     @property
     def steps(self) -> int:
@@ -134,7 +134,7 @@ class JobSpec(Frozen):
         return self.batch.global_batch * self.config.recipe.seq_len
 
 
-def caps_of(cluster: Cluster, instance: InstanceType) -> dict[str, Any]:
+def caps_of(cluster: Cluster, instance: InstanceType, roles: Sequence[Role]) -> dict[str, Any]:
     """Return how much a run may use over all attempts, empty without a cap."""
     slurm, price = cluster.slurm, instance.price_per_hour
     found: dict[str, Any] = {}
@@ -142,6 +142,11 @@ def caps_of(cluster: Cluster, instance: InstanceType) -> dict[str, Any]:
         found["attempts"] = slurm.max_attempts
     hours = {"slurm.max_node_hours": slurm.max_node_hours}
     if slurm.max_cost:
+        if any(role.component for role in roles):
+            raise PlanError(
+                "slurm.max_cost: the price of nodes in a role's own partition is not known: set "
+                "slurm.max_node_hours instead"
+            )
         if not price:
             raise PlanError(
                 f"slurm.max_cost: no price of {instance.name} is known: set "
@@ -424,20 +429,14 @@ def _check_roles(config: Config, nodes: int) -> None:
         )
     if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
         raise ConfigError("roles: their nodes are as many as they say: pass one number to --nodes")
-    if not nodes_of_roles(config, apart=True):
-        return
-    if config.cluster.slurm.spares or any(role.spares for role in roles_of(config)):
+    spared = config.cluster.slurm.spares or any(role.spares for role in roles_of(config))
+    if spared and nodes_of_roles(config, apart=True):
         # --no-kill holds for all components. When one of these nodes is down, Slurm then requeues
         # its component alone, and holds the whole job (kill_running_job_by_node_name in
         # src/slurmctld/job_mgr.c; seen on 22.05).
         raise ConfigError(
             "roles with a partition: Slurm keeps no job that has lost a node there, so no node can "
             "wait: leave --spares and the roles' spares out"
-        )
-    if config.cluster.slurm.max_cost:
-        raise ConfigError(
-            "slurm.max_cost: the price of nodes in a role's own partition is not known: set "
-            "slurm.max_node_hours instead"
         )
 
 

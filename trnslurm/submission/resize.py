@@ -140,7 +140,7 @@ def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
     refuse_locked(head["config"], f"{run.name}: --set")
     instance = find(catalog(profile.instance_types), profile.instance_type)
     files = {n: data for n, data in job.bundle.files.items() if n != CAPS}
-    files |= caps_file(caps_of(profile, instance)) | {CONFIG: to_config_yaml(head)}
+    files |= caps_file(caps_of(profile, instance, job.roles)) | {CONFIG: to_config_yaml(head)}
     return replace(job, profile=profile, bundle=Bundle(files=files))
 
 

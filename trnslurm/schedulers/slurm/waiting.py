@@ -32,7 +32,8 @@ def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
             found.start = job["StartTime"]
         _look_at_nodes(found, slurm)
         for component in components:
-            _look_at_component(found, component, slurm)
+            if "HetJobOffset" in component:
+                _look_at_component(found, component, slurm)
         accepted, answer = slurm.try_out(read_file(script))
     except SlurmError as error:
         found.unknown.append(str(error))
