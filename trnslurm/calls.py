@@ -31,6 +31,7 @@ from typing import Any
 
 from trnslurm.contract.checkpoints import reported_step
 from trnslurm.contract.files import read_json, write_json
+from trnslurm.contract.halving import rung_end
 from trnslurm.contract.roles import Stand
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.variables import Variable
@@ -55,6 +56,7 @@ def report(*, step: int, steps: int | None = None, **numbers: Any) -> None:
 def should_stop() -> bool:
     """Return whether to save and end now: a time limit, a cancel or a preemption is near.
 
+    Or the rung of a sweep with --halving ends with the step that was reported last.
     All workers get the same answer at the same call, so all must call it, after every step.
     """
     worker = _here()
@@ -102,6 +104,7 @@ class _Worker:
         self._rank = int(values.get("RANK", values.get("SLURM_PROCID", "0")))
         self._stop_file = self._files.stop_file("train", self._attempt)
         self._stops = False
+        self._rung_end, self._step = rung_end(run_dir), 0
         self._calls, self._pause = 0, 1
         self._agreements = 0
         self._looked = time.monotonic()
@@ -127,6 +130,7 @@ class _Worker:
 
     def report(self, step: int, steps: int | None, numbers: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl."""
+        self._step = step
         if not self._asks_to_stop:
             self._tracer.step_done()
         if self._pace:
@@ -153,7 +157,10 @@ class _Worker:
                 self._note_stop(step, saved=True)
 
     def should_stop(self) -> bool:
-        """Agree with the other workers, at every call or, where steps are short, now and then."""
+        """Agree with the other workers, at every call or, where steps are short, now and then.
+
+        They all know after which reported step a rung ends.
+        """
         self._asks_to_stop = True
         self._tracer.step_done()
         if self._pace:
@@ -163,7 +170,7 @@ class _Worker:
             self._stops = self._agree()
             if self._stops and not self._rank:
                 self._note_stop(reported_step(self._files), saved=False)
-        return self._stops
+        return self._stops or 0 < self._rung_end <= self._step
 
     def _agree(self) -> bool:
         now = time.monotonic()

@@ -46,6 +46,23 @@ def test_outside_a_run_nothing_happens(tmp_path: Path, monkeypatch) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rung_ends(run: RunFiles, monkeypatch, rank: str) -> None:
+    """At once, and for all workers: each has reported the step."""
+    monkeypatch.setenv("RANK", rank)
+    write_json(run.rung_file, {"rung": 1, "rungs": 2, "stop_at": 5})
+    asked = []
+    for step in range(1, 8):
+        trnslurm.report(step=step)
+        asked.append(trnslurm.should_stop())
+    assert asked == [False] * 4 + [True] * 3
+    assert not run.stopped_file("train", 2).exists()  # nobody has asked it to
+    monkeypatch.setattr(calls, "_worker", None)
+    write_json(run.rung_file, {"rung": 2, "rungs": 2, "stop_at": 5})
+    trnslurm.report(step=5)
+    assert not trnslurm.should_stop()  # the script ends by itself
+
+
 def test_worker_0_reports(run: RunFiles, monkeypatch) -> None:
     trnslurm.report(step=1, steps=9, loss=0.5, lr=1)
     trnslurm.report(step=2, loss=0.25)
@@ -141,7 +158,7 @@ def test_the_names_are_there_without_the_launcher() -> None:
     done = run_process([sys.executable, "-c", code])
     needed = [
         *("trnslurm", "trnslurm.calls", "trnslurm.contract"),
-        *(f"trnslurm.contract.{each}" for each in ("checkpoints", "files", "meant")),
+        *(f"trnslurm.contract.{each}" for each in ("checkpoints", "files", "halving", "meant")),
         *(f"trnslurm.contract.{each}" for each in ("roles", "rundir", "variables")),
         *("trnslurm.frozen", "trnslurm.tracing"),
     ]

@@ -36,6 +36,12 @@ OF_COUNT = "nodes-{}"
 """The directory of the files for a node count, where a job may have fewer nodes."""
 ARRAY = "array-{}"
 """A job array in the directory of its sweep: its script, and a link to the run of each task."""
+HALVING = "halving.json"
+"""The rungs of a sweep, in its directory."""
+RUNG = "rung-{}"
+"""The job array of a rung there, from the second on."""
+RANKING = "ranking.json"
+"""The ranking of the rung before it, in the directory of a rung."""
 PREPARE = "prepare"
 """The only phase of a run that prepares data."""
 # A version whose files older ones cannot read gives them a higher number; one without it has 1.
@@ -286,6 +292,11 @@ class RunFiles(Frozen, kw_only=False):
     def cancelled_file(self) -> Path:
         """Exists once a user cancelled the run: Slurm may forget a job that never started."""
         return self.state / "cancelled.json"
+
+    @property
+    def rung_file(self) -> Path:
+        """The rung of the run, in a sweep with --halving, and the step after which it ends."""
+        return self.state / "rung.json"
 
     @property
     def servers_file(self) -> Path:

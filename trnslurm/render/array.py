@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trnslurm import __version__
+from trnslurm.config.schema import Cluster
 from trnslurm.config.search import packaged_root
+from trnslurm.contract.halving import Rung
 from trnslurm.contract.variables import Variable
+from trnslurm.render.search_path import search_path
 from trnslurm.render.template import fill, open_templates
 
 _OF_ONE_RUN = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n", re.MULTILINE)
@@ -29,7 +34,38 @@ def can_be_task(script: bytes, phase: str) -> bool:
 
 def render_array(script: bytes, name: str, phase: str, *, tasks: int, at_most: int | None) -> bytes:
     """Return the script of an array, with the options of one of its runs' scripts."""
-    values = {
+    values = _common(script, name, phase, tasks, at_most)
+    return _fill("array.sbatch.j2", values)
+
+
+def render_rung(
+    script: bytes,
+    name: str,
+    phase: str,
+    rungs: Sequence[Rung],
+    number: int,
+    *,
+    at_most: int | None,
+    cluster: Cluster,
+) -> bytes:
+    """Return the script of a later rung, with the options of one of its runs' scripts."""
+    rung = rungs[number - 1]
+    values = _common(script, f"{name}-rung-{number}", phase, rung.runs, at_most) | {
+        "rung": number,
+        "rungs": len(rungs),
+        "stop_at": rung.stop_at,
+        "umask": f"{cluster.umask:03o}",
+        "path": search_path(cluster.python, cluster.slurm.bin_dir),
+        "activate": cluster.activate,
+        "python": cluster.python,
+    }
+    return _fill("rung.sbatch.j2", values)
+
+
+def _common(
+    script: bytes, name: str, phase: str, tasks: int, at_most: int | None
+) -> dict[str, Any]:
+    return {
         "name": f"{name}-{phase}",
         "version": __version__,
         "phase": phase,
@@ -38,5 +74,8 @@ def render_array(script: bytes, name: str, phase: str, *, tasks: int, at_most: i
         "array": f"1-{tasks}" + (f"%{at_most}" if at_most else ""),
         "options": shared_options(script).decode().splitlines(),
     }
+
+
+def _fill(template: str, values: Mapping[str, Any]) -> bytes:
     environment = open_templates([packaged_root() / "templates"])
-    return fill(environment, "array.sbatch.j2", values).encode()
+    return fill(environment, template, values).encode()

@@ -36,6 +36,7 @@ _OF_A_JOB = re.compile(
     r"|MASTER_(ADDR|PORT)|(SLURM|TRNSLURM|NEURON_RT)_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD)\w*"
 )
 _MPI = re.compile(rb"^\s*(?:from|import) +mpi4py\b", re.MULTILINE)
+_STOPS = re.compile(rb"\b(?:should_stop|RunCallback)\b")
 _LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
 _TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
 _SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
@@ -393,6 +394,12 @@ def variables_read(files: Mapping[str, bytes]) -> set[str]:
 def imports_mpi(files: Mapping[str, bytes], entry: str) -> bool:
     """Check whether a script imports mpi4py."""
     return bool(_MPI.search(files.get(f"{PROJECT_CODE}{entry}", b"")))
+
+
+def asks_to_stop(files: Mapping[str, bytes]) -> bool:
+    """Check whether a project seems to ask whether it should stop, itself or by a callback."""
+    own = (d for n, d in files.items() if n.startswith(PROJECT_CODE) and n.endswith(".py"))
+    return any(_STOPS.search(data) for data in own)
 
 
 def lacks_num_nodes(files: Mapping[str, bytes], entry: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 import trnslurm
+from trnslurm.contract.halving import rung_end
 from trnslurm.contract.variables import Variable
 
 _REPORT_S = 10.0
@@ -34,6 +35,7 @@ class RunCallback(Callback):
         self._step, self._numbers = 0, dict[str, float]()
         self._reported = 0.0
         self._told = 0
+        self._rung_end = rung_end(os.environ.get(Variable.RUN_DIR, ""))
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         """Begin after the restored step, which an earlier attempt has reported.
@@ -61,7 +63,7 @@ class RunCallback(Callback):
             # Lightning has divided it by the batches of a step: Callback.on_train_batch_end.
             whole = {} if loss is None else {"loss": float(loss) * trainer.accumulate_grad_batches}
             self._numbers = whole | _numbers(trainer)
-        if trnslurm.should_stop():
+        if trnslurm.should_stop() or 0 < self._rung_end <= step:
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:

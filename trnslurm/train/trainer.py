@@ -26,6 +26,7 @@ ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9
 - average gradients over workers and micro-batches, which is wrong where these are not equal.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.import_utils import is_accelerate_available, is_torch_xla_available
 
 import trnslurm
+from trnslurm.contract.halving import rung_end
+from trnslurm.contract.variables import Variable
 from trnslurm.train.data.units import Unit
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.run import Evaluate, TrainingRun
@@ -60,6 +63,7 @@ class RunCallback(TrainerCallback):
     def __init__(self) -> None:
         self._step, self._numbers = 0, dict[str, float]()
         self._reported = 0.0
+        self._rung_end = rung_end(os.environ.get(Variable.RUN_DIR, ""))
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let several workers on CPUs load their optimizer again: PyTorch knows no cpu:0.
@@ -73,7 +77,7 @@ class RunCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let Trainer save and end if a stop is requested."""
         self._step = state.global_step
-        if trnslurm.should_stop():
+        if trnslurm.should_stop() or 0 < self._rung_end <= self._step:
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from trnslurm.contract.halving import rung_end
 from trnslurm.tracing import Tracer
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy
@@ -132,7 +133,8 @@ class TrainingRun:
         self._units = 0  # of the step so far
         self.optimizer.begin()
         done = self._checkpoints.resume(self.optimizer)
-        last = (self.settings.stop_at or self.total) if self.trains else PRECOMPILE_STEPS
+        stop_at = rung_end(str(self.environment.run_dir)) or self.settings.stop_at
+        last = (stop_at or self.total) if self.trains else PRECOMPILE_STEPS
         steps = range(done + 1, min(last, self.total) + 1)
         self._first, self._last = steps.start, steps.stop - 1
         self._saves = SaveTimes(self.settings, last=self._last)
