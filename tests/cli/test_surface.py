@@ -24,7 +24,7 @@ from ..stable_files import parts_of
 
 ROOT = Path(__file__).parents[2]
 TRNSLURM = (sys.executable, "-m", "trnslurm")
-_OF_A_SWEEP = {"--sweep", "--sweep-file", "--at-most"}
+_OF_A_SWEEP = {"--sweep", "--sweep-file", "--at-most", "--halving", "--lowest", "--highest"}
 
 
 def walk(command: click.Command = group, name: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -251,4 +251,6 @@ def test_a_sweep_in_python_takes_what_a_submission_takes() -> None:
         "rendered",
         "in_job",
     }
-    assert {*inspect.signature(trnslurm.sweep).parameters} == alike | {"values", "at_most"}
+    assert {*inspect.signature(trnslurm.sweep).parameters} == alike | {
+        *("values", "at_most", "halving", "lowest", "highest"),
+    }

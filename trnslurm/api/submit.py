@@ -26,6 +26,7 @@ from trnslurm.errors import ConfigError
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import statuses_of
 from trnslurm.submission.follow import Rule, check, follow
+from trnslurm.submission.halving import parse_halving
 from trnslurm.submission.propose import Request, propose
 from trnslurm.submission.submit import submit as start
 
@@ -86,18 +87,29 @@ def sweep(
     *,
     nodes: int = 1,
     at_most: int | None = None,
+    halving: int | str | None = None,
+    lowest: str | None = None,
+    highest: str | None = None,
     **job: Unpack[SubmitArguments],
 ) -> Runs:
     """Submit a run for each combination of values, or for each mapping in a list; return the runs.
 
-    The other arguments are those of `submit`, for every run.
+    With `halving`, bad runs stop early: 3, or "3:100" with the steps of the first rung. The best
+    has the lowest or the highest of a metric. The other arguments are those of `submit`, for every
+    run.
     """
     options = options_of(recipe, nodes, job)
     console = PythonConsole(detach=True)
     most = None if at_most is None else whole("at_most", at_most)
-    request = Request(options=options, points=points_of([], _rows(values)), at_most=most)
+    if halving is None and (lowest or highest):
+        raise ConfigError("lowest and highest are for halving")
+    rungs = None if halving is None else parse_halving(str(halving), lowest=lowest, highest=highest)
+    request = Request(
+        options=options, points=points_of([], _rows(values)), at_most=most, halving=rungs
+    )
     submission = propose(request, console)
-    command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r})"]
+    more = f", halving={halving!r}" if halving else ""
+    command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r}{more})"]
     runs, _ = start(submission, command, console)
     statuses, _ = statuses_of(runs)
     return Runs(

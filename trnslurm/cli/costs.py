@@ -19,6 +19,7 @@ from trnslurm.runs.roles import without_price
 from trnslurm.runs.tables import count, dollars, ends_of, hours, text_table
 
 if TYPE_CHECKING:
+    from trnslurm.contract.halving import Halving
     from trnslurm.schedulers.interface import HeldJob
     from trnslurm.submission.job import Job  # plan imports no submit
     from trnslurm.submission.precompile import Need
@@ -199,8 +200,29 @@ def _sweep_lines(submission: Submission) -> Iterator[str]:
     yield ""
     needs = [need for need in submission.needs if need.decision != "before"]
     yield from dict.fromkeys(filter(None, (_graphs_line(n, submission.cache) for n in needs)))
+    if submission.halving:
+        yield from _rung_lines(submission, submission.halving)
     if job.has_queue:
         yield in_all(submission)
+
+
+def _rung_lines(submission: Submission, halving: Halving) -> Iterator[str]:
+    """Yield the rungs of a sweep, and what they take of the full sweep."""
+    run_hours = [e.node_hours for planned in submission.runs if (e := planned.job.estimate)]
+    whole = sum(run_hours, 0.0) if len(run_hours) == len(submission.runs) else None
+    full = halving.rungs[0].runs * halving.rungs[-1].stop_at
+    rows, done = [], 0
+    for number, rung in enumerate(halving.rungs, 1):
+        steps = rung.runs * (rung.stop_at - done)
+        row = [str(number), f"{rung.runs:,}", f"{rung.stop_at:,}", f"{steps:,}"]
+        rows.append([*row, hours(whole * steps / full)] if whole else row)
+        done = rung.stop_at
+    header = ["rung", "runs", "to step", "steps", *(["node-hours"] if whole else [])]
+    yield from text_table(header, rows, right=",".join(header))
+    share = f"{halving.steps:,} steps instead of {full:,}: {100 * halving.share:.0f} %"
+    if whole:
+        share += f", {hours(whole * halving.share)} node-hours instead of {hours(whole)}"
+    yield from ("", share)
 
 
 def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
@@ -231,12 +253,15 @@ def in_all(submission: Submission) -> str:
     expected = [run.job.estimate for run in submission.runs]
     known = [estimate for estimate in expected if estimate]
     about = ""
+    share = submission.halving.share if submission.halving else 1.0
     if len(known) == len(expected):
         prices = [estimate.cost for estimate in known if estimate.cost is not None]
-        cost = dollars(sum(prices) if len(prices) == len(known) else None)
+        cost = dollars(share * sum(prices) if len(prices) == len(known) else None)
         cost += without_price(submission.runs[0].job.roles) if prices else ""
-        about = f"about {hours(sum(e.node_hours for e in known))} node-hours, {cost}; "
+        about = f"about {hours(share * sum(e.node_hours for e in known))} node-hours, {cost}; "
     limit = sum(need.limit_node_hours for need in submission.needs)
+    for rung in submission.halving.rungs[1:] if submission.halving else ():
+        limit += rung.runs * submission.job.limit_node_hours("train")
     cap = _cap(submission.runs[0].job)
     return f"In all: {about}at most {hours(limit)} node-hours by the time limits{cap}"
 

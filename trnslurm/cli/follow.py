@@ -31,6 +31,9 @@ _STEP_POLL_S = 0.3
 
 def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[RunDir] = ()) -> None:
     """Print runs and extras with their jobs; follow the runs if the console says so."""
+    if not runs:  # of a sweep that is resumed, only later rungs
+        echo_json([])
+        return
     record = runs[0].record()
     if console.as_json:
         facts = [_facts(run) for run in runs]

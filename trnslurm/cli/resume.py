@@ -124,7 +124,9 @@ def resume_command(
         raise click.UsageError("--cluster is for a run in S3: others continue where they are")
     first, *others = found = find_runs(run, run_roots(workspace))
     if others:
-        report_started(resume_sweep(found, how, console), console)
+        started = resume_sweep(found, how, console)
+        if started or console.as_json:
+            report_started(started, console)
         return
     done = resume(first, how, console)
     if not done.released:

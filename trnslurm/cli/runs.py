@@ -36,6 +36,7 @@ from trnslurm.runs.by_hand import UNKNOWN
 from trnslurm.runs.explain import explained
 from trnslurm.runs.facts import facts_of
 from trnslurm.runs.followers import followers_of
+from trnslurm.runs.halving import RungOf
 from trnslurm.runs.logs import choose_log, follow_log, last_states, log_of, print_log
 from trnslurm.runs.mirrored import mirrored
 from trnslurm.runs.nodes import nodes_told
@@ -510,6 +511,16 @@ def echo_pipeline(standing: PipelineStanding, console: Console) -> None:
         click.echo(f"\nnext: {standing.next}")
 
 
+def _rung_cells(rung: RungOf | None) -> tuple[str, str]:
+    if rung is None:
+        return "-", "-"
+    return f"{rung.rung}/{rung.rungs}", str(rung.rank or "-")
+
+
+def _rung_facts(rung: RungOf | None) -> dict[str, int | None]:
+    return {"rung": rung.rung if rung else None, "rank": (rung.rank if rung else 0) or None}
+
+
 def echo_sweep(standing: Standing, console: Console) -> None:
     """Print the states and scores of a sweep's runs, and the best run."""
     best, statuses, metric = standing.best, standing.statuses, standing.metric
@@ -522,7 +533,11 @@ def echo_sweep(standing: Standing, console: Console) -> None:
                 "metric": metric,
                 "best": best.run if best else None,
                 "next": standing.mend,
-                "runs": [{**asdict(status), "score": score} for status, score in scored],
+                "halving": standing.halving.facts() if standing.halving else None,
+                "runs": [
+                    {**asdict(status), "score": score, **_rung_facts(rung)}
+                    for (status, score), rung in zip(scored, standing.rungs, strict=True)
+                ],
             }
         )
         return
@@ -533,14 +548,17 @@ def echo_sweep(standing: Standing, console: Console) -> None:
         (
             s.run,
             *(s.values.get(key, "-") for key in keys),
+            *(_rung_cells(rung) if standing.halving else ()),
             s.state,
             progress(s)[0],
             figure(score, ".4f"),
             s.reason,
         )
-        for s, score in scored
+        for (s, score), rung in zip(scored, standing.rungs, strict=True)
     ]
-    echo_table(("run", *keys, "state", "step", metric, "reason"), rows, right=f"step,{metric}")
+    at = ("rung", "rank") if standing.halving else ()
+    header = ("run", *keys, *at, "state", "step", metric, "reason")
+    echo_table(header, rows, right=f"rank,step,{metric}")
     click.echo()
     for status, score in scored:
         if status == best:

@@ -37,6 +37,7 @@ from trnslurm.submission.submission import Submission
 
 if TYPE_CHECKING:
     from trnslurm.submission.follow import Rule
+    from trnslurm.submission.halving import Asked
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {
@@ -72,6 +73,15 @@ _OF_A_BUNDLE = {
     type=click.IntRange(min=1),
     metavar="N",
     help="Runs of a sweep, or jobs for checkpoints, at a time.",
+)
+@click.option(
+    "--halving",
+    metavar="N[:STEPS]",
+    help="Of a sweep on Slurm: the best 1/N of its runs go on to N times the steps, and so on.",
+)
+@click.option("--lowest", metavar="METRIC", help="With --halving: the best has the lowest METRIC.")
+@click.option(
+    "--highest", metavar="METRIC", help="With --halving: the best has the highest METRIC."
 )
 @click.option(
     "--each-checkpoint-of",
@@ -149,6 +159,10 @@ def submit_command(
     is compiled once. On Slurm its runs are tasks of job arrays; on the local cluster they follow
     one another.
 
+    --halving N stops bad runs of a sweep early: all runs train for a part of their steps, the best
+    1/N of them go on to N times as many, and so on, to the last step of one. A job array for each
+    such rung waits for the one before it. N:STEPS says the steps of the first rung.
+
     --elastic also compiles the graphs for other node counts. The run does not wait for them, and
     `trnslurm resume --nodes` can then start at once.
 
@@ -171,6 +185,7 @@ def submit_command(
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit gpt2_zero1 --nodes 2 --sweep train.lr=1e-4,3e-4 --sweep seed=1,2 --at-most 2
+      trnslurm submit gpt2_zero1 --nodes 2 --sweep train.lr=1e-4,3e-4,1e-3 --halving 3
       trnslurm submit job.sbatch
       trnslurm submit --nodes 2 -- torchrun train.py --lr 1e-4
       trnslurm submit --nodes 2 -m torchtitan.train -- --job.config_file llama.toml
@@ -207,6 +222,7 @@ def submit_command(
     if again:
         raise click.UsageError("--again is for the stages of a pipeline, a YAML file")
     sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
+    halving = _halving(bool(sweep or file), *map(options.pop, ("halving", "lowest", "highest")))
     refuse_pairs({"--after": options["after"], "--in": holder})
     rule = None
     if each_checkpoint_of is not None:
@@ -238,6 +254,7 @@ def submit_command(
             chain=chain,
             points=points_of(sweep, read_points(file) if file else ()) if sweep or file else (),
             at_most=at_most,
+            halving=halving,
             elastic=parse_nodes(elastic, option="--elastic") if elastic else (),
             holder=holder,
         )
@@ -272,6 +289,21 @@ def _submit_pipeline(
         echo_json({"pipeline": submission.pipeline, "stages": dict(submission.stages)})
     else:
         click.echo("Every stage is done: nothing to submit")
+
+
+def _halving(
+    sweeps: bool, text: str | None, lowest: str | None, highest: str | None
+) -> Asked | None:
+    """Return how the runs of a sweep are stopped early; None: they are not."""
+    if text is None:
+        if lowest or highest:
+            raise click.UsageError("--lowest and --highest are for --halving")
+        return None
+    if not sweeps:
+        raise click.UsageError("--halving is for --sweep")
+    from trnslurm.submission.halving import parse_halving
+
+    return parse_halving(text, lowest=lowest, highest=highest)
 
 
 def _refuse_beside_follow(site: Site | None, *given: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
+from trnslurm.contract.halving import halving_of
 from trnslurm.errors import RemoteError
 from trnslurm.remote.launcher import pack
 from trnslurm.render.bundle import Bundle
@@ -35,6 +36,7 @@ def pack_submission(submission: Submission, command: Sequence[str], console: Con
         "stamp": submission.stamp,
         "sweep": submission.sweep,
         "at_most": submission.at_most,
+        "halving": submission.halving.facts() if submission.halving else None,
         "command": [*command],
         "console": {name: getattr(console, name) for name in _CONSOLE},
     }
@@ -82,6 +84,7 @@ def unpack(file: Path, directory: Path) -> tuple[Submission, list[str], dict[str
         stamp=facts["stamp"],
         sweep=facts["sweep"],
         at_most=facts["at_most"],
+        halving=halving_of(facts["halving"] or {}),
     )
     return submission, facts["command"], facts["console"]
 

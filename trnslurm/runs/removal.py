@@ -10,7 +10,8 @@ from pathlib import Path
 
 from trnslurm.contract.checkpoints import newest_checkpoint, saves_in
 from trnslurm.contract.files import read_json
-from trnslurm.contract.rundir import ARRAY
+from trnslurm.contract.halving import read_halving
+from trnslurm.contract.rundir import ARRAY, HALVING, PACKAGE, RUNG
 from trnslurm.contract.times import changed_at
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
@@ -168,6 +169,12 @@ def remove_arrays(sweep: Path) -> None:
     """Remove the job arrays of a sweep whose runs are all removed, and then its directory."""
     if not sweep.is_dir() or not is_ours(sweep):
         return
+    halving = read_halving(sweep)
+    if halving and not any((sweep.parent / run).exists() for run in halving.runs):
+        for place in sweep.glob(RUNG.format("*")):
+            shutil.rmtree(place, ignore_errors=True)
+        for name in (HALVING, Path(PACKAGE).name):
+            (sweep / name).unlink(missing_ok=True)
     for place in sweep.glob(ARRAY.format("*")):
         if not any(link.exists() for link in place.iterdir() if link.is_symlink()):
             shutil.rmtree(place, ignore_errors=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from trnslurm.contract.halving import COMPARED_BY, Halving
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.records.run import RunDir, latest_values
 from trnslurm.runs.explain import explained
+from trnslurm.runs.halving import RungOf, Rungs, sweep_of
 from trnslurm.runs.status import RunStatus, statuses_of
-
-_COMPARED_BY = ("eval_loss", "loss")
 
 
 class Standing(Frozen):
@@ -24,7 +24,12 @@ class Standing(Frozen):
     scores: Sequence[float | None]
     """Each run's latest value of the metric; None if it has no finite value."""
     best: RunStatus | None
-    """The run with the lowest score, or the highest if that was chosen."""
+    """The run with the lowest score, or the highest if that was chosen: of those that have come
+    furthest, where the runs have rungs."""
+    halving: Halving | None = None
+    """The rungs of the sweep."""
+    rungs: Sequence[RungOf | None] = ()
+    """Each run's rung; None if it has none."""
 
     @property
     def group(self) -> str:
@@ -44,10 +49,13 @@ class Standing(Frozen):
     @property
     def mend(self) -> str:
         """The command that resumes the runs that stopped early; empty if none did."""
-        stopped = [s for s in self.statuses if s.mend == f"trnslurm resume {s.run}"]
-        if len(stopped) == 1:
+        each = zip(self.statuses, self.rungs, strict=True)
+        left = [s for s, rung in each if not (rung and rung.over)]
+        again = f"trnslurm resume {self.group}"
+        stopped = [s for s in left if s.mend in (f"trnslurm resume {s.run}", again)]
+        if len(stopped) == 1 and not self.halving:
             return stopped[0].mend
-        return f"trnslurm resume {self.group}" if stopped else ""
+        return again if stopped else ""
 
     @property
     def to_correct(self) -> dict[str, list[str]]:
@@ -76,18 +84,27 @@ def standing_of(
         for run, status in zip(runs, statuses, strict=True)
     ]
     found = [latest_values(run.steps()) for run in runs]
+    rungs, records = Rungs(), [run.record() for run in runs]
+    halving = rungs.halving(sweep_of(runs[0], records[0])) if records[0].group else None
+    if halving and halving.metric and not (lowest or highest):
+        lowest, highest = halving.metric, halving.metric if halving.highest else None
     chosen = highest or lowest
-    names = [chosen] if chosen else _COMPARED_BY
+    names = [chosen] if chosen else COMPARED_BY
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
     if chosen and not any(metric in s for s in found) and any(found):
         known = ", ".join(sorted({name for s in found for name in s}))
         raise RunError(f"no run reports {metric}; the runs report {known}")
     scores = [s.get(metric) for s in found]
     sign = -1 if highest else 1
-    scored = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
+    at = [rungs.rung_of(run, record) for run, record in zip(runs, records, strict=True)]
+    # A run without a rung was resumed to its last step.
+    far = [rung.rung if rung else len(halving.rungs) if halving else 0 for rung in at]
+    scored = [(-far[n], sign * score, n) for n, score in enumerate(scores) if score is not None]
     return Standing(
         statuses=statuses,
         metric=metric,
         scores=scores,
-        best=statuses[min(scored)[1]] if scored else None,
+        best=statuses[min(scored)[2]] if scored else None,
+        halving=halving,
+        rungs=at,
     )

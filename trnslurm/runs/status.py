@@ -17,6 +17,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.alone import so_far
 from trnslurm.node.triage.mend import in_words
 from trnslurm.records.run import ReadOnce, Record, RunDir
+from trnslurm.runs.halving import Rungs
 from trnslurm.runs.mend import next_command, saved_words
 from trnslurm.runs.phase import phase_status
 from trnslurm.schedulers.choice import by_scheduler, scheduler_of
@@ -125,7 +126,8 @@ def statuses_of(
         for scheduler, those in by_scheduler(needed).items()
     }
     now = [r if is_complete(*r) else (ReadOnce(r[0].path), r[1]) for r in records]
-    found = [_status(run, record, seen[scheduler_of(record)]) for run, record in now]
+    rungs = Rungs()
+    found = [_status(run, record, seen[scheduler_of(record)], rungs) for run, record in now]
     if leftovers:
         every = [*zip(now, found, strict=True)]
         completed = [r for r, status in every if status.state is State.COMPLETED]
@@ -167,10 +169,10 @@ def _runs_ahead(run: RunDir, record: Record) -> list[tuple[RunDir, Record]]:
     return found
 
 
-def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
+def _status(run: RunDir, record: Record, seen: Seen, rungs: Rungs) -> RunStatus:
     scheduler = scheduler_of(record)
     seen = scheduler.look(()) if is_complete(run, record) else seen
-    ahead = [_status(*each, seen) for each in _runs_ahead(run, record)]
+    ahead = [_status(*each, seen, rungs) for each in _runs_ahead(run, record)]
     in_vain = next((a for a in ahead if a.final and a.state is not State.COMPLETED), None)
     awaited = [each.run for each in ahead if each.state is not State.COMPLETED]
     job = record.precompile.get("waits_for")
@@ -209,6 +211,9 @@ def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
         reason = reason if "step " in reason else "; ".join(filter(None, [reason, saved]))
     if state is State.CANCELLED and run.cancelled_file.exists() and "never " not in reason:
         reason = "; ".join(filter(None, ["by trnslurm cancel", reason]))
+    mend = next_command(run, record, state, ended, phases, ahead_mend)
+    if told := rungs.tell(run, record, state):
+        state, ended, mend = told.state, told.reason, told.mend
     return RunStatus(
         **{name: getattr(record, name) for name in _AS_RECORDED},
         run=run.name,
@@ -217,7 +222,7 @@ def _status(run: RunDir, record: Record, seen: Seen) -> RunStatus:
         reason=ended or reason,
         phases=tuple(phases),
         metrics=metrics,
-        mend=next_command(run, record, state, ended, phases, ahead_mend),
+        mend=mend,
         attempts=_attempts(run, record, phases[-1]),
     )
 

@@ -207,6 +207,16 @@ class Scheduler(Frozen, ABC):
         """Start runs as the array in `place`; `jobs` is the dependency on other jobs."""
         raise NotImplementedError
 
+    def start_rung(self, place: Path, run: RunDir, after: Sequence[str], tasks: str) -> str:
+        """Start the array of a rung in `place` once jobs have ended in any way; return its id.
+
+        `run` is one of the sweep's. `tasks` are those to start; empty: all of the script.
+        """
+        raise NotImplementedError
+
+    def cancel_jobs(self, jobs: Sequence[str]) -> None:
+        """End jobs; one that has ended is no error."""
+
     def find_held(self, word: str, job: Wanted) -> HeldJob:
         """Return the job that `submit --in` names, or refuse it."""
         raise SubmitError(f"--in {word}: {job.cluster} is {self.words}: choose another --cluster")

@@ -16,6 +16,7 @@ from trnslurm.runs.by_hand import refuse_by_hand
 from trnslurm.runs.pipeline import runs_behind
 from trnslurm.runs.status import RunStatus, is_complete, statuses_of
 from trnslurm.schedulers.choice import by_scheduler, scheduler_of
+from trnslurm.submission.halving import cancel_rungs, goes_on
 
 
 class Cancelled(Frozen, kw_only=False):
@@ -46,7 +47,7 @@ def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
     every = {run: run.record() for each in runs for run in (each, *_behind(each))}
     # Slurm forgets the cancelling of a job that never started; this file also stops new attempts.
     for run, record in every.items():
-        if is_complete(run, record):
+        if is_complete(run, record) and not goes_on(run):
             continue  # its leftover jobs are cancelled; the run stays completed
         try:
             write_json(run.cancelled_file, {"by": this_user(), "time": utc_time()})
@@ -91,6 +92,7 @@ def cancel_unless_ended(
     ]
     over = {status.path for status in ended}
     left = [run for run in runs if str(run.path) not in over]
+    cancel_rungs(runs)  # before their runs: a rung starts once the one before it has ended
     return ended, cancel_all(left, now=now) if left else []
 
 

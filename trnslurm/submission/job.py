@@ -86,6 +86,11 @@ class Job(Frozen):
         """The servers beside the training."""
         return roles_in(json.loads(self.bundle.files.get(ROLES, b"{}")))
 
+    def limit_node_hours(self, phase: str) -> float:
+        """Return the node-hours of a phase that reaches its time limit."""
+        beside = self.nodes_beside if phase == "train" else 0
+        return (self.nodes + beside) * self.time_min.get(phase, 0) / 60
+
     @property
     def nodes_beside(self) -> int:
         """How many nodes a training has beside its own: spares, and those of roles."""

@@ -46,10 +46,7 @@ class Need(Frozen):
     @property
     def limit_node_hours(self) -> float:
         """Return the node-hours if every phase reaches its time limit."""
-        job = self.job
-        beside = {"train": job.nodes_beside}
-        minutes = ((job.nodes + beside.get(p, 0)) * job.time_min.get(p, 0) for p in self.phases)
-        return sum(minutes) / 60
+        return sum(self.job.limit_node_hours(phase) for phase in self.phases)
 
     @property
     def words(self) -> str:

@@ -13,11 +13,12 @@ from trnslurm.config.sweep import Point
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
-from trnslurm.plan.spec import check_job_name, fewer_nodes
+from trnslurm.plan.spec import check_job_name, ends_unknown, fewer_nodes
 from trnslurm.runs.search import run_roots
 from trnslurm.runs.tables import format_values
 from trnslurm.schedulers.interface import WaitsFor
 from trnslurm.submission.choice import at_points, choose_to_submit, spec_of
+from trnslurm.submission.halving import Asked, plan_rungs
 from trnslurm.submission.here import check_here, check_notify, refuse_crowded
 from trnslurm.submission.job import Job, make_job, read_job
 from trnslurm.submission.options import JobOptions, SubmitHost
@@ -41,6 +42,8 @@ class Request(Frozen):
     """The values of each run of a sweep."""
     at_most: int | None = None
     """How many runs of the sweep run at a time."""
+    halving: Asked | None = None
+    """How the sweep stops runs before their last step; None: none is stopped."""
     pipeline: str = ""
     """The name of a pipeline; the options then have no job, but the workspace and the host."""
     stages: Sequence[Stage] = ()
@@ -61,7 +64,9 @@ def propose(request: Request, console: Console) -> Submission:
     elif request.stages:
         return _propose_pipeline(request, console)
     elif request.points:
-        submission = _propose_sweep(options, request.points, request.at_most, console)
+        submission = _propose_sweep(
+            options, request.points, request.at_most, console, request.halving
+        )
     elif request.chain:
         submission = _propose_chain(options, console)
     else:
@@ -205,19 +210,26 @@ def _warn_of_caps(submission: Submission, console: Console) -> None:
 
 
 def _propose_sweep(
-    options: JobOptions, points: Sequence[Point], at_most: int | None, console: Console
+    options: JobOptions,
+    points: Sequence[Point],
+    at_most: int | None,
+    console: Console,
+    halving: Asked | None,
 ) -> Submission:
     """Return the checked runs of a sweep; at most `at_most` of them run at a time."""
     options = choose_to_submit(options, console)
     name = ""
     jobs: list[Job] = []
+    unknown = False
     for number, own in enumerate(at_points(options, points), 1):
         spec = spec_of(own, console, suffix=f"-{number}")
         name = options.name or spec.config.recipe_name
+        unknown = unknown or ends_unknown(spec.config)
         code = jobs[0].bundle.files if jobs else {}
         code = {file: data for file, data in code.items() if file.startswith("code/")}
         jobs.append(make_job(spec, options.workspace.template_dirs(), code=code))
     _refuse_unlike(jobs, points)
+    rungs = plan_rungs(halving, jobs, unknown=unknown) if halving else None
     if not jobs[0].has_queue:
         if len(jobs) > _MOST_HERE:
             raise ConfigError(
@@ -231,7 +243,12 @@ def _propose_sweep(
         end = f"{stamp}-{names[number - at_most]}" if at_most and number >= at_most else ""
         runs.append(PlannedRun(job=job, values=point, waits_for=WaitsFor(end=end)))
     submission = Submission(
-        runs=runs, cache=CompileCache(jobs[0].profile), stamp=stamp, sweep=name, at_most=at_most
+        runs=runs,
+        cache=CompileCache(jobs[0].profile),
+        stamp=stamp,
+        sweep=name,
+        at_most=at_most,
+        halving=rungs,
     )
     return checked(submission, options.host, console)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
 from trnslurm.contract.checkpoints import exported_in, newest, saves_in
+from trnslurm.contract.halving import read_halving
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.contract.times import changed_at
@@ -29,6 +30,7 @@ from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.runs.unreported import unreported
 from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import WaitsFor
+from trnslurm.submission.halving import goes_on, leave_rungs, resume_rungs
 from trnslurm.submission.here import check_here, check_notify, refuse_crowded
 from trnslurm.submission.job import Job, read_job
 from trnslurm.submission.lock import lock_run
@@ -136,6 +138,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             _refuse_start_over(run, takes=takes)
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
+        leave_rungs(run, record, own_step=how.stop_at is not None)
         if how.settings:
             jobs[0] = set_caps(run, jobs[0], how.settings)
         _refuse_capped(run, jobs[0])
@@ -165,16 +168,25 @@ def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) ->
     ended = [
         run
         for run, status in zip(runs, statuses, strict=True)
-        if status.final and (status.state is not State.COMPLETED or status.mend)
+        if (status.final and status.state is not State.COMPLETED) or _can_go_on(status)
     ]
+    group = statuses[0].group
+    if group and read_halving(runs[0].path.with_name(group)):
+        if how.nodes is not None:
+            raise ConfigError(f"--nodes: the later rungs of {group} are arrays of as many nodes")
+        return resume_rungs(runs, statuses, lambda run: resume(run, how, console), console)
     if not ended:
-        group = statuses[0].group
         raise RunError(f"{group}: no run ended without completing: trnslurm status {group}")
     done: list[RunDir] = []
     for run in ended:
         if run not in done:  # it waited for another one
             done += resume(run, how, console).runs
     return done
+
+
+def _can_go_on(status: RunStatus) -> bool:
+    """Check whether a run needs a resume to go on: one that Slurm holds has not ended."""
+    return status.mend == f"trnslurm resume {status.run}"
 
 
 def _with_waiting(run: RunDir) -> Iterator[RunDir]:
@@ -207,12 +219,12 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if PREPARE in record.phases:
         raise RunError(f"{name} prepares data: submit it again, and it continues where it was")
     status = run_status(run)
-    if status.state is State.COMPLETED and not status.mend:
+    if status.state is State.COMPLETED and not status.mend and not goes_on(run):
         stopped = status.reason.startswith(STOP_AT)
         why = f" ({status.reason}) and has no checkpoint" if stopped else ""
         raise RunError(f"{name} is COMPLETED{why}: there is nothing to resume")
     if status.state is State.COMPLETED:
-        return status
+        return status  # with steps left
     # A run that waits for an ended run never starts, though Slurm may not have noticed yet.
     if waiting and status.state is State.PENDING:
         return status

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache
+from trnslurm.contract.halving import Halving
 from trnslurm.frozen import Frozen
 from trnslurm.records.run import RunDir
 from trnslurm.runs.status import RunStatus
@@ -54,6 +55,8 @@ class Submission(Frozen):
     """Stage -> why it runs, although it was done before."""
     at_most: int | None = None
     """How many runs of the sweep run at a time."""
+    halving: Halving | None = None
+    """The rungs of the sweep; None: all its runs go on to their last step."""
     held: HeldJob | None = None
     """The job that the user holds, in which its only run starts; None: it has jobs of its own."""
     extras: Sequence[PlannedRun] = ()
@@ -78,7 +81,8 @@ class Submission(Frozen):
     def expected_node_hours(self) -> float:
         """The expected node-hours, or those of the time limits if nothing is expected."""
         needs = [planned.need for planned in (*self.runs, *self.extras) if planned.need]
-        return sum(
+        share = self.halving.share if self.halving else 1.0
+        return share * sum(
             need.job.estimate.node_hours if need.job.estimate else need.limit_node_hours
             for need in needs
             if need.phases

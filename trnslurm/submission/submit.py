@@ -16,6 +16,8 @@ from typing import Any
 
 from trnslurm.cluster.cache import PRECOMPILE, Compiled
 from trnslurm.console import Console
+from trnslurm.contract.files import write_json
+from trnslurm.contract.halving import place_in
 from trnslurm.errors import NoAnswerError, RunError, SubmitError, TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.render.array import shared_options
@@ -27,6 +29,7 @@ from trnslurm.schedulers.interface import BatchScript, WaitsFor
 from trnslurm.schedulers.interrupts import interrupts_deferred
 from trnslurm.submission.arrays import started_together, write_array
 from trnslurm.submission.claims import Claims
+from trnslurm.submission.halving import refuse_too_many, start_rungs, write_rungs
 from trnslurm.submission.here import python_of
 from trnslurm.submission.job import Job
 from trnslurm.submission.lock import lock_run
@@ -89,6 +92,11 @@ class _Start:
                             awaited = [each.waits_for for each in planned]
                             start(dict(zip(made, awaited, strict=True)))
                     claims.complete()
+                if self._submission.halving:
+                    with interrupts_deferred():
+                        with _whole(self._sweep_directory):
+                            write_rungs(self._sweep_directory, runs, self._submission)
+                        start_rungs(self._sweep_directory, runs, self._job.scheduler, self._console)
             except BaseException as error:
                 if not self._submission.resumes:
                     with interrupts_deferred():
@@ -109,6 +117,8 @@ class _Start:
         if held := submission.held:
             return lambda runs: scheduler.start_inside(next(iter(runs)), held)
         most = scheduler.most_tasks() if submission.sweep else 0
+        if submission.halving:
+            refuse_too_many(submission.halving, most)
         self._try_out(most)
         self._together = started_together(submission, most)
 
@@ -181,6 +191,8 @@ class _Start:
                         warned = tuple(self._console.warnings)
                         then = "" if stages else then
                         run.write_record(replace(record, then=then, warned=warned))
+                        if halving := self._submission.halving:
+                            write_json(run.rung_file, place_in(halving.rungs, 1))
                 then = run.name
             remember_root(self._root)
         except BaseException:

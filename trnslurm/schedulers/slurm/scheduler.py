@@ -126,6 +126,15 @@ class SlurmScheduler(Scheduler, kw_only=False):
 
         start_array(place, runs, self.slurm, jobs)
 
+    def start_rung(self, place: Path, run: RunDir, after: Sequence[str], tasks: str) -> str:
+        from trnslurm.schedulers.slurm.start import start_rung
+
+        return start_rung(place, run, self.slurm, after, tasks)
+
+    def cancel_jobs(self, jobs: Sequence[str]) -> None:
+        if jobs and not self.slurm.vanished:
+            self.slurm.cancel(jobs)
+
     def find_held(self, word: str, job: Wanted) -> HeldJob:
         from trnslurm.schedulers.slurm.held import find_held
 

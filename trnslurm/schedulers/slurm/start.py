@@ -108,6 +108,13 @@ def start_array(place: Path, runs: Sequence[RunDir], slurm: Slurm, jobs: str) ->
             raise SubmitError("interrupted")
 
 
+def start_rung(place: Path, run: RunDir, slurm: Slurm, after: Sequence[str], tasks: str) -> str:
+    """Submit the array of a rung once jobs have ended in any way; return its id."""
+    dependencies = [f"afterany:{':'.join(after)}"] if after else []
+    phase = run.record().phases[-1]
+    return _submit(run, place, phase, slurm, dependencies, tasks)
+
+
 @contextlib.contextmanager
 def _all_or_none(runs: Sequence[RunDir], slurm: Slurm) -> Iterator[list[int]]:
     """Hold Ctrl-C back while runs are submitted; take all back if one is refused."""
@@ -134,11 +141,21 @@ def last_job(run: RunDir, other: str) -> str:
     return record.jobs[record.phases[-1]]
 
 
-def _submit(run: RunDir, place: Path, phase: str, slurm: Slurm, dependencies: Sequence[str]) -> str:
-    """Submit a phase's script from the run's directory, or from that of an array; return the id."""
+def _submit(
+    run: RunDir,
+    place: Path,
+    phase: str,
+    slurm: Slurm,
+    dependencies: Sequence[str],
+    tasks: str = "",
+) -> str:
+    """Submit a phase's script from the run's directory, or from that of an array; return the id.
+
+    `tasks` are those of the array to submit; empty: all of the script.
+    """
     # A comma: all of them. https://slurm.schedmd.com/sbatch.html#OPT_dependency
     options = [f"--dependency={','.join(dependencies)}", "--kill-on-invalid-dep=yes"]
-    options = options if dependencies else []
+    options = [*(options if dependencies else []), *([f"--array={tasks}"] if tasks else [])]
     argv = ["env", *(f"--unset={name}" for name in overriding(os.environ))]
     argv += ["timeout", str(_TIMEOUT_S), slurm.path("sbatch"), *options]
     with (

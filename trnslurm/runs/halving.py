@@ -1,0 +1,137 @@
+"""The rungs of a sweep as its runs show them: who goes on, who has stopped, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trnslurm.contract.halving import (
+    Halving,
+    Place,
+    Ranking,
+    read_halving,
+    read_place,
+    read_ranking,
+)
+from trnslurm.contract.states import State
+from trnslurm.errors import SlurmError
+from trnslurm.frozen import Frozen
+from trnslurm.records.run import Record, RunDir
+from trnslurm.schedulers.choice import scheduler_of
+from trnslurm.schedulers.interface import Scheduler
+from trnslurm.slurm.states import ENDED
+
+
+class Told(Frozen):
+    """What the rungs of a sweep say about a run that has ended."""
+
+    state: State
+    reason: str
+    mend: str = ""
+    """The command that continues it with the others; empty: there is none."""
+
+
+class RungOf(Frozen):
+    """The rung of a run, and its rank there."""
+
+    rung: int
+    rungs: int
+    rank: int
+    """In that rung once it has ended; 0: it has none."""
+    runs: int
+    """Of the rung."""
+    over: bool
+    """Whether the rung has been ranked: who has no rank does not go on."""
+
+
+def sweep_of(run: RunDir, record: Record) -> Path:
+    """Return the directory of a run's sweep."""
+    return run.path.with_name(record.group)
+
+
+def in_queue(halving: Halving, rung: int, scheduler: Scheduler) -> bool:
+    """Check whether the array of a rung may still start runs; a silent Slurm may."""
+    return may_run(halving.rungs[rung - 1].job, scheduler)
+
+
+def may_run(job: str, scheduler: Scheduler) -> bool:
+    """Check whether a job, or a task of an array, has not ended; a silent Slurm may know one."""
+    try:
+        return bool(job) and not {*scheduler.job_states(job)} <= ENDED.keys()
+    except SlurmError:
+        return True
+
+
+class Rungs:
+    """The rungs of sweeps, each read once."""
+
+    def __init__(self) -> None:
+        self._halvings: dict[Path, Halving | None] = {}
+        self._rankings: dict[tuple[Path, int], Ranking | None] = {}
+        self._queued: dict[tuple[Path, int], bool] = {}
+
+    def tell(self, run: RunDir, record: Record, state: State) -> Told | None:
+        """Return what the rungs say about a run in this state; None: nothing else."""
+        found = self._of(run, record) if record.group and state.final else None
+        if found is None:
+            return None
+        at, halving = found
+        sweep, words = sweep_of(run, record), at.words
+        ranking = self._ranking(sweep, at.rung)
+        if state is not State.COMPLETED or at.rung == at.rungs:
+            return None
+        again = f"trnslurm resume {record.group}"
+        number = ranking.rank(run.name) if ranking else 0
+        if run.cancelled_file.exists():
+            return Told(
+                state=State.CANCELLED,
+                reason=f"by trnslurm cancel, after {words}",
+                mend=again if number or not ranking else "",
+            )
+        rank = f"rank {number} of {halving.rungs[at.rung - 1].runs}"
+        if ranking and not number:
+            why = ranking.out.get(run.name, "it has ended after the others")
+            return Told(state=state, reason=f"stopped after {words}: {why}")
+        if number > halving.rungs[at.rung].runs:
+            return Told(state=state, reason=f"stopped after {words}: {rank}")
+        done = f"{rank} in {words}" if ranking else f"{words} is done"
+        if not self._waits(sweep, halving, at.rung + 1, record):
+            why = f"{done}, but rung {at.rung + 1} is not in the queue"
+            return Told(state=State.CANCELLED, reason=why, mend=again)
+        then = "it goes on" if ranking else "it is ranked when the others have ended"
+        return Told(state=State.REQUEUED, reason=f"{done}: {then}")
+
+    def rung_of(self, run: RunDir, record: Record) -> RungOf | None:
+        """Return the rung of a run; None: its sweep has no rungs, or it has left them."""
+        found = self._of(run, record) if record.group else None
+        if found is None:
+            return None
+        at, halving = found
+        ranking = self._ranking(sweep_of(run, record), at.rung)
+        return RungOf(
+            rung=at.rung,
+            rungs=at.rungs,
+            rank=ranking.rank(run.name) if ranking else 0,
+            runs=halving.rungs[at.rung - 1].runs,
+            over=ranking is not None,
+        )
+
+    def halving(self, sweep: Path) -> Halving | None:
+        """Return the rungs of a sweep."""
+        if sweep not in self._halvings:
+            self._halvings[sweep] = read_halving(sweep)
+        return self._halvings[sweep]
+
+    def _of(self, run: RunDir, record: Record) -> tuple[Place, Halving] | None:
+        halving, at = self.halving(sweep_of(run, record)), read_place(run)
+        fits = halving and at and 0 < at.rung <= len(halving.rungs)
+        return (at, halving) if at and halving and fits else None
+
+    def _ranking(self, sweep: Path, rung: int) -> Ranking | None:
+        if (sweep, rung) not in self._rankings:
+            self._rankings[sweep, rung] = read_ranking(sweep, rung)
+        return self._rankings[sweep, rung]
+
+    def _waits(self, sweep: Path, halving: Halving, rung: int, record: Record) -> bool:
+        if (sweep, rung) not in self._queued:
+            self._queued[sweep, rung] = in_queue(halving, rung, scheduler_of(record))
+        return self._queued[sweep, rung]
