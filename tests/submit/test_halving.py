@@ -92,6 +92,13 @@ def test_all_rungs_are_in_the_queue(site, fake_slurm, cli) -> None:
     assert (plan["steps"], plan["train"]["stop_at"]) == (36000, 0)
 
 
+def test_a_cap_for_the_full_sweep_is_too_much(site, cli) -> None:
+    """It would take 40 node-hours, and the rungs take half."""
+    cap = "--set", "slurm.max_node_hours=20", "--dry-run"
+    assert "warning" not in cli(*HALVING, *cap).err
+    assert "20 node-hours, and about 40.0 are expected" in cli(*SWEEP, *FOUR, *cap).err
+
+
 def test_the_first_rung_is_named(site, fake_slurm, cli) -> None:
     assert cli(*SWEEP, *FOUR, "--halving", "2:100", "--highest", "f1").code == 0
     halving = read_halving(sweep_of(runs_of(site)))

@@ -277,6 +277,7 @@ def resume_rungs(
     """
     first, record = runs[0], runs[0].record()
     sweep, scheduler = sweep_of(first, record), scheduler_of(record)
+    refuse_foreign(sweep, "resume")
     halving, rungs = halving_at(sweep), Rungs()
     now = max((n for n in range(2, len(halving.rungs) + 1) if _taken(sweep, n)), default=1)
     queued = [n for n in range(2, len(halving.rungs) + 1) if in_queue(halving, n, scheduler)]

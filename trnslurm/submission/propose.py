@@ -202,6 +202,7 @@ def _warn_of_caps(submission: Submission, console: Console) -> None:
     for together in [jobs] if submission.sweep else [[job] for job in jobs]:
         caps = together[0].caps
         needed = sum(job.estimate.node_hours if job.estimate else 0.0 for job in together)
+        needed *= submission.halving.share if submission.halving else 1.0
         if "node_hours" in caps and needed > caps["node_hours"]:
             console.warn(
                 f"{caps['key']} allows {caps['node_hours']:g} node-hours, and about {needed:.1f} "
