@@ -256,6 +256,20 @@ stages:
     assert two.record().awaited == (one.name,)
 
 
+def test_a_recipe_reads_data_that_another_stage_makes(site, project, fake_slurm, cli) -> None:
+    site.recipe(RECIPE)
+    site.profile(device="cpu", data_root=str(site.root))
+    (project / "p.yaml").write_text("""\
+stages:
+  prepare: ./prepare.py --time 5 -- {out}
+  one: toy --nodes 2 --set data.path={prepare.out}/tokens
+""")
+    done = cli("submit", "p.yaml", "--cluster", "pc")
+    assert done.code == 0, done
+    one, prepare = site.runs()
+    assert json.loads(one.plan_file.read_text())["data"] == f"{prepare.out}/tokens"
+
+
 def test_a_stage_exports_the_checkpoint_of_a_recipe(site, project, fake_slurm, cli) -> None:
     site.recipe(RECIPE)
     exporter = site.write("jobs/toy/export.py", "print('exports')\n")

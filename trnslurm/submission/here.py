@@ -196,6 +196,8 @@ def _container(job: Job) -> Iterator[str]:
 def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
     # Prepared data, published shards, or a text file.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
+    if any(job.data.startswith(f"{run}/") for run in job.inputs):
+        return  # another stage has yet to make it
     if job.data and none_there(job.profile, files):
         prepare = _command(job, plan, "prepare")
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")

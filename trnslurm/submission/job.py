@@ -15,9 +15,19 @@ from trnslurm.config.load import read_cluster, refuse_locked
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
 from trnslurm.contract.files import newer_format
+from trnslurm.contract.inputs import inputs_in
 from trnslurm.contract.plan import FORMAT
 from trnslurm.contract.roles import Role, roles_in
-from trnslurm.contract.rundir import CAPS, CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE, ROLES
+from trnslurm.contract.rundir import (
+    CAPS,
+    CONFIG,
+    INGREDIENTS,
+    INPUTS,
+    NODE_SCRIPT,
+    PLAN,
+    PREPARE,
+    ROLES,
+)
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate
@@ -90,6 +100,11 @@ class Job(Frozen):
         """Return the node-hours of a phase that reaches its time limit."""
         beside = self.nodes_beside if phase == "train" else 0
         return (self.nodes + beside) * self.time_min.get(phase, 0) / 60
+
+    @property
+    def inputs(self) -> list[str]:
+        """The directories of the runs from which it takes something."""
+        return [one.run for one in inputs_in(json.loads(self.bundle.files.get(INPUTS, b"{}")))]
 
     @property
     def nodes_beside(self) -> int:
