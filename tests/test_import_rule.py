@@ -125,7 +125,8 @@ FLOORS = [
 BESIDE = {
     "node": {"contract", "devices", "frozen"},  # programs on the nodes
     "mirror": {"contract"},  # copies in S3
-    "train": {"contract", "devices", "tracing", "pace", "declared"},  # the runtime
+    "samples": set(),  # which samples a step has; for any script
+    "train": {"contract", "devices", "tracing", "pace", "declared", "samples"},  # the runtime
     "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {
         "contract",

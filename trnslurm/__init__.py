@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from trnslurm.api.submit import each_checkpoint, submit, sweep
     from trnslurm.calls import report, saved, servers, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
+    from trnslurm.samples.batches import batches
+    from trnslurm.samples.loader import loader
+    from trnslurm.samples.mixture import mix
     from trnslurm.submission.plan import Plan
 
 if sys.version_info < (3, 9):  # noqa: UP036 - older Pythons run this file up to here
@@ -32,8 +35,11 @@ __all__ = [
     "Runs",
     "TrnslurmError",
     "TrnslurmWarning",
+    "batches",
     "cancel",
     "each_checkpoint",
+    "loader",
+    "mix",
     "pipeline",
     "plan",
     "render",
@@ -55,8 +61,11 @@ _WHERE = {
     "Runs": "trnslurm.api.run",
     "TrnslurmError": "trnslurm.errors",
     "TrnslurmWarning": "trnslurm.errors",
+    "batches": "trnslurm.samples.batches",
     "cancel": "trnslurm.api.run",
     "each_checkpoint": "trnslurm.api.submit",
+    "loader": "trnslurm.samples.loader",
+    "mix": "trnslurm.samples.mixture",
     "pipeline": "trnslurm.api.pipeline",
     "plan": "trnslurm.api.plan",
     "render": "trnslurm.api.render",

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from trnslurm.train.data.units import derive_seed, eval_units, worker_units
+from trnslurm.samples.order import derive_seed
+from trnslurm.train.data.units import eval_units, worker_units
 
 
 def step_units(plan, step):

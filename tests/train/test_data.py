@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trnslurm.train.data.order import indices
+from trnslurm.samples.order import indices
 from trnslurm.train.data.text import END_OF_TEXT, open_text
 from trnslurm.train.errors import TrainError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trnslurm.train.data.order import indices
+from trnslurm.samples.order import indices
 from trnslurm.train.data.text import open_text
 from trnslurm.train.errors import TrainError
 

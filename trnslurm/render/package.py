@@ -25,7 +25,7 @@ _NAME = _HERE.name
 ON_NODES = ("node", "train", "mirror", "declared.py", "errors.py")
 _SHARED = (
     *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
-    "tracing.py",
+    *("samples", "tracing.py"),
 )
 # The tables of known causes; nodes get them as JSON, because Python reads TOML since 3.11.
 _TABLES = f"{_NAME}/node/triage/known"

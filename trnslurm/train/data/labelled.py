@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trnslurm.train.data.order import indices
+from trnslurm.samples.order import indices
 from trnslurm.train.data.prepared import PREPARE, File, Tokenizer, read_index
 from trnslurm.train.errors import TrainError
 

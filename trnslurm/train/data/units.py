@@ -11,12 +11,13 @@ Each term of a loss has a share of its own: masked tokens count among the step's
 pairs of sentences among its pairs.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trnslurm.samples.batches import deal
+from trnslurm.samples.order import derive_seed
 from trnslurm.train.plan import JobPlan
 
 
@@ -51,18 +52,16 @@ def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
     unit cannot bring in NaN x 0.
     """
     batch, steps_before = plan.batch, step - 1
-    units = []
-    for dealt in range(_group(plan, worker), batch.accumulation * batch.groups, batch.groups):
-        index = dealt % batch.units
-        unit = Unit(
+    return [
+        Unit(
             index=index,
             first=steps_before * batch.global_batch + index * batch.micro_batch,
             size=batch.micro_batch,
-            weight=1.0 if dealt < batch.units else 0.0,
+            weight=1.0 if counts else 0.0,
             seed=derive_seed(plan.seed, steps_before, index),
         )
-        units.append(unit)
-    return units
+        for index, counts in _dealt(plan, worker, batch.units)
+    ]
 
 
 def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
@@ -71,26 +70,12 @@ def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
     They are dealt out, and padded, as a step's are.
     """
     size = plan.batch.micro_batch
-    count = -(-samples // size)
-    groups = plan.batch.groups
-    rounds = -(-count // groups)
     return [
-        Unit(
-            index=dealt % count,
-            first=dealt % count * size,
-            size=size,
-            weight=1.0 if dealt < count else 0.0,
-            seed=0,
-        )
-        for dealt in range(_group(plan, worker), rounds * groups, groups)
+        Unit(index=index, first=index * size, size=size, weight=1.0 if counts else 0.0, seed=0)
+        for index, counts in _dealt(plan, worker, -(-samples // size))
     ]
 
 
-def _group(plan: JobPlan, worker: int) -> int:
-    return worker * plan.batch.groups // plan.workers
-
-
-def derive_seed(*parts: int) -> int:
-    """Mix integers into one seed of 31 bits, which also fits devices with seeds of int32."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+def _dealt(plan: JobPlan, worker: int, count: int) -> list[tuple[int, bool]]:
+    groups = plan.batch.groups
+    return deal(count, worker * groups // plan.workers, groups, -(-count // groups))

@@ -11,10 +11,10 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from trnslurm.samples.order import derive_seed
 from trnslurm.train.checkpoint.pretrained import find_checkpoint, mismatches
 from trnslurm.train.checkpoint.state import Read
 from trnslurm.train.checkpoint.tensors import open_rows
-from trnslurm.train.data.units import derive_seed
 from trnslurm.train.errors import TrainError
 
 ASKED_BY = "train.init_from"

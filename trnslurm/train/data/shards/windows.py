@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.train.data.order import indices
-from trnslurm.train.data.units import derive_seed
+from trnslurm.samples.order import derive_seed, indices
 
 Integers = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.train.data.order import indices
+from trnslurm.samples.order import indices
 
 COUNTS = st.one_of(st.integers(1, 50), st.integers(51, 20_000))
 SEEDS = st.integers(0, 2**31)

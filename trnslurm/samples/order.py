@@ -1,12 +1,13 @@
 """The order of samples: a permutation per epoch, computed at any place, independent of W."""
 
+from __future__ import annotations
+
 import functools
+import hashlib
 import math
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trnslurm.train.data.units import derive_seed
 
 # Each round changes one half of the index; eight leave no pattern even for a few samples.
 ROUNDS = 8
@@ -21,14 +22,18 @@ def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
     depends on (seed, epoch) alone. Nothing is kept and no order is ever made as a whole.
     """
     assert first >= 0 and count > 0, (first, count)
-    parts = []
-    while n > 0:
-        epoch, place = divmod(first, count)
-        taken = min(n, count - place)
-        places = np.arange(place, place + taken, dtype=np.uint64)
-        parts.append(_permute(places, count, _keys(seed, epoch)))
-        first, n = first + taken, n - taken
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return indices_at(np.arange(first, first + n), count=count, seed=seed)
+
+
+def indices_at(positions: NDArray[np.int64], *, count: int, seed: int) -> NDArray[np.int64]:
+    """Return which of count samples are at these positions."""
+    found = np.empty(len(positions), np.int64)
+    epochs, places = np.divmod(positions, count)
+    for epoch in np.unique(epochs):
+        chosen = np.flatnonzero(epochs == epoch)
+        keys = _keys(seed, int(epoch))
+        found[chosen] = _permute(places[chosen].astype(np.uint64), count, keys)
+    return found
 
 
 def _permute(places: NDArray[np.uint64], count: int, keys: tuple[int, ...]) -> NDArray[np.int64]:
@@ -73,3 +78,9 @@ def _keys(seed: int, epoch: int) -> tuple[int, ...]:
         (derive_seed(seed, epoch, r, 0), derive_seed(seed, epoch, r, 1)) for r in range(ROUNDS)
     )
     return tuple(high << 31 | low for high, low in halves)
+
+
+def derive_seed(*parts: int) -> int:
+    """Mix integers into one seed of 31 bits, which also fits devices with seeds of int32."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,294 @@
+"""What each step of a training computes, and which part of it a worker does.
+
+A step has a global batch of samples, cut into micro-batches. They are dealt out to the workers like
+cards. Which samples a step has depends on the seed and the number of the step alone, so the state
+of a training's data is one integer: the steps that are done.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.samples.mixture import Mix
+from trnslurm.samples.order import derive_seed, indices_at
+
+# How many samples are put into order at once: numpy is slow for a few.
+_BLOCK = 1 << 14
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that a worker computes together."""
+
+    indices: list[Any]
+    """The samples: indices; of a mix, pairs of a source's name and an index."""
+    weight: float
+    """Its part of the step: the weights of a step add up to 1 over all workers. 0: padding."""
+    scale: float
+    """The weight times the number of micro-batches of the step, of all workers: 1 on average."""
+    last: bool
+    """Whether it is this worker's last one of the step."""
+    key: tuple[int, int, int]
+    """The seed of all, the steps before, and its number in the step."""
+
+    @property
+    def seed(self) -> int:
+        """Return a seed for its dropout and the like: the same whichever worker computes it."""
+        return derive_seed(*self.key)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update of the model."""
+
+    number: int
+    """Counted from 1. It is also the state to save: the steps that are done after this one."""
+    epoch: int
+    """Counted from 0; of a mix always 0."""
+    samples: int
+    """How many samples the step has, on all workers together."""
+    micro_batches: list[MicroBatch]
+    """What this worker computes. Every worker has equally many."""
+
+
+class Batches:
+    """The steps of a training, as this worker computes them.
+
+    Iterate over them, from the step after `start`, or ask for one: batches[7] is step 7.
+    """
+
+    def __init__(
+        self,
+        samples: int | Mix,
+        *,
+        global_batch: int | None,
+        micro_batch: int | None,
+        seed: int,
+        epochs: int | None,
+        steps: int | None,
+        start: int,
+        shuffle: bool,
+        drop_last: bool,
+        rank: int | None,
+        world_size: int | None,
+        needs_even: bool = False,
+    ) -> None:
+        mix = samples if isinstance(samples, Mix) else None
+        if mix is not None:
+            _check(global_batch in (None, mix.global_batch), f"global_batch is {global_batch}, but "
+                   f"the mix was made for {mix.global_batch}: leave global_batch out")  # fmt: skip
+            _check(epochs is None, "a mix has no epochs: give steps instead")
+            _check(shuffle and not drop_last, "a mix is shuffled, and endless: leave shuffle and "
+                   "drop_last out")  # fmt: skip
+            global_batch = mix.global_batch
+        count = samples if isinstance(samples, int) else None
+        _check(mix is not None or count is not None,
+               f"samples is {samples!r}: give a number, as of len(dataset), or a mix")  # fmt: skip
+        _check(global_batch is not None, "global_batch is missing: the samples of one step")
+        assert global_batch is not None
+        for name, value, least in (
+            ("samples", count, 1), ("global_batch", global_batch, 1), ("epochs", epochs, 1),
+            ("micro_batch", micro_batch, 1), ("steps", steps, 1), ("start", start, 0),
+        ):  # fmt: skip
+            _check(
+                value is None or value >= least, f"{name} is {value}: it must be {least} or more"
+            )
+        _check(epochs is None or steps is None, "give epochs or steps, not both")
+        _check((rank is None) == (world_size is None), "give rank and world_size together")
+        if count is not None and drop_last:
+            _check(count >= global_batch, f"drop_last leaves nothing: {count} samples are less than "
+                   f"the global batch of {global_batch}")  # fmt: skip
+        self.global_batch = global_batch
+        self.start = start
+        self.steps_per_epoch: int | None = None
+        """None of a mix."""
+        if count is not None:
+            self.steps_per_epoch = count // global_batch if drop_last else -(-count // global_batch)
+        self.steps = steps
+        """How many there are, all epochs together; None: endless."""
+        if self.steps_per_epoch is not None and epochs is not None:
+            self.steps = epochs * self.steps_per_epoch
+        self._count, self._mix = count, mix
+        self.seed, self._micro, self._shuffle = seed, micro_batch, shuffle
+        self._needs_even = needs_even
+        self._place = None if rank is None or world_size is None else (rank, world_size)
+        _check(self._place is None or 0 <= self._place[0] < self._place[1],
+               f"rank is {rank} and world_size {world_size}: ranks count from 0")  # fmt: skip
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among those that share a step."""
+        return self._where()[0]
+
+    @property
+    def world_size(self) -> int:
+        """How many workers share a step."""
+        return self._where()[1]
+
+    @property
+    def accumulation(self) -> int:
+        """How many micro-batches each worker computes in each step."""
+        return 1 if self._micro is None else -(-self._most_units() // self.world_size)
+
+    @property
+    def even(self) -> bool:
+        """Whether all micro-batches of all steps weigh the same, so that plain means are exact."""
+        if self.global_batch % ((self._micro or 1) * self._slots()):
+            return False
+        if self._count is None or self.steps_per_epoch is None:
+            return True
+        return self.steps_per_epoch * self.global_batch <= self._count
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yield the steps after `start`."""
+        return self.between(self.start, self.steps)
+
+    def between(self, done: int, last: int | None) -> Iterator[Step]:
+        """Yield the steps after those that are done, block by block."""
+        while last is None or done < last:
+            block = max(1, _BLOCK * self.world_size // self.global_batch)
+            end = done + block if last is None else min(done + block, last)
+            yield from self._steps(range(done + 1, end + 1))
+            done = end
+
+    def __getitem__(self, number: int) -> Step:
+        """Return a step by its number, counted from 1."""
+        if number < 1 or (self.steps is not None and number > self.steps):
+            raise IndexError(f"trnslurm.batches: there is no step {number} of {self.steps}")
+        return self._steps(range(number, number + 1))[0]
+
+    def span(self, number: int) -> tuple[int, int, int]:
+        """Return the epoch of a step, the position of its first sample, and its samples."""
+        size = self.global_batch
+        if self._count is None or self.steps_per_epoch is None:
+            return 0, (number - 1) * size, size
+        epoch, before = divmod(number - 1, self.steps_per_epoch)
+        return epoch, epoch * self._count + before * size, min(size, self._count - before * size)
+
+    def _steps(self, numbers: Sequence[int]) -> list[Step]:
+        rank, workers = self._where()
+        if self._needs_even and not self.even:
+            each = f" in micro-batches of {self._micro}" if self._micro else ""
+            raise ValueError(
+                f"trnslurm.loader: {workers} workers cannot share global batches of "
+                f"{self.global_batch}{each} and all of {self._count or 'a mix'} samples evenly: "
+                "pass scales=True, and multiply the loss by each batch's scale"
+            )
+        rounds, slots = self.accumulation, self._slots()
+        spans, edges = [], []
+        for number in numbers:
+            epoch, first, size = self.span(number)
+            cuts = self._cuts(size, workers)
+            dealt = deal(len(cuts) - 1, rank, workers, rounds)
+            spans.append((number, epoch, size, dealt))
+            edges += [(first + cuts[unit], first + cuts[unit + 1]) for unit, _ in dealt]
+        samples = iter(self._samples(edges))
+        steps = []
+        for number, epoch, size, dealt in spans:
+            micros = []
+            for place, (unit, counts) in enumerate(dealt):
+                indices = next(samples)
+                counted = len(indices) if counts else 0
+                micros.append(
+                    MicroBatch(
+                        indices=indices,
+                        weight=counted / size,
+                        scale=counted * slots / size,
+                        last=place == rounds - 1,
+                        key=(self.seed, number - 1, unit),
+                    )
+                )
+            steps.append(Step(number=number, epoch=epoch, samples=size, micro_batches=micros))
+        return steps
+
+    def _samples(self, edges: list[tuple[int, int]]) -> Iterator[list[Any]]:
+        """Yield the samples between each two positions."""
+        found = self._at(np.concatenate([np.arange(first, end) for first, end in edges]))
+        done = 0
+        for first, end in edges:
+            yield found[done : done + end - first]
+            done += end - first
+
+    def _at(self, positions: NDArray[np.int64]) -> list[Any]:
+        if self._mix is not None:
+            return self._mix.samples_at(positions)
+        assert self._count is not None
+        if not self._shuffle:
+            return list((positions % self._count).tolist())
+        return list(indices_at(positions, count=self._count, seed=self.seed).tolist())
+
+    def _cuts(self, size: int, workers: int) -> list[int]:
+        """Return where a step is cut into micro-batches, which do not depend on the workers.
+
+        Without a size of micro-batches, each worker has one, and the sizes differ by 1 at most.
+        """
+        if self._micro is not None:
+            return [*range(0, size, self._micro), size]
+        parts = min(workers, size)
+        return [size * part // parts for part in range(parts + 1)]
+
+    def _most_units(self) -> int:
+        size = self.global_batch if self._count is None else min(self.global_batch, self._count)
+        return -(-size // (self._micro or 1))
+
+    def _slots(self) -> int:
+        return self.accumulation * self.world_size
+
+    def _where(self) -> tuple[int, int]:
+        """Return rank and world size, as given, or as they are by now."""
+        return self._place or place_now()
+
+
+def batches(
+    samples: int | Mix,
+    *,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    steps: int | None = None,
+    start: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> Batches:
+    """Return the steps of a training as this worker computes them: the same on any number of them.
+
+    Each epoch has each sample once. Its last step has what is left, unless that is dropped.
+    """
+    return Batches(
+        samples, global_batch=global_batch, micro_batch=micro_batch, seed=seed, epochs=epochs,
+        steps=steps, start=start, shuffle=shuffle, drop_last=drop_last, rank=rank,
+        world_size=world_size,
+    )  # fmt: skip
+
+
+def deal(count: int, worker: int, workers: int, rounds: int) -> list[tuple[int, bool]]:
+    """Return which of a step's micro-batches a worker computes, and whether each counts.
+
+    They are dealt out like cards. When none is left, a worker repeats one that does not count:
+    every worker computes equally often, and a repeated valid one cannot bring in NaN x 0.
+    """
+    dealt = range(worker, rounds * workers, workers)
+    return [(place % count, place < count) for place in dealt]
+
+
+def place_now() -> tuple[int, int]:
+    """Return rank and world size: of the process group, else of the environment, else 0 of 1."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(f"trnslurm.batches: {otherwise}")
