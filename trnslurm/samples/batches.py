@@ -103,7 +103,7 @@ class Batches:
         _check(epochs is None or steps is None, "give epochs or steps, not both")
         _check((rank is None) == (world_size is None), "give rank and world_size together")
         if count is not None and drop_last:
-            _check(count >= global_batch, f"drop_last leaves nothing: {count} samples are less than "
+            _check(count >= global_batch, f"drop_last leaves nothing: {count} samples < "
                    f"the global batch of {global_batch}")  # fmt: skip
         self.global_batch = global_batch
         self.start = start

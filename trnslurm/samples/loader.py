@@ -49,6 +49,11 @@ class Loader(DataLoader[Any]):
         return self._order.step
 
     @property
+    def ends_step(self) -> bool:
+        """Whether the latest batch is the last one of its step."""
+        return self.step == self._order.done
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next batch, counted from 0."""
         return self._order.epoch
@@ -223,7 +228,7 @@ def loader(
         samples = len(dataset)
     else:
         if steps_per_epoch is None:
-            raise ValueError("trnslurm.loader: steps_per_epoch is missing: a mix is endless, so say how "
+            raise ValueError("trnslurm.loader: steps_per_epoch is missing: say how "
                              "many steps an iteration has")  # fmt: skip
         given = {name: len(each) for name, each in dataset.items()}
         if given != mix.sizes:
