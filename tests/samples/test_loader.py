@@ -112,7 +112,7 @@ def test_iterations_take_none_of_the_scripts_random_numbers() -> None:
 def test_a_batch_has_its_scale(collate, scale) -> None:
     loader = trnslurm.loader(Numbers(18), scales=True, collate_fn=collate, **OPTIONS)
     # The second step has one micro-batch of two samples, and three that do not count.
-    assert [float(scale(batch)) for batch in loader] == [1, 1, 1, 1, 4, 0, 0, 0]
+    assert [scale(batch) for batch in loader] == [1, 1, 1, 1, 4, 0, 0, 0]
 
 
 def test_what_plain_means_would_get_wrong_is_refused() -> None:

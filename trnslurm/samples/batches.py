@@ -152,8 +152,9 @@ class Batches:
 
     def between(self, done: int, last: int | None) -> Iterator[Step]:
         """Yield the steps after those that are done, block by block."""
+        block = max(1, _BLOCK * self.world_size // self.global_batch)
+        block = min(block, self.steps_per_epoch or block)
         while last is None or done < last:
-            block = max(1, _BLOCK * self.world_size // self.global_batch)
             end = done + block if last is None else min(done + block, last)
             yield from self._steps(range(done + 1, end + 1))
             done = end

@@ -35,7 +35,7 @@ class Loader(DataLoader[Any]):
         self, dataset: Any, batches: Batches, pass_steps: int, scales: bool, options: dict[str, Any]
     ) -> None:
         self.batches = batches
-        self._order = _Order(batches, pass_steps)
+        self._order = _Order(batches, pass_steps, scales)
         if scales:
             dataset = _Scaled(dataset)
             options["collate_fn"] = _Collate(options.get("collate_fn") or default_collate)
@@ -96,11 +96,11 @@ class Loader(DataLoader[Any]):
 class _Order:
     """The batch sampler: the samples of each of this worker's micro-batches."""
 
-    def __init__(self, batches: Batches, pass_steps: int) -> None:
+    def __init__(self, batches: Batches, pass_steps: int, scales: bool) -> None:
         self.pass_steps = pass_steps
         self.base, self.taken = batches.start, 0
         """Steps that were done at the last start, and micro-batches taken since."""
-        self._batches = batches
+        self._batches, self._scales = batches, scales
 
     @property
     def done(self) -> int:
@@ -129,15 +129,8 @@ class _Order:
         last = first - first % self.pass_steps + self.pass_steps
         for step in self._batches.between(first, last):
             for micro in step.micro_batches:
-                indices = _Indices(micro.indices)
-                indices.scale = micro.scale
-                yield indices
-
-
-class _Indices(list[Any]):
-    """The samples of a micro-batch, with its scale, on their way to whoever reads them."""
-
-    scale = 1.0
+                # The scale goes along to whoever reads the samples, in a process of its own.
+                yield [*micro.indices, micro.scale] if self._scales else micro.indices
 
 
 class _Scaled(Dataset[Any]):
@@ -152,8 +145,11 @@ class _Scaled(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[index]
 
-    def __getitems__(self, indices: _Indices) -> tuple[float, Any]:
-        return indices.scale, _read(self._dataset, indices)
+    def __getitems__(self, indices_and_scale: list[Any]) -> tuple[float, Any]:
+        *indices, scale = indices_and_scale
+        if hasattr(self._dataset, "__getitems__"):
+            return scale, self._dataset.__getitems__(indices)
+        return scale, [self._dataset[index] for index in indices]
 
 
 class _Collate:
@@ -163,8 +159,8 @@ class _Collate:
         self._collate = collate
 
     def __call__(self, scaled: tuple[float, Any]) -> Any:
-        batch = self._collate(scaled[1])
-        scale = torch.tensor(scaled[0])
+        # A number: a tensor from another process costs as much as a small batch.
+        scale, batch = scaled[0], self._collate(scaled[1])
         if isinstance(batch, Mapping):
             batch[SCALE] = scale  # type: ignore[index]
             return batch
@@ -184,12 +180,6 @@ class _Sources(Dataset[Any]):
 
     def __getitem__(self, index: tuple[str, int]) -> Any:
         return self._datasets[index[0]][index[1]]
-
-
-def _read(dataset: Any, indices: list[Any]) -> Any:
-    if hasattr(dataset, "__getitems__"):
-        return dataset.__getitems__(indices)
-    return [dataset[index] for index in indices]
 
 
 def loader(
