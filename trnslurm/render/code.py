@@ -16,7 +16,8 @@ from trnslurm.render.package import sources
 
 _ROOT = "code/"
 # Our version, the contract, checks of values: modules that do not shape graphs. Facts about devices
-# do not either: an ingredient names the device, and train does what they decide.
+# do not either: an ingredient names the device, and train does what they decide. Nor does it matter
+# to a graph which samples it computes.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
@@ -24,7 +25,7 @@ _OURS = {
         "train/models",
     )
 }
-_OUR_ROOMS = (f"{_ROOT}trnslurm/contract/", f"{_ROOT}trnslurm/devices/")
+_OUR_ROOMS = tuple(f"{_ROOT}trnslurm/{name}/" for name in ("contract", "devices", "samples"))
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
