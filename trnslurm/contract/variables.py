@@ -30,6 +30,7 @@ class Variable(Meant):
     DEVICE_PORT = "TRNSLURM_DEVICE_PORT", "the second of them, for the device's own meeting point"
     STEP = "TRNSLURM_STEP", "the step's number, inside a job that the user holds"
     TASK = "TRNSLURM_TASK", "JOB_N of a task of a job array"
+    TAKEN = "TRNSLURM_TAKEN", "the run that such a task takes, in a later rung of a sweep"
     GIVEN = "TRNSLURM_GIVEN", "the environment of the submitting shell, for a batch script"
     LOCAL = "TRNSLURM_LOCAL", "the directory of TorchNeuron's own files on a node's disk"
     INSIDE = "TRNSLURM_INSIDE", "the command that enters the container"
