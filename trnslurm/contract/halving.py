@@ -48,7 +48,7 @@ class Halving(Frozen):
     def steps(self) -> int:
         """The steps of all runs in all rungs."""
         before = (0, *(rung.stop_at for rung in self.rungs))
-        parts = zip(self.rungs, before, strict=False)
+        parts = zip(self.rungs, before)
         return sum(rung.runs * (rung.stop_at - done) for rung, done in parts)
 
     @property

@@ -99,7 +99,7 @@ def _number(one: Input, metric: str) -> int | float:
     known: dict[str, None] = {}
     for line in last_lines(RunFiles(Path(one.run)).metrics_file):
         value = line.get(metric)
-        if isinstance(value, int | float) and math.isfinite(value):
+        if isinstance(value, (int, float)) and math.isfinite(value):
             return value
         known |= dict.fromkeys(line)
     told = f"only {', '.join(known)}" if known else "nothing"
