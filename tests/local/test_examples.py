@@ -119,9 +119,9 @@ def test_the_page_has_them_all() -> None:
         name: sum(
             len(file.read_text(encoding="utf-8").splitlines())
             for file in (ROOT / "trnslurm/examples" / name).iterdir()
-            if file.suffix in (".py", ".sh", ".c")
+            if file.suffix in (".py", ".sh", ".c", ".yaml")
         )
-        for name in NAMES
+        for name in [*NAMES, "pipeline"]
     }
 
 
