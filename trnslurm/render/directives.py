@@ -147,8 +147,9 @@ def _components(spec: JobSpec) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield the options of the nodes in each partition that roles have for themselves.
 
     sbatch takes over from the training those that mean the same for all nodes, such as --time and
-    --requeue, and --account, --qos and --mem as well; the others begin anew (reset_each_pass in
-    src/common/slurm_opt.c of 22.05; https://slurm.schedmd.com/heterogeneous_jobs.html#submitting).
+    --requeue, and --account, --qos and --mem too. Each part sets the others itself
+    (reset_each_pass in src/common/slurm_opt.c of 22.05;
+    https://slurm.schedmd.com/heterogeneous_jobs.html#submitting).
     """
     slurm = spec.config.cluster.slurm
     roles = [role for role in spec.roles if role.component]

@@ -1,4 +1,4 @@
-"""Learn the line, on all workers; a restart goes on from the newest checkpoint."""
+"""Learn the line on all workers. A restart continues from the newest checkpoint."""
 
 import argparse
 from pathlib import Path
