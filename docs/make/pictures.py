@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import diagrams
 from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -219,6 +220,11 @@ def sweep(machine: Machine) -> None:
     top(machine, "top-80x24.svg", 80, 24)
 
 
+def drawings(_machine: Machine) -> None:
+    """Draw the diagrams, which show no program."""
+    diagrams.main()
+
+
 def top(machine: Machine, name: str, columns: int, rows: int, *, open_first: bool = False) -> None:
     """Record top: the list of runs, or the newest run."""
     terminal = Terminal(machine, columns, rows)
@@ -261,6 +267,7 @@ MADE = {
     faults: ("top-200x50.svg", "killed-loss.png", "killed-timeline.png",
              "report.png"),
     sweep: ("sweep-loss.png", "top-80x24.svg"),
+    drawings: ("submit-path.svg", "parts-of-a-run.svg", "states.svg"),
 }  # fmt: skip
 
 
