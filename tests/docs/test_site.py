@@ -173,7 +173,7 @@ def test_the_search_finds_a_word(site: Path, served: str, chromium: Browser, pla
     chromium.until(f"{_SEARCH}.activeElement?.tagName === 'INPUT'")
     for letter in "preemption":
         chromium.ask("Input.dispatchKeyEvent", type="keyDown", text=letter)
-    to = "/review.html?h=preemption#how-a-training-ends"
+    to = "/review.html?h=preemption#how-a-run-ends"
     links = f"[...{_SEARCH}.querySelectorAll('a')].map(a => a.href)"
     chromium.until(f"{links}.some(link => link.startsWith('{root}{to}'))")
     assert chromium.run(f"{_SEARCH}.activeElement.value") == "preemption"
