@@ -88,7 +88,7 @@ def test_stop_a_rank(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(28, "SIGKILL of a rank, with workers that were started ahead")
+@pytest.mark.row(28, "SIGKILL of a rank, with standby workers")
 def test_kill_one_rank_later(user, control, row) -> None:
     """A minute after the start they wait."""
     run = submit(user, "train.pause_s=0.7")
