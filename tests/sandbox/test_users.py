@@ -323,7 +323,7 @@ def _(town: Town) -> None:
     assert f"{bundle}/code belongs to bob" in said
 
 
-@tried("put runs that are none into a run root for all: pipes, devices, links, directories")
+@tried("put fake runs into a run root for all: pipes, devices, links, directories")
 def _(town: Town) -> None:
     script = f"""
     cd {town.runs}
@@ -416,7 +416,7 @@ def _(town: Town) -> None:
     assert (home / "precious/manifest.json").exists()
 
 
-@tried("use her graphs, and she his, where `compile_trust` names both")
+@tried("use her graphs, if `compile_trust` names both")
 def _(town: Town) -> None:
     run = town.submitted("bob", "warm", town.team, *town.compiling())
     assert not (run / "state/precompile-1.json").exists()
