@@ -38,9 +38,8 @@ try:
 
     from trnslurm.contract.rundir import RunFiles
     from trnslurm.devices import CPU
-    from trnslurm.train.checkpoint import directory
-    from trnslurm.train.checkpoint.checkpoints import Checkpoints
-    from trnslurm.train.checkpoint.saving import CheckpointPolicy
+    from trnslurm.saves import directory
+    from trnslurm.train.checkpoint.checkpoints import CheckpointPolicy, Checkpoints
     from trnslurm.train.devices.device import Timer
     from trnslurm.train.optim.make import make_optimizer
     from trnslurm.train.optim.optimizer import GlobalOptimizer

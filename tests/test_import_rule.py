@@ -126,7 +126,16 @@ BESIDE = {
     "node": {"contract", "devices", "frozen"},  # programs on the nodes
     "mirror": {"contract"},  # copies in S3
     "samples": set(),  # which samples a step has; for any script
-    "train": {"contract", "devices", "tracing", "pace", "declared", "samples"},  # the runtime
+    "saves": {"contract"},  # checkpoints that all workers write; for any script
+    "train": {
+        "contract",
+        "devices",
+        "tracing",
+        "pace",
+        "declared",
+        "samples",
+        "saves",
+    },  # the runtime
     "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {
         "contract",

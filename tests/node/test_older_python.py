@@ -29,7 +29,7 @@ if "--fail" in sys.argv:
 
 def on_nodes() -> list[Path]:
     """Return the sources that the nodes of a custom script may run."""
-    found = set(files("__init__", "calls", "samples", "node", "mirror", *BESIDE["node"]))
+    found = set(files("__init__", "calls", "samples", "saves", "node", "mirror", *BESIDE["node"]))
     sources = {module_name(file): file for file in PACKAGE.rglob("*.py")}
     left = list(found)
     while left:

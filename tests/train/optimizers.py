@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trnslurm.contract.rundir import RunFiles
-from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.saving import CheckpointPolicy
+from trnslurm.train.checkpoint.checkpoints import CheckpointPolicy, Checkpoints
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.settings import CommonSettings

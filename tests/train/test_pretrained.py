@@ -15,10 +15,10 @@ from transformers import (
 )
 
 from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT, checkpoint_name
-from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name, write_manifest
+from trnslurm.saves.manifest import file_name, write_manifest
+from trnslurm.saves.memory import HostCopy, Piece
+from trnslurm.train.checkpoint.manifest import CheckpointManifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.checkpoint.state import TensorShard
-from trnslurm.train.checkpoint.tensors import HostCopy
 from trnslurm.train.errors import TrainError
 
 SMALL = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -32,12 +32,8 @@ def save_checkpoint(root, step, model):
     """Write a model's parameters as a run would."""
     directory = root / checkpoint_name(step)
     directory.mkdir(parents=True)
-    shards = [
-        TensorShard(name, "parameter", range(len(p)), p.data)
-        for name, p in model.named_parameters()
-    ]
     memory = HostCopy()
-    memory.copy(shards)
+    memory.copy(Piece(f"parameter/{name}", p.data) for name, p in model.named_parameters())
     size, sha256 = memory.write(directory / file_name(0, 1))
     manifest = CheckpointManifest(
         format=CHECKPOINT_FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu",

@@ -17,7 +17,7 @@ from trnslurm.render.package import sources
 _ROOT = "code/"
 # Our version, the contract, checks of values: modules that do not shape graphs. Facts about devices
 # do not either: an ingredient names the device, and train does what they decide. Nor does it matter
-# to a graph which samples it computes.
+# to a graph which samples it computes, or how what it computed is written.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
@@ -25,7 +25,9 @@ _OURS = {
         "train/models",
     )
 }
-_OUR_ROOMS = tuple(f"{_ROOT}trnslurm/{name}/" for name in ("contract", "devices", "samples"))
+_OUR_ROOMS = tuple(
+    f"{_ROOT}trnslurm/{name}/" for name in ("contract", "devices", "samples", "saves")
+)
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from trnslurm.contract.checkpoints import checkpoints_in, step_of
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.devices import CPU
-from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
+from trnslurm.saves.commit import SaveOutcome
+from trnslurm.train.checkpoint.checkpoints import CheckpointPolicy, Checkpoints
 from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import JobPlan

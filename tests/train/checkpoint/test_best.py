@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from trnslurm.train.checkpoint.manifest import NAME, CheckpointManifest, _checksum
+from trnslurm.saves.manifest import NAME, _checksum
+from trnslurm.train.checkpoint.manifest import CheckpointManifest
 from trnslurm.train.checkpoint.reading import find_best, prove
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.tensors import HostCopy
+from trnslurm.saves import directory
+from trnslurm.saves.memory import HostCopy
+from trnslurm.train.checkpoint import checkpoints
 from trnslurm.train.errors import TrainError
 
 
@@ -153,7 +154,7 @@ def test_between_saves_worker_0_looks_for_a_newer_attempt_now_and_then(team, mon
 def test_an_attempt_overtaken_in_its_last_moment_commits_nothing(team, monkeypatch):
     older, newer = team(attempt=1), team(attempt=2)
     older.save(1)
-    look = directory.newer_attempt
+    look = checkpoints.newer_attempt
 
     def look_and_be_overtaken(environment):
         found = look(environment)
@@ -164,7 +165,7 @@ def test_an_attempt_overtaken_in_its_last_moment_commits_nothing(team, monkeypat
         return found
 
     newer.began = False
-    monkeypatch.setattr(directory, "newer_attempt", look_and_be_overtaken)
+    monkeypatch.setattr(checkpoints, "newer_attempt", look_and_be_overtaken)
     older.begin_save(2)
     with pytest.raises(TrainError, match="a newer attempt"):
         older.checkpoints[0].wait()
@@ -174,7 +175,7 @@ def test_an_attempt_overtaken_in_its_last_moment_commits_nothing(team, monkeypat
 def test_an_attempt_overtaken_so_late_leaves_what_the_newer_one_has_saved(team, monkeypatch):
     older, newer = team(attempt=1), team(attempt=2)
     older.save(1)
-    look = directory.newer_attempt
+    look = checkpoints.newer_attempt
 
     def look_and_be_overtaken(environment):
         found = look(environment)
@@ -184,7 +185,7 @@ def test_an_attempt_overtaken_so_late_leaves_what_the_newer_one_has_saved(team, 
             newer.save(2)
         return found
 
-    monkeypatch.setattr(directory, "newer_attempt", look_and_be_overtaken)
+    monkeypatch.setattr(checkpoints, "newer_attempt", look_and_be_overtaken)
     older.begin_save(2)
     with pytest.raises(TrainError, match="a newer attempt"):
         older.checkpoints[0].wait()

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from trnslurm.train.checkpoint import directory, saving
+from trnslurm.saves import commit, directory
 from trnslurm.train.checkpoint.reading import prove
 from trnslurm.train.errors import TrainError
 
@@ -126,7 +126,7 @@ def test_one_worker_that_cannot_write_fails_the_save_on_all(team, capsys):
 
 
 def test_a_silent_worker_fails_the_save_after_a_while(team, monkeypatch):
-    monkeypatch.setattr(saving, "GRACE_S", 0)
+    monkeypatch.setattr(commit, "GRACE_S", 0)
     team(3).save(1)
     writers = team(3, patience_s=2)
     writers.train_to(2)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.train.checkpoint import tensors
+from trnslurm.saves import memory as memories
+from trnslurm.saves.memory import PAGE, HostCopy
 from trnslurm.train.checkpoint.state import TensorShard
-from trnslurm.train.checkpoint.tensors import PAGE, HostCopy
+from trnslurm.train.checkpoint.tensors import pieces_of
 
 # Types and sizes after which, in this order, the next tensor would begin at an odd place.
 STATE = {
@@ -31,7 +32,7 @@ def shards_of(state):
 
 
 def write_and_check(memory, path, state):
-    memory.copy(shards_of(state))
+    memory.copy(pieces_of(shards_of(state)))
     written = memory.write(path)
     content = path.read_bytes()
     assert written == (len(content), hashlib.sha256(content).hexdigest())
@@ -67,14 +68,14 @@ def needs_direct_writes(directory):
 
 def test_whole_pages_pass_the_page_cache_by(tmp_path, monkeypatch):
     needs_direct_writes(tmp_path)
-    monkeypatch.setattr(tensors, "BLOCK", PAGE)
-    seen, write = [], tensors._write
+    monkeypatch.setattr(memories, "BLOCK", PAGE)
+    seen, write = [], memories._write
 
     def note(file, block):
         seen.append((len(block), bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)))
         return write(file, block)
 
-    monkeypatch.setattr(tensors, "_write", note)
+    monkeypatch.setattr(memories, "_write", note)
     write_and_check(HostCopy(), tmp_path / "a", STATE)
     assert seen == [(PAGE, True)] * -(-(tmp_path / "a").stat().st_size // PAGE)
 
@@ -96,5 +97,5 @@ def test_where_direct_writes_cannot_begin_files_are_written_plainly(tmp_path, mo
 def test_after_a_direct_write_that_is_refused_the_rest_is_written_plainly(tmp_path, monkeypatch):
     needs_direct_writes(tmp_path)
     # No file system takes that directly; so is what is left of a write that was cut short.
-    monkeypatch.setattr(tensors, "BLOCK", 1001)
+    monkeypatch.setattr(memories, "BLOCK", 1001)
     write_and_check(HostCopy(), tmp_path / "a", STATE)

@@ -17,9 +17,8 @@ from measures import cache_misses, optimizer_settings, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.saving import CheckpointPolicy
-from trnslurm.train.checkpoint.tensors import HostCopy
+from trnslurm.saves.memory import HostCopy
+from trnslurm.train.checkpoint.checkpoints import CheckpointPolicy, Checkpoints
 from trnslurm.train.data.units import worker_units
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from trnslurm.train.checkpoint.manifest import write_manifest
+from trnslurm.saves.manifest import write_manifest
 from trnslurm.train.checkpoint.reading import prove
 from trnslurm.train.data.text import END_OF_TEXT, open_text
 from trnslurm.train.errors import TrainError

@@ -122,7 +122,8 @@ def test_what_killed_exports_left_is_removed(export, run_dir):
 
 def test_by_hand(run_dir):
     """As the script's docstring says."""
-    Bundle(files=package_files(("train", "samples", "declared.py", "errors.py"))).write(run_dir)
+    parts = ("train", "samples", "saves", "declared.py", "errors.py")
+    Bundle(files=package_files(parts)).write(run_dir)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
 
     command = [sys.executable, "code/jobs/gpt2_zero1/export.py", "plan.json", "--output", "there"]

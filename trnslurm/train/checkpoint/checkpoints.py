@@ -4,13 +4,16 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT, checkpoint_name
+from trnslurm.saves import directory
+from trnslurm.saves.commit import Exchange, SaveOutcome, Saving
+from trnslurm.saves.memory import HostCopy
 from trnslurm.train.background import in_background
-from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import (
     CheckpointManifest,
     differences,
@@ -18,14 +21,7 @@ from trnslurm.train.checkpoint.manifest import (
     settings_of,
     shorten,
 )
-from trnslurm.train.checkpoint.reading import newest_whole
-from trnslurm.train.checkpoint.saving import (
-    CheckpointPolicy,
-    Exchange,
-    SaveOutcome,
-    Saving,
-    overtaken,
-)
+from trnslurm.train.checkpoint.reading import find_best, newest_whole
 from trnslurm.train.checkpoint.state import (
     TensorShard,
     TrainingState,
@@ -33,9 +29,9 @@ from trnslurm.train.checkpoint.state import (
     load_whole,
     own_rows,
 )
-from trnslurm.train.checkpoint.tensors import HostCopy, open_own, open_rows
+from trnslurm.train.checkpoint.tensors import open_own, open_rows, pieces_of, texts_of
 from trnslurm.train.devices.device import Device
-from trnslurm.train.devices.store import Store
+from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan
@@ -47,6 +43,22 @@ MINIMAL = ["parameter"]
 ELECTION_S = 2 * 3600
 # How often worker 0 checks between saves whether a newer attempt has begun.
 FENCE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPolicy:
+    """What is saved, which checkpoints are kept, and how long a save may take."""
+
+    keep_last: int = 2
+    """The number of newest checkpoints to keep."""
+    keep_every: int = 0
+    """Checkpoints of every keep_every-th step are kept for good; 0: none."""
+    keep_best: str = ""
+    """The score whose best checkpoint is kept: the highest score, or the least loss; empty: none"""
+    save_optimizer: bool = True
+    """Without the optimizer's state a checkpoint is minimal: parameters only."""
+    patience_s: float = 1800
+    """A worker that does not answer for this long fails the save."""
 
 
 class Checkpoints:
@@ -76,7 +88,7 @@ class Checkpoints:
         self._facts = facts_of(plan, facts or {})
         self._settings = settings_of(plan)
         self._policy = policy
-        self._exchange = Exchange(device, store)
+        self._exchange = Exchange(device.rank, device.world, open_store("checkpoint", store))
         self._memory = HostCopy()
         self._active = environment.phase == "train"
         self._saves = 0
@@ -177,7 +189,7 @@ class Checkpoints:
         """
         if not self._active:
             # If it takes a graph, the precompile must see it.
-            self._memory.copy([*optimizer.shards(), *self._kept_shards()])
+            self._memory.copy(pieces_of([*optimizer.shards(), *self._kept_shards()]))
             return
         self._saves += 1
         start = time.monotonic()
@@ -186,15 +198,20 @@ class Checkpoints:
             shards, own = optimizer.shards(), optimizer.own_state()
             if not self._policy.save_optimizer:
                 shards, own = [shard for shard in shards if shard.kind in MINIMAL], None
-            self._memory.copy([*shards, *self._kept_shards()], own)
+            self._memory.copy(pieces_of([*shards, *self._kept_shards()]), texts_of(own))
+        policy = self._policy
         saving = Saving(
-            environment=self._environment,
+            root=self._root,
             exchange=self._exchange,
             topic=f"save-{self._saves}",
             manifest=self._manifest(step, optimizer, score),
             memory=self._memory,
-            policy=self._policy,
+            keep_last=policy.keep_last,
+            keep_every=policy.keep_every,
+            patience_s=policy.patience_s,
             stall_s=time.monotonic() - start,
+            newer=lambda: newer_attempt(self._environment),
+            best=lambda: find_best(self._root, policy.keep_best) if policy.keep_best else None,
         )
         self._running = in_background("checkpoint", saving.run)
 
@@ -232,6 +249,8 @@ class Checkpoints:
         if self._running is not None:
             running, self._running = self._running, None
             self.last = running.result()
+            if self.last.overtaken:
+                raise overtaken(self.last.overtaken, self._environment.attempt)
             self._device.say(str(self.last))
 
     def _kept_shards(self) -> Iterator[TensorShard]:
@@ -291,8 +310,23 @@ class Checkpoints:
 
     def _give_way(self) -> None:
         """Raise a TrainError if a newer attempt has begun."""
-        if newer := directory.newer_attempt(self._environment):
+        if newer := newer_attempt(self._environment):
             raise overtaken(newer, self._environment.attempt)
+
+
+def overtaken(newer: int, attempt: int) -> TrainError:
+    """Return the error of an attempt when a newer one has begun."""
+    return TrainError(
+        f"a newer attempt ({newer}) of this run has begun; attempt {attempt} stops and saves "
+        "nothing more"
+    )
+
+
+def newer_attempt(environment: Environment) -> int | None:
+    """Return the newest attempt of the phase that the batch scripts have begun after this one."""
+    attempt = environment.attempt
+    newest = max(environment.files.attempt_numbers(environment.phase), default=attempt)
+    return newest if newest > attempt else None
 
 
 def _shapes_of(kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, list[int]]]:

@@ -7,7 +7,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, step_of
-from trnslurm.train.checkpoint.manifest import CheckpointManifest, DamagedError, check_sizes, verify
+from trnslurm.saves.manifest import DamagedError
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, check_sizes, verify
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError

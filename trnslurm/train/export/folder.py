@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, export_name, step_of
 from trnslurm.contract.rundir import RunFiles
-from trnslurm.train.checkpoint import directory
+from trnslurm.saves import directory
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters

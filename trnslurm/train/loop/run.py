@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from trnslurm.contract.halving import rung_end
 from trnslurm.tracing import Tracer
-from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.saving import CheckpointPolicy
+from trnslurm.train.checkpoint.checkpoints import CheckpointPolicy, Checkpoints
 from trnslurm.train.checkpoint.state import TrainingState
 from trnslurm.train.data.units import Unit, eval_units, worker_units
 from trnslurm.train.devices.device import Device

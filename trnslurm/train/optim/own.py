@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trnslurm.saves.memory import DTYPES
 from trnslurm.train.checkpoint.manifest import shorten
 from trnslurm.train.checkpoint.state import (
     OwnState,
@@ -23,7 +24,6 @@ from trnslurm.train.checkpoint.state import (
     load_whole,
     num_rows,
 )
-from trnslurm.train.checkpoint.tensors import DTYPES
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
+from trnslurm.saves.directory import fsync_directory, fsync_file
 from trnslurm.train.data.shards.files import check_shard, find_shards, masked, read_rows
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import read_section

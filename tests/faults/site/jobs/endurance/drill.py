@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trnslurm.train.checkpoint import directory, saving
-from trnslurm.train.checkpoint.tensors import HostCopy
+from trnslurm.saves import commit, directory
+from trnslurm.saves.memory import HostCopy
 from trnslurm.train.data.units import Unit
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.reports import JsonLines
@@ -35,7 +35,7 @@ class Drill:
         self._pause_s = pause_s
         self._samples = JsonLines(self._root / f"samples-{self._rank}.jsonl")
         self._hold_at("write", HostCopy, "write")
-        self._hold_at("manifest", saving, "write_manifest")
+        self._hold_at("manifest", commit, "write_manifest")
         self._hold_at("rename", directory, "put_in_place")
         directory.shutil = _HalfRemoval(lambda: self._hold("removal"))
 

@@ -6,13 +6,14 @@ step-00000017.removed-3      attempt 3 is deleting it
 step-00000017.damaged-3      attempt 3 found it damaged; kept for inspection
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from pathlib import Path
 from typing import BinaryIO
 
 from trnslurm.contract.checkpoints import damaged_name, is_removed, removed_name, writer_of
-from trnslurm.train.environment import Environment
 
 
 def fsync_file(file: BinaryIO) -> None:
@@ -100,10 +101,3 @@ def sweep(root: Path, attempt: int) -> None:
         writer = writer_of(path.name)
         if writer is not None and writer <= attempt:
             remove(path, attempt)
-
-
-def newer_attempt(environment: Environment) -> int | None:
-    """Return the newest attempt of the phase that the batch scripts have begun after this one."""
-    attempt = environment.attempt
-    newest = max(environment.files.attempt_numbers(environment.phase), default=attempt)
-    return newest if newest > attempt else None

@@ -1,9 +1,12 @@
 """Writes one checkpoint: all workers in parallel; then one rename makes it exist."""
 
+from __future__ import annotations
+
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,21 +14,16 @@ from typing import Any
 import torch.distributed as dist
 
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, step_of, temporary_name
-from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.manifest import (
-    CheckpointManifest,
+from trnslurm.saves import directory
+from trnslurm.saves.manifest import (
     DamagedError,
+    Manifest,
     check_files,
     check_sizes,
     file_name,
     write_manifest,
 )
-from trnslurm.train.checkpoint.reading import find_best
-from trnslurm.train.checkpoint.tensors import HostCopy
-from trnslurm.train.devices.device import Device
-from trnslurm.train.devices.store import Store, open_store
-from trnslurm.train.environment import Environment
-from trnslurm.train.errors import TrainError
+from trnslurm.saves.memory import HostCopy
 
 # A worker waits for worker 0 this much longer than worker 0 waits for the workers.
 GRACE_S = 60
@@ -36,10 +34,11 @@ Message = dict[str, Any]
 class Exchange:
     """Messages between the workers, by topic."""
 
-    def __init__(self, device: Device, store: Store | None) -> None:
-        self.rank = device.rank
-        self.world = device.world
-        self._store = open_store("checkpoint", store)
+    def __init__(self, rank: int, world: int, store: Any) -> None:
+        self.rank = rank
+        self.world = world
+        self._store = store
+        """Of torch.distributed, on a connection of its own: a call that waits blocks all others."""
 
     def send(self, topic: str, message: Message) -> None:
         """Send a message."""
@@ -57,23 +56,7 @@ class Exchange:
         return message
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointPolicy:
-    """What is saved, which checkpoints are kept, and how long a save may take."""
-
-    keep_last: int = 2
-    """The number of newest checkpoints to keep."""
-    keep_every: int = 0
-    """Checkpoints of every keep_every-th step are kept for good; 0: none."""
-    keep_best: str = ""
-    """The score whose best checkpoint is kept: the highest score, or the least loss; empty: none"""
-    save_optimizer: bool = True
-    """Without the optimizer's state a checkpoint is minimal: parameters only."""
-    patience_s: float = 1800
-    """A worker that does not answer for this long fails the save."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SaveOutcome:
     """How a save ended: a checkpoint that exists now, or the reason why there is none."""
 
@@ -87,6 +70,8 @@ class SaveOutcome:
     """How long training waited in this worker."""
     write_s: float
     """How long writing then took, in the background."""
+    overtaken: int = 0
+    """The newer attempt that has begun: nothing more is to be saved; 0: none."""
 
     def __str__(self) -> str:
         if self.failure:
@@ -101,33 +86,30 @@ class SaveOutcome:
         )
 
 
-def overtaken(newer: int, attempt: int) -> TrainError:
-    """Return the error of an attempt when a newer one has begun."""
-    return TrainError(
-        f"a newer attempt ({newer}) of this run has begun; attempt {attempt} stops and saves "
-        "nothing more"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Saving:
     """One save of one checkpoint."""
 
-    environment: Environment
+    root: Path
+    """The directory of checkpoints."""
     exchange: Exchange
     topic: str
     """Prefix of the workers' messages; unique to this save."""
-    manifest: CheckpointManifest
+    manifest: Manifest
     """Its files are not known yet."""
     memory: HostCopy
-    """This worker's rows."""
-    policy: CheckpointPolicy
+    """What this worker saves."""
+    keep_last: int
+    """The number of newest checkpoints to keep."""
+    keep_every: int
+    """Checkpoints of every keep_every-th step are kept for good; 0: none."""
+    patience_s: float
+    """A worker that does not answer for this long fails the save."""
     stall_s: float
-
-    @property
-    def root(self) -> Path:
-        """The directory of checkpoints."""
-        return self.environment.files.checkpoints
+    newer: Callable[[], int | None]
+    """Returns a newer attempt that has begun."""
+    best: Callable[[], Path | None]
+    """Returns a checkpoint that is kept though it is old."""
 
     @property
     def temporary(self) -> Path:
@@ -135,18 +117,13 @@ class Saving:
         return self.root / temporary_name(self.manifest.step, self.manifest.attempt)
 
     def run(self) -> SaveOutcome:
-        """Write this worker's rows; wait until the checkpoint is committed, or the save fails.
-
-        Raise a TrainError if a newer attempt of this run has begun.
-        """
+        """Write this worker's file; wait until the checkpoint is committed, or the save fails."""
         start = time.monotonic()
         try:
             message = self._together()
         except dist.DistError as error:
             message = {"failed": f"the workers cannot reach each other ({error})"}
         write_s = time.monotonic() - start
-        if "overtaken" in message:
-            raise overtaken(message["overtaken"], self.manifest.attempt)
         prunes = "bytes" in message and self.exchange.rank == 0
         return SaveOutcome(
             step=self.manifest.step,
@@ -155,12 +132,13 @@ class Saving:
             warning=self._prune() if prunes else "",
             stall_s=self.stall_s,
             write_s=write_s,
+            overtaken=message.get("overtaken", 0),
         )
 
     def _together(self) -> Message:
         here, to_all = self.exchange.rank, f"{self.topic}/all"
         self.exchange.send(f"{self.topic}/{here}", self._write())
-        patience_s = self.policy.patience_s
+        patience_s = self.patience_s
         if here:
             silence = {"failed": f"worker 0 did not answer within {patience_s:g} s"}
             return self.exchange.receive(to_all, patience_s + GRACE_S, keep=True) or silence
@@ -185,51 +163,47 @@ class Saving:
     def _commit(self, reports: list[Message | None]) -> Message:
         reason = ""
         try:
-            manifest = replace(self.manifest, files=self._files(reports))
+            manifest = self.manifest.with_files(self._files(reports))
             # The other nodes' files must be here too: this check finds a directory that is not on a
             # file system that all nodes share.
-            check_files(self.temporary, manifest)
+            check_files(self.temporary, manifest.files)
             write_manifest(self.temporary, manifest)
             # A newer attempt can still begin before the renaming. It then removes the temporary
             # directory before it reads anything, and the renaming fails.
-            if not self._overtaken():
+            if not self.newer():
                 final = self.root / checkpoint_name(manifest.step)
                 directory.put_in_place(self.temporary, final, manifest.attempt)
-                return {"bytes": manifest.num_bytes}
-        except (TrainError, DamagedError) as error:
+                return {"bytes": sum(file["bytes"] for file in manifest.files.values())}
+        except (_FailedError, DamagedError) as error:
             reason = str(error)
         except OSError as error:
             reason = f"{error.strerror}: '{Path(error.filename or self.root).absolute()}'"
         with suppress(OSError):  # already gone, or the next attempt deletes it first
             directory.remove(self.temporary, self.manifest.attempt)
-        newer = self._overtaken()
+        newer = self.newer()
         return {"overtaken": newer} if newer else {"failed": reason}
 
     def _files(self, reports: list[Message | None]) -> Message:
         silent = [str(worker) for worker, report in enumerate(reports) if report is None]
         if silent:
-            raise TrainError(
-                f"worker {', '.join(silent)} did not answer within {self.policy.patience_s:g} s"
+            raise _FailedError(
+                f"worker {', '.join(silent)} did not answer within {self.patience_s:g} s"
             )
         errors = [report["error"] for report in reports if report and "error" in report]
         if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-            raise TrainError(errors[0] + more)
+            raise _FailedError(errors[0] + more)
         return {file_name(worker, len(reports)): report for worker, report in enumerate(reports)}
-
-    def _overtaken(self) -> int | None:
-        return directory.newer_attempt(self.environment)
 
     def _prune(self) -> str:
         """Delete checkpoints that are neither among the newest, nor the best, nor kept for good.
 
         Only checkpoints with complete files count as newest, so one always remains.
         """
-        keep_last, keep_every = self.policy.keep_last, self.policy.keep_every
+        keep_last, keep_every = self.keep_last, self.keep_every
         try:
             directory.finish_removals(self.root)
-            name = self.policy.keep_best
-            best = find_best(self.root, name) if name else None
+            best = self.best()
             for checkpoint in checkpoints_in(self.root):
                 if keep_last > 0:
                     keep_last -= _looks_whole(checkpoint)
@@ -240,6 +214,10 @@ class Saving:
         except OSError as error:
             return f"an old one cannot be deleted ({error.strerror})"
         return ""
+
+
+class _FailedError(Exception):
+    """Why a save fails."""
 
 
 def _looks_whole(checkpoint: Path) -> bool:

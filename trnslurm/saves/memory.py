@@ -1,0 +1,167 @@
+"""A worker's file of a checkpoint: copied to host memory at once, and written from there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trnslurm.saves.directory import fsync_directory, fsync_file
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    # Of buffers.
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+# What direct I/O requires of memory, offsets and sizes, also on disks with the largest sectors.
+PAGE = 4096
+# Written in one system call: enough to keep a disk, or several servers, busy.
+BLOCK = 64 << 20
+# Direct I/O is not supported at all, or not from or to this place.
+NOT_DIRECT = (errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP)
+
+
+class Piece(NamedTuple):
+    """What a worker saves of a tensor."""
+
+    key: str
+    """Its name in the file."""
+    tensor: Tensor
+    rows: range | None = None
+    """Which of the tensor's rows; None: all of it."""
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape that is saved."""
+        shape = list(self.tensor.shape)
+        return shape if self.rows is None else [len(self.rows), *shape[1:]]
+
+
+class HostCopy:
+    """A copy of a worker's part of the state, so that training continues while it is written.
+
+    The memory is kept from save to save: new pages from the kernel cost about as much as copying
+    into them, and on CUDA only pinned memory is filled at full speed. The layout is that of the
+    file, so that it is written in large blocks and past the page cache, which would fill as many
+    pages again.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._pages = memoryview(b"")
+        """The copy, in whole pages; beyond the end of the file they mean nothing."""
+        self._num_bytes = 0
+        """The size of the file."""
+
+    def copy(self, pieces: Iterable[Piece], about: Mapping[str, str] | None = None) -> None:
+        """Copy the pieces and wait for it; it overwrites the copy before.
+
+        `about` are texts for the file's header.
+        """
+        # Wide types first, so that each tensor is aligned.
+        pieces = sorted(pieces, key=lambda piece: -piece.tensor.element_size())
+        header: dict[str, Any] = {}
+        end = 0
+        for piece in pieces:
+            shape = piece.shape
+            start, end = end, end + math.prod(shape) * piece.tensor.element_size()
+            header[piece.key] = {
+                "dtype": DTYPES[piece.tensor.dtype],
+                "shape": shape,
+                "data_offsets": [start, end],
+            }
+        texts = {"__metadata__": dict(about)} if about else {}
+        encoded = json.dumps({**texts, **header}).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        encoded = len(encoded).to_bytes(8, "little") + encoded
+        self._num_bytes = len(encoded) + end
+        size = -(-self._num_bytes // PAGE) * PAGE
+        on_cuda = any(piece.tensor.is_cuda for piece in pieces)
+        self._reserve(size, pinned=on_cuda)
+        self._pages = self._memory.numpy().data[:size]
+        self._pages[: len(encoded)] = encoded
+        data = self._memory[len(encoded) : self._num_bytes]
+        for piece, entry in zip(pieces, header.values()):
+            start, end = entry["data_offsets"]
+            tensor = piece.tensor
+            if piece.rows:
+                # Cut here and not on the device, where it would be a graph.
+                tensor = tensor.cpu().reshape(tensor.shape or (1,))
+                tensor = tensor[piece.rows.start : piece.rows.stop]
+            target = data[start:end].view(tensor.dtype).view(entry["shape"])
+            target.copy_(tensor, non_blocking=on_cuda)
+        if on_cuda:
+            torch.cuda.synchronize()
+
+    def write(self, path: Path) -> tuple[int, str]:
+        """Write the copy durably as a safetensors file; return its size and sha256.
+
+        Written here and not by the library, which would neither hash while it writes nor fsync, and
+        would not raise an OSError when the disk is full.
+        """
+        content = self._pages[: self._num_bytes]
+        # Neither hashing nor writing holds Python's lock, and a thread that writes directly waits.
+        with ThreadPoolExecutor(1) as hashing:
+            sha256 = hashing.submit(lambda: hashlib.sha256(content).hexdigest())
+            with open(_open_direct(path), "wb", buffering=0) as file:
+                left = self._pages
+                while left:
+                    left = left[_write(file, left[:BLOCK]) :]
+                file.truncate(self._num_bytes)
+                fsync_file(file)
+            fsync_directory(path.parent)
+            return self._num_bytes, sha256.result()
+
+    def _reserve(self, size: int, *, pinned: bool) -> None:
+        if len(self._memory) >= size:
+            return
+        if pinned:
+            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without large pages: copying is slower
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _open_direct(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o666)
+    except OSError as error:
+        if error.errno not in NOT_DIRECT:
+            raise
+    return os.open(path, flags, 0o666)
+
+
+def _write(file: io.FileIO, block: memoryview) -> int:
+    try:
+        return file.write(block)
+    except OSError as error:
+        # Also the rest of a write that was cut short, because it begins within a page.
+        if error.errno not in NOT_DIRECT:
+            raise
+    fcntl.fcntl(file, fcntl.F_SETFL, 0)  # of all that F_SETFL can change, only O_DIRECT is set
+    return file.write(block)
