@@ -126,7 +126,7 @@ BESIDE = {
     "node": {"contract", "devices", "frozen"},  # programs on the nodes
     "mirror": {"contract"},  # copies in S3
     "samples": set(),  # which samples a step has; for any script
-    "saves": {"contract"},  # checkpoints that all workers write; for any script
+    "saves": {"contract", "calls"},  # checkpoints that all workers write; for any script
     "train": {
         "contract",
         "devices",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trnslurm.samples.batches import batches
     from trnslurm.samples.loader import loader
     from trnslurm.samples.mixture import mix
+    from trnslurm.saves.script import load, save
     from trnslurm.submission.plan import Plan
 
 if sys.version_info < (3, 9):  # noqa: UP036 - older Pythons run this file up to here
@@ -38,6 +39,7 @@ __all__ = [
     "batches",
     "cancel",
     "each_checkpoint",
+    "load",
     "loader",
     "mix",
     "pipeline",
@@ -46,6 +48,7 @@ __all__ = [
     "report",
     "resume",
     "runs",
+    "save",
     "saved",
     "servers",
     "should_stop",
@@ -64,6 +67,7 @@ _WHERE = {
     "batches": "trnslurm.samples.batches",
     "cancel": "trnslurm.api.run",
     "each_checkpoint": "trnslurm.api.submit",
+    "load": "trnslurm.saves.script",
     "loader": "trnslurm.samples.loader",
     "mix": "trnslurm.samples.mixture",
     "pipeline": "trnslurm.api.pipeline",
@@ -72,6 +76,7 @@ _WHERE = {
     "report": "trnslurm.calls",
     "resume": "trnslurm.api.run",
     "runs": "trnslurm.api.run",
+    "save": "trnslurm.saves.script",
     "saved": "trnslurm.calls",
     "servers": "trnslurm.calls",
     "should_stop": "trnslurm.calls",

@@ -72,6 +72,11 @@ def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
         worker.saved(int(step), Path(path).absolute() if path is not None else None)
 
 
+def ends_now() -> bool:
+    """Return whether should_stop() has said so: the next save is the last."""
+    return _worker is not None and _worker.ends
+
+
 def servers(role: str) -> list[str]:
     """Return the addresses of a role's servers, HOST:PORT each, once all of them are ready.
 
@@ -147,6 +152,11 @@ class _Worker:
         with self._files.metrics_file.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
 
+    @property
+    def ends(self) -> bool:
+        """Whether the script was told to save and end."""
+        return self._stops or 0 < self._rung_end <= self._step
+
     def saved(self, step: int, path: Path | None) -> None:
         """Record a whole checkpoint."""
         if not self._rank:
@@ -170,7 +180,7 @@ class _Worker:
             self._stops = self._agree()
             if self._stops and not self._rank:
                 self._note_stop(reported_step(self._files), saved=False)
-        return self._stops or 0 < self._rung_end <= self._step
+        return self.ends
 
     def _agree(self) -> bool:
         now = time.monotonic()

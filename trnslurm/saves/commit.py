@@ -110,6 +110,8 @@ class Saving:
     """Returns a newer attempt that has begun."""
     best: Callable[[], Path | None]
     """Returns a checkpoint that is kept though it is old."""
+    alike: int = 0
+    """What must be the same on all workers."""
 
     @property
     def temporary(self) -> Path:
@@ -158,7 +160,9 @@ class Saving:
             size, sha256 = self.memory.write(self.temporary / name)
         except OSError as error:
             return {"error": f"{error.strerror}: '{(self.temporary / name).absolute()}'"}
-        return {"bytes": size, "sha256": sha256}
+        except Exception as error:  # whatever it is: the others must not wait for this worker
+            return {"error": f"worker {self.exchange.rank}: {type(error).__name__}: {error}"}
+        return {"bytes": size, "sha256": sha256, "alike": self.alike}
 
     def _commit(self, reports: list[Message | None]) -> Message:
         reason = ""
@@ -193,6 +197,13 @@ class Saving:
         if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise _FailedError(errors[0] + more)
+        alike = [report.pop("alike") for report in reports if report]
+        other = next((worker for worker, each in enumerate(alike) if each != alike[0]), 0)
+        if other:
+            raise _FailedError(
+                f"worker {other} has other tensors than worker 0: only a DTensor may differ "
+                "between workers"
+            )
         return {file_name(worker, len(reports)): report for worker, report in enumerate(reports)}
 
     def _prune(self) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from trnslurm.contract.checkpoints import CHECKPOINT_FORMAT, checkpoint_name
 from trnslurm.saves import directory
+from trnslurm.saves.background import in_background
 from trnslurm.saves.commit import Exchange, SaveOutcome, Saving
 from trnslurm.saves.memory import HostCopy
-from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint.manifest import (
     CheckpointManifest,
     differences,
