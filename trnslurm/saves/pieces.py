@@ -137,32 +137,36 @@ class Files:
             raise DamagedError(f"{name}: no file has it")
         return self._found[name][0].tensor.clone()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        self.names()
+        if name not in self._found:
+            raise DamagedError(f"{name}: no file has it")
+        ends = ([b + n for b, n in zip(p.begin, p.tensor.shape)] for p in self._found[name])
+        return tuple(max(sizes) for sizes in zip(*ends))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type of a tensor."""
+        self.shape(name)
+        return self._found[name][0].tensor.dtype
+
     def fill(self, name: str, part: Part) -> str:
         """Copy what was saved into a worker's part; return what does not fit, or nothing."""
         with torch.no_grad():
             if self._copy(name, part):
                 return ""
-        self.names()
-        saved = self._found.get(name)
-        if not saved:
-            return f"{name} is missing"
-        ends = [[b + n for b, n in zip(one.begin, one.tensor.shape)] for one in saved]
-        shape = [max(sizes) for sizes in zip(*ends)]
-        if shape != list(part.whole):
-            return f"{name} has shape {shape} instead of {list(part.whole)}"
-        with torch.no_grad():
+            self.names()
+            if name not in self._found:
+                return f"{name} is missing"
+            if (shape := self.shape(name)) != part.whole:
+                return f"{name} has shape {list(shape)} instead of {list(part.whole)}"
             return "" if self._copy(name, part) else f"{name} is not complete"
 
     def whole(self, name: str) -> Tensor:
         """Return a whole tensor, on the host."""
-        self.names()
-        saved = self._found.get(name)
-        if not saved:
-            raise DamagedError(f"{name}: no file has it")
-        ends = ([b + n for b, n in zip(one.begin, one.tensor.shape)] for one in saved)
-        shape = [max(sizes) for sizes in zip(*ends)]
-        found = torch.empty(shape, dtype=saved[0].tensor.dtype)
-        if problem := self.fill(name, Part(found, (0,) * len(shape), tuple(shape), mine=True)):
+        shape = self.shape(name)
+        found = torch.empty(shape, dtype=self.dtype(name))
+        if problem := self.fill(name, Part(found, (0,) * len(shape), shape, mine=True)):
             raise DamagedError(problem)
         return found
 

@@ -1,4 +1,4 @@
-"""Initial parameters: from a Hugging Face folder, a checkpoint of trnslurm, or a .pt file.
+"""Initial parameters: from a Hugging Face folder, a checkpoint of whatever kind, or a .pt file.
 
 The .pt file is a checkpoint of AWS's BERT sample (torch.save of {"model": state dict, ...}) or a
 plain state dict. The source must have exactly the names of the model's parameters; only the heads
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trnslurm.contract.checkpoints import checkpoint_name
 from trnslurm.contract.rundir import CHECKPOINTS
+from trnslurm.train.checkpoint.foreign import open_foreign
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint, shorten
 from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.devices.device import say
@@ -39,16 +40,19 @@ def load_parameters(
 ) -> None:
     """Set every parameter of a transformers model; what is missing or left over is an error.
 
-    The source is a directory; one of checkpoints, whose newest whole one is read; a
-    .pt file; or the name of a model in the local cache of Hugging Face: jobs have no network.
+    The source is a directory, of Hugging Face or of a distributed checkpoint; one of checkpoints,
+    whose newest whole one is read; a .pt file; or the name of a model in the local cache of
+    Hugging Face: jobs have no network.
     `own` are prefixes of the head that the job trains: if the source has no such head, the model's
     new head stays, and the source's pretraining head is left out.
     """
     path = Path(source).expanduser()
-    if checkpoint := find_checkpoint(path, asked_by):
+    if foreign := open_foreign(path, model):
+        found: Mapping[str, Tensor] = foreign
+    elif checkpoint := find_checkpoint(path, asked_by):
         if checkpoint[0] != path and os.environ.get("RANK", "0") == "0":
             say(f"first parameters: {checkpoint[0]}")
-        found: Mapping[str, Tensor] = read_parameters(*checkpoint)
+        found = read_parameters(*checkpoint)
     elif path.suffix == ".pt":
         found = read_state_dict(path)
     else:

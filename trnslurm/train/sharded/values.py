@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trnslurm.samples.order import derive_seed
+from trnslurm.train.checkpoint.foreign import open_foreign
 from trnslurm.train.checkpoint.pretrained import find_checkpoint, mismatches
 from trnslurm.train.checkpoint.state import Read
 from trnslurm.train.checkpoint.tensors import open_rows
@@ -44,11 +45,15 @@ def new_values(shapes: Mapping[str, tuple[int, ...]], *, seed: int, std: float) 
 def saved_values(source: str, model: nn.Module) -> Read:
     """Return the parameters of a saved model; names and shapes must equal this model's.
 
-    The source is a directory of checkpoints or one of these, or a folder of Hugging Face with
-    safetensors, also by its name in the local cache: jobs have no network.
+    The source is a directory of checkpoints or one of these, a distributed checkpoint of others, or
+    a folder of Hugging Face with safetensors, also by its name in the local cache: jobs have no
+    network.
     """
-    found = find_checkpoint(Path(source).expanduser(), ASKED_BY)
-    if found:
+    place = Path(source).expanduser()
+    read: Read
+    if foreign := open_foreign(place, model):
+        shapes, read = foreign.shapes, foreign.read
+    elif found := find_checkpoint(place, ASKED_BY):
         place, manifest = found
         shapes = {name: tuple(shape) for name, shape in manifest.shapes.items()}
         read = open_rows(place, manifest)
