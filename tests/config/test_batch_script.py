@@ -117,6 +117,20 @@ def test_the_number_of_nodes(tmp_path: Path, line: str, nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "nodes", "room"),
+    [("-n 16", 1, 96), ("-n 16 -c 12", 2, 8), ("-n 12 -c 6 --gpus-per-task=a100:2", 3, 4),
+     ("-n 100 --mem-per-cpu=24G", 3, 48), ("-n 2 --gpus=16", 2, 96)],
+)  # fmt: skip
+def test_tasks_alone_take_as_few_nodes_as_have_room(
+    site, cli, tmp_path: Path, line: str, nodes: int, room: int
+) -> None:
+    file = written(tmp_path, f"#SBATCH {line} --time=9")
+    done = cli("render", str(file), "--cluster", "p4d", "-o", str(tmp_path / "out"))
+    assert f"a node (p4d.24xlarge) has room for {room} of these tasks" in done.err
+    assert f"\n#SBATCH --nodes={nodes}\n" in (tmp_path / "out/train.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
     ("value", "tasks", "at_most"),
     [("5", (5,), None), ("0-6:2,3%2", (0, 2, 3, 4, 6), 2), ("1,1-2", (1, 2), None)],
 )
@@ -128,7 +142,6 @@ def test_the_tasks_of_an_array(tmp_path: Path, value: str, tasks, at_most) -> No
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["#SBATCH -n 16"], ":2: --ntasks=16 leaves the nodes to Slurm: pass --nodes N"),
         (["#SBATCH -N 2-4"], ":2: --nodes=2-4: pass --nodes with one number"),
         (["", "#SBATCH -a 0-3%"], ":3: --array=0-3%: expected as in --array=0-15%4"),
         (["#SBATCH --array=3-1"], ":2: --array=3-1: expected"),

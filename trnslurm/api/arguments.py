@@ -20,7 +20,7 @@ from trnslurm.config.search import yaml_line
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
 from trnslurm.runs.search import workspace_of
-from trnslurm.submission.options import JobOptions, parse_range
+from trnslurm.submission.options import AS_SLURM, JobOptions, parse_range
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
@@ -212,7 +212,7 @@ def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> Job
         if given.get(name) is not None
     }
     if script := batch_script(word):
-        asked = {"nodes": script.nodes} if asked == {"nodes": 1} else asked
+        asked = {"nodes": script.told_nodes or AS_SLURM} if asked == {"nodes": 1} else asked
         values.setdefault("name", as_name(script.name) if script.name else None)
     workspace = workspace_of(search_path(given.get("path", ())))
     return JobOptions(workspace=workspace, recipe=word, **asked, **values)

@@ -20,7 +20,7 @@ from trnslurm.config.entry import Entry, as_name
 from trnslurm.config.script import Launcher, batch_script, is_script
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.search import run_roots, workspace_of
-from trnslurm.submission.options import parse_range
+from trnslurm.submission.options import AS_SLURM, parse_range
 
 Command = Callable[..., Any]
 _OUTPUT = ("as_json", "follow", "detach", "yes", "dry_run")
@@ -184,7 +184,7 @@ def _take_script(ctx: click.Context, script: BatchScript) -> None:
             f"{'--launcher' if params['launcher'] else '--per'}"
         )
     if ctx.get_parameter_source("nodes") != ParameterSource.COMMANDLINE:
-        params["nodes"] = script.nodes
+        params["nodes"] = script.told_nodes or AS_SLURM
     if params["name"] is None and script.name:
         params["name"] = as_name(script.name)
     if script.tasks and ("at_most" in params or params.get("output")):
@@ -192,7 +192,8 @@ def _take_script(ctx: click.Context, script: BatchScript) -> None:
         params["sweep"] = (*params["sweep"], f"slurm.array_task={tasks}")
         if "at_most" in params:
             params["at_most"] = params["at_most"] or script.at_most
-    kept = [f"--nodes={params['nodes']}", *script.kept]
+    nodes = [f"--nodes={params['nodes']}"] if params["nodes"] else []
+    kept = [*nodes, *script.kept]
     click.echo(f"{script.file} asks for {' '.join(kept)}", err=True)
     gpus, cpus, memory = (bool(params.get(name)) for name in ("gpus", "cpus", "mem"))
     others = contradicted(script.kept, gpus=gpus, cpus=cpus, memory=memory)

@@ -28,7 +28,7 @@ from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.plan.keys import keys_of
 from trnslurm.runs.tables import count
 from trnslurm.submission.choice import choose, config_of, parse_nodes
-from trnslurm.submission.options import JobOptions
+from trnslurm.submission.options import AS_SLURM, JobOptions
 from trnslurm.submission.plan import make_plan
 
 _SHOWN_CHARS = 60  # longest value in a table; --json has all
@@ -174,10 +174,10 @@ def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
 
         plan_pipeline(Path(options["recipe"]), options, console, submit_command)
         return
-    job = JobOptions(**options)
+    job = JobOptions(nodes=1 if nodes else AS_SLURM, **options)
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
-    found = make_plan(job, parse_nodes(str(nodes)), console)
+    found = make_plan(job, parse_nodes(str(nodes)) if nodes else (), console)
     refused = [(n, str(error)) for n, error in found.refused.items()]
     from trnslurm.cli.costs import graphs_facts, plan_lines  # slow to import; only plan needs it
 

@@ -11,12 +11,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnslurm.config.times import parse_time
+from trnslurm.config.times import parse_size, parse_time
 from trnslurm.contract.files import open_file, read_file
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
+
+if TYPE_CHECKING:
+    from trnslurm.config.catalog import InstanceType
 
 _HEAD_BYTES = 64 << 10
 _MARK = "#SBATCH"
@@ -128,12 +131,34 @@ class BatchScript(Frozen):
     def nodes(self) -> int:
         """Return the number of its nodes, or raise an error with the line that leaves it open."""
         if self.told_nodes is None:
-            line, _, tasks = next(d for d in self.directives if d.name == "ntasks")
-            raise ConfigError(
-                f"{self.file}:{line}: --ntasks={tasks} leaves the nodes to Slurm: pass --nodes N, "
-                "or write #SBATCH --nodes=N"
-            )
+            raise ConfigError(f"{self._open}: pass --nodes N, or write #SBATCH --nodes=N")
         return self.told_nodes
+
+    def nodes_of(self, instance: InstanceType | None) -> tuple[int, str]:
+        """Return how many nodes of a type have room for its tasks, and a line that says so.
+
+        On idle nodes Slurm takes as few as it can (_eval_nodes of select/cons_tres, 22.05).
+        """
+        if instance is None:
+            return 1, f"{self._open}. Using --nodes 1, as this machine is a single one"
+        given = {d.name: d.value or "" for d in self.directives}
+        cpus = _count(given.get("cpus-per-task")) or 1
+        memory = parse_size(given.get("mem-per-cpu") or "0") * cpus
+        room = [instance.vcpus // cpus]
+        room += [(instance.host_gib << 10) // memory] if memory else []
+        gpus = _count(given.get("gpus-per-task"))
+        room += [instance.gpus // gpus] if gpus else []
+        tasks, most = _count(given["ntasks"]), max(1, min(room))
+        nodes = max(-(-tasks // most), -(-_count(given.get("gpus")) // max(1, instance.gpus)))
+        return nodes, (
+            f"{self._open}. Using --nodes {nodes}: a node ({instance.name}) has room for {most} of "
+            "these tasks. If they should be on more nodes, pass --nodes N"
+        )
+
+    @property
+    def _open(self) -> str:
+        line, _, tasks = next(d for d in self.directives if d.name == "ntasks")
+        return f"{self.file}:{line}: --ntasks={tasks} leaves the nodes to Slurm"
 
 
 def contradicted(words: Sequence[str], *, gpus: bool, cpus: bool, memory: bool) -> list[str]:
@@ -153,6 +178,12 @@ def tasks_of_node(words: Sequence[str], nodes: int) -> int:
     counts = {name: int(n) for name, _, n in (w.partition("=") for w in words) if n.isdecimal()}
     each = counts.get("--ntasks-per-node") or -(-counts.get("--ntasks", 1) // nodes)
     return max(1, each)
+
+
+def _count(value: str | None) -> int:
+    """Return the number of an option such as `4` or `a100:4`; 0: it has none."""
+    number = (value or "").rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def first_directive(file: Path) -> int:

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
+from trnslurm.config.script import batch_script
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.sweep import Point
 from trnslurm.config.times import parse_size, parse_time
@@ -23,7 +25,7 @@ from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.plan.values import check_declared
 from trnslurm.runs.result import no_result, refuse_other_model
 from trnslurm.slurm.commands import slurm_hint
-from trnslurm.submission.options import JobOptions, parse_range
+from trnslurm.submission.options import AS_SLURM, JobOptions, parse_range
 
 _MOST_COUNTS = 1000
 
@@ -52,7 +54,14 @@ def _with_preset(
         announced.append(f"--preset {preset}")
     if announced:
         console.say(f"Using {' '.join(announced)}, as no other was chosen")
-    return replace(options, cluster=cluster, preset=preset)
+    nodes = options.nodes
+    if nodes == AS_SLURM and (script := batch_script(options.recipe)):
+        profile = resolve_cluster(options.workspace, cluster)
+        local = profile.scheduler == "local"  # all its nodes are this machine
+        types = catalog(profile.instance_types)
+        nodes, why = script.nodes_of(None if local else find(types, profile.instance_type))
+        console.say(why)
+    return replace(options, cluster=cluster, preset=preset, nodes=nodes)
 
 
 def _recipes_cluster(options: JobOptions) -> str:

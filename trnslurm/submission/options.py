@@ -29,12 +29,16 @@ class SubmitHost:
         return root, free_stamp(root, names)
 
 
+AS_SLURM = 0
+
+
 class JobOptions(Frozen):
     """The options of submit, render, plan and show; fields are named after them."""
 
     workspace: Workspace
     recipe: str
     nodes: int = 1
+    """AS_SLURM: as many as have room for the tasks of a batch script."""
     least_nodes: int | None = None
     """Of a range: the smallest number of nodes."""
     cluster: str | None = None
