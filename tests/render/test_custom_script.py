@@ -249,7 +249,7 @@ def test_a_batch_script_is_the_job(site, cli, project) -> None:
         assert said in cli("render", "job.sbatch", *CPU, *words).error
     assert "#SBATCH --nodes=1\n" in cli("render", "job.sbatch", *CPU, "--nodes", "1").out
     Path("job.sbatch").write_text(BATCH_SCRIPT.replace("--nodes=2", "--ntasks=8"))
-    assert "pass --nodes N, or" in cli("render", "job.sbatch", *CPU).error
+    assert "8 leaves the nodes to Slurm" in cli("render", "job.sbatch", *CPU).err
     assert "#SBATCH --ntasks=8 " in cli("render", "job.sbatch", *CPU, "--nodes", "2").out
 
 
@@ -439,14 +439,24 @@ def test_the_repository_of_a_project_below_it_says_what_is_ignored(tmp_path: Pat
     assert taken(tmp_path / "scratch") == {"x.py", "x.bin"}
 
 
-def test_too_much_is_refused_by_name(site, cli, project) -> None:
-    (project / "weights.bin").write_bytes(b"x" * (65 << 20))
+def test_a_large_project_is_copied_without_its_data(site, cli, project) -> None:
+    """The largest are linked to, whole directories if they have no program; programs never are."""
+    for name, mib in (("assets/a.png", 40), ("assets/deep/b.PNG", 2), ("src/c.npy", 30),
+                      ("src/c.py", 0), ("small/d.npy", 3)):  # fmt: skip
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(b"")
+        os.truncate(project / name, mib << 20)
+    done = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")
+    assert "; links to assets, too large to copy; the script" in done.ok + done.err
+    files = rendered(site, cli, "./train.py")
+    assert f"ln -sfn {project}/assets work.new/assets" in files["train.sbatch"]
+    assert {"code/project/src/c.py", "code/project/src/c.npy"} <= files.keys()
+    assert not any("assets/" in name for name in files)
+
+    os.truncate(project / "src/c.py", 65 << 20)
     said = cli("render", "./train.py", *CPU, *TIME).error
-    assert f"{project} has more than 64 MiB, most of it in weights.bin" in said
-    assert "--set 'links=[weights.bin]'" in said
-    linked = ("--set", "links=[weights.bin]")
-    files = rendered(site, cli, "./train.py", *linked)
-    assert f"ln -sfn {project}/weights.bin work.new/weights.bin" in files["train.sbatch"]
+    assert f"{project} has more than 64 MiB, most of it in src" in said
+    assert "--set 'links=[src]'" in said
 
 
 def test_variables_that_the_job_lacks_are_named(

@@ -118,8 +118,12 @@ def _project_line(job: Job) -> str:
     if left_out := sorted(job.project["left_out"], key=lambda name: "/." in f"/{name}"):
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         line += f", not {', '.join(left_out[:3])}{more} (.gitignore, or hidden)"
-    if links := job.project["links"]:
+    large = job.project.get("large", [])
+    if links := [name for name in job.project["links"] if name not in large]:
         line += f"; links to {', '.join(links)}"
+    if large:
+        more = f" and {len(large) - 3} more" if len(large) > 3 else ""
+        line += f"; links to {', '.join(large[:3])}{more}, too large to copy"
     return f"{line}; the script runs in a copy of them, work/ of the run directory"
 
 

@@ -19,6 +19,7 @@ from trnslurm.contract.files import read_file
 from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
+from trnslurm.render.large import MOST_MIB, sizes_of, too_large
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -40,7 +41,6 @@ _STOPS = re.compile(rb"\b(?:should_stop|RunCallback)\b")
 _LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
 _TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
 _SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
-_MOST_MIB, _MOST_FILES = 64, 20_000
 _GIT_TIMEOUT_S = 20
 # Options that name what a script reads, and others whose names look alike.
 # Such as torchtitan's --hf_assets_path, and --model_name_or_path of transformers' examples.
@@ -344,21 +344,22 @@ def project_files(
     walk = _Walk(root, linked, read, settings)
     walk.links |= _beside(filter(_OF_DATA.fullmatch, [*named, *data]), root)
     files: dict[str, bytes] = {}
-    sizes: dict[str, int] = {}
-    for path in walk.all():
-        name = path.relative_to(root).as_posix()
-        top = name.partition("/")[0]
-        sizes[top] = sizes.get(top, 0) + path.stat().st_size
-        if sum(sizes.values()) > _MOST_MIB << 20 or len(files) >= _MOST_FILES:
-            raise RenderError(_too_much(root, sizes, len(files)))
+    sizes = sizes_of(root, walk.all())
+    large = too_large(root, sizes, {entry, *(p.relative_to(root).as_posix() for p in settings)})
+    walk.links |= {name: str((root / name).resolve()) for name in large}
+    for name in sizes:
+        path = root / name
+        if any(path == root / link or root / link in path.parents for link in large):
+            continue
         try:
-            files[f"{PROJECT_CODE}{name}"] = read_file(path, _MOST_MIB << 20)
+            files[f"{PROJECT_CODE}{name}"] = read_file(path, MOST_MIB << 20)
         except OSError as error:
             raise RenderError(f"{path}: cannot be read ({error.strerror})") from None
     if Entry(entry).is_file and f"{PROJECT_CODE}{entry}" not in files:
         why = "is ignored by .gitignore" if (root / entry).is_file() else "does not exist"
         raise RenderError(f"project {root}: {entry} {why}")
     facts: dict[str, Any] = {"entry": entry, "links": walk.links, "left_out": sorted(walk.left_out)}
+    facts |= {"large": large} if large else {}
     files[PROJECT_FACTS] = f"{json.dumps(facts, indent=2)}\n".encode()
     return files
 
@@ -418,13 +419,3 @@ def lacks_num_nodes(files: Mapping[str, bytes], entry: str) -> bool:
         or (name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml")))
     )
     return not any(map(_SETS_NODES.search, texts))
-
-
-def _too_much(root: Path, sizes: dict[str, int], count: int) -> str:
-    largest = max(sizes, key=lambda name: sizes[name])
-    many = f"more than {_MOST_FILES:,} files" if count >= _MOST_FILES else ""
-    what = many or f"more than {_MOST_MIB} MiB, most of it in {largest}"
-    return (
-        f"project {root} has {what}: --set 'links=[{largest}]' links to what the script reads "
-        "there; list files that it does not need in .gitignore"
-    )

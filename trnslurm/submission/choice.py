@@ -24,6 +24,7 @@ from trnslurm.plan.script import check_script
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.plan.values import check_declared
 from trnslurm.runs.result import no_result, refuse_other_model
+from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.slurm.commands import slurm_hint
 from trnslurm.submission.options import AS_SLURM, JobOptions, parse_range
 
@@ -56,10 +57,9 @@ def _with_preset(
         console.say(f"Using {' '.join(announced)}, as no other was chosen")
     nodes = options.nodes
     if nodes == AS_SLURM and (script := batch_script(options.recipe)):
-        profile = resolve_cluster(options.workspace, cluster)
-        local = profile.scheduler == "local"  # all its nodes are this machine
-        types = catalog(profile.instance_types)
-        nodes, why = script.nodes_of(None if local else find(types, profile.instance_type))
+        profile = config_of(replace(options, cluster=cluster, preset=preset), console).cluster
+        instance = find(catalog(profile.instance_types), profile.instance_type)
+        nodes, why = script.nodes_of(instance if scheduler_of(profile).has_queue else None)
         console.say(why)
     return replace(options, cluster=cluster, preset=preset, nodes=nodes)
 
