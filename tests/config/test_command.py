@@ -157,6 +157,32 @@ def test_how_many_times_a_command_starts() -> None:
     assert launcher_for("-- a", "job") == "job"
 
 
+@pytest.mark.parametrize(
+    ("source", "launcher", "why"),
+    [
+        ("torch.distributed.init_process_group()", "trnslurm", "per worker: pack takes RANK"),
+        ("from lightning import Trainer", "trnslurm", "--per node starts pack-train once per node"),
+        ("run(['torchrun', file])\nAccelerator()", "script", "per node: pack starts workers"),
+        ("print()", "script", "per node; --per worker starts pack-train once per worker"),
+    ],
+)
+def test_a_package_tells_how_many_times_its_program_starts(
+    tmp_path: Path, monkeypatch, source: str, launcher: str, why: str
+) -> None:
+    package, script = tmp_path / "lib/python3.11/site-packages/pack", tmp_path / "bin/pack-train"
+    package.mkdir(parents=True)
+    (package / "loop.py").write_text(source)
+    script.parent.mkdir()
+    script.write_text("#!/x/python3\nimport sys\nfrom pack.cli import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    found = read_command(["pack-train", "fit"])
+    assert (found.recipe, found.launcher) == ("-- pack-train", launcher)
+    assert why in found.why
+    script.write_text("#!/bin/sh\n")
+    assert read_command(["pack-train"]).why == ""
+
+
 def test_an_entry_is_a_file_a_module_or_a_program() -> None:
     file, module, program = Entry("scripts/a b.py"), Entry("-m pkg.cli.train"), Entry("-- /x/y.sh")
     assert [e.is_python for e in (file, module, program)] == [True, True, False]

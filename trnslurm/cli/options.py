@@ -222,6 +222,8 @@ def _take(ctx: click.Context, command: UsersCommand) -> None:
         taken.append(f"--workers {workers}")
     if command.read_as:
         click.echo(f"Reading it as {command.read_as}", err=True)
+    if command.why and params["launcher"] == command.launcher and not params.get("per"):
+        click.echo(command.why, err=True)
     if taken:
         click.echo(f"Using {' '.join(taken)}, as the command says", err=True)
     if command.left_out:

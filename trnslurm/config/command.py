@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from trnslurm.config.console import starts_of
 from trnslurm.config.entry import Entry
 from trnslurm.config.plugins import Plugin, find_plugin
 from trnslurm.config.script import OWN_LAUNCHER, Launcher
@@ -45,6 +46,9 @@ class Command(Frozen):
     """The options in whose place trnslurm acts."""
     read_as: str = ""
     """The command that a plug-in gave in its place, and who did; empty: the user's own."""
+
+    why: str = ""
+    """Why it starts so many times, for the user; empty: that is clear."""
 
     def workers_on(self, nodes: int) -> int | None:
         """Return the number of workers on each of so many nodes."""
@@ -223,7 +227,11 @@ def read_command(words: Sequence[str], *, by_plugins: bool = True) -> Command:
     may_be = by_plugins and "/" not in head and name not in _REWRITES and not Path(head).is_file()
     if may_be and (plugin := find_plugin("launcher", head)):
         return _by_plugin(plugin, words)
-    return _of(_entry_of(head), rest)
+    found = _of(entry := _entry_of(head), rest)
+    if not entry.is_program or not (starts := starts_of(head)):
+        return found
+    launcher = OWN_LAUNCHER if starts.per == "worker" else found.launcher
+    return replace(found, launcher=launcher, why=starts.why)
 
 
 def _by_plugin(plugin: Plugin, words: Sequence[str]) -> Command:

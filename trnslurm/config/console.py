@@ -1,0 +1,78 @@
+"""How many times a program that a Python package brings is started: a console script such as
+`litgpt`.
+
+What the package does decides, as far as its files on this machine tell: one that starts its workers
+itself starts once per node, and one whose workers find each other by RANK and WORLD_SIZE once per
+worker.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from trnslurm.contract.files import read_file
+
+# https://packaging.python.org/en/latest/specifications/entry-points/#use-for-scripts: what pip
+# writes is a few lines that import one function.
+_SCRIPT = re.compile(r"\A#!.*python.*\n(?s:.*?)^\s*from +([\w.]+) +import +\w+", re.MULTILINE)
+_STARTS = re.compile(
+    rb"torch\.distributed\.(?:run|launch)\b|\belastic_launch\b|\bmp\.spawn\b|\bnotebook_launcher\b"
+    rb"|multiprocessing\.spawn\b|[\"']torchrun\b|[\"']accelerate(?: |[\"'], *[\"'])launch\b"
+    rb"|\bnemo_run\b"
+)
+_JOINS = re.compile(
+    rb"\binit_process_group\(|\binit_distributed\(|\bAccelerator\(|[\"']WORLD_SIZE[\"']"
+    rb"|^\s*(?:from|import) +(?:pytorch_)?lightning\b"
+    rb"|^\s*from transformers\b[^#\n]*\b(?:Seq2Seq)?Trainer\b",
+    re.MULTILINE,
+)
+_LONGEST_SCRIPT, _LONGEST_SOURCE, _MOST_SOURCES = 4 << 10, 1 << 18, 1_000
+
+
+class Starts(NamedTuple):
+    """How many times a program starts, and why in words."""
+
+    per: Literal["worker", "node"]
+    why: str
+
+
+def starts_of(name: str) -> Starts | None:
+    """Return how many times a console script starts; None: it is none, or not on this machine."""
+    found = shutil.which(name)
+    if found is None or (module := _module_of(Path(found))) is None:
+        return None
+    package = module.partition(".")[0]
+    texts = [*_texts_of(package, Path(found))]
+    other = f"--per {{}} starts {name} once per {{}}"
+    if any(map(_STARTS.search, texts)):
+        why = f"{package} starts workers itself; {other.format('worker', 'worker')}"
+        return Starts("node", f"Starting {name} once per node: {why}")
+    if any(map(_JOINS.search, texts)):
+        why = f"{package} takes RANK and WORLD_SIZE; {other.format('node', 'node')}"
+        return Starts("worker", f"Starting {name} once per worker: {why}")
+    return Starts("node", f"Starting {name} once per node; {other.format('worker', 'worker')}")
+
+
+def _module_of(file: Path) -> str | None:
+    """Return the module of a console script's function."""
+    try:
+        text = read_file(file, _LONGEST_SCRIPT).decode(errors="replace")
+    except OSError:  # or it is larger, as a program in machine language is
+        return None
+    found = _SCRIPT.match(text)
+    return found[1] if found else None
+
+
+def _texts_of(package: str, script: Path) -> Iterator[bytes]:
+    """Yield the source files of a package, of the script's environment or of this directory."""
+    roots = [*script.parent.parent.glob("lib/python3*/site-packages"), Path(), Path("src")]
+    here = next((root / package for root in roots if (root / package).is_dir()), None)
+    for file in islice(sorted(here.rglob("*.py")), _MOST_SOURCES) if here else ():
+        with suppress(OSError):
+            yield read_file(file, _LONGEST_SOURCE)
