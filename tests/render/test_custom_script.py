@@ -818,6 +818,19 @@ def test_settings_say_what_is_read(tmp_path: Path, words: str, links: str, left_
     assert facts["links"].get("../data") in (None, str(root.parent / "data"))
 
 
+def test_what_is_above_the_project(site, cli, project) -> None:
+    """An argument gets its whole path; what a file names is told."""
+    (project / "deep/er").mkdir(parents=True)
+    (project / "deep/er/x.py").write_text('open("../../train.py"); open("../../none")\n')
+    os.chdir(project / "deep/er")
+    words = ("--data=../../train.py", "../..", "../../none")
+    said = cli("submit", "./x.py", *CPU, *TIME, "--dry-run", "--", *words)
+    assert f"Using {project}/train.py for ../../train.py, which is above the project" in said.err
+    assert "x.py names ../../train.py, above the project: the copy" in said.out + said.err
+    node = rendered(site, cli, "./x.py", "--", *words)["node.sh"]
+    assert command_of(node)[-3:] == [f"--data={project}/train.py", f"{project}", "../../none"]
+
+
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:
     """Nothing reported it, and the arguments did not ask for it."""
     script = project / "train.py"

@@ -36,7 +36,10 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
         return
     for need in submission.needs:
         yield _held_line(need.job, submission.held) if submission.held else _size_line(need)
-        about = (_project_line, _python_line, _variables_line, _lightning_line, _mpi_line)
+        about = (
+            *(_project_line, _above_line, _python_line, _variables_line),
+            *(_lightning_line, _mpi_line),
+        )
         yield from filter(None, (line(need.job) for line in about))
         if not remote and (line := _graphs_line(need, submission.cache)):
             yield line
@@ -125,6 +128,19 @@ def _project_line(job: Job) -> str:
         more = f" and {len(large) - 3} more" if len(large) > 3 else ""
         line += f"; links to {', '.join(large[:3])}{more}, too large to copy"
     return f"{line}; the script runs in a copy of them, work/ of the run directory"
+
+
+def _above_line(job: Job) -> str:
+    """Return which paths above its project a custom script names, as its copy lacks them."""
+    above = (job.project or {}).get("above", [])
+    if not above:
+        return ""
+    file, name = above[0]
+    more = f" and {len(above) - 1} more" if len(above) > 1 else ""
+    return (
+        f"{file} names {name}{more}, above the project: the copy in which it runs has no such "
+        "path. Name it by its whole path, or submit from a directory that has both"
+    )
 
 
 def _python_line(job: Job) -> str:

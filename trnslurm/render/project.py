@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from trnslurm.config.above import names_above
 from trnslurm.config.entry import Entry
 from trnslurm.contract.files import read_file
 from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
@@ -240,10 +241,7 @@ def _inside(path: Path, root: Path) -> bool:
 
 def _words_of(script: Path) -> list[str]:
     """Return the words of a shell script's commands; none of any other file."""
-    try:
-        text = read_file(script, _MOST_SCRIPT).decode(errors="replace")
-    except OSError:
-        return []
+    text = _text_of(script)
     if not _OF_SHELL.match(text):
         return []
     words: list[str] = []
@@ -258,10 +256,16 @@ def _words_of(script: Path) -> list[str]:
 def _data_of(file: Path) -> Iterator[str]:
     """Yield the relative paths of data that a Python script or a file of settings has as texts."""
     found = _DATA_OF_SETTINGS if file.suffix in _SETTINGS else _DATA
-    with suppress(OSError):
-        if file.suffix in (".py", *_SETTINGS):
-            text = read_file(file, _MOST_SCRIPT).decode(errors="replace")
-            yield from (match[1] for match in found.finditer(text))
+    if file.suffix in (".py", *_SETTINGS):
+        yield from (match[1] for match in found.finditer(_text_of(file)))
+
+
+def _text_of(file: Path) -> str:
+    """Return the text of a script or of a file of settings; empty: it cannot be read."""
+    try:
+        return read_file(file, _MOST_SCRIPT).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -360,6 +364,8 @@ def project_files(
         raise RenderError(f"project {root}: {entry} {why}")
     facts: dict[str, Any] = {"entry": entry, "links": walk.links, "left_out": sorted(walk.left_out)}
     facts |= {"large": large} if large else {}
+    texts = {file: _text_of(file) for file in (script, *settings) if file.is_file()}
+    facts |= {"above": above} if (above := [*names_above(texts, root)]) else {}
     files[PROJECT_FACTS] = f"{json.dumps(facts, indent=2)}\n".encode()
     return files
 

@@ -6,8 +6,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from trnslurm.config.above import with_whole_paths
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
@@ -136,6 +138,8 @@ def config_of(options: JobOptions, console: Console) -> Config:
         layers["train.init_from"] = (option, options.previous)
     _refuse_set_twice(options.settings, layers)
     assert options.cluster is not None  # set by choose() or choose_to_submit()
+    if "arguments" in layers:
+        layers["arguments"] = ("--", _arguments_of(options, console))
     config = resolve(
         options.workspace,
         options.recipe,
@@ -151,6 +155,19 @@ def config_of(options: JobOptions, console: Console) -> Config:
             console.warn(why)
         console.say(f"From {checkpoint.path}")
     return config
+
+
+def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
+    """Return a script's arguments, with whole paths of what lies above its project."""
+    base, _ = recipe_layers(options.workspace.source(options.recipe))
+    project, here = Path(str(base.tree.get("project", ""))), Path.cwd()
+    if not project.is_absolute():  # a recipe's own
+        return options.arguments
+    directory = here if here.is_relative_to(project) else project
+    arguments, changed = with_whole_paths(options.arguments, directory)
+    for value, path in changed.items():
+        console.say(f"Using {path} for {value}, which is above the project")
+    return arguments
 
 
 def spec_of(
