@@ -834,7 +834,10 @@ def test_what_is_above_the_project(site, cli, project) -> None:
 def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, project) -> None:
     """Nothing reported it, and the arguments did not ask for it."""
     script = project / "train.py"
-    script.write_text(f"{script.read_text()}\nHfArgumentParser(TrainingArguments)\n")
+    script.write_text(
+        f"{script.read_text()}\nHfArgumentParser(TrainingArguments)\n"
+        "trainer.train(resume_from_checkpoint=a.resume_from_checkpoint)\n"
+    )
     (project / "events.json").write_text('{"a": 1}\n{"a": 2}\n')  # lines: no JSON as a whole
     assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
     run, resume = site.run(), "trnslurm resume {}"
@@ -858,6 +861,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     for source, option in (
         ("from other import options", "--resume"),
         ("LightningCLI(Model, run=False)", ""),
+        ("HfArgumentParser(TrainingArguments); trainer.train()", ""),
         ("add_argument('-r', '--auto-resume'); add_argument('--load_model')", "--auto-resume"),
         ("ArgumentParser().add_argument('--load-model')", "--load-model"),
         ("ArgumentParser(); a('--resume', action='store_true'); a('--load')", "--load"),

@@ -51,6 +51,7 @@ _LOADS = re.compile(
 )
 # What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
 _OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
+_PASSES = re.compile(rb"\bresume_from_checkpoint\b")
 _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)
 # Hydra takes KEY=VALUE, and ++KEY=VALUE also of a key that its configuration lacks:
 # https://hydra.cc/docs/advanced/override_grammar/basic/
@@ -131,9 +132,13 @@ def _sources(run: RunDir) -> list[bytes]:
     if not entry.is_file:
         return []
     texts = [_bytes_of(project / entry.name)]
-    if not _PARSES.search(texts[0]):
-        texts += map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
-    return texts
+    return texts if _PARSES.search(texts[0]) else [*texts, *_others(run)]
+
+
+def _others(run: RunDir) -> Iterator[bytes]:
+    """Yield the texts of a project's Python files."""
+    project = run.code / "project"
+    yield from map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
 
 
 def _option_of(run: RunDir, usual: str) -> str:
@@ -151,7 +156,9 @@ def _option_of(run: RunDir, usual: str) -> str:
     options = [name for name in options if name not in _flags_of(texts)]
     options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
     if not options and any(map(_OF_ANY.search, texts)):
-        return _OPTIONS["Trainer"]
+        # The parser knows the option of any Trainer, and trainer.train() without it begins anew.
+        passes = any(map(_PASSES.search, (*texts, *_others(run))))
+        return _OPTIONS["Trainer"] if passes else ""
     if not options and any(map(_OF_FIT.search, texts)):
         return _OPTIONS["Lightning"] if _FIT.search(command) else ""
     return usual if usual in options else next(iter(options), "")
