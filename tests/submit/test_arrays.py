@@ -7,12 +7,16 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from trnslurm.config.search import packaged_root
 from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
+from trnslurm.render import job
+from trnslurm.render.code import sha256_of
 from trnslurm.runs import tables
 from trnslurm.runs.status import run_status
 from trnslurm.schedulers.slurm import start as on_slurm
@@ -53,6 +57,24 @@ def submitted(fake_slurm) -> list[tuple[str, str, str]]:
         place = call.cwd.name if not tasks else f"{call.cwd.parent.name}/{call.cwd.name}"
         found.append((tasks, waits.removeprefix("--dependency="), place))
     return found
+
+
+def test_a_large_sweep_works_out_what_is_alike_once(site, arrays, cli, monkeypatch) -> None:
+    hashed: list[int] = []
+    dumped: list[str] = []
+    dump = yaml.safe_dump
+
+    def dumping(*words: Any, **how: Any) -> str:
+        dumped.append(dump(*words, **how))
+        return dumped[-1]
+
+    monkeypatch.setattr(job, "sha256_of", lambda files: hashed.append(1) or sha256_of(files))
+    monkeypatch.setattr(yaml, "safe_dump", dumping)
+    assert cli(*SWEEP, *NEVER, "--sweep", f"train.lr={','.join(map(str, range(20)))}").code == 0
+    texts = [run.config_file.read_text().partition("\n")[2] for run in runs_of(site)]
+    assert all(text == dump(yaml.safe_load(text), sort_keys=True) for text in texts)
+    assert (len(texts), len(hashed)) == (20, 1)
+    assert sum(map(len, dumped)) < 5 * len(texts[0])
 
 
 def test_one_array_for_a_sweep(site, arrays, fake_slurm, cli) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -47,11 +48,20 @@ from trnslurm.schedulers.choice import scheduler_of
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_MOST_SECTIONS = 1_000
+
 
 def render_job(
-    spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
+    spec: JobSpec,
+    template_dirs: Sequence[Path],
+    *,
+    code: Mapping[str, bytes] | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Bundle:
-    """Return the bundle of a training job, with a snapshot of its code or the given `code`."""
+    """Return the bundle of a training job, with a snapshot of its code or the given `code`.
+
+    `known` has the checksums of the given code: of a large project they take longer than the rest.
+    """
     environment = open_templates(template_dirs)
     cluster = spec.config.cluster
     code = code or snapshot(spec.config) | plugin_files(cluster)
@@ -63,7 +73,7 @@ def render_job(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
     files |= code
-    known = sha256_of(code)
+    known = known or sha256_of(code)
     for each in [spec, *fewer]:
         place = "" if each is spec else f"{OF_COUNT.format(each.nodes)}/"
         script = files[place + spec.scheduler.script_name(spec.phases[-1])].decode()
@@ -190,4 +200,28 @@ def _config_yaml(
 def to_config_yaml(head: Mapping[str, Any]) -> bytes:
     """Return config.yaml."""
     note = "# The resolved configuration; `trnslurm show` tells where each value is from.\n"
-    return (note + yaml.safe_dump(dict(head), sort_keys=True)).encode()
+    config = head.get("config") or {}
+    inside = "".join(_section(("config",), key, config[key]) for key in sorted(config))
+    parts = {key: _section((), key, value) for key, value in head.items() if key != "config"}
+    parts |= {"config": f"config:\n{inside}"} if inside else {}
+    return (note + "".join(parts[key] for key in sorted(parts))).encode()
+
+
+@functools.lru_cache(maxsize=1)
+def _sections() -> dict[tuple[str, ...], str]:
+    """Return the sections of config.yaml written so far: the runs of a sweep have most alike."""
+    return {}
+
+
+def _section(above: tuple[str, ...], key: str, value: Any) -> str:
+    """Return the lines of a key below another one."""
+    written = _sections()
+    if (which := (*above, key, repr(value))) not in written:
+        if len(written) >= _MOST_SECTIONS:
+            written.clear()
+        tree: dict[str, Any] = {key: value}
+        for each in above:
+            tree = {each: tree}
+        text = yaml.safe_dump(tree, sort_keys=True)
+        written[which] = text.split("\n", len(above))[-1]
+    return written[which]

@@ -25,6 +25,10 @@ _EXTENDS = r"(?s)\A\s*(?:{#.*?#}\s*)?{%-?\s*extends\s+[\"']trnslurm/([^\"']+)"
 _BLOCK = r"(?m)^{%[-+]?\s*block\s+(\w+)"
 
 
+# Templates that this process has compiled, by all that they depend on.
+_compiled: dict[tuple[str, ...], Any] = {}
+
+
 class _Raw(str):
     """Text that goes into a script unquoted."""
 
@@ -41,10 +45,14 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
         """Jinja's environment, which caches compiled templates."""
 
         def compile(self, source: Any, name: Any = None, filename: Any = None, *_: Any) -> Any:
-            made_of = [jinja2.__version__, str(source), str(name), str(filename)]
-            afresh = super().compile
-            code = cached(__file__, made_of, lambda: marshal.dumps(afresh(source, name, filename)))
-            return marshal.loads(code)
+            made_of = (jinja2.__version__, str(source), str(name), str(filename))
+            if made_of not in _compiled:
+                afresh = super().compile
+                code = cached(
+                    __file__, made_of, lambda: marshal.dumps(afresh(source, name, filename))
+                )
+                _compiled[made_of] = marshal.loads(code)
+            return _compiled[made_of]
 
     class ScriptContext(jinja2.runtime.Context):
         """Jinja's context, in which the text of super() is a part of the script."""

@@ -150,12 +150,17 @@ class Job(Frozen):
 
 
 def make_job(
-    spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
+    spec: JobSpec,
+    template_dirs: Sequence[Path],
+    *,
+    code: Mapping[str, bytes] | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Job:
-    """Render a spec into a job; `code`: the code files of an existing bundle."""
+    """Render a spec into a job; `code`: the code files of an existing bundle, `known`: their
+    checksums."""
     config: Config = spec.config
     return Job(
-        bundle=render_job(spec, template_dirs, code=code),
+        bundle=render_job(spec, template_dirs, code=code, known=known),
         name=spec.name,
         recipe=config.recipe_name,
         preset=config.preset,

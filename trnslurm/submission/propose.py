@@ -222,13 +222,16 @@ def _propose_sweep(
     name = ""
     jobs: list[Job] = []
     unknown = False
+    code: Mapping[str, bytes] = {}
+    known: Mapping[str, str] = {}
     for number, own in enumerate(at_points(options, points), 1):
         spec = spec_of(own, console, suffix=f"-{number}")
         name = options.name or spec.config.recipe_name
         unknown = unknown or ends_unknown(spec.config)
-        code = jobs[0].bundle.files if jobs else {}
-        code = {file: data for file, data in code.items() if file.startswith("code/")}
-        jobs.append(make_job(spec, options.workspace.template_dirs(), code=code))
+        jobs.append(make_job(spec, options.workspace.template_dirs(), code=code, known=known))
+        if not code:  # all runs have the same
+            every, known = jobs[0].bundle.files, jobs[0].bundle.known
+            code = {file: data for file, data in every.items() if file.startswith("code/")}
     _refuse_unlike(jobs, points)
     rungs = plan_rungs(halving, jobs, unknown=unknown) if halving else None
     if not jobs[0].has_queue:
