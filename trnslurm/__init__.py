@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
     from trnslurm.api.submit import each_checkpoint, submit, sweep
     from trnslurm.calls import report, saved, servers, should_stop
+    from trnslurm.datasets.open import dataset
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
     from trnslurm.samples.batches import batches
     from trnslurm.samples.loader import loader
@@ -38,6 +39,7 @@ __all__ = [
     "TrnslurmWarning",
     "batches",
     "cancel",
+    "dataset",
     "each_checkpoint",
     "load",
     "loader",
@@ -66,6 +68,7 @@ _WHERE = {
     "TrnslurmWarning": "trnslurm.errors",
     "batches": "trnslurm.samples.batches",
     "cancel": "trnslurm.api.run",
+    "dataset": "trnslurm.datasets.open",
     "each_checkpoint": "trnslurm.api.submit",
     "load": "trnslurm.saves.script",
     "loader": "trnslurm.samples.loader",

@@ -1,0 +1,83 @@
+"""What other libraries wrote is what they read themselves, sample by sample."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trnslurm
+
+WRITTEN = Path(__file__).with_name("written")
+EXPECTED = json.loads((WRITTEN / "expected.json").read_text())
+STREAM = [token for document in EXPECTED["documents"] for token in document]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def plain(value: Any) -> Any:
+    """Numpy's values as Python's, to compare them."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, bytes | np.ndarray):
+        return value.tolist() if isinstance(value, np.ndarray) else [*value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def as_text(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.decode() if isinstance(each, bytes) else each for name, each in row.items()}
+
+
+ROWS = {
+    "mds/plain": ("MDS", EXPECTED["mds"], plain),
+    "mds/zstd": ("MDS", EXPECTED["mds"], plain),
+    "mds/snappy": ("MDS", EXPECTED["mds"], plain),
+    "parquet": ("Parquet", EXPECTED["rows"], plain),
+    "jsonl": ("JSON lines", EXPECTED["rows"], plain),
+    "webdataset": ("WebDataset", EXPECTED["webdataset"], as_text),
+    "arrow/train": ("Arrow", EXPECTED["rows"][:8], plain),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_those_of_the_library(name: str, cache: Path) -> None:
+    kind, expected, as_read = ROWS[name]
+    split = "train" if name == "parquet" else None
+    found = trnslurm.dataset(WRITTEN / name, cache=cache, split=split)
+    assert repr(found) == f"<Dataset {kind}, {len(expected)} samples>"
+    backwards = {number: as_read(found[number]) for number in reversed(range(len(found)))}
+    assert [backwards[number] for number in range(len(found))] == expected
+    assert as_read(pickle.loads(pickle.dumps(found))[-1]) == expected[-1]  # as for a worker process
+    with pytest.raises(IndexError):
+        found[len(found)]
+
+
+TOKENS = {
+    "datatrove": ("datatrove, 12 documents, 1,052 tokens", STREAM),
+    "megatron": ("Megatron, 12 documents, 1,052 tokens", STREAM),
+    "megatron/a_text": ("Megatron, 7 documents, 601 tokens", STREAM[:601]),
+    "mds/zstd": ("MDS, 1,052 tokens", STREAM),
+    "mds/blocks": ("MDS, 320 tokens", STREAM[:320]),
+    "mds/foundry": ("MDS, 320 tokens", STREAM[:320]),
+    "arrow": ("Arrow, 699 tokens", STREAM[:699]),
+    "parquet": ("Parquet, 1,052 tokens", STREAM),
+    "jsonl": ("JSON lines, 1,052 tokens", STREAM),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_come_in_blocks_as_of_prepared_data(name: str, cache: Path) -> None:
+    described, stream = TOKENS[name]
+    split = "train" if name in ("arrow", "parquet", "mds/blocks", "mds/foundry") else None
+    found = trnslurm.dataset(WRITTEN / name, seq_len=50, cache=cache, split=split)
+    assert repr(found) == f"<Dataset {described}>"
+    blocks = np.concatenate([found[number] for number in range(len(found))])
+    filled = [*stream, *stream[: -len(stream) % 50]]
+    assert blocks.tolist() == filled

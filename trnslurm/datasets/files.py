@@ -1,0 +1,159 @@
+"""JSON lines, and WebDataset's tars: files that are read through once to know where samples lie.
+
+How members of a tar make a sample is described at
+https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py, and the index of
+shards at https://github.com/webdataset/webdataset/blob/main/src/wids/wids_specs.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.datasets.arrow import Stream
+from trnslurm.datasets.place import Place
+from trnslurm.datasets.rows import Rows, Shards
+
+SHARDS = "shardlist"
+"""What an index of tars has."""
+_MOST_SAMPLE = 1 << 30
+_MEMBER = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)")
+
+
+class _Spans(Rows):
+    """Rows that each are a span of a file. Where they begin and end is kept in the cache."""
+
+    def __init__(self, place: Place, names: list[str], counts: list[int] | None = None) -> None:
+        super().__init__(place)
+        self._names = names
+        self._known: dict[int, NDArray[np.int64]] = {}
+        if counts is None:
+            counts = [len(self._spans(shard)) for shard in range(len(names))]
+        self.shards = Shards(counts)
+        self._counts = counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+    def _scan(self, name: str) -> list[tuple[int, int]] | NDArray[np.int64]:
+        """Return where each row of a file begins and ends."""
+        raise NotImplementedError
+
+    def _spans(self, shard: int) -> NDArray[np.int64]:
+        if shard not in self._known:
+            name = self._names[shard]
+
+            def make() -> bytes:
+                found = np.asarray(self._scan(name), np.int64).reshape(-1, 2).tobytes()
+                return found or b"\0"  # a file without samples has no pairs
+
+            data = self.place.cache.map(self.place.key(name, self.kind), make)
+            self._known[shard] = np.frombuffer(data[: len(data) // 16 * 16], np.int64).reshape(
+                -1, 2
+            )
+        return self._known[shard]
+
+    def _span(self, number: int) -> tuple[str, bytes]:
+        shard, inside = self.shards.at(number)
+        name, spans = self._names[shard], self._spans(shard)
+        if len(spans) != self._counts[shard]:
+            raise self.place.error(name, f"has {len(spans):,} samples, but its index says "
+                                   f"{self._counts[shard]:,}: damaged")  # fmt: skip
+        start, end = spans[inside].tolist()
+        if end - start > _MOST_SAMPLE:
+            raise self.place.error(name, f"has {end - start:,} bytes in one sample")
+        return name, bytes(self.place.read(name, start, end - start))
+
+
+class Lines(_Spans):
+    """Files of JSON objects, one a line."""
+
+    kind = "JSON lines"
+
+    def row(self, number: int) -> dict[str, Any]:
+        name, line = self._span(number)
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self.place.error(name, f"no JSON: {str(error)[:100]}") from None
+        if not isinstance(found, dict):
+            raise self.place.error(name, "a line is no JSON object")
+        return found
+
+    def _scan(self, name: str) -> NDArray[np.int64]:
+        size, ends, done = self.place.file(name).size, [], 0
+        for chunk in self.place.chunks(name):
+            ends.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + done)
+            done += len(chunk)
+        stops = np.concatenate([*ends, [size]])
+        starts = np.concatenate([[0], stops[:-1] + 1])
+        filled = stops - starts > 1  # a line without an object, also one of Windows, is no sample
+        return np.stack([starts[filled], stops[filled]], axis=1)
+
+
+class Tars(_Spans):
+    """WebDataset's tars: members with one name, up to its first dot, are a sample's columns."""
+
+    kind = "WebDataset"
+
+    def row(self, number: int) -> dict[str, Any]:
+        name, data = self._span(number)
+        sample: dict[str, Any] = {}
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+                for member in tar:
+                    if found := _key(member):
+                        file = tar.extractfile(member)
+                        assert file is not None
+                        sample |= {"__key__": found[0], found[1]: file.read()}
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise self.place.error(name, f"damaged ({error})") from None
+        return sample
+
+    def _scan(self, name: str) -> list[tuple[int, int]]:
+        spans: list[tuple[int, int]] = []
+        key, end = None, 0
+        try:
+            stream: Any = io.BufferedReader(Stream(self.place, name), 4096)
+            with tarfile.open(fileobj=stream, mode="r:") as tar:
+                for member in tar:
+                    tar.members = []  # else it keeps them all
+                    found = _key(member)
+                    end = member.offset_data + -(-member.size // 512) * 512
+                    if end > self.place.file(name).size:
+                        raise tarfile.ReadError(f"{member.name} ends behind the file's end")
+                    if found and found[0] == key:
+                        spans[-1] = (spans[-1][0], end)
+                    elif found:
+                        key = found[0]
+                        spans.append((member.offset, end))
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise self.place.error(name, f"damaged, or no tar ({error})") from None
+        return spans
+
+
+def _key(member: tarfile.TarInfo) -> tuple[str, str] | None:
+    """Return the sample and the column of a member; None: it is none."""
+    found = _MEMBER.fullmatch(member.name) if member.isreg() and not member.issparse() else None
+    if not found or PurePosixPath(member.name).name.startswith("__"):
+        return None
+    return found[1], found[2].lower()
+
+
+def read_shard_list(place: Place, told: Any) -> Tars:
+    """Open the tars of an index, which says how many samples each has: none is read through."""
+    try:
+        listed = [(str(each["url"]), int(each["nsamples"])) for each in told[SHARDS]]
+    except (LookupError, TypeError, ValueError) as error:
+        raise place.error("index.json", f"is no index of tars ({error!r})") from None
+    for name, count in listed:
+        if PurePosixPath(name).name != name or count < 0:
+            raise place.error("index.json", f"{name!r} is not next to it")
+    return Tars(place, [name for name, _ in listed], [count for _, count in listed])

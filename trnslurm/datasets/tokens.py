@@ -1,0 +1,220 @@
+"""A stream of tokens, as if it were one array: files of them, or a column of rows.
+
+The formats of files are datatrove's and Megatron's:
+https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipeline/tokens/tokenizer.py
+https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.datasets.errors import DataError
+from trnslurm.datasets.place import Place
+from trnslurm.datasets.rows import Rows, Shards
+
+COLUMNS = ("input_ids", "tokens")
+"""How libraries name the column of tokens."""
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+# Megatron's codes of types; floats are no tokens.
+_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_MOST_INDEX = 16 << 30
+_LOOK, _LOOKS = 1 << 16, 16
+
+
+class TokenFile(NamedTuple):
+    """A file of nothing but tokens."""
+
+    name: str
+    dtype: str
+    tokens: int
+
+
+class Tokens:
+    """Tokens in a row; slices of it are arrays."""
+
+    kind = ""
+    documents: int | None = None
+    largest: int | None = None
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._shards = Shards([])
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, wanted: slice) -> NDArray[Any]:
+        start, stop, _ = wanted.indices(len(self))
+        parts = []
+        while start < stop:
+            shard, first = self._shards.at(start)
+            parts.append(self._part(shard, first, stop - start))
+            start += len(parts[-1])
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _part(self, shard: int, first: int, most: int) -> NDArray[Any]:
+        """Return tokens of one shard: at least one."""
+        raise NotImplementedError
+
+    def largest_seen(self) -> int:
+        """Return the largest token of some places all over the stream: a million at most."""
+        if self.largest is None:
+            step = max(_LOOK, len(self) // _LOOKS)
+            looks = (self[start : start + _LOOK] for start in range(0, len(self), step))
+            self.largest = max((int(each.max()) for each in looks if len(each)), default=0)
+        return self.largest
+
+    def fingerprint(self) -> str:
+        """Return what identifies the tokens, from names, sizes, and both ends of the stream."""
+        ends = [hashlib.sha256(self[part].astype(np.int64).tobytes()).hexdigest()
+                for part in (slice(0, 4096), slice(max(0, len(self) - 4096), len(self)))]  # fmt: skip
+        told = (self.kind, len(self), self._shards.ends.tolist()[:100_000], *ends)
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+class TokenFiles(Tokens):
+    """Files of tokens, one after another."""
+
+    def __init__(self, place: Place, kind: str, files: list[TokenFile], documents: int) -> None:
+        super().__init__(place)
+        self.kind, self.documents = kind, documents
+        self._files = [file for file in files if file.tokens]
+        self._shards = Shards([file.tokens for file in self._files])
+
+    def _part(self, shard: int, first: int, most: int) -> NDArray[Any]:
+        file = self._files[shard]
+        dtype = np.dtype(file.dtype)
+        count = min(most, file.tokens - first)
+        data = self.place.read(file.name, first * dtype.itemsize, count * dtype.itemsize)
+        if len(data) != count * dtype.itemsize:
+            raise self.place.error(file.name, f"ends before its token {first + count:,}: truncated")
+        return np.frombuffer(data, dtype)
+
+
+class TokenRows(Tokens):
+    """A column of rows, one after another."""
+
+    def __init__(self, rows: Rows, column: str | None) -> None:
+        super().__init__(rows.place)
+        self.kind, self.documents, self._rows = rows.kind, None, rows
+        names = rows.columns()
+        found = [name for name in ([column] if column else COLUMNS) if name in names]
+        if not found:
+            raise rows.place.error("", f"no column {column or ' or '.join(COLUMNS)}, but "
+                                   f"{', '.join(names)}: name the one that has token ids")  # fmt: skip
+        self._column = found[0]
+        if (length := rows.length(self._column)) is not None:
+            lengths: Any = np.full(len(rows), length)
+        else:
+            lengths = np.frombuffer(rows.place.cache.map(self._key(), self._lengths), np.int64)
+        self._shards = Shards(lengths)
+
+    def _key(self) -> str:
+        place, told = self.place, [self.kind, self._column, len(self._rows)]
+        told += [(name, *place.file(name)) for name in place.names()]
+        return hashlib.sha256(repr((place.path, told)).encode()).hexdigest()[:32]
+
+    def _lengths(self) -> bytes:
+        return b"".join(
+            each.astype(np.int64).tobytes() for each in self._rows.lengths(self._column)
+        )
+
+    def _part(self, shard: int, first: int, most: int) -> NDArray[Any]:
+        tokens = self._rows.tokens(shard, self._column)
+        size = int(self._shards.ends[shard]) - (int(self._shards.ends[shard - 1]) if shard else 0)
+        if len(tokens) != size:
+            raise self.place.error("", f"sample {shard} has {len(tokens)} tokens, not {size}: it "
+                                   "has changed")  # fmt: skip
+        return tokens[first : first + most]
+
+
+class Blocks:
+    """The blocks of `seq_len` tokens of a stream, whose beginning fills up the last of them."""
+
+    def __init__(self, tokens: Any, seq_len: int) -> None:
+        self.tokens, self.seq_len = tokens, seq_len
+
+    def __len__(self) -> int:
+        return -(-len(self.tokens) // self.seq_len)
+
+    def __getitem__(self, number: int) -> NDArray[np.int64]:
+        return self.read([number])[0]
+
+    def read(self, numbers: Any) -> NDArray[np.int64]:
+        """Return some blocks, one a row."""
+        found = np.empty((len(numbers), self.seq_len), np.int64)
+        for row, number in zip(found, numbers):
+            if not 0 <= number < len(self):
+                raise IndexError(f"there is no block {number} of {len(self)}")
+            block = self.tokens[number * self.seq_len : (number + 1) * self.seq_len]
+            row[: len(block)] = block
+            if len(block) < self.seq_len:
+                row[len(block) :] = self.tokens[: self.seq_len - len(block)]
+        return found
+
+
+def read_datatrove(place: Place, names: list[str]) -> Tokens:
+    """Open datatrove's files of tokens, *.ds with the ends of the documents in *.ds.index."""
+    files, documents = [], 0
+    for name in names:
+        if place.find(f"{name}.loss") is not None:
+            raise place.error(f"{name}.loss", "says which tokens not to train on; that is not read")
+        ends = np.frombuffer(place.text(f"{name}.index", _MOST_INDEX), "<u8")
+        tokens, size = int(ends[-1]) if len(ends) else 0, place.file(name).size
+        if size not in (2 * tokens, 4 * tokens):
+            raise place.error(name, f"has {size:,} bytes, but its index {tokens:,} tokens: damaged")
+        if (np.diff(ends.astype(np.int64), prepend=0) < 0).any():
+            raise place.error(f"{name}.index", "its documents do not ascend: damaged")
+        files.append(TokenFile(name, f"<u{size // tokens}" if tokens else "<u2", tokens))
+        documents += len(ends)
+    return TokenFiles(place, "datatrove", files, documents)
+
+
+def read_megatron(place: Place, names: list[str]) -> Tokens:
+    """Open Megatron's indexed files, NAME.bin and NAME.idx."""
+    found = [_megatron_file(place, name) for name in names]
+    return TokenFiles(place, "Megatron", [file for file, _ in found], sum(n for _, n in found))
+
+
+def _megatron_file(place: Place, name: str) -> tuple[TokenFile, int]:
+    index, data = f"{name}.idx", f"{name}.bin"
+    size = place.file(index).size
+    header = bytes(place.read(index, 0, _HEADER.size))
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        raise place.error(index, "is no index of Megatron's")
+    _, version, code, sequences, ends = _HEADER.unpack(header)
+    if version != 1 or code not in _TYPES:
+        raise place.error(index, f"has version {version} and type {code}, which are not read here")
+    # Lengths, places, the ends of documents; of several modes one byte more for each sequence.
+    if size != _HEADER.size + 12 * sequences + 8 * ends or not ends or size > _MOST_INDEX:
+        more = (
+            ": several modes are not read"
+            if size == _HEADER.size + 13 * sequences + 8 * ends
+            else ""
+        )
+        raise place.error(index, f"has {size:,} bytes, not as its header says{more or ': damaged'}")
+    total, width = 0, np.dtype(_TYPES[code]).itemsize
+    step = 1 << 20
+    for first in range(0, sequences, step):
+        count = min(step, sequences - first)
+        lengths = np.frombuffer(place.read(index, _HEADER.size + 4 * first, 4 * count), "<i4")
+        starts = np.frombuffer(
+            place.read(index, _HEADER.size + 4 * sequences + 8 * first, 8 * count), "<i8"
+        )
+        after = total + np.cumsum(lengths, dtype=np.int64)
+        if (lengths < 0).any() or (starts != (after - lengths) * width).any():
+            raise place.error(index, "its sequences do not lie one after another: damaged")
+        total = int(after[-1])
+    if place.file(data).size != total * width:
+        raise place.error(data, f"has {place.file(data).size:,} bytes, but its index says "
+                          f"{total * width:,}: damaged")  # fmt: skip
+    return TokenFile(data, _TYPES[code], total), ends - 1
