@@ -125,17 +125,13 @@ FLOORS = [
 BESIDE = {
     "node": {"contract", "devices", "frozen"},  # programs on the nodes
     "mirror": {"contract"},  # copies in S3
+    "datasets": {"contract", "mirror"},  # what other libraries wrote; for any script
     "samples": set(),  # which samples a step has; for any script
     "saves": {"contract", "calls"},  # checkpoints that all workers write; for any script
-    "train": {
-        "contract",
-        "devices",
-        "tracing",
-        "pace",
-        "declared",
-        "samples",
-        "saves",
-    },  # the runtime
+    "train": {  # the runtime
+        *("contract", "devices", "tracing", "pace", "declared"),
+        *("samples", "datasets", "saves"),
+    },
     "prepare": {"mirror"},  # data preparation, and its files in S3
     "sandbox": {
         "contract",

@@ -22,7 +22,6 @@ from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.data.text import Text, open_text
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
-from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import Reporting, count_parameters, flops_per_sample
 from trnslurm.train.loop.run import TrainingRun
@@ -156,12 +155,13 @@ def muon_and_adamw(
 
 def open_split(plan: JobPlan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
-    path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
-    text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
-    vocabulary = plan.model["vocab_size"]
-    if vocabulary < text.vocab_size:
-        raise TrainError(f"model.vocab_size is {vocabulary}: {path} needs {text.vocab_size}")
-    return text
+    return open_text(
+        plan.data or Path(__file__).with_name("text.txt"),
+        split=split,
+        seq_len=plan.seq_len,
+        seed=plan.seed,
+        vocab_size=plan.model["vocab_size"],
+    )
 
 
 def make_model(plan: JobPlan, settings: Settings, device: Device) -> GPT2LMHeadModel:

@@ -159,12 +159,13 @@ def unit_loss(
 
 def open_split(plan: JobPlan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
-    path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
-    text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
-    vocabulary = plan.model["vocab_size"]
-    if vocabulary < text.vocab_size:
-        raise TrainError(f"model.vocab_size is {vocabulary}: {path} needs {text.vocab_size}")
-    return text
+    return open_text(
+        plan.data or Path(__file__).with_name("text.txt"),
+        split=split,
+        seq_len=plan.seq_len,
+        seed=plan.seed,
+        vocab_size=plan.model["vocab_size"],
+    )
 
 
 def make_model(config: LlamaConfig) -> LlamaForCausalLM:

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from trnslurm.cluster.python import interpreter, run_python
 from trnslurm.config.load import read_cluster
@@ -151,18 +151,51 @@ def prepare_here(
 ) -> int:
     """Run `trnslurm.prepare` with the cluster's Python until it ends, and return its exit code.
 
-    That Python imports our package, but no other package from our site-packages, which are for
-    another interpreter. `otherwise` is the advice if this host lacks the cluster's Python.
+    `otherwise` is the advice if this host lacks the cluster's Python.
     """
     python = interpreter(cluster)
     if python.startswith("/") and not Path(python).exists():
         raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
     home = scheduler_of(cluster).home()  # the local cluster's ~ is ours: the program expands it
     arguments = [_HOME.sub(lambda found: f"{found[1]}{home}/", word) for word in arguments]
+    return _run_room(cluster, "prepare", arguments, _PREPARES_WITH, streams)
+
+
+def look_into(cluster: Cluster, path: str, splits: Sequence[str]) -> Mapping[str, Any]:
+    """Return what `trnslurm.datasets` finds at a path, for each split; empty: nothing.
+
+    Raise a TrnslurmError if that is damaged, or lacks a split, or this host cannot look.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = _run_room(cluster, "datasets", [path, *splits], ("numpy",), (out, err))
+        out.seek(0)
+        err.seek(0)
+        answer, words = (file.read().decode(errors="replace") for file in (out, err))
+    try:
+        found = json.loads(answer) if not code else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise TrnslurmError((words.strip().splitlines() or [answer])[-1].removeprefix("error: "))
+    return found
+
+
+def _run_room(
+    cluster: Cluster,
+    room: str,
+    arguments: Sequence[str],
+    modules: Sequence[str],
+    streams: tuple[IO[bytes], IO[bytes]] | None,
+) -> int:
+    """Run a room's program with the cluster's Python.
+
+    That Python imports our package, but no other package from our site-packages, which are for
+    another interpreter.
+    """
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         here = Path(directory)
         (here / _PACKAGE.name).symlink_to(_PACKAGE)
-        words = ["-m", f"{_PACKAGE.name}.prepare", *arguments]
+        words = ["-m", f"{_PACKAGE.name}.{room}", *arguments]
         return run_python(
-            cluster, words, cwd=here, pythonpath=here, modules=_PREPARES_WITH, streams=streams
+            cluster, words, cwd=here, pythonpath=here, modules=modules, streams=streams
         )

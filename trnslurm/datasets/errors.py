@@ -6,3 +6,7 @@ class DataError(Exception):
 
     It has one argument, because PyTorch raises a worker process's errors again with their text.
     """
+
+
+class NoDataError(DataError):
+    """A path that holds nothing of these formats."""

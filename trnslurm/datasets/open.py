@@ -11,7 +11,7 @@ from typing import Any
 
 from trnslurm.datasets.arrow import Arrow, Parquet
 from trnslurm.datasets.cache import Cache
-from trnslurm.datasets.errors import DataError
+from trnslurm.datasets.errors import DataError, NoDataError
 from trnslurm.datasets.files import SHARDS, Lines, Tars, read_shard_list
 from trnslurm.datasets.mds import INDEX, Mds
 from trnslurm.datasets.place import Here, Place, open_place, split_path
@@ -28,6 +28,8 @@ TRAIN = ("train",)
 EVAL = ("eval", "validation", "valid", "val", "dev")
 """How libraries name the splits to train and to evaluate on; test is neither."""
 _SPLITS = (*TRAIN, *EVAL, "test")
+OTHERS = ("shards", SHARDS)
+"""What the indexes of MDS and of tars have, and no other index.json."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
 _KINDS = (".idx", ".ds", ".parquet", ".arrow", ".tar", ".jsonl")
 _OF_SPLIT = re.compile(rf"(?:.*/)?({'|'.join(_SPLITS)})[-_.][^/]*")
@@ -111,7 +113,7 @@ def open_rows(
         place, names = _of_split(place, split)
     found = _open(place, names, column)
     if found is None:
-        raise place.error("", "holds no data that is read here: see docs/data.md")
+        raise NoDataError(f"{path}: holds no data of a format that is read here: see docs/data.md")
     return found
 
 

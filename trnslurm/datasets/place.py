@@ -24,7 +24,8 @@ _SMALL = 64 << 20
 """The largest index or the like that is read as a whole."""
 _MAPPED = 256
 _TRIES, _WAIT_S = 5, 0.5
-_SCHEME = "://"
+URL = "://"
+"""What a URL has, and no path."""
 
 # The algorithms that formats name their checksums by, as far as Python's library has them.
 _HASHES = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "blake2b", "blake2s")
@@ -318,15 +319,15 @@ def differs(chunks: Iterator[Any], hashes: dict[str, str]) -> str:
 
 def open_place(path: str, cache: Cache) -> Place:
     """Return the place of a path or URL."""
-    if _SCHEME not in path:
+    if URL not in path:
         return Here(os.path.abspath(os.path.expanduser(path)), cache)
     return Away(path, cache, S3() if path.startswith("s3://") else ByFsspec())
 
 
 def split_path(path: str) -> tuple[str, str]:
     """Return the directory of a path or URL, and the last name."""
-    if _SCHEME not in path:
+    if URL not in path:
         return os.path.split(os.path.abspath(os.path.expanduser(path)))
-    scheme, _, rest = path.rstrip("/").partition(_SCHEME)
+    scheme, _, rest = path.rstrip("/").partition(URL)
     parent = PurePosixPath(rest).parent
-    return f"{scheme}{_SCHEME}{parent}", PurePosixPath(rest).name
+    return f"{scheme}{URL}{parent}", PurePosixPath(rest).name

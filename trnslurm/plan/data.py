@@ -78,6 +78,8 @@ def make_data_job(config: Config, own: Own) -> DataJob:
 def data_path(config: Config) -> str:
     """Return the path of the job's data; empty: the job has its own."""
     path = config.recipe.data.path
+    if "://" in path:
+        return path
     return str(PurePosixPath(config.cluster.data_root) / path) if path else ""
 
 

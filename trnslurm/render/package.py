@@ -22,7 +22,10 @@ from trnslurm.render.cached import cached
 _HERE = Path(__file__).resolve().parent.parent
 _NAME = _HERE.name
 # The parts that a training job copies, and those that every job copies.
-ON_NODES = ("node", "train", "samples", "saves", "mirror", "declared.py", "errors.py")
+ON_NODES = (
+    *("node", "train", "samples", "datasets", "saves", "mirror"),
+    *("declared.py", "errors.py"),
+)
 _SHARED = (
     *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
     "tracing.py",

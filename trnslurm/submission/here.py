@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.node.memory import available_gib
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
+from trnslurm.submission.foreign_data import check_foreign, may_be_foreign
 from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.
@@ -38,10 +39,13 @@ _WORKERS_PER_CORE, _FEW_WORKERS = 16, 8
 _TRAINING, _TEST = "*_training_*.hdf5", "*_test_*.hdf5"
 
 
-def check_here(job: Job) -> list[str]:
-    """Refuse a job that lacks something on this host; return warnings of what may be missing."""
+def check_here(job: Job, say: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Refuse a job that lacks something on this host; return warnings of what may be missing.
+
+    `say` is told what data was found that another library wrote.
+    """
     plan = _plan_of(job)
-    _check_data(job, plan)
+    _check_data(job, plan, say)
     found = [*_python(job), *_first_parameters(job, plan)]
     _check_staging(job)
     if MIRROR in job.bundle.files:
@@ -193,7 +197,11 @@ def _container(job: Job) -> Iterator[str]:
     yield from job.scheduler.check_container(container.runtime)
 
 
-def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
+def _check_data(job: Job, plan: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    if job.data and may_be_foreign(job, plan):
+        if found := check_foreign(job, plan):
+            say(found)
+            return
     # Prepared data, published shards, or a text file.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
     if any(job.data.startswith(f"{run}/") for run in job.inputs):

@@ -188,7 +188,7 @@ def checked(submission: Submission, host: SubmitHost, console: Console) -> Submi
         for planned in submission.runs:
             if not console.yes:
                 refuse_crowded(planned.job, anyway="--yes")
-            for warning in (*check_here(planned.job), *check_notify(planned.job)):
+            for warning in (*check_here(planned.job, console.say), *check_notify(planned.job)):
                 console.warn(warning)
     _warn_of_caps(submission, console)
     if submission.cache.is_asking:

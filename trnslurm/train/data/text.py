@@ -1,4 +1,4 @@
-"""Text in blocks of seq_len tokens: prepared tokens, or plain text, whose tokens are its bytes."""
+"""Text in blocks of seq_len tokens: prepared tokens, others', or plain text, whose tokens are bytes."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,8 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trnslurm.contract.files import read_json
+from trnslurm.datasets.open import OTHERS
+from trnslurm.datasets.errors import NoDataError
+from trnslurm.datasets.place import URL
+from trnslurm.datasets.tokens import Blocks
 from trnslurm.samples.order import indices
-from trnslurm.train.data.prepared import PREPARE, File, Tokenizer, read_index
+from trnslurm.train.data.foreign import ForeignTokens
+from trnslurm.train.data.prepared import INDEX, PREPARE, File, Tokenizer, read_index
 from trnslurm.train.errors import TrainError
 
 END_OF_TEXT = 256
@@ -21,8 +27,9 @@ HELD_OUT = 20
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
-Source = tuple[NDArray[Any], int, int, str]
-"""The tokens of a split, the size of their vocabulary, the end of text, and a fingerprint."""
+Source = tuple[Any, int, int | None, str]
+"""The tokens of a split, the size of their vocabulary, the end of text if known, a fingerprint."""
+_FOREIGN = (".idx", ".bin", ".ds", ".parquet", ".arrow", ".tar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,40 +77,51 @@ class Text:
 
     def __init__(
         self,
-        tokens: NDArray[Any],
+        tokens: Any,
         vocab_size: int,
-        end_of_text: int,
+        end_of_text: int | None,
         fingerprint: str,
         *,
         seq_len: int,
         seed: int,
     ) -> None:
-        self._tokens = tokens
-        self._seq_len = seq_len
+        self._blocks = Blocks(tokens, seq_len)
         self._seed = seed
         self.vocab_size = vocab_size
         self.end_of_text = end_of_text
         self.fingerprint = fingerprint
         """Identifies the tokens: a run can only resume on the text that it began with."""
         self.num_tokens = len(tokens)
-        self.num_blocks = -(-len(tokens) // seq_len)
+        self.num_blocks = len(self._blocks)
         """Blocks in an epoch; the text's beginning fills up the last, so no token is lost."""
 
     def samples(self, first: int, count: int) -> Tensor:
         """Return the samples at positions first … first + count - 1 of the stream, one a row."""
         rows = indices(first, count, count=self.num_blocks, seed=self._seed)
-        samples = np.empty((count, self._seq_len), np.int64)
-        for sample, row in zip(samples, rows.tolist(), strict=True):
-            block = self._tokens[row * self._seq_len : (row + 1) * self._seq_len]
-            sample[: len(block)] = block
-            sample[len(block) :] = self._tokens[: self._seq_len - len(block)]
-        return torch.from_numpy(samples)
+        return torch.from_numpy(self._blocks.read(rows.tolist()))
 
 
-def open_text(path: Path, *, split: str = "train", seq_len: int, seed: int) -> Text:
-    """Open a split (train or eval) of prepared data, which is a directory, or of a text file."""
-    read = _read_tokens if path.is_dir() else _read_bytes
-    return Text(*read(path, split, seq_len), seq_len=seq_len, seed=seed)
+def open_text(
+    path: str | Path,
+    *,
+    split: str = "train",
+    seq_len: int,
+    seed: int,
+    vocab_size: int | None = None,
+) -> Text:
+    """Open a split (train or eval): a directory or URL of tokens, or a text file.
+
+    With `vocab_size`, that of the model, tokens that it lacks are refused.
+    """
+    path = path if URL in str(path) else Path(path).expanduser()
+    source = _read_foreign(path, split, seq_len, vocab_size)
+    if source is None:
+        path = Path(path)
+        source = (_read_tokens if path.is_dir() else _read_bytes)(path, split, seq_len)
+    text = Text(*source, seq_len=seq_len, seed=seed)
+    if vocab_size is not None and vocab_size < text.vocab_size:
+        raise TrainError(f"model.vocab_size is {vocab_size}: {path} needs {text.vocab_size}")
+    return text
 
 
 def read_token_index(directory: Path) -> TokenIndex:
@@ -129,6 +147,32 @@ def _read_tokens(path: Path, split: str, seq_len: int) -> Source:
     mapped = np.memmap(path / found.file, _DTYPES[index.dtype], mode="r")
     # A plain array, because slices of np.memmap are several times as slow.
     return np.asarray(mapped), index.vocab_size, index.end_of_text, found.sha256
+
+
+def _read_foreign(
+    path: str | Path, split: str, seq_len: int, vocab_size: int | None
+) -> Source | None:
+    """Return tokens that another library wrote; None: it did not."""
+    if isinstance(path, Path):
+        if path.is_file() and path.suffix not in _FOREIGN:
+            return None
+        if path.is_dir() and is_ours(path):
+            return None
+    try:
+        tokens = ForeignTokens(str(path), split, vocab_size)
+    except NoDataError as error:
+        if isinstance(path, Path):
+            return None
+        raise TrainError(str(error)) from None
+    if len(tokens) < seq_len:
+        raise TrainError(f"{path}: {len(tokens)} tokens are fewer than one block of {seq_len}")
+    return tokens, tokens.vocab_size, None, tokens.fingerprint
+
+
+def is_ours(directory: Path) -> bool:
+    """Check for the index of `trnslurm data prepare`; MDS and WebDataset have one of that name."""
+    index = directory / INDEX
+    return index.exists() and not {*OTHERS} & read_json(index).keys()
 
 
 def _read_bytes(path: Path, split: str, seq_len: int) -> Source:

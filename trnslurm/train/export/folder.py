@@ -24,7 +24,7 @@ from trnslurm.saves import directory
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
-from trnslurm.train.data.text import END_OF_TEXT, read_token_index
+from trnslurm.train.data.text import END_OF_TEXT, is_ours, read_token_index
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, load_plan
 
@@ -174,6 +174,8 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
         return None, END_OF_TEXT
+    if not is_ours(path):
+        raise TrainError(f"{path} has no tokenizer of trnslurm data prepare")
     index = read_token_index(path)
     split = index.splits.get("train")
     require_unchanged(path, split.sha256 if split else None, manifest)

@@ -1,0 +1,33 @@
+"""Says what a path holds, for the launcher: python -m trnslurm.datasets PATH [train] [eval]."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from trnslurm.datasets.errors import DataError, NoDataError
+from trnslurm.datasets.open import EVAL, TRAIN, describe, open_tokens
+
+
+def main() -> None:
+    """Print what was found of the splits, as JSON."""
+    path, *splits = sys.argv[1:]
+    found = {}
+    try:
+        for split, names in {"train": TRAIN, "eval": EVAL}.items():
+            if split in splits:
+                tokens = open_tokens(path, names)
+                found[split] = {
+                    "found": describe(tokens),
+                    "tokens": len(tokens),
+                    "vocab_size": tokens.largest_seen() + 1,
+                }
+    except NoDataError:
+        found = {}
+    except DataError as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
