@@ -129,6 +129,8 @@ class Gate:
         self.sends_bytes_per_s: float | None = None
         self.refuses = False
         """Whether each connection is closed at once, as by a dead server."""
+        self.answers: list[int] = []
+        """After how many bytes of an answer each of the next connections is closed."""
         self.open: list[socket.socket] = []
         """The connections."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -137,6 +139,7 @@ class Gate:
         """End all faults."""
         self.bytes_per_s = self.sends_bytes_per_s = None
         self.refuses = False
+        self.answers = []
 
     def cut(self) -> None:
         """Be a dead server from now on."""
@@ -169,6 +172,9 @@ class Gate:
             while data := source.recv(1 << 16):
                 rate = self.bytes_per_s if counts else self.sends_bytes_per_s
                 time.sleep(len(data) / rate if rate else 0)
+                if not counts and self.answers:
+                    target.sendall(data[: self.answers.pop(0)])
+                    break
                 target.sendall(data)
                 if counts:
                     self.received += len(data)

@@ -205,6 +205,7 @@ class Parquet(_Tables):
         if stated > self.place.cache.limit:
             raise self._large(name, group)
         for batch in file.iter_batches(_AT_ONCE, row_groups=[group], columns=self._only):
+            batch.validate(full=True)
             held += batch.nbytes
             if held > self.place.cache.limit:
                 raise self._large(name, group)

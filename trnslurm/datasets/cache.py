@@ -108,7 +108,8 @@ class Cache:
                 if not self._written(file, piece):
                     new.unlink()
                     return piece
-                new.rename(path)
+                with self._locked():  # who counts the files would miss one that is renamed
+                    new.rename(path)
                 fcntl.flock(file, fcntl.LOCK_UN)
                 found, file = file, -1
                 return found
@@ -131,10 +132,15 @@ class Cache:
             return False
         return True
 
-    def _reserve(self, file: int, size: int) -> bool:
-        """Give a new file its size, once older pieces have made room; return whether they could."""
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Any]:
         with (self.directory / _TOTAL).open("a+b") as total:
             fcntl.flock(total, fcntl.LOCK_EX)
+            yield total
+
+    def _reserve(self, file: int, size: int) -> bool:
+        """Give a new file its size, once older pieces have made room; return whether they could."""
+        with self._locked() as total:
             total.seek(0)
             held = total.read(8)
             used = struct.unpack("<q", held)[0] if len(held) == 8 else self.limit

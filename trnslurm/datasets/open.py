@@ -56,7 +56,7 @@ class Dataset:
         try:
             return self._row(index)
         except DataError as error:
-            if "sample" in str(error):
+            if re.search(r"\bsample \d", str(error)):
                 raise
             raise DataError(f"{error} (sample {index})") from error
 
@@ -101,13 +101,13 @@ def open_rows(
 ) -> Rows | Tokens:
     """Open what a path holds: rows, or tokens."""
     kept = Cache(Path(cache).expanduser() if cache else None, int(cache_gb * 1e9))
-    place = open_place(path, kept)
-    name = ""
+    place, (parent, name) = open_place(path, kept), split_path(path)
     if _is_file(place):
-        parent, name = split_path(path)
         place = open_place(parent, kept)
-    elif (prefix := split_path(path)) and open_place(prefix[0], kept).find(f"{prefix[1]}.idx"):
-        place, name = open_place(prefix[0], kept), f"{prefix[1]}.idx"
+    elif name and open_place(parent, kept).find(f"{name}.idx") is not None:
+        place, name = open_place(parent, kept), f"{name}.idx"
+    else:
+        name = ""
     names = [re.sub(r"\.bin$", ".idx", name)] if name else None
     if names is None:
         place, names = _of_split(place, split)

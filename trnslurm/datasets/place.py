@@ -13,7 +13,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnslurm.datasets.cache import Cache
@@ -164,7 +164,7 @@ class Away(Place):
 
     def names(self) -> list[str]:
         found = self._again("", lambda: self._reader.files(self.path))
-        self._files |= found
+        self._files |= {name: file for name, file in found.items() if file is not None}
         return sorted(found)
 
     def below(self, name: str) -> Place:
@@ -269,11 +269,13 @@ class ByFsspec:
         except FileNotFoundError:
             return None
 
-    def files(self, url: str) -> dict[str, File]:
+    def files(self, url: str) -> dict[str, File | None]:
         files, path = self._at(url)
-        found = files.find(path, detail=True)
-        top = path.rstrip("/") + "/"
-        return {name[len(top) :]: _as_file(each) for name, each in found.items() if name != path}
+        found, top = files.find(path, detail=True), path.rstrip("/") + "/"
+        return {
+            name[len(top) :]: _as_file(each) if each.get("size") is not None else None  # https
+            for name, each in found.items()
+        }
 
     def read(self, url: str, start: int, length: int, version: str) -> bytes:
         files, path = self._at(url)
@@ -325,9 +327,8 @@ def open_place(path: str, cache: Cache) -> Place:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Return the directory of a path or URL, and the last name."""
+    """Return the directory of a path or URL, and the last name; of a bucket itself none."""
     if URL not in path:
         return os.path.split(os.path.abspath(os.path.expanduser(path)))
-    scheme, _, rest = path.rstrip("/").partition(URL)
-    parent = PurePosixPath(rest).parent
-    return f"{scheme}{URL}{parent}", PurePosixPath(rest).name
+    parent, _, name = path.rstrip("/").rpartition("/")
+    return (path, "") if parent.endswith("/") else (parent, name)
