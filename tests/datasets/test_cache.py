@@ -113,7 +113,7 @@ def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     cache = Cache(tmp_path / "cache", LIMIT)
     with pytest.raises(DataError, match="holds 100,000 bytes, and one piece has 100,001"):
         cache.map("1", lambda: bytes(LIMIT + 1))
-    monkeypatch.setattr(os, "truncate", lambda *args: os.stat("/nowhere"))  # a full disk
+    monkeypatch.setattr(os, "truncate", lambda *args: Path("/nowhere").stat())  # a full disk
     assert bytes(cache.map("2", lambda: piece(2))) == piece(2)
     assert {each.name for each in (tmp_path / "cache").iterdir()} <= {"total"}
     (tmp_path / "open").mkdir(mode=0o755)

@@ -125,5 +125,5 @@ def test_nothing_is_decompressed_beyond_what_the_cache_may_hold(name: str, tmp_p
         cache_gb=1e-7,
         split="train" if name == "parquet" else None,
     )
-    with pytest.raises(DataError, match="larger than the cache|more than the whole cache"):
+    with pytest.raises(DataError, match=r"larger than the cache|more than the whole cache"):
         found[0]

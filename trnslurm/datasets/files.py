@@ -122,6 +122,7 @@ class Tars(_Spans):
         key, end = None, 0
         try:
             stream: Any = io.BufferedReader(Stream(self.place, name), 4096)
+            tar: Any
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 for member in tar:
                     tar.members = []  # else it keeps them all

@@ -108,7 +108,7 @@ class Mds(Rows):
         if file.startswith("/") or ".." in PurePosixPath(file).parts:
             raise self.place.error(INDEX, f"{file!r} leads out of the directory")
         size, samples = int(plain["bytes"]), int(told["samples"])
-        if not 0 <= samples or 4 * (samples + 2) > size:
+        if not samples >= 0 or 4 * (samples + 2) > size:
             raise self.place.error(
                 INDEX, f"{file} cannot have {samples:,} samples in {size:,} bytes"
             )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
 from trnslurm.datasets.arrow import Arrow, Parquet
 from trnslurm.datasets.cache import Cache
 from trnslurm.datasets.errors import DataError, NoDataError
@@ -196,7 +195,9 @@ def _open(place: Place, names: list[str] | None, column: str | None) -> Rows | T
         return read_datatrove(place, found)
     if kinds == [".parquet"]:
         return Parquet(place, found, column)
-    return {".arrow": Arrow, ".tar": Tars, ".jsonl": Lines}[kinds[0]](place, found)
+    if kinds == [".arrow"]:
+        return Arrow(place, found)
+    return (Tars if kinds == [".tar"] else Lines)(place, found)
 
 
 def _json(place: Place, name: str) -> dict[str, Any]:

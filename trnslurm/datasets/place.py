@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import mmap
 import os
 import random
@@ -114,7 +115,7 @@ class Here(Place):
     def find(self, name: str) -> File | None:
         if name not in self._files:
             try:
-                status = os.stat(f"{self.path}/{name}" if name else self.path)
+                status = Path(self.path, name).stat()
             except OSError:
                 return None
             self._files[name] = File(status.st_size, str(status.st_mtime_ns))
@@ -137,7 +138,7 @@ class Here(Place):
 
     def _map(self, name: str) -> Any:
         try:
-            with open(f"{self.path}/{name}", "rb") as file:
+            with Path(self.path, name).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != self.file(name).size:
                     raise self.error(name, "has changed since it was opened")
@@ -207,17 +208,18 @@ class Away(Place):
 
     def _again(self, name: str, ask: Callable[[], Any]) -> Any:
         """Ask the store, again after a failure; raise a DataError when it has failed often."""
-        for attempt in range(_TRIES):
+        for attempt in itertools.count(1):
             try:
                 return ask()
             except DataError:
                 raise
             except Exception as error:  # each store's library has its own
-                failed = error
-                if attempt + 1 < _TRIES:
-                    time.sleep(_WAIT_S * 2**attempt * random.uniform(0.5, 1))
-        words = " ".join(str(failed).split())[:200] or type(failed).__name__
-        raise self.error(name, f"cannot be read in {_TRIES} tries ({words})") from failed
+                if attempt == _TRIES:
+                    words = " ".join(str(error).split())[:200] or type(error).__name__
+                    why = f"cannot be read in {_TRIES} tries ({words})"
+                    raise self.error(name, why) from error
+                time.sleep(_WAIT_S * 2**attempt * random.uniform(0.5, 1))
+        raise AssertionError
 
 
 class S3:
@@ -322,13 +324,17 @@ def differs(chunks: Iterator[Any], hashes: dict[str, str]) -> str:
 def open_place(path: str, cache: Cache) -> Place:
     """Return the place of a path or URL."""
     if URL not in path:
-        return Here(os.path.abspath(os.path.expanduser(path)), cache)
+        return Here(str(_absolute(path)), cache)
     return Away(path, cache, S3() if path.startswith("s3://") else ByFsspec())
+
+
+def _absolute(path: str) -> Path:
+    return Path.cwd() / Path(path).expanduser()
 
 
 def split_path(path: str) -> tuple[str, str]:
     """Return the directory of a path or URL, and the last name; of a bucket itself none."""
     if URL not in path:
-        return os.path.split(os.path.abspath(os.path.expanduser(path)))
+        return str(_absolute(path).parent), _absolute(path).name
     parent, _, name = path.rstrip("/").rpartition("/")
     return (path, "") if parent.endswith("/") else (parent, name)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.datasets.errors import DataError
 from trnslurm.datasets.place import Place
 from trnslurm.datasets.rows import Rows, Shards
 
@@ -75,10 +74,11 @@ class Tokens:
 
     def fingerprint(self) -> str:
         """Return what identifies the tokens, from names, sizes, and both ends of the stream."""
-        ends = [hashlib.sha256(self[part].astype(np.int64).tobytes()).hexdigest()
-                for part in (slice(0, 4096), slice(max(0, len(self) - 4096), len(self)))]  # fmt: skip
-        told = (self.kind, len(self), self._shards.ends.tolist()[:100_000], *ends)
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        told = hashlib.sha256(f"{self.kind} {len(self)}".encode())
+        told.update(self._shards.ends.tobytes())
+        for part in (slice(0, 4096), slice(max(0, len(self) - 4096), len(self))):
+            told.update(self[part].astype(np.int64).tobytes())
+        return told.hexdigest()
 
 
 class TokenFiles(Tokens):
@@ -96,7 +96,7 @@ class TokenFiles(Tokens):
         count = min(most, file.tokens - first)
         data = self.place.read(file.name, first * dtype.itemsize, count * dtype.itemsize)
         if len(data) != count * dtype.itemsize:
-            raise self.place.error(file.name, f"ends before its token {first + count:,}: truncated")
+            raise self.place.error(file.name, f"ends before its token {first + count:,}: damaged")
         return np.frombuffer(data, dtype)
 
 
@@ -109,8 +109,9 @@ class TokenRows(Tokens):
         names = rows.columns()
         found = [name for name in ([column] if column else COLUMNS) if name in names]
         if not found:
-            raise rows.place.error("", f"no column {column or ' or '.join(COLUMNS)}, but "
-                                   f"{', '.join(names)}: name the one that has token ids")  # fmt: skip
+            asked = column or " or ".join(COLUMNS)
+            has = ", ".join(names)
+            raise rows.place.error("", f"no column {asked}, but {has}: name that of the token ids")
         self._column = found[0]
         if (length := rows.length(self._column)) is not None:
             lengths: Any = np.full(len(rows), length)
@@ -147,7 +148,8 @@ class Blocks:
         return -(-len(self.tokens) // self.seq_len)
 
     def __getitem__(self, number: int) -> NDArray[np.int64]:
-        return self.read([number])[0]
+        found: NDArray[np.int64] = self.read([number])[0]
+        return found
 
     def read(self, numbers: Any) -> NDArray[np.int64]:
         """Return some blocks, one a row."""

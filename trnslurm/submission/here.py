@@ -198,10 +198,9 @@ def _container(job: Job) -> Iterator[str]:
 
 
 def _check_data(job: Job, plan: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    if job.data and may_be_foreign(job, plan):
-        if found := check_foreign(job, plan):
-            say(found)
-            return
+    if job.data and may_be_foreign(job, plan) and (found := check_foreign(job, plan)):
+        say(found)
+        return
     # Prepared data, published shards, or a text file.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
     if any(job.data.startswith(f"{run}/") for run in job.inputs):

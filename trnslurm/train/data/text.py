@@ -1,4 +1,4 @@
-"""Text in blocks of seq_len tokens: prepared tokens, others', or plain text, whose tokens are bytes."""
+"""Text in blocks of seq_len tokens: prepared, of other libraries, or the bytes of plain text."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trnslurm.contract.files import read_json
-from trnslurm.datasets.open import OTHERS
 from trnslurm.datasets.errors import NoDataError
+from trnslurm.datasets.open import OTHERS
 from trnslurm.datasets.place import URL
 from trnslurm.datasets.tokens import Blocks
 from trnslurm.samples.order import indices
