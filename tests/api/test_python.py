@@ -189,7 +189,7 @@ def test_what_was_chosen_is_remembered_and_what_is_wrong_is_a_warning(
     monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: (None, False))
     site.profile("local", scheduler="slurm", run_root=str(site.run_root), python="/no/python")
     monkeypatch.setattr(
-        "trnslurm.submission.propose.check_here", lambda job: ["half of it is missing"]
+        "trnslurm.submission.propose.check_here", lambda *_: ["half of it is missing"]
     )
     with pytest.warns(TrnslurmWarning, match="^half of it is missing$") as caught:
         run = trnslurm.submit("toy", precompile="never")

@@ -29,7 +29,8 @@ if "--fail" in sys.argv:
 
 def on_nodes() -> list[Path]:
     """Return the sources that the nodes of a custom script may run."""
-    found = set(files("__init__", "calls", "samples", "saves", "node", "mirror", *BESIDE["node"]))
+    rooms = ("calls", "datasets", "samples", "saves", "node", "mirror", *BESIDE["node"])
+    found = set(files("__init__", *rooms))
     sources = {module_name(file): file for file in PACKAGE.rglob("*.py")}
     left = list(found)
     while left:

@@ -17,7 +17,7 @@ from trnslurm.render.package import sources
 _ROOT = "code/"
 # Our version, the contract, checks of values: modules that do not shape graphs. Facts about devices
 # do not either: an ingredient names the device, and train does what they decide. Nor does it matter
-# to a graph which samples it computes, or how what it computed is written.
+# to a graph which samples it computes, where they come from, or how what it computed is written.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
@@ -26,7 +26,8 @@ _OURS = {
     )
 }
 _OUR_ROOMS = tuple(
-    f"{_ROOT}trnslurm/{name}/" for name in ("contract", "devices", "samples", "saves")
+    f"{_ROOT}trnslurm/{name}/"
+    for name in ("contract", "datasets", "devices", "mirror", "samples", "saves")
 )
 
 

@@ -212,7 +212,7 @@ _OF_MEMORY = "GiB of a worker's device, an estimate"
 
 
 def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> Plan:
-    """Plan a recipe on each node count, or on that of its batch script; raise if it fits on none."""
+    """Plan a recipe on each node count, or on its batch script's; raise if it fits on none."""
     chosen = choose(options, console)
     counts = counts or (chosen.nodes,)
     config = config_of(chosen, console)
