@@ -189,6 +189,7 @@ SHARED = {
     "node.triage",
     "node.usage",
     "prepare.options",
+    "samples",
 }
 
 

@@ -114,6 +114,9 @@ class _Worker:
         self._agreements = 0
         self._looked = time.monotonic()
         self._tracer = Tracer(self._files, self._rank)
+        self._order: int | None = None
+        """How many steps the data is ahead of the training; None: nothing was reported."""
+        self._order_agreed = False
         self._asks_to_stop = False
         """Whether it asks after every step, and so tells when a step is done."""
         _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
@@ -136,6 +139,8 @@ class _Worker:
     def report(self, step: int, steps: int | None, numbers: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl."""
         self._step = step
+        with suppress(Exception):  # a record only
+            self._note_order(step)
         if not self._asks_to_stop:
             self._tracer.step_done()
         if self._pace:
@@ -151,6 +156,33 @@ class _Worker:
         line["time"] = round(time.time(), 3)
         with self._files.metrics_file.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
+
+    def _note_order(self, step: int) -> None:
+        """Note which samples this attempt has begun with, and where step and data part."""
+        module = sys.modules.get("trnslurm.samples.batches")
+        order = module.in_use() if module else None
+        if order is None:
+            return
+        facts, store = order.facts(), _shared_store()
+        if self._order is None and store and self._rank:
+            store.set(f"trnslurm/order/{self._rank}", json.dumps(facts))
+        # What a library prefetches may be a step ahead.
+        ahead = order.position - step if order.position - step != 1 else 0
+        line: dict[str, Any] = {}
+        if self._order is None:
+            line = {"begin": order.begun, "workers": order.world_size, **facts}
+        elif not self._rank and not self._order_agreed and store:
+            self._order_agreed = True  # all have begun with this step or the one before
+            keys = [f"trnslurm/order/{rank}" for rank in range(1, order.world_size)]
+            told = [store.get(key).decode() if store.check([key]) else "" for key in keys]
+            wrong = [rank for rank, each in enumerate(told, 1) if each != json.dumps(facts)]
+            line = {"differ": wrong} if wrong else {}
+        if line or ahead != self._order:
+            line |= {"attempt": self._attempt, "step": step, "ahead": ahead}
+            self._order = ahead
+            if not self._rank:
+                with self._files.order_file.open("a", encoding="utf-8") as file:
+                    file.write(f"{json.dumps(line)}\n")
 
     @property
     def ends(self) -> bool:

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import NoReturn
 
 import click
 
@@ -14,7 +15,7 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.health.preflight import check_nodes
-from trnslurm.records.run import NodeFitness
+from trnslurm.records.run import NodeFitness, RunDir
 from trnslurm.runs.find import find_run
 from trnslurm.runs.search import run_roots
 from trnslurm.runs.tables import count
@@ -42,6 +43,9 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     is_flag=True,
     help="Run a job on the nodes that measures what trainings use.",
 )
+@click.option(
+    "--order", is_flag=True, help="Check that the RUN has seen every sample exactly once per epoch."
+)
 @click.option("--report", metavar="FILE", help="With --run: write a file for a bug report.")
 @workspace_option
 @json_option
@@ -51,6 +55,7 @@ def doctor_command(
     nodes: int | None,
     timeout: float,
     measure: bool,
+    order: bool,
     report: str | None,
     workspace: Workspace,
     console: Terminal,
@@ -67,6 +72,7 @@ def doctor_command(
     \b
     Example:
       trnslurm doctor last
+      trnslurm doctor last --order
       trnslurm doctor --cluster trn1 --nodes 2
       trnslurm doctor --run --cluster trn1 --nodes 2 --report checkup.json
     """
@@ -74,6 +80,10 @@ def doctor_command(
         raise click.UsageError("doctor RUN takes neither --cluster nor --nodes nor --run")
     if report and not measure:
         raise click.UsageError("--report goes with --run")
+    if order:
+        if not run:
+            raise click.UsageError("--order goes with a RUN")
+        _check_order(find_run(run, run_roots(workspace)), console)
     if run:
         found = diagnose(find_run(run, run_roots(workspace)))
         if console.as_json:
@@ -115,6 +125,53 @@ def _print_nodes(nodes: Sequence[NodeFitness]) -> None:
     lines += [f"{node.host}: warning: {text}" for node in nodes for text in node.warnings]
     if lines:
         click.echo("\n" + "\n".join(lines))
+
+
+def _check_order(run: RunDir, console: Terminal) -> NoReturn:
+    from trnslurm.runs.order import check_order
+
+    found = check_order(run)
+    if console.as_json:
+        stretches = [
+            {
+                "attempt": each.attempt,
+                "workers": each.workers,
+                "steps": [each.steps.start, each.steps.stop - 1],
+                "data": [[steps.start, steps.stop - 1] for steps in each.data],
+            }
+            for each in found.stretches
+        ]
+        echo_json(asdict(found) | {"stretches": stretches, "ok": found.ok})
+        sys.exit(int(not found.ok))
+    rows = [
+        (
+            str(each.attempt),
+            str(each.workers),
+            f"{each.steps.start}-{each.steps.stop - 1}",
+            ", ".join(f"{steps.start}-{steps.stop - 1}" for steps in each.data),
+        )
+        for each in found.stretches
+    ]
+    echo_table(("attempt", "workers", "steps", "steps of the data"), rows)
+    click.echo("")
+    for problem in found.problems:
+        click.echo(f"{found.run}: {problem}")
+    if found.repeated or found.missed:
+        click.echo(
+            f"{found.run}: {count(found.repeated, 'sample')} too many, and "
+            f"{count(found.missed, 'sample')} missing, of {found.seen:,}"
+        )
+    if found.ok:
+        told = f"{found.seen:,} samples in global batches of {found.global_batch:,}"
+        if found.samples:
+            rest = found.seen - found.epochs * found.samples
+            told += f": {count(found.epochs, 'whole epoch')} of {found.samples:,}"
+            told += f", and {rest:,} of the next" if rest else ""
+        how = "every sample was seen exactly once in each epoch"
+        if not found.counted:
+            how = "every step of the data was seen exactly once"
+        click.echo(f"{found.run}: {how} ({told})")
+    sys.exit(int(not found.ok))
 
 
 def _print_diagnosis(found: Diagnosis) -> None:

@@ -435,6 +435,11 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / "sent-wandb.json"
 
     @property
+    def order_file(self) -> Path:
+        """Which samples each attempt has begun with, of how many, in which order: a line each."""
+        return self.state / "order.jsonl"
+
+    @property
     def saved_file(self) -> Path:
         """The newest checkpoint that a custom script reports as saved."""
         return self.state / "saved.json"

@@ -118,6 +118,11 @@ class Batches:
         self._count, self._mix = count, mix
         self.seed, self._micro, self._shuffle = seed, micro_batch, shuffle
         self._needs_even = needs_even
+        self._drop_last = drop_last
+        self.begun: int | None = None
+        """The steps that were done when the first was asked for; None: none was."""
+        self.position = start
+        """The step that was asked for last."""
         self._place = None if rank is None or world_size is None else (rank, world_size)
         _check(self._place is None or 0 <= self._place[0] < self._place[1],
                f"rank is {rank} and world_size {world_size}: ranks count from 0")  # fmt: skip
@@ -152,12 +157,25 @@ class Batches:
 
     def between(self, done: int, last: int | None) -> Iterator[Step]:
         """Yield the steps after those that are done, block by block."""
+        global _used
+        _used = _used or self
+        self.begun = done if self.begun is None else self.begun
         block = max(1, _BLOCK * self.world_size // self.global_batch)
         block = min(block, self.steps_per_epoch or block)
         while last is None or done < last:
             end = done + block if last is None else min(done + block, last)
-            yield from self._steps(range(done + 1, end + 1))
+            for step in self._steps(range(done + 1, end + 1)):
+                self.position = step.number
+                yield step
             done = end
+
+    def facts(self) -> dict[str, Any]:
+        """Return what decides which samples a step has."""
+        sources = self._mix.facts() if self._mix is not None else None
+        return {
+            "samples": self._count, "global_batch": self.global_batch, "seed": self.seed,
+            "shuffle": self._shuffle, "drop_last": self._drop_last, "mix": sources,
+        }  # fmt: skip
 
     def __getitem__(self, number: int) -> Step:
         """Return a step by its number, counted from 1."""
@@ -245,6 +263,14 @@ class Batches:
     def _where(self) -> tuple[int, int]:
         """Return rank and world size, as given, or as they are by now."""
         return self._place or place_now()
+
+
+_used: Batches | None = None
+
+
+def in_use() -> Batches | None:
+    """Return those of which steps were asked for first: the training's, not an evaluation's."""
+    return _used
 
 
 def batches(

@@ -76,6 +76,7 @@ class Loader(DataLoader[Any]):
             self.generator.manual_seed(derive_seed(self.batches.seed, order.done))
         for batch in super().__iter__():
             order.taken += 1
+            self.batches.position = order.done  # what was prefetched does not count
             yield batch
 
     def set_epoch(self, epoch: int) -> None:

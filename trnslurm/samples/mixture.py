@@ -74,6 +74,11 @@ class Mix:
         self._shares = [self._whole(weights) for _, weights in changes]
         self._rules = self._all_rules()
 
+    def facts(self) -> dict[str, Any]:
+        """Return what decides which samples a step has."""
+        steps = [begin // self.global_batch for begin in self._begins]
+        return {"sources": self.sizes, "shares": list(zip(steps, self._shares))}
+
     def shares(self, step: int) -> dict[str, float]:
         """Return the share of each source in the next step, when `step` steps are done."""
         found = self._shares[bisect.bisect_right(self._begins, step * self.global_batch) - 1]

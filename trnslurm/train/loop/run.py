@@ -29,6 +29,7 @@ from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
+from trnslurm.train.loop.reports import JsonLines
 from trnslurm.train.loop.schedule import (
     PRECOMPILE_STEPS,
     SaveTimes,
@@ -80,6 +81,7 @@ class TrainingRun:
         """Steps of the whole training, however many runs it takes: the schedule ends there."""
         self.over = False
         """Whether the workers have agreed to stop after the step that ended last."""
+        self._samples_per_epoch, self._data = samples_per_epoch, data
         self._logged: dict[str, float | Tensor] = {}
         self._next_look = 0.0
         self._reporting = reporting
@@ -136,12 +138,34 @@ class TrainingRun:
         last = (stop_at or self.total) if self.trains else PRECOMPILE_STEPS
         steps = range(done + 1, min(last, self.total) + 1)
         self._first, self._last = steps.start, steps.stop - 1
+        if self.trains and self.environment.rank == 0:
+            self._note_order(done)
         self._saves = SaveTimes(self.settings, last=self._last)
         total = self.total if self.trains else 0
         self._reporter = StepReporter(self._job, self._reporting, steps=steps, total=total)
         self._watch(steps)
         self._expect_unit()
         return steps
+
+    def _note_order(self, done: int) -> None:
+        """Note which samples this attempt begins with, for `trnslurm doctor RUN --order`."""
+        plan = self.plan
+        lines = JsonLines(self.environment.files.order_file)
+        lines.write(
+            {
+                "attempt": self.environment.attempt,
+                "begin": done,
+                "step": done,
+                "ahead": 0,
+                "workers": plan.workers,
+                "samples": self._samples_per_epoch,
+                "global_batch": plan.batch.global_batch,
+                "seed": plan.seed,
+                "data": self._data,
+                "joined": True,
+            }
+        )
+        lines.close()
 
     def _watch(self, steps: range) -> None:
         """Begin to watch for requests to stop and for stalls; a precompile has neither."""
