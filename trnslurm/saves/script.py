@@ -32,7 +32,7 @@ from torch import Tensor
 
 from trnslurm import calls
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in
-from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.rundir import CHECKPOINTS, RunFiles
 from trnslurm.contract.variables import Variable
 from trnslurm.saves import directory as directories
 from trnslurm.saves.background import in_background
@@ -377,7 +377,7 @@ _savers: dict[Path, _Saver] = {}
 
 
 def _saver(directory: str | os.PathLike[str] | None) -> _Saver:
-    root = Path(directory or os.environ.get(Variable.CHECKPOINTS) or "checkpoints").absolute()
+    root = Path(directory or os.environ.get(Variable.CHECKPOINTS) or CHECKPOINTS).absolute()
     if root not in _savers:
         if not _savers:
             # Later, at atexit's time, no thread can be started (Python 3.12, Lib/threading.py).
