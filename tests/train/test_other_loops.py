@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
 from trnslurm.contract.files import write_json
 from trnslurm.contract.rundir import RunFiles
+from trnslurm.records.run import RunDir
+from trnslurm.runs.order import check_order
 
 from ..json_lines import read_lines
 from .conftest import REPO, run_workers
@@ -124,6 +126,37 @@ def test_an_adapter_continues_where_it_was(tmp_path: Path) -> None:
     last = [files.checkpoints / "adapter_model.safetensors" for files in (run, undisturbed)]
     assert last[0].read_bytes() == last[1].read_bytes()
     assert lines(run)[-1]["loss"] == lines(undisturbed)[-1]["loss"]
+
+
+def test_a_sharded_model_stops_when_asked_and_goes_on_with_other_workers(tmp_path: Path) -> None:
+    """Two workers stop in the second epoch; three go on, with the same samples and losses."""
+    whole, stopped = RunFiles(tmp_path / "whole"), RunFiles(tmp_path / "stopped")
+    for run in (whole, stopped):
+        run.state.mkdir(parents=True)
+
+    def start(run: RunFiles, workers: int, attempt: int, *words: str) -> None:
+        done = run_workers(
+            workers, EXAMPLES / "fsdp/train.py", *words, cwd=run.path,
+            TRNSLURM_ATTEMPT=str(attempt), TRNSLURM_CHECKPOINTS=str(run.checkpoints),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+
+    start(whole, 2, 1, "--epochs=2")
+    write_json(stopped.stop_file("train", 2), {"cause": "time limit"})
+    start(stopped, 2, 1, "--epochs=1")
+    start(stopped, 2, 2, "--epochs=2")
+    told = json.loads(stopped.stopped_file("train", 2).read_text())
+    assert (told["step"], told["saved"]) == (17, True)
+    start(stopped, 3, 3, "--epochs=2")
+    assert newest_step(stopped) == newest_step(whole) == 32
+    order = check_order(RunDir(stopped.path))
+    assert (order.ok, order.seen, order.epochs) == (True, 1000, 2)
+    assert [each.workers for each in order.stretches] == [2, 2, 3]
+    losses = [{line["step"]: line["loss"] for line in lines(run)} for run in (whole, stopped)]
+    assert losses[0].keys() == losses[1].keys() == set(range(1, 33))
+    for step in range(1, 33):
+        bound = 0 if step <= 17 else 1e-5
+        assert losses[1][step] == pytest.approx(losses[0][step], rel=bound, abs=0), step
 
 
 def test_a_script_without_a_word_of_ours_continues_from_its_directory(tmp_path: Path) -> None:
