@@ -83,6 +83,8 @@ class CommonSettings(OptimizerSettings):
     """End an attempt without progress for this many steps' time; 0: never."""
     watchdog_min_s: Free[float]
     """The watchdog waits for at least this many seconds."""
+    verify_every: Free[int] = 0
+    """Compare the gradients of two workers bit for bit every this many steps; 0: never."""
     compile: Free[bool] = False
     """Compile the model's layers with torch.compile (cpu, cuda, torchneuron)."""
 
@@ -90,6 +92,10 @@ class CommonSettings(OptimizerSettings):
         (
             {"compile": True, "device": "by XLA"},
             "XLA compiles everything already: leave it out, or take another device",
+        ),
+        (
+            {"verify_every": "not empty", "device": "by XLA"},
+            "gradients are compared on cpu and cuda only: set it to 0",
         ),
     )
 
@@ -101,7 +107,7 @@ class ScoredSettings(CommonSettings):
     keep_best: Free[str]
     """The best checkpoint by this score of the evaluation is kept, too; empty: no."""
 
-    REFUSED = (
+    REFUSED = (  # type: ignore[assignment]
         (
             {"keep_best": "not empty", "save_every": "not a multiple of eval_every"},
             "checkpoints are made of steps that are not evaluated: make train.save_every a "

@@ -98,6 +98,10 @@ class TrainingState(ABC):
     def begin(self) -> None:  # noqa: B027 - not all of them need it
         """Check what must not have changed since the state was made."""
 
+    def own_gradients(self) -> list[Tensor] | None:
+        """Return what a unit adds its gradients to; None: other workers take part in a unit."""
+        return None
+
     def begin_last_unit(self) -> None:
         """Send sums of gradients from now on, as they become complete."""
         raise NotImplementedError

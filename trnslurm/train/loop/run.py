@@ -15,6 +15,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from trnslurm.train.loop.schedule import (
     total_steps,
 )
 from trnslurm.train.loop.stopping import Stopping, follow_term
+from trnslurm.train.loop.verify import Verification
 from trnslurm.train.loop.watchdog import Watchdog
 from trnslurm.train.plan import describe_plan
 from trnslurm.train.settings import CommonSettings, ScoredSettings
@@ -144,8 +146,28 @@ class TrainingRun:
         total = self.total if self.trains else 0
         self._reporter = StepReporter(self._job, self._reporting, steps=steps, total=total)
         self._watch(steps)
+        self._verification = self._verifying() if self.trains else None
         self._expect_unit()
         return steps
+
+    def _verifying(self) -> Verification | None:
+        """Return what compares workers, if that is asked for."""
+        every = self.settings.verify_every
+        if not every or self.device.world == 1:
+            return None
+        gradients = self.optimizer.own_gradients()
+        if gradients is None:
+            raise TrainError(
+                "train.verify_every compares whole gradients, which no worker of this strategy "
+                "has: set it to 0"
+            )
+        return Verification(
+            self.device,
+            self.environment,
+            gradients,
+            lambda worker, step: worker_units(self.plan, worker=worker, step=step)[0],
+            every=every,
+        )
 
     def _note_order(self, done: int) -> None:
         """Note which samples this attempt begins with, for `trnslurm doctor RUN --order`."""
@@ -196,9 +218,15 @@ class TrainingRun:
             if self.over:
                 return
 
-    def units(self, step: int) -> list[Unit]:
-        """Return this worker's units of a step; every worker has equally many."""
-        return worker_units(self.plan, worker=self.device.rank, step=step)
+    def units(self, step: int) -> Iterable[Unit]:
+        """Return this worker's units of a step; every worker has equally many.
+
+        Some may come before them whose gradients are only compared.
+        """
+        mine = worker_units(self.plan, worker=self.device.rank, step=step)
+        if self._verification is None or not self._verification.due(step):
+            return mine
+        return chain(self._verification.units(step), mine)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -206,6 +234,9 @@ class TrainingRun:
 
     def add(self, share: Tensor) -> None:
         """Add a unit's share of each of the parts, and end the unit's graph."""
+        if self._verification is not None and self._verification.busy:
+            self.device.sync()
+            return
         self._sums += share.detach()
         self.device.sync()
         self._units += 1

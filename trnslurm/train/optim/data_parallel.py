@@ -40,6 +40,10 @@ class DataParallel(GlobalOptimizer):
         ]
         self._make_inside(masters)
 
+    def own_gradients(self) -> list[Tensor]:
+        """Return what a unit adds its gradients to."""
+        return self._gradients
+
     def _updates(self, name: str) -> bool:
         """Check whether this worker updates a parameter."""
         return True
