@@ -71,7 +71,7 @@ WORDS = {
     "spares below none": (["--spares", "-1"], "--spares -1: 0 or more nodes can wait"),
     "spares of this machine": (
         ["--cluster", "local", "-p", "tiny", "--spares", "1"],
-        "--spares 1: this machine has none, so no node can wait",
+        "--spares 1: this machine has none, so spares are of no use",
     ),
     "section": (["--set", "bacth=2"], 'unknown key bacth (did you mean "batch"?)'),
     "no equals sign": (["--set", "steps"], "expected key=value, as in --set batch.micro_batch=2"),
@@ -326,4 +326,4 @@ def test_plan_names_node_counts_without_padding(site, cli) -> None:
     assert [line.partition("zero; ")[2] for line in notes] == 2 * ["none on 1 or 7 nodes"]
     site.recipe("batch: {global_batch: 3}\nworkers_per_node: 2\n")
     out = cli("plan", "toy", "-c", "local").out
-    assert "1 node: 1 of each step's 4 micro-batches have weight zero; it is so on every " in out
+    assert "1 node: 1 of each step's 4 micro-batches have weight zero; every node count has " in out

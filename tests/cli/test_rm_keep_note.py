@@ -143,7 +143,7 @@ def test_nothing_is_removed_through_a_link(ended, cli, tmp_path) -> None:
     done = cli("rm", "1-a", "--checkpoints", "--yes")
     step = f"{far}/step-00000001"
     assert (done.code, done.out) == (0, "Nothing to remove\n")
-    assert done.err == f"1-a: {step} stays: it is not in the run directory\n"
+    assert done.err == f"1-a: {step} stays, because it is not in the run directory\n"
     assert Path(step, "weights").exists() and run.record()
 
 
@@ -154,14 +154,15 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     write_json(run.project_file, {})
     work = run.path / "work"
     (work / "out").mkdir(parents=True)
-    nothing = f"1-a: {work} stays: it may hold more than checkpoints; trnslurm rm 1-a removes the"
+    nothing = f"1-a: {work} stays, because it may contain more than checkpoints; "
+    nothing += "trnslurm rm 1-a removes the"
     assert nothing in cli("rm", "1-a", "--checkpoints", "--yes").err
     run.script("train").write_text('\nexport TRNSLURM_CHECKPOINTS="$PWD/work/"out\n')
     (work / "out/model.pt").write_bytes(os.urandom(1 << 20))
     shipped = run.code / "project/out"
     shipped.mkdir(parents=True)
     done = cli("rm", "1-a", "--checkpoints", "--yes")
-    assert f"1-a: {work}/out stays: it may hold" in done.err and (work / "out/model.pt").exists()
+    assert f"1-a: {work}/out stays, because it may contain" in done.err and (work / "out/model.pt").exists()
     shipped.rmdir()
     write_json(run.saved_file, {"step": 7, "path": str(work / "out/model.pt")})
     done = cli("rm", "1-a", "--checkpoints", "--yes")
@@ -173,14 +174,14 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     (work / "out").symlink_to(far)
     write_json(run.saved_file, {"step": 7, "path": str(far / "model.pt")})
     done = cli("rm", "1-a", "--checkpoints", "--yes")
-    assert done.err == f"1-a: {far}/model.pt stays: it is not in the run directory\n"
+    assert done.err == f"1-a: {far}/model.pt stays, because it is not in the run directory\n"
     assert done.out == "Nothing to remove\n" and (far / "model.pt").exists()
 
 
 def test_a_kept_run_stays(ended, cli) -> None:
     run = ended("1-a")
     assert cli("keep", "1-a").out == "1-a is protected\n"
-    assert cli("rm", "1-a", "--yes").error == "1-a is protected: trnslurm keep --undo 1-a"
+    assert cli("rm", "1-a", "--yes").error == "1-a is protected; first run trnslurm keep --undo 1-a"
     assert cli("rm", "--older-than", "1h", "--yes").out == "Nothing to remove\n"
     assert "protected: " in cli("status", "1-a").out and run.path.exists()
     assert cli("keep", "--undo", "1-a").out == "1-a may be removed\n"
@@ -192,7 +193,7 @@ def test_a_run_that_may_run_is_never_removed(ended, make_run, fake_slurm, cli) -
     fake_slurm.queue(f"1001|PENDING|Priority|N/A|{waiting.path}")
     ended("1-a")
     error = cli("rm", "1-a", "3-c", "--yes").error
-    assert error == "3-c is PENDING: trnslurm cancel 3-c"
+    assert error == "3-c is PENDING; first run trnslurm cancel 3-c"
     assert cli("rm", "--older-than", "1h", "--dry-run").out.count("1-a") == 1
     assert "3-c" not in cli("rm", "--older-than", "1h", "--dry-run").out
     assert {p.name for p in waiting.path.parent.iterdir()} == {"1-a", "3-c"}

@@ -145,7 +145,7 @@ def test_the_file_is_named_in_which_it_stands(site, cli) -> None:
     tree["train"] |= {"schedule": "linear", "lrr": 1.0}
     file.write_text(yaml.safe_dump(tree))
     assert cli("show", "mine").error == (
-        f'{file}: train.lrr is no setting that train.py knows (did you mean "lr"?)'
+        f'{file}: train.py has no setting train.lrr (did you mean "lr"?)'
     )
 
 

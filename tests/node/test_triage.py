@@ -235,7 +235,7 @@ ENDED_WELL = (
         (
             GLOO_FAILED.format("unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"),
             f"{STARTED}loading the dataset\ntrnslurm: the launcher got signal: 15 (SIGTERM)\n",
-            "  node 1 still ran, and its log ends: loading the dataset",
+            "  node 1 was still running; its log ends with: loading the dataset",
         ),
         (
             "step 3 loss nan\nstopping\ntrnslurm: 2026-11-30T00:29:05.360Z rank 0 (local rank 0, "
@@ -402,7 +402,7 @@ def test_the_last_words_of_a_worker_that_ends_itself_are_told(run) -> None:
     log(run, 0, said + report(0, 3))
     assert found(run).lines == ("no data", "it ended with exit code 3, without a traceback")
     assert found(run).cause.startswith("unknown: ")
-    assert found(run).brief.endswith("; the log's last words: no data")
+    assert found(run).brief.endswith("; the last line of the log: no data")
     log(run, 0, own + died + report(0, 3))
     assert len(found(run).lines) == 1 and "last words" not in found(run).brief
 
@@ -881,7 +881,7 @@ def test_the_rank_that_does_not_wait_is_named(run) -> None:
     run.plan_file.write_text('{"workers_per_node": 4}')
     for node, ranks in enumerate(((0, 1, 2, 3), (4, 5, 7))):
         log(run, node, "".join(WAIT.format(rank, "_ALLGATHER_BASE", 512) for rank in ranks))
-    assert found(run).lines[-1] == "all ranks wait in a collective but: 6"
+    assert found(run).lines[-1] == "all ranks wait in a collective except 6"
     log(run, 0, WAIT.format(0, "_ALLGATHER_BASE", 512))
     assert "all ranks wait" not in found(run).lines[-1]
 
@@ -1134,4 +1134,4 @@ def test_data_beside_the_project_are_not_in_the_copy(run, path: str, beside: boo
     write_json(run.project_file, {"links": {}, "left_out": []})
     path = path.format(run=run.path)
     record(run, 0, 1.0, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
-    assert found(run).cause.startswith(f"{path} is beside the project, and the run has") == beside
+    assert found(run).cause.startswith(f"{path} is next to the project, and the run has") == beside

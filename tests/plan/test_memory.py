@@ -132,7 +132,7 @@ def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
     ]  # fmt: skip
     assert lines[-1] == (
         "warning: on 1, 2 nodes, a worker needs more than the 40 GiB that it has on "
-        "p4d.24xlarge, by an estimate: try --set train.gradient_checkpointing=true"
+        "p4d.24xlarge, according to an estimate: try --set train.gradient_checkpointing=true"
     )
     assert "warning" not in cli("plan", "llama3_clm", "--nodes", "1").out
     [row] = json.loads(cli("plan", "llama3_clm", "--nodes", "1", "--json").out)["plans"]
@@ -256,6 +256,6 @@ def test_an_optimizer_of_the_jobs_own_counts_as_the_recipe_says_or_not_at_all() 
     spec = make_spec(unsaid, 1, need_time=False)
     assert estimate_memory(spec) is None
     assert why_no_memory(spec).startswith(
-        "Memory: unknown, because the optimizer muon is the job's"
+        "Memory: unknown, because muon is the job's own optimizer"
     )
     assert not why_no_memory(make_spec(config, 1, need_time=False))

@@ -273,7 +273,7 @@ def test_a_file_of_ones_own_is_merged_with_the_plan(site, tmp_path) -> None:
         ('{"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}', (),
          "ds.json: optimizer.params.lr is 0.1, but the plan says 5e-05"),
         ('{"optimizer": {"params": {"torch_adam": true}}}', (),
-         "ds.json: optimizer.params.torch_adam: trnslurm has no such feature: leave it out"),
+         "ds.json: optimizer.params.torch_adam: trnslurm does not support this; leave it out"),
         ('{"scheduler": {"type": "WarmupLR"}}', (), 'scheduler.type is "WarmupLR", but the plan '
          'says "linear": leave it out, or set train.schedule'),
         ('{"fp16": {"enabled": true}}', (), "ds.json: fp16.enabled is true, but the plan"),

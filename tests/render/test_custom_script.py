@@ -179,7 +179,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
             "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
             "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
         ),
-        (["./train.py", "3e-4"], "put -- before the arguments of the script: -- 3e-4"),
+        (["./train.py", "3e-4"], "put -- before the arguments of the script, as in -- 3e-4"),
         (["./train.py", "a b", "--", "c"], "the arguments of the script: -- 'a b'"),
         (["toy", "tiny"], "toy tiny: a command comes after --: -- toy tiny; a preset"),
         (["./train.py", "--lr", "1"], "options of a custom script come after -- ("),
@@ -476,7 +476,7 @@ def test_variables_that_the_job_lacks_are_named(
     words = ("submit", "./train.py", *CPU, *TIME, "--set", "env.IN_PROFILE=y")
     said = cli(*words, "--dry-run")
     assert (
-        "Of this shell's variables a job gets only those that are named: "
+        "The job gets only those variables of this shell that are named: "
         "--env DATA_DIR --env HF_HOME --env IN_YAML --env WANDB_MODE\n"
     ) in said.out + said.err
     monkeypatch.setenv("DATA_DIR", "it's $(here)")
@@ -890,7 +890,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert "saved: checkpoint-9 of Trainer, 3 h ago\n" in cli("status", run.name).out
     fake_slurm.queue("1002|FAILED|NonZeroExitCode|x|node-1")
     assert cli("resume", run.name, "x").error.count(
-        "put -- before the arguments of the script: -- x"
+        "put -- before the arguments of the script, as in -- x"
     )
     assert cli("resume", run.name).code == 0
 
@@ -1009,7 +1009,7 @@ def test_a_script_does_not_begin_over_its_checkpoints(
     assert "saved() there, then trnslurm submit ./train.py -- --a\n" in said
     assert f"may write over {path} in its directory: if the script finds that itself" in done.error
     assert f"{resume}; if not, submit it again, with {run.path}/{path} for" in done.error
-    given = f"submit it with {run.path}/{path} for its own option, after --"
+    given = f"pass {run.path}/{path} to the script's own option, after --"
     assert cli("submit", "./train.py", *CPU, *TIME, "--from", run.name).error.endswith(given)
     assert len(fake_slurm.calls("sbatch")) == 1
     assert cli("resume", run.name, "--force").err.endswith(f"continue from {run.path}/{path}\n")

@@ -140,7 +140,7 @@ def test_nodes_of_another_partition_are_a_component_of_the_job(site, cli, projec
     said = cli("plan", *words).out
     price = catalog({})["p4d.24xlarge"].price_per_hour
     assert price and re.search(rf" 7\.0 +\${2 * price:.0f}\b", said), said
-    assert "Cost: without the nodes of partition cpu, a10, whose price is not known" in said
+    assert "Cost: without the nodes of partition cpu, a10, whose price is unknown" in said
 
 
 def test_on_one_machine_there_are_no_partitions(site, cli, project) -> None:
@@ -152,4 +152,4 @@ def test_on_one_machine_there_are_no_partitions(site, cli, project) -> None:
 
 def test_only_a_custom_script_has_roles(site, cli) -> None:
     done = cli("plan", "gpt2_zero1", "--cluster", "trn1", *settings("roles.a.command=[serve]"))
-    assert "roles: only a custom script has servers beside it: docs/roles.md" in done.error
+    assert "roles: only a custom script can have servers, as docs/roles.md explains" in done.error

@@ -354,7 +354,7 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     monkeypatch.chdir(site.root)
     site.recipe("batch: {global_batch: 64}\nprecompile: never\n")
     assert cli("render", "toy", "-c", "pc", "--nodes", "2", "--time", "60", "-o", "out").code == 0
-    said = "./out: it has not begun: trnslurm submit --rendered ./out"
+    said = "./out: it has not begun; start it with trnslurm submit --rendered ./out"
     assert cli("status", "./out").error == said
     Path("jobs").mkdir(exist_ok=True)
     assert cli("status", "./jobs").error == "./jobs: no run there (no run.json)"
@@ -367,7 +367,7 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
         out = cli("status", word).out
         assert out.startswith(f"out: FAILED (preempted)\nnext: {again}\n")
         assert "toy on 2 nodes of pc\n" in out
-        assert "started without trnslurm submit: what is in no file, " in out
+        assert "started without trnslurm submit, so its jobs in the queue are unknown" in out
     write_attempt(run, "train", 2, job_id="78", state="RUNNING", host="node-1")
     fake_slurm.queue("78|RUNNING|None|N/A|node-1")
     (run.logs / "train-2-node0.log").write_text("iter 1\n")

@@ -246,7 +246,7 @@ def test_fi_info_lists_two_endpoints_of_every_interface(stage):
 
 @pytest.mark.first
 def test_every_behaviour_is_explained_and_tested():
-    behaviours = runpy.run_path(str(SCRIPT))["BEHAVIOURS"]
+    behaviours = runpy.run_path(str(SCRIPT))["BEHAVIORS"]
     assert list(behaviours) == ["neuron_parallel_compile", "neuron-ls", "neuron-monitor", "fi_info"]
     tests = "".join(p.read_text() for p in Path(__file__).parent.glob("test_neuron_*.py"))
     for tool, lines in behaviours.items():

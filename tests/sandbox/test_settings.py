@@ -168,7 +168,7 @@ NODE_USAGE = "expected NODE slurmd-kill|slurmd-start|freeze|thaw|link-down|link-
         ("dbd kill now", "expected dbd kill|start"),
         ("proc 1 train", "expected proc NODE PATTERN SIGNAL"),
         ("disk /tmp", "expected disk DIRECTORY SIZE|off"),
-        ("neuron all neuron-ls", "expected neuron NODE|all TOOL BEHAVIOUR"),
+        ("neuron all neuron-ls", "expected neuron NODE|all TOOL BEHAVIOR"),
         ("disk /tmp 0M", "fault disk: size '0M': use 8M, 1G or the like, or off"),
         ("disk /tmp 8K", "fault disk: size '8K': use 8M, 1G or the like, or off"),
         ("disk /tmp -8M", "fault disk: size '-8M': use 8M, 1G or the like, or off"),

@@ -84,7 +84,7 @@ def test_training_that_runs_is_asked_to_save(
     )  # fmt: skip
     done = cli("cancel", run.name)
     assert (done.code, done.out) == (0, (
-        f"Cancelling {run.name}: it is asked to save and to end; --now does not wait\n"
+        f"Cancelling {run.name}: saving a checkpoint first (use --now to skip it)\n"
         f"Cancelled {after.name}\n"
     ))  # fmt: skip
     assert [call.arguments for call in fake_slurm.calls("scancel")] == [
@@ -93,7 +93,7 @@ def test_training_that_runs_is_asked_to_save(
     assert run.cancelled_file.exists() and after.cancelled_file.exists()
     status = run_status(run)
     assert status.state == "RUNNING"
-    assert status.reason == "cancelled: it is asked to save and to end; cancel --now does not wait"
+    assert status.reason == "cancelled: it is saving a checkpoint first; cancel --now skips it"
     assert json.loads(cli("cancel", run.name, "--json").out)[0] == {"run": run.name, "saves": True}
     done = cli("cancel", run.name, "--now", "--json")
     stable.json("cancel", json.loads(done.out))
@@ -135,7 +135,7 @@ def test_a_script_that_tells_nothing_is_not_asked_to_save(fake_slurm, make_run, 
     run.code.mkdir()
     run.project_file.write_text("{}")
     run.metrics_file.write_text('{"attempt": 1, "step": 3}\n')
-    assert cli("cancel", run.name).out.startswith(f"Cancelling {run.name}: it is asked to save")
+    assert cli("cancel", run.name).out.startswith(f"Cancelling {run.name}: saving a checkpoint first")
     run.metrics_file.write_text('{"attempt": 1, "step": 3, "read": "log"}\n')
     assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
 

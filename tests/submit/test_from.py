@@ -71,7 +71,7 @@ def test_what_is_not_whole_is_passed_over(trained, cli) -> None:
     (trained.checkpoints / "step-00000400.tmp-1").mkdir()
     (save(trained, 500) / "rank-00000-of-00001.safetensors").unlink()
     done = cli("show", *TOY, "--from", "first")
-    warnings = [line.partition(" is not whole: ")[2] for line in done.err.splitlines()[:-1]]
+    warnings = [line.partition(" is incomplete: ")[2] for line in done.err.splitlines()[:-1]]
     assert warnings == [
         "rank-00000-of-00001.safetensors: No such file or directory",
         "manifest.json is missing or damaged",
@@ -79,7 +79,7 @@ def test_what_is_not_whole_is_passed_over(trained, cli) -> None:
     ]
     assert done.err.splitlines()[-1] == f"From {trained.checkpoints}/step-00000100"
     named = cli("submit", *TOY, "--from", cut)
-    assert named.error.startswith(f"{cut} is not whole: ")
+    assert named.error.startswith(f"{cut} is incomplete: ")
 
 
 def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, make_run) -> None:
@@ -91,7 +91,7 @@ def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, 
         "nothing": "no run 'nothing' in ",
         "empty": "20260102-000000-empty has no checkpoint: it has saved none, or they were deleted",
         "other": "step-00000005 is from the recipe bert, not toy",
-        "deep": f"{deep} is of another model: model.layers was 3, is 2",
+        "deep": f"{deep} is from another model: model.layers was 3, is 2",
         "cut": "20260105-000000-cut has no good checkpoint: ",
         f"{trained.checkpoints}/step-00000007": "step-00000007: no such checkpoint",
         "first --set train.init_from=x": "and --set train.init_from=… contradict each other",
@@ -136,8 +136,8 @@ def test_a_run_that_goes_on_must_keep_it(
         assert (done.code == 0) is taken
         if not taken:
             assert done.error == (
-                f"{run.name} is RUNNING, and deletes step-00000100 when it has newer ones: wait "
-                "for its end, or name a checkpoint that it keeps by train.keep_every"
+                f"{run.name} is RUNNING, and will delete step-00000100 when it has newer ones: "
+                "wait until it ends, or name a checkpoint that train.keep_every keeps"
             )
 
 

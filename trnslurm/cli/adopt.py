@@ -33,12 +33,12 @@ def adopt_command(
 ) -> None:
     """Show what a batch script says in trnslurm's terms, line by line.
 
-    The last line is the command. As a run of its own workers, a training survives lost nodes,
-    hangs and time limits; what `trnslurm submit FILE` gives without a change is less. Nothing is
-    run.
+    The last line is the command. If you submit that command, trnslurm starts the workers itself,
+    and the run survives lost nodes, hangs and time limits. `trnslurm submit FILE` runs the file
+    unchanged, and gives less. This command runs nothing.
 
-    The arguments are those of the script, $1 and so on. It ends with 1 if a line was not
-    understood: the command lacks that line.
+    ARGUMENTS are those of the script, $1 and so on. If a line was not understood, the command lacks
+    that line, and the exit code is 1.
 
     \b
     Example:

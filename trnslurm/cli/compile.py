@@ -67,9 +67,8 @@ def key_command(
 ) -> None:
     """Show the key of a job's graphs: jobs with the same key share them.
 
-    The key includes package versions of the cluster's Python. On a host without that Python, the
-    key is known only on the cluster. --diff exits with 1 if there are
-    differences, like diff.
+    The key includes the package versions of the cluster's Python. On a host without that Python,
+    the key is unknown. --diff exits with code 1 if there are differences, like diff.
 
     \b
     Example:

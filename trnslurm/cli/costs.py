@@ -153,8 +153,8 @@ def _python_line(job: Job) -> str:
     if os.environ.get("CONDA_DEFAULT_ENV") == "base" or _is_below(profile.python, active):
         return ""
     return (
-        f"The job's Python is {profile.python}, as the profile says, not that of the active "
-        f"environment: --set python={shlex.quote(f'{active}/bin/python')}"
+        f"The job's Python is the profile's {profile.python}, not that of the active "
+        f"environment; to change it: --set python={shlex.quote(f'{active}/bin/python')}"
     )
 
 
@@ -175,7 +175,7 @@ def _variables_line(job: Job) -> str:
     if not (lacking := sorted(there.union(for_libraries(os.environ)) - job.profile.env.keys())):
         return ""
     copies = " ".join(f"--env {name}" for name in lacking)
-    return f"Of this shell's variables a job gets only those that are named: {copies}"
+    return f"The job gets only those variables of this shell that are named: {copies}"
 
 
 def _lightning_line(job: Job) -> str:

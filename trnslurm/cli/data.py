@@ -152,7 +152,9 @@ def data_command() -> None:
 @config_options
 @_data_option(FORCE)
 @_data_option(JSON)
-@click.option("--output", metavar="DIR", help="With s3://: where to, instead of data_root.")
+@click.option(
+    "--output", metavar="DIR", help="With s3://: the directory to use instead of data_root."
+)
 @_data_option(REVISION, "hub")
 @_data_option(COLUMN, "hub text")
 @click.option(

@@ -41,7 +41,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     "--run",
     "measure",
     is_flag=True,
-    help="Run a job on the nodes that measures what trainings use.",
+    help="Run a job that measures what training jobs need.",
 )
 @click.option(
     "--order", is_flag=True, help="Check that the RUN has seen every sample exactly once per epoch."
@@ -62,10 +62,10 @@ def doctor_command(
 ) -> None:
     """Show why a run is not running, or check a cluster's nodes.
 
-    The checks are the same as before each job starts. --run is for a new cluster, image or instance
-    type: a small job on all nodes measures limits, EFA, versions, the compile cache and the
-    collectives, in at most five minutes once it runs.
-    The file of --report names no host, user or directory.
+    The checks are those that run before each job. Use --run for a new cluster, image or instance
+    type. It runs a small job, the checkup, on all nodes. The checkup measures limits, EFA,
+    versions, the compile cache and the collectives, and runs for at most five minutes. The file of
+    --report contains no name of a node, user or directory.
 
     The exit code is 1 if something is wrong.
 

@@ -23,7 +23,7 @@ _PASSED_ON = ("format", "weights", "dtype", "step", "output", "tokenizer", "forc
 
 def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) -> str | None:
     if step not in (None, "best") and not re.fullmatch(r"[1-9][0-9]*", str(step)):
-        raise click.BadParameter(f"{step!r} is neither the number of a step nor best")
+        raise click.BadParameter(f"{step!r} is neither a step number nor best")
     return step
 
 
@@ -33,7 +33,7 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
     "--step",
     metavar="N|best",
     callback=_check_step,
-    help="Step to export; best: by the score of train.keep_best  [default: the newest valid one].",
+    help="Step to export, or best by train.keep_best  [default: the newest valid one].",
 )
 @click.option(
     "-o", "--output", metavar="DIR", help="Output directory  [default: exported/step-N in the run]."
@@ -64,9 +64,9 @@ def export_command(
 ) -> None:
     """Write a checkpoint as a Hugging Face folder.
 
-    from_pretrained reads it. The command runs on this host with the Python of the run's cluster,
-    and needs no device. With --recipe, RUN is a checkpoint file of another program, such as
-    ckpt_28125.pt of AWS's BERT tutorial.
+    from_pretrained reads the folder. The export runs on this host with the Python of the run's
+    cluster, and needs no device. With --recipe, RUN is a checkpoint file of another program, such
+    as ckpt_28125.pt of AWS's BERT tutorial.
 
     \b
     Example:

@@ -56,13 +56,13 @@ Points = Sequence[tuple[float, float]]
     is_flag=False,
     flag_value="loss",
     metavar="[KEY]",
-    help="Draw a number over all steps, or the last N.  [default: loss]",
+    help="Draw a metric over all steps, or the last N.  [default: loss]",
 )
 @click.option(
     "--to",
     metavar="TRACKER",
     shell_complete=completer("tracker"),
-    help="Send what is new to wandb, mlflow, or the tracker of a plug-in.",
+    help="Send new steps to wandb, mlflow, or the tracker of a plug-in.",
 )
 @click.option("--project", metavar="NAME", help="Project there.  [default: the recipe]")
 @click.option("-f", "--follow", is_flag=True, help="With --to: until the run has ended.")
@@ -76,13 +76,12 @@ def metrics_command(
     project: str | None,
     console: Terminal,
 ) -> None:
-    """Print, draw or send the numbers of each step, or of a sweep's runs.
+    """Print, draw or send the metrics of each step, or of a sweep's runs.
 
-    Steps that a later attempt repeated are shown once. --json prints
-    all steps and all numbers.
+    Steps that a later attempt repeated are shown once. --json prints all steps and all metrics.
 
-    --to sends them to Weights & Biases, MLflow or the tracker of a plug-in, each step once,
-    however often it is called.
+    --to sends them to Weights & Biases, MLflow or the tracker of a plug-in. It sends each step
+    once, even if you call it again.
 
     \b
     Example:
@@ -99,7 +98,7 @@ def metrics_command(
         from trnslurm.trackers.send import send  # only --to needs this import
 
         if others and console.follow:
-            raise click.UsageError("--follow is for one run, and these are several")
+            raise click.UsageError("--follow needs one run, and these are several")
         for each in runs:
             send(each, to, project, say=click.echo, follows=console.follow)
     elif plot and others:
@@ -120,7 +119,7 @@ def _metrics_of_run(run: RunDir, lines: int) -> None:
     if not steps:
         if run.project_file.exists():
             raise RunError(f"{run.name}: {NO_NUMBERS}")
-        raise RunError(f"{run.name} has reported no steps: trnslurm status {run.name}")
+        raise RunError(f"{run.name} has reported no steps; trnslurm status {run.name} shows why")
     columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
@@ -138,7 +137,7 @@ def _plot(run: RunDir, key: str, lines: int | None) -> None:
     if not drawn:
         known = dict.fromkeys(name for s in steps for name in s if _is_finite(s[name]))
         hint = did_you_mean(key, known) or (f"; it has {', '.join(known)}" if known else "")
-        raise RunError(f"{run.name} has no number {printable(key)}{hint}")
+        raise RunError(f"{run.name} has no metric {printable(key)}{hint}")
     first = drawn[0]["step"]
     begun = [b["step"] for a, b in pairwise(steps) if a["attempt"] != b["attempt"]]
     points = [(float(s["step"]), float(s[key])) for s in drawn]

@@ -92,7 +92,7 @@ def notify_option(command: Command) -> Command:
         "--notify",
         multiple=True,
         metavar="COMMAND|@FILE|plugin:NAME",
-        help="Tell a command, the webhook in FILE or a plug-in what becomes of the run.",
+        help="Send notifications of the run to a command, the webhook in FILE, or a plug-in.",
     )(command)
 
 
@@ -233,7 +233,7 @@ def _take(ctx: click.Context, command: UsersCommand) -> None:
 def _refuse_early(recipe: str, words: Sequence[str]) -> None:
     """Refuse words after the recipe that may be arguments, a preset or a command."""
     if is_script(recipe) or not recipe:
-        raise click.UsageError(f"put -- before the arguments of the script: -- {join(words)}")
+        raise click.UsageError(f"put -- before the arguments of the script, as in -- {join(words)}")
     raise click.UsageError(
         f"{recipe} {words[0]}: a command comes after --: -- {join((recipe, *words))}; a preset of "
         f"a recipe is chosen by --preset {words[0]}"
@@ -250,12 +250,12 @@ def recipe_argument(
         return recipe
     more = click.argument("arguments", nargs=-1, metavar="[-- WORD...]", type=click.UNPROCESSED)
     module = click.option(
-        "-m", "module", metavar="MODULE", help="Start a module of Python instead of a RECIPE."
+        "-m", "module", metavar="MODULE", help="Start a Python module instead of a RECIPE."
     )
     per = click.option(
         "--per",
         type=click.Choice(get_args(Per)),
-        help="Start it once per worker, once per node, or once, on the first node.",
+        help="Start the command once per worker, once per node, or once per job.",
     )
     return lambda command: recipe(more(module(per(command))))
 
@@ -301,14 +301,14 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         "--spares",
         type=int,
         metavar="N",
-        help="Nodes that wait to take the place of one that fails.",
+        help="Spare nodes, which replace a node that fails.",
     ),
     click.option("--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."),
     click.option(
-        "--gpus", metavar="[TYPE:]N", help="GPUs of each node; other jobs may have the others."
+        "--gpus", metavar="[TYPE:]N", help="GPUs to use on each node; other jobs may use the rest."
     ),
-    click.option("--cpus", type=int, metavar="N", help="CPUs of each node, likewise."),
-    click.option("--mem", metavar="SIZE", help="Memory of each node, likewise: 64G."),
+    click.option("--cpus", type=int, metavar="N", help="CPUs to use on each node."),
+    click.option("--mem", metavar="SIZE", help="Memory to use on each node, such as 64G."),
     click.option(
         "--from",
         "from_run",
@@ -360,7 +360,7 @@ def sweep_options(verb: str) -> Callable[[Command], Command]:
             "--sweep",
             multiple=True,
             metavar="KEY=V,V",
-            help=f"{verb} a run for each of these values; of several keys, for each combination.",
+            help=f"{verb} a run for each value; repeat for each combination of several keys.",
         )
         return sweep(file(command))
 

@@ -45,7 +45,7 @@ def recipes_command(
 ) -> None:
     """List the recipes: the training jobs that can be submitted.
 
-    With RECIPE list its keys: what each accepts, its value in the preset, and what it means.
+    With RECIPE, list its keys: the accepted values, the value in the preset, and the meaning.
 
     \b
     Example:
@@ -159,9 +159,9 @@ def show_command(console: Terminal, **options: Any) -> None:
 @spec_options
 @json_option
 def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
-    """Show the batch on each node count, hours and cost.
+    """Show the batch, hours and cost on each node count.
 
-    Of a pipeline, a YAML file of stages, show what submit would do.
+    For a pipeline, a YAML file of stages, show what submit would do.
 
     \b
     Example:

@@ -41,17 +41,17 @@ def _ranks(_context: click.Context, _option: click.Parameter, text: str) -> tupl
 @click.option(
     "--memory",
     is_flag=True,
-    help="Also record what a GPU's memory holds, for pytorch.org/memory_viz.",
+    help="Also record the contents of a GPU's memory, for pytorch.org/memory_viz.",
 )
 @path_option
 @json_option
 def profile_command(
     run: RunDir, steps: int, workers: tuple[int, ...], memory: bool, console: Terminal
 ) -> None:
-    """Record the next steps of a running training, and say where their time goes.
+    """Record the next steps of a running job, and say where their time goes.
 
-    The workers go on meanwhile. The traces, in profile/ of the run directory, are for
-    https://ui.perfetto.dev or chrome://tracing. Of a run that has ended, it shows what
+    The workers keep training. The traces are in profile/ of the run directory. Open them with
+    https://ui.perfetto.dev or chrome://tracing. For a run that has ended, the command shows what
     was recorded.
 
     \b

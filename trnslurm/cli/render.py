@@ -62,9 +62,9 @@ def render_command(
 ) -> None:
     """Print the scripts, or write them to a directory.
 
-    The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are
-    differences, like diff; of a batch script it compares the options for sbatch. --sweep writes a
-    bundle for each run: DIR/1, DIR/2 and so on.
+    The directory is a complete bundle, for review and for sbatch. --diff exits with code 1 if there
+    are differences, like diff. With a batch script, it compares the options for sbatch. --sweep
+    writes a bundle for each run: DIR/1, DIR/2 and so on.
 
     \b
     Example:

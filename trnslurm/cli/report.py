@@ -68,8 +68,8 @@ def report_command(
     It is one HTML file that needs no network: curves, a timeline of attempts and what each cost,
     the batch plan and what ran, and the configuration. Several runs, or a sweep, are compared.
 
-    With --since it prints node-hours, goodput and cost of all runs since then: goodput is the share
-    of the node-hours that trained.
+    With --since, it prints node-hours, goodput and cost of all runs since then. Goodput is the
+    share of the node-hours that was spent on training.
 
     \b
     Example:
@@ -80,13 +80,13 @@ def report_command(
     """
     if since is not None:
         if runs or any(page.values()):
-            raise click.UsageError("--since is for all runs: it takes no RUN, and writes no page")
+            raise click.UsageError("--since reports on all runs; leave out RUN and --output")
         _print_use(workspace, console, parse_time(since), by)
         return
     if console.as_json:
         raise click.UsageError("--json is for --since")
     if not runs:
-        raise click.UsageError("name a run, such as last; or a time: --since 30d")
+        raise click.UsageError("name a run, such as last, or a time: --since 30d")
     histories = histories_of(runs, run_roots(workspace))
     write_page(histories, runs, page["output"], pictures=page["png"])
 
@@ -142,7 +142,7 @@ def write_page(
 def compare_command(runs: tuple[str, ...], workspace: Workspace, console: Terminal) -> None:
     """Compare runs: their states, and what differs in their configuration.
 
-    Curves side by side are in `trnslurm report`.
+    `trnslurm report` shows their curves side by side.
 
     \b
     Example:

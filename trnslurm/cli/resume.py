@@ -77,29 +77,29 @@ def resume_command(
 
     The run is submitted again in the same directory, with the same code and configuration, whatever
     ended it before its last step. None of its jobs may be running, and Slurm must confirm that.
-    The runs of a chain that wait for it are submitted too.
+    Runs of a chain that wait for this run are submitted, too.
 
-    With --nodes it continues on another number or range of nodes with the same global batch;
-    graphs that are not compiled for that number are compiled first.
+    With --nodes, the run continues on another number or range of nodes, with the same global batch.
+    Missing graphs for that number are compiled first.
 
     A run that ended at train.stop_at continues to its last step, or to the step of --stop-at.
 
-    A run that has used its slurm.max_node_hours, slurm.max_cost or slurm.max_attempts continues
-    with more of them: --set.
+    If a run has used up slurm.max_node_hours, slurm.max_cost or slurm.max_attempts, raise the limit
+    with --set.
 
-    A custom script that has left checkpoints without reporting them may begin at step 0, over them:
-    --force says that it finds them itself. Words after -- follow the script's own arguments from
-    now on, in place of those of an earlier resume; {resume} is the newest checkpoint, '' stands for
-    none.
+    If a custom script has written checkpoints without reporting them, it may begin at step 0 and
+    overwrite them. --force says that the script finds them itself. Words after -- are added to the
+    script's arguments from now on. They replace those of an earlier resume. {resume} is the newest
+    checkpoint, and '' removes the words.
 
-    --notify replaces the receivers of the run's notifications, as for submit; '' removes them.
+    --notify replaces the receivers of the run's notifications, and '' removes them.
 
     A run that Slurm holds because its launch failed is released instead.
 
     In a sweep, all runs that ended without completing are resumed.
 
-    s3://BUCKET/PREFIX/RUN continues the copy of a run whose files are gone, or on another cluster:
-    a new run with the same code and configuration fetches the newest checkpoint.
+    s3://BUCKET/PREFIX/RUN continues a run from its copy in S3, if its files are gone or on another
+    cluster. A new run with the same code and configuration fetches the newest checkpoint.
 
     \b
     Example:
@@ -158,8 +158,8 @@ def resume_command(
 def watch_command(run: RunDir, resuming: bool, every: str, most: int) -> None:
     """Print each change of a run's state until it ends.
 
-    --resume also resumes a training that ended before its last step, and releases a job that Slurm
-    holds after a failed launch. Ctrl-C ends the watching, not the run.
+    --resume also resumes a run that ended before its last step, and releases a job that Slurm holds
+    after a failed launch. Ctrl-C ends this command, not the run.
 
     The exit code is 0 if the run completed, otherwise 1.
 

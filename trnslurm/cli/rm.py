@@ -38,8 +38,7 @@ _LONGEST_NOTE = 1000
 def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None:
     """Cancel a run or a sweep, and the runs that wait for it.
 
-    A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
-    continues.
+    On Slurm, a running job first saves a checkpoint. `trnslurm resume` continues from there.
 
     \b
     Example:
@@ -54,7 +53,7 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
         click.echo(f"{status.run} has ended already: {status.words}")
     for each in cancelled:
         name = each.run.name
-        saving = f"Cancelling {name}: it is asked to save and to end; --now does not wait"
+        saving = f"Cancelling {name}: saving a checkpoint first (use --now to skip it)"
         saved = each.run.cancelled_file.exists() and has_saved(each.run)
         resume = f"; {saved_words(each.run)}: trnslurm resume {name}" if saved else ""
         click.echo(saving if each.saves else f"Cancelled {name}{resume}")
@@ -63,11 +62,15 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
 @click.command("rm")
 @runs_argument(required=False)
 @click.option(
-    "--checkpoints", is_flag=True, help="Remove only checkpoints; numbers, logs, scripts stay."
+    "--checkpoints", is_flag=True, help="Remove only checkpoints; metrics, logs and scripts stay."
 )
-@click.option("--older-than", metavar="AGE", help="Remove what ended longer ago: 12h, 30d, 4w.")
 @click.option(
-    "--max-size", metavar="SIZE", help="Remove what ended longest ago until the rest fits: 2T."
+    "--older-than", metavar="AGE", help="Remove runs that ended longer ago: 12h, 30d, 4w."
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    help="Remove the runs that ended longest ago until the rest fits: 2T.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -94,7 +97,7 @@ def rm_command(
     """
     by_age = older_than is not None or max_size is not None
     if bool(runs) == by_age:
-        raise click.UsageError("name runs, or choose them by --older-than or --max-size")
+        raise click.UsageError("name runs, or choose them with --older-than or --max-size")
     before = None if older_than is None else stamp_before(parse_age(older_than))
     most_bytes = None if max_size is None else parse_size(max_size)
     roots = run_roots(workspace)

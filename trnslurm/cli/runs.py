@@ -114,7 +114,7 @@ def runs_command(
 ) -> None:
     """List runs, or the runs of one sweep, with their states, newest last.
 
-    A selection by state, recipe, time or metric looks at all runs.
+    If you select by state, recipe, time or metric, the command searches all runs.
 
     \b
     Example:
@@ -164,8 +164,10 @@ def _echo_csv(statuses: Sequence[RunStatus]) -> None:
 
 @click.command("status")
 @run_or_sweep_argument
-@click.option("--lowest", metavar="METRIC", help="For a sweep: the best has the lowest METRIC.")
-@click.option("--highest", metavar="METRIC", help="For a sweep: the best has the highest METRIC.")
+@click.option("--lowest", metavar="METRIC", help="For a sweep: the best run has the lowest METRIC.")
+@click.option(
+    "--highest", metavar="METRIC", help="For a sweep: the best run has the highest METRIC."
+)
 @path_option
 @json_option
 def status_command(
@@ -174,7 +176,7 @@ def status_command(
     """Show the state of a run or a sweep, and why.
 
     The state of a run is one word. The best run of a sweep has the lowest latest held-out loss, or
-    the lowest latest loss where nothing is held out.
+    the lowest latest loss if nothing is held out.
 
     \b
     Example:
@@ -361,21 +363,23 @@ def unsaid(reason: str, said: str) -> str:
 
 @click.command("logs")
 @run_argument
-@click.option("--node", type=int, default=0, help="Rank of the node.")
+@click.option("--node", type=int, default=0, help="Number of the node.")
 @click.option(
     "--phase",
     type=click.Choice(["precompile", "train", "prepare"]),
     help="Phase  [default: the latest].",
 )
 @click.option("--batch", is_flag=True, help="Show the batch script's own log.")
-@click.option("--role", metavar="NAME", help="Of a role: --node is the number of its server.")
+@click.option(
+    "--role", metavar="NAME", help="Show the log of a server of this role; --node is its number."
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
 @click.option("-n", "--lines", type=int, default=100, help="Number of last lines; 0: all.")
 @path_option
 def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     """Print the log of a node or of the batch script.
 
-    Of a line that a progress bar writes again and again, only the last state is printed.
+    For a line that a progress bar keeps rewriting, only the last state is printed.
 
     \b
     Example:
@@ -408,17 +412,18 @@ def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     "--ask",
     "command",
     metavar="COMMAND",
-    help="Give the last words, without secrets, to a command, and print its answer.",
+    help="Pass the last lines of the logs, without secrets, to a command and print its answer.",
 )
 @path_option
 @json_option
 def triage_command(
     run: RunDir, phase: str | None, attempt: int | None, command: str | None, console: Terminal
 ) -> None:
-    """Show which rank failed first, why, and what to do.
+    """Show which worker failed first, why, and what to do.
 
-    All nodes' logs and the workers' files in state/ are searched. Of a run that waits, it shows
-    why. If this attempt has not failed, it names those before it that have, and the exit code is 1.
+    The command searches the logs of all nodes and the workers' files in state/. If the run waits,
+    it shows why. If this attempt has not failed, it names earlier attempts that have, and the exit
+    code is 1.
 
     \b
     Example:
@@ -469,14 +474,14 @@ def _say_earlier_failures(run: RunDir, chosen: Attempt, phase: str | None) -> No
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @run_argument
-@click.option("--node", type=int, default=0, help="Rank of the node.")
+@click.option("--node", type=int, default=0, help="Number of the node.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @path_option
 def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:
     """Run a command, or a shell, on a node of a running job.
 
-    On Slurm the command is a step inside the job's allocation. Without a command, it is a shell
-    with the run's environment, in the directory where its script runs.
+    On Slurm, the command runs as a job step inside the job's allocation. Without a command, you get
+    a shell with the run's environment, in the directory in which its script runs.
 
     \b
     Example:

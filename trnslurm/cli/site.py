@@ -59,7 +59,9 @@ def cluster_command() -> None:
     "--from", "source", metavar="FILE", help="Read a file of --dump, or of ParallelCluster (.yaml)."
 )
 @click.option(
-    "--ask-nodes", is_flag=True, help="Ask a node of each kind what it is, by a job of a minute."
+    "--ask-nodes",
+    is_flag=True,
+    help="Start a job of a minute on one node of each kind, and ask what it is.",
 )
 @click.option("--timeout", default=600.0, help="Seconds to wait for the nodes of --ask-nodes.")
 @json_option

@@ -20,14 +20,15 @@ _SHOWN = 12
 
 @click.command("stacks")
 @run_argument
-@click.option("--full", is_flag=True, help="Every thread of every worker, as it writes them.")
+@click.option("--full", is_flag=True, help="Print every thread of every worker.")
 @path_option
 @json_option
 def stacks_command(run: RunDir, full: bool, console: Terminal) -> None:
-    """Show what each worker of a running job does now.
+    """Show what each worker of a running job is doing.
 
-    That is its Python stack, the innermost frame first. Workers at the same place are shown
-    together; those elsewhere may hold them up. The workers go on meanwhile.
+    It prints the Python stack of each worker, with the innermost frame first. Workers with the same
+    stack are shown together. A worker with a different stack may hold up the others. The workers
+    keep running.
 
     \b
     Example:

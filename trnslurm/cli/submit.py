@@ -60,48 +60,50 @@ _OF_A_BUNDLE = {
 @click.option(
     "--precompile",
     type=click.Choice(["auto", "always", "never"]),
-    help="auto: submit a precompile job if graphs are missing; never: training compiles.",
+    help="auto: submit a precompile job if graphs are missing; never: compile in training.",
 )
 @click.option(
     "--elastic",
     metavar="N,N",
-    help="Also compile for these node counts, so that a resume on them starts at once.",
+    help="Also compile for these node counts, so that a resume on one of them starts at once.",
 )
 @sweep_options("Submit")
 @click.option(
     "--at-most",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Runs of a sweep, or jobs for checkpoints, at a time.",
+    help="Most runs of a sweep, or jobs for checkpoints, that run at a time.",
 )
 @click.option(
     "--halving",
     metavar="N[:STEPS]",
-    help="Of a sweep on Slurm: the best 1/N of its runs go on to N times the steps, and so on.",
+    help="Stop bad runs of a sweep early: the best 1/N continue to N times as many steps.",
 )
-@click.option("--lowest", metavar="METRIC", help="With --halving: the best has the lowest METRIC.")
 @click.option(
-    "--highest", metavar="METRIC", help="With --halving: the best has the highest METRIC."
+    "--lowest", metavar="METRIC", help="With --halving: the best run has the lowest METRIC."
+)
+@click.option(
+    "--highest", metavar="METRIC", help="With --halving: the best run has the highest METRIC."
 )
 @click.option(
     "--each-checkpoint-of",
     "each_checkpoint_of",
     metavar="RUN",
     shell_complete=completer("run"),
-    help="Start it for every checkpoint of this run, as {checkpoint} and {step}.",
+    help="Start a job for every checkpoint of this run, with {checkpoint} and {step}.",
 )
 @click.option(
     "--every",
     type=click.IntRange(min=1),
     metavar="N",
-    help="With --each-checkpoint-of: for one in every N steps.",
+    help="With --each-checkpoint-of: take one checkpoint in every N steps.",
 )
 @click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
 @click.option(
     "--again",
     multiple=True,
     metavar="STAGE",
-    help="Of a pipeline: run this stage even if it is done.",
+    help="For a pipeline: run this stage even if it is done.",
 )
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
 @click.option(
@@ -115,9 +117,9 @@ _OF_A_BUNDLE = {
     "holder",
     metavar="JOB",
     shell_complete=completer("job"),
-    help="Run at once in a job that you hold, such as salloc's; with its logs, until it ends.",
+    help="Run at once in a job that you hold, such as one of salloc, and follow its log.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what it would take; submit nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be submitted; submit nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Submit a job of any size without confirmation.")
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
@@ -143,25 +145,26 @@ def submit_command(
 ) -> None:
     """Submit a job: precompile if needed, then train.
 
-    No precompile job is submitted if the cluster's cache already has the graphs, or if another run
-    is compiling them; training then waits for that run's job.
+    If the cluster's cache already has the graphs, no precompile job is submitted. If another run is
+    compiling them, training waits for that run's job.
 
-    On the local cluster the run is followed until it ends, and Ctrl-C stops it.
+    On the local cluster, the command follows the run until it ends, and Ctrl-C stops the run.
 
     RECIPE may be a script's path, or a batch script with its own #SBATCH options. Any other command
     comes after --, as in: -- torchrun train.py --lr 1e-4.
 
     --from starts from the result of another run. --chain also submits a run for each preset that
-    follows this one in the recipe; each waits for the run before it and starts from its result.
-    In a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
+    follows this one in the recipe. Each waits for the run before it and starts from its result. In
+    a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
 
-    --sweep submits a run for each of some values, with one name for all; what has the same graphs
-    is compiled once. On Slurm its runs are tasks of job arrays; on the local cluster they follow
-    one another.
+    --sweep submits a run for each of several values, under one name. Runs with the same graphs
+    share one precompile. On Slurm, the runs are tasks of job arrays. On the local cluster, they
+    follow one another.
 
-    --halving N stops bad runs of a sweep early: all runs train for a part of their steps, the best
-    1/N of them go on to N times as many, and so on, to the last step of one. A job array for each
-    such rung waits for the one before it. N:STEPS says the steps of the first rung.
+    --halving N stops bad runs of a sweep early. All runs train for a part of their steps, then the
+    best 1/N continue to N times as many steps, and so on, until one run reaches the last step. A
+    job array for each such rung waits for the rung before it. N:STEPS sets the steps of the first
+    rung.
 
     --elastic also compiles the graphs for other node counts. The run does not wait for them, and
     `trnslurm resume --nodes` can then start at once.

@@ -19,9 +19,9 @@ from trnslurm.runs.usage import rows_of, usage_of
 def usage_command(run: RunDir, console: Terminal) -> None:
     """Show what each node of a run uses: devices, processors, memory.
 
-    The figures are means over the last minute; all minutes are in usage/ of the run directory.
-    Below them is what a person should know: an idle device, a clock that heat lowers, memory that
-    runs out, a counter of errors that rises.
+    The values are means over the last minute. The values of all minutes are in usage/ of the run
+    directory. Below the table are problems: an idle device, a clock that heat has lowered, memory
+    that is running out, a rising count of errors.
 
     \b
     Example:
@@ -34,7 +34,7 @@ def usage_command(run: RunDir, console: Terminal) -> None:
         return
     if not found.nodes:
         raise RunError(
-            f"no node of {run.name} has noted its use: they do when an attempt begins, "
+            f"no node of {run.name} has recorded its use; nodes do so when an attempt begins, "
             "unless usage_seconds of the profile is 0"
         )
     header, rows = rows_of(found.nodes)

@@ -101,7 +101,7 @@ def without_padding(plan: BatchPlan) -> str:
     """Return the part of a message that names the nearest node counts without padding."""
     counts = even_nodes(plan)
     if not counts:
-        return "it is so on every node count"
+        return "every node count has padding"
     return f"none on {' or '.join(map(str, counts))} {'node' if counts == [1] else 'nodes'}"
 
 

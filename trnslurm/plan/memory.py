@@ -149,7 +149,7 @@ def check_memory(spec: JobSpec) -> str:
             f"{spec.config.title}: parameters, gradients and optimizer of a worker take "
             f"{memory.state:.1f} GiB, more than {has}: try {advice}"
         )
-    return f"a worker needs more than {has}, by an estimate: try {advice}"
+    return f"a worker needs more than {has}, according to an estimate: try {advice}"
 
 
 def larger_micro_batch(spec: JobSpec) -> int | None:
@@ -339,8 +339,8 @@ def why_no_memory(spec: JobSpec) -> str:
         return ""
     name = recipe.train["optimizer"]
     return (
-        f"Memory: unknown, because the optimizer {name} is the job's own: say in "
-        f"recipe.yaml what it keeps, as optimizer_bytes: {{{name}: 4}} (bytes per parameter)"
+        f"Memory: unknown, because {name} is the job's own optimizer; set its bytes per "
+        f"parameter in recipe.yaml, such as optimizer_bytes: {{{name}: 4}}"
     )
 
 

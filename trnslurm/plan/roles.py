@@ -18,7 +18,7 @@ def roles_of(config: Config) -> list[Role]:
     """Return the roles of a recipe, each after those that it needs; refuse what cannot be."""
     recipe = config.recipe
     if recipe.roles and not recipe.project:
-        raise ConfigError("roles: only a custom script has servers beside it: docs/roles.md")
+        raise ConfigError("roles: only a custom script can have servers, as docs/roles.md explains")
     waiting = {name: _role(name, told, recipe.roles) for name, told in recipe.roles.items()}
     found: list[Role] = []
     while waiting:

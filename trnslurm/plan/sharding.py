@@ -227,7 +227,7 @@ def _refuse_contradictions(
         in_file = origin is not None and origin.layer == STRATEGY_FILE
         where = f"{origin.source}: {key}" if origin and in_file else dotted
         if found is None:
-            raise ConfigError(f"{where}: trnslurm has no such feature: leave it out")
+            raise ConfigError(f"{where}: trnslurm does not support this; leave it out")
         wanted = decided[found]
         alike = value.lower() == wanted if isinstance(value, str) else value == wanted
         if found == "scheduler" or not alike:

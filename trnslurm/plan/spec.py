@@ -235,8 +235,8 @@ def _make_spec(
     )
     if compiles and recipe.project and not device.compiles_scripts_ahead:
         raise ConfigError(
-            f"a custom script has no short run that would meet its graphs: on {device} they are "
-            "compiled in training, and kept for the run's next attempts: set precompile to never"
+            f"a custom script cannot be precompiled on {device}: its graphs are compiled in "
+            "training, and kept for the run's next attempts; set precompile to never"
         )
     phases = ("precompile", "train") if compiles else ("train",)
     strategy = strategy_file(recipe, batch, config.origins)
@@ -315,11 +315,11 @@ def fewer_nodes(spec: JobSpec) -> list[JobSpec]:
         if not same and not has_own_batch(spec.config.recipe):
             raise ConfigError(
                 f"{asked}: the global batch grows with the nodes (batch.mode per_worker), "
-                "so fewer nodes would be another training; use one number"
+                "so the result would depend on the number of nodes; use one number"
             )
         found.append(replace(fewer, phases=spec.phases, time_min=spec.time_min))
     if not found:
-        raise ConfigError(f"{asked}: the training fits no smaller count: {why}")
+        raise ConfigError(f"{asked}: the job does not fit on fewer nodes: {why}")
     return found
 
 
@@ -396,12 +396,13 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
     if config.cluster.slurm.spares and not spares:
         why = "slurm.requeue is false" if scheduler.requeues else "this machine has none"
         raise ConfigError(
-            f"--spares {config.cluster.slurm.spares}: {why}, so no node can wait; leave it out"
+            f"--spares {config.cluster.slurm.spares}: {why}, so spares are of no use; "
+            "leave the option out"
         )
     if spares and nodes == 1 and config.cluster.slurm.min_nodes is None:
         raise ConfigError(
-            f"--spares {spares}: a job ends with its first node, and a training on one node has no "
-            "other: leave it out"
+            f"--spares {spares}: a job ends with its first node, so a run on one node cannot use "
+            "spares; leave the option out"
         )
     served = nodes_of_roles(config, apart=False)
     if limit is not None and nodes + spares + served > limit:
@@ -424,11 +425,11 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
 def _check_roles(config: Config, nodes: int) -> None:
     if nodes == 1 and any(role.spares for role in roles_of(config)):
         raise ConfigError(
-            "roles with spares: a job ends with its first node, and a training on one node has no "
-            "other: leave the roles' spares out, or pass --nodes 2"
+            "roles with spares: a job ends with its first node, so a run on one node cannot use "
+            "spares; leave the roles' spares out, or pass --nodes 2"
         )
     if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
-        raise ConfigError("roles: their nodes are as many as they say: pass one number to --nodes")
+        raise ConfigError("roles do not work with a range of nodes: pass one number to --nodes")
     spared = config.cluster.slurm.spares or any(role.spares for role in roles_of(config))
     if spared and nodes_of_roles(config, apart=True):
         # --no-kill holds for all components. When one of these nodes is down, Slurm then requeues
@@ -482,7 +483,7 @@ def where_set(config: Config, instance: InstanceType) -> str:
     compared = {key for reference in known for key in reference.of}
     keys = _changed(config, instance) if config.recipe.reference else []
     if keys := [key for key in keys if key not in compared]:
-        return f" where {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
+        return f" with {', '.join(keys)} set"
     if not known:
         return ""
     others = min((_unlike(config, reference) for reference in known), key=len)
@@ -562,7 +563,7 @@ def _guessed(config: Config, instance: InstanceType) -> tuple[list[Reference], s
         return [], ""
     faster = _OF_OTHERS * instance.bf16_tflops / other.bf16_tflops
     found = [r for r in config.recipe.reference if r.instance_type == other.name]
-    guess = f"a guess by {_OF_OTHERS:.0%} of the share of its peak that {other.name} reaches"
+    guess = f"a guess: {_OF_OTHERS:.0%} of the share of its peak that {other.name} reaches"
     return [replace(r, samples_per_s=r.samples_per_s * faster, source="") for r in found], guess
 
 

@@ -124,9 +124,7 @@ def _check_keys(config: Config, declared: Declaration, values: dict[str, Any]) -
         if key in declared.fields:
             continue
         hint = did_you_mean(key, declared.fields)
-        raise ConfigError(
-            f"{where}: train.{key} is no setting that {config.recipe.entry} knows{hint}"
-        )
+        raise ConfigError(f"{where}: {config.recipe.entry} has no setting train.{key}{hint}")
 
 
 def _device(config: Config) -> DeviceType | None:

@@ -9,7 +9,7 @@ from trnslurm.errors import RunError
 from trnslurm.records.run import ByHand, Record, RunDir
 from trnslurm.schedulers.choice import scheduler_of
 
-UNKNOWN = "started without trnslurm submit: what is in no file, such as jobs that wait, is unknown"
+UNKNOWN = "started without trnslurm submit, so its jobs in the queue are unknown"
 
 
 def start_by_hand(run: RunDir, record: Record) -> str:

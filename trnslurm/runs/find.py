@@ -17,11 +17,13 @@ from trnslurm.records.run import RunDir
 def find_run(word: str, roots: list[Path]) -> RunDir:
     """Return the run that `word` names: a path, a name, a unique part of a name, or `last`."""
     if not word:
-        raise RunError("name a run, or say `last`")
+        raise RunError("name a run, or type `last`")
     if "/" in word or (word != "last" and RunDir(Path(word)).is_run):
         run = RunDir(Path(word).absolute())
         if not run.is_run and run.script("train").is_file():
-            raise RunError(f"{word}: it has not begun: trnslurm submit --rendered {word}")
+            raise RunError(
+                f"{word}: it has not begun; start it with trnslurm submit --rendered {word}"
+            )
         if not run.is_run:
             raise RunError(f"{word}: no run there (no {RECORD})")
         return run

@@ -97,7 +97,7 @@ class Rungs:
         if not self._waits(sweep, halving, at.rung + 1, record):
             why = f"{done}, but rung {at.rung + 1} is not in the queue"
             return Told(state=State.CANCELLED, reason=why, mend=again)
-        then = "it goes on" if ranking else "it is ranked when the others have ended"
+        then = "it continues" if ranking else "it is ranked when the others have ended"
         return Told(state=State.REQUEUED, reason=f"{done}: {then}")
 
     def rung_of(self, run: RunDir, record: Record) -> RungOf | None:

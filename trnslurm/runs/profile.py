@@ -40,7 +40,7 @@ def ask(run: RunDir, *, steps: int, workers: Sequence[int], memory: bool = False
     refuse_foreign(run.path, "ask the workers of")
     status = run_status(run)
     if status.state is not State.RUNNING or status.phases[-1].phase != "train":
-        raise RunError(f"{run.name} is {status.state}: profile needs a training that runs")
+        raise RunError(f"{run.name} is {status.state}: profile needs a running training job")
     number = read_json(run.plan_file).get("workers")
     if isinstance(number, int) and max(workers) >= number:
         raise RunError(f"{run.name} has workers 0 to {number - 1}, but no worker {max(workers)}")

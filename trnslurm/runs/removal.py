@@ -43,9 +43,9 @@ def _refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
         raise RunError(f"{run.path} is a link: name the run itself, {run.path.readlink()}")
     refuse_by_hand(run, run.record(), "remove the directory itself")
     if status.kept:
-        raise RunError(f"{status.run} is protected: trnslurm keep --undo {status.run}")
+        raise RunError(f"{status.run} is protected; first run trnslurm keep --undo {status.run}")
     if not status.final or status.mend == f"trnslurm cancel {status.run}":
-        raise RunError(f"{status.run} is {status.state}: trnslurm cancel {status.run}")
+        raise RunError(f"{status.run} is {status.state}; first run trnslurm cancel {status.run}")
     for other in others:
         if not other.final and other.path != status.path and _starts_from(other, status):
             raise RunError(f"{other.run}, which is {other.state}, starts from {status.run}")
@@ -97,10 +97,12 @@ def left_over(run: RunDir) -> str:
         if place in own or not {*own}.isdisjoint(place.parents):
             continue
         if run.path.resolve() not in place.parents:
-            return f"{run.name}: {place} stays: it is not in the run directory"
+            return f"{run.name}: {place} stays, because it is not in the run directory"
         if place.exists():
             whole = f"trnslurm rm {run.name} removes the whole run"
-            return f"{run.name}: {place} stays: it may hold more than checkpoints; {whole}"
+            return (
+                f"{run.name}: {place} stays, because it may contain more than checkpoints; {whole}"
+            )
     return ""
 
 

@@ -46,7 +46,7 @@ def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
     """Return the checkpoint that `word` names by its path, or the newest good one of a run."""
     path = Path(word).absolute()
     if word.startswith("s3://"):
-        raise ConfigError(f"--from {word}: a run in S3 goes on by trnslurm resume {word}")
+        raise ConfigError(f"--from {word}: to continue a run in S3, use trnslurm resume {word}")
     if path.is_file():
         raise ConfigError(f"--from {word} is a file: name it with --set {INIT_FROM}={path}")
     if step_of(path.name) is not None:
@@ -72,7 +72,7 @@ def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
     if recipe != config.recipe_name:  # each recipe may have keys for its own head
         model, now = _shared(model, now), _shared(now, model)
     if wrong := other_sizes(model, now):
-        raise ConfigError(f"{checkpoint.path} is of another model: {wrong[0]}")
+        raise ConfigError(f"{checkpoint.path} is from another model: {wrong[0]}")
 
 
 def no_result(config: Config) -> str | None:
@@ -109,8 +109,8 @@ def _newest_good(run: RunDir) -> Checkpoint:
         left = unreported(run)
         path = newest_checkpoint(run) or (run.path / left.newest if left else None)
         raise RunError(
-            f"{run.name} is a run of a custom script, whose checkpoints only the script can read: "
-            f"submit it with {path or 'the path of one'} for its own option, after --"
+            f"{run.name} is a run of a custom script, and only the script can read its "
+            f"checkpoints: pass {path or 'the path of one'} to the script's own option, after --"
         )
     checkpoints: list[Path] = []
     with contextlib.suppress(OSError):
@@ -140,14 +140,14 @@ def _read(path: Path) -> Checkpoint:
                 f"{path}: {_MANIFEST} names {outside[0]!r}, which is outside the checkpoint"
             )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise RunError(f"{path} is not whole: {_MANIFEST} is missing or damaged") from None
+        raise RunError(f"{path} is incomplete: {_MANIFEST} is missing or damaged") from None
     for name, size in sizes.items():
         try:
             there = (path / name).stat().st_size
         except OSError as error:
-            raise RunError(f"{path} is not whole: {name}: {error.strerror}") from None
+            raise RunError(f"{path} is incomplete: {name}: {error.strerror}") from None
         if there != size:
-            raise RunError(f"{path} is not whole: {name} has {there:,} bytes of {size:,}")
+            raise RunError(f"{path} is incomplete: {name} has {there:,} bytes of {size:,}")
     return Checkpoint(path=path, facts=facts)
 
 
@@ -162,6 +162,6 @@ def _refuse_vanishing(path: Path, run: RunDir) -> None:
     if status.final or kept:
         return
     raise RunError(
-        f"{run.name} is {status.state}, and deletes {path.name} when it has newer ones: wait for "
-        "its end, or name a checkpoint that it keeps by train.keep_every"
+        f"{run.name} is {status.state}, and will delete {path.name} when it has newer ones: wait "
+        "until it ends, or name a checkpoint that train.keep_every keeps"
     )

@@ -70,7 +70,7 @@ def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
 def without_price(roles: Sequence[Role]) -> str:
     """Return which nodes a cost is without, in words: a profile has one instance type's price."""
     names = ", ".join(dict.fromkeys(role.partition for role in roles if role.partition))
-    return f" without the nodes of partition {names}, whose price is not known" if names else ""
+    return f" without the nodes of partition {names}, whose price is unknown" if names else ""
 
 
 def _words(servers: Sequence[Server]) -> str:

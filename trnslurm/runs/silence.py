@@ -15,7 +15,7 @@ from trnslurm.runs.status import RunStatus
 from trnslurm.schedulers.interface import PhaseStatus
 
 NO_NUMBERS = (
-    "its script has reported no numbers, and none were found in its log and files: call "
+    "its script reports no metrics, and its log and files contain none: call "
     "trnslurm.report(step=, loss=) after each step, or give Trainer a RunCallback (docs/scripts.md)"
 )
 UNTOLD_S = 60.0

@@ -202,7 +202,7 @@ def _status(run: RunDir, record: Record, seen: Seen, rungs: Rungs) -> RunStatus:
     ended = _ended_by_steps(run, metrics) if state is State.COMPLETED else ""
     ahead_mend = in_vain.mend if in_vain else ""
     if state is State.RUNNING and run.cancelled_file.exists():
-        reason = reason or "cancelled: it is asked to save and to end; cancel --now does not wait"
+        reason = reason or "cancelled: it is saving a checkpoint first; cancel --now skips it"
     if state is State.RUNNING and phases[-1].phase == "train":
         reason = reason or so_far(run, phases[-1].attempt)
     if state is State.CANCELLED and phases[-1].attempt and PREPARE not in record.phases:

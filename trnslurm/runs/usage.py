@@ -78,8 +78,8 @@ class Usage(Frozen):
         usual = statistics.median_high([share for _, share in known])
         slow = [(n.host, share) for n, share in known if share < usual - _LESS]
         return [
-            f"{host}: its GPUs compute {share:.0%} of the time, those of the others {usual:.0%}: "
-            "its data loader or its processors hold up the others"
+            f"{host}: its GPUs compute {share:.0%} of the time, those of the other nodes "
+            f"{usual:.0%}: its data loader or its CPUs hold up the others"
             for host, share in slow
             if 2 * len(slow) < len(known) or len(known) == _LEAST_NODES
         ]

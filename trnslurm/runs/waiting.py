@@ -20,7 +20,7 @@ def diagnose(run: RunDir) -> Diagnosis:
         text = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
         found.left_out[host] = f"{why}, until {text}"
     if status.final and status.state is not State.COMPLETED:
-        found.problems.append(f"it has ended: trnslurm status {run.name} shows why")
+        found.problems.append(f"it has ended; trnslurm status {run.name} shows why")
     # Later phases wait for the first unfinished phase.
     phase = next((phase for phase in status.phases if phase.state is not State.COMPLETED), None)
     if phase is None or not (phase.state.waiting or phase.state is State.REQUEUED):

@@ -30,7 +30,7 @@ OTHER_FAULTS: Mapping[str, str] = {
     "dbd kill|start": "the same with slurmdbd (--accounting)",
     "proc NODE PATTERN SIGNAL": "signal the processes whose command line matches",
     "disk DIRECTORY SIZE|off": "mount a small file system on an empty directory",
-    "neuron NODE|all TOOL BEHAVIOUR": "make a stand-in of a Neuron tool misbehave",
+    "neuron NODE|all TOOL BEHAVIOR": "make a stand-in of a Neuron tool misbehave",
 }
 
 

@@ -10,7 +10,7 @@ from trnslurm.errors import SandboxError, did_you_mean
 from trnslurm.sandbox import neuron_stand_ins
 from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.machine import SandboxHost
-from trnslurm.sandbox.neuron_stand_ins import BEHAVIOURS
+from trnslurm.sandbox.neuron_stand_ins import BEHAVIORS
 
 EVERY_NODE = "all"
 
@@ -27,7 +27,7 @@ def write(layout: Layout, instance: InstanceType, host: SandboxHost) -> None:
     }
     (layout.neuron / "instance.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
     program = [host.python, "-I", neuron_stand_ins.__file__, "--home", str(layout.neuron)]
-    for tool in BEHAVIOURS:
+    for tool in BEHAVIORS:
         file = layout.neuron_bin / tool
         file.write_text(f'#!/bin/sh\nexec {shlex.join([*program, tool])} "$@"\n', encoding="utf-8")
         file.chmod(0o755)
@@ -39,11 +39,11 @@ def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
         raise SandboxError(
             f"sandbox {layout.name} has no Neuron tools: start it with --neuron-stand-ins"
         )
-    if tool not in BEHAVIOURS:
+    if tool not in BEHAVIORS:
         raise SandboxError(
-            f"no stand-in for {tool!r}{did_you_mean(tool, BEHAVIOURS)}: {', '.join(BEHAVIOURS)}"
+            f"no stand-in for {tool!r}{did_you_mean(tool, BEHAVIORS)}: {', '.join(BEHAVIORS)}"
         )
-    known = BEHAVIOURS[tool]
+    known = BEHAVIORS[tool]
     if behaviour not in known:
         hint = did_you_mean(behaviour, known)
         raise SandboxError(f"{tool} has no behaviour {behaviour!r}{hint}: {', '.join(known)}")

@@ -3,7 +3,7 @@
     python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
 
 DIR/instance.json has the instance to play. DIR/<hostname>/TOOL, else DIR/all/TOOL, has the fault to
-show: a word of BEHAVIOURS. The output follows AWS's pages about Neuron SDK 2.28 and public
+show: a word of BEHAVIORS. The output follows AWS's pages about Neuron SDK 2.28 and public
 captures. These are guesses: the place of COMMAND in neuron-ls, its output for a missing device,
 links of 2 to 15 devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits
 for stale locks, and that model.log records a failed compile.
@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-BEHAVIOURS: dict[str, dict[str, str]] = {
+BEHAVIORS: dict[str, dict[str, str]] = {
     "neuron_parallel_compile": {
         "ok": "runs the command, then reports 4 graphs compiled",
         "failed-graphs": "2 of 4 graphs fail to compile: exit code 2",
@@ -82,8 +82,8 @@ def read_behaviour(home: Path, tool: str) -> str:
     for path in (home / socket.gethostname() / tool, home / "all" / tool):
         if path.is_file():
             word = path.read_text(encoding="utf-8", errors="replace").strip()
-            if word not in BEHAVIOURS[tool]:
-                fail(f'{path}: unknown behaviour "{word}", not in: {", ".join(BEHAVIOURS[tool])}')
+            if word not in BEHAVIORS[tool]:
+                fail(f'{path}: unknown behaviour "{word}", not in: {", ".join(BEHAVIORS[tool])}')
             return word
     return "ok"
 
@@ -251,7 +251,7 @@ def fail(text: str) -> NoReturn:
 
 
 TOOLS = dict(
-    zip(BEHAVIOURS, (neuron_parallel_compile, neuron_ls, neuron_monitor, fi_info), strict=True)
+    zip(BEHAVIORS, (neuron_parallel_compile, neuron_ls, neuron_monitor, fi_info), strict=True)
 )
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -102,7 +102,7 @@ def _of_lines(case: Case) -> Advice:
         return Advice(cause, f"read what comes before it in {suspect.place}", "")
     if case.last:
         return Advice(
-            "unknown: the worker ended without a traceback; the log's last words are above",
+            "unknown: the worker ended without a traceback; the last lines of its log are above",
             f"look where the script says that, or ends itself (sys.exit); {suspect.place} has more",
             EITHER,
         )

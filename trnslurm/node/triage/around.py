@@ -153,7 +153,7 @@ def compared(
     missing = sorted({*range(evidence.ranks)} - waiting)
     if 0 < len(missing) <= len(waiting) // 4:
         ranks = ", ".join(map(str, missing[:_MOST_MISSING]))
-        beside = (*beside, f"all ranks wait in a collective but: {ranks}")
+        beside = (*beside, f"all ranks wait in a collective except {ranks}")
     return known, beside
 
 
@@ -165,7 +165,7 @@ def still_ran(run: Path, phase: str, attempt: int, evidence: Evidence) -> Iterat
     if failed - {None} and len(running) == 1:
         said = said_last(read_log(logs[running[0]]))
         if said and not cause_of(said[-1:]):
-            yield f"node {running[0]} still ran, and its log ends: {said[-1]}"
+            yield f"node {running[0]} was still running; its log ends with: {said[-1]}"
 
 
 def _sizes_differ(works: Iterable[str]) -> bool:

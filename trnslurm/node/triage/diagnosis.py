@@ -142,7 +142,7 @@ def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
         brief = advice.cause
     if case.last:
         last_said = textwrap.shorten(case.last[-1], _MAX_SAID, placeholder="…")
-        brief += f"; the log's last words: {last_said}"
+        brief += f"; the last line of the log: {last_said}"
     if advice.of_run is not None and advice.cause not in brief:
         brief = f"{brief}: {advice.cause}"
     return Finding(

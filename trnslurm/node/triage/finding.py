@@ -14,7 +14,7 @@ _MOST_RANKS = 16
 _NO_MORE = ("unknown: ", "the script raised ")
 """How a cause begins that says no more than the exception."""
 _WATCHDOG = "watchdog: "
-_IN_PART = "the logs were read in part, as they take too long"
+_IN_PART = "only a part of the logs was read, because they are too long"
 
 
 class Finding(Frozen):
@@ -107,7 +107,8 @@ class Finding(Frozen):
             return self.brief + more
         if self.kind == EFFECT:
             return f"{self._consequences()}: {self.cause}{more}"
-        return f"no known cause; the last line like an error: {self.lines[-1].strip()}{more}"
+        last = self.lines[-1].strip()
+        return f"no known cause; the last line that looks like an error: {last}{more}"
 
     def _consequences(self) -> str:
         first = f"; the first: {self._who()}" if self._who() else ""

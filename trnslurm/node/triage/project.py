@@ -110,8 +110,8 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
             )
         if _is_beside(run, match[1]):
             return Missing(
-                cause=f"{match[1]} is beside the project, and the run has a copy of the project "
-                "only",
+                cause=f"{match[1]} is next to the project, and the run has only a copy of the "
+                "project",
                 fix="submit from the directory above (cd .., then the script by its path there), "
                 "so that the copy has it, or give an absolute path",
             )

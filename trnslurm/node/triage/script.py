@@ -81,7 +81,7 @@ def _newer_syntax(run: Path, suspect: Suspect) -> Told | None:
     cause = f"{Path(file).name}, line {number} has syntax that Python {ours} reads"
     cause += f", and the node's Python ({theirs}) is too old for it"
     return Told(
-        cause, "name a newer Python in the profile (python), or write it otherwise", proven=False
+        cause, "name a newer Python in the profile (python), or rewrite that line", proven=False
     )
 
 
