@@ -338,8 +338,8 @@ def test_what_the_kernel_did_tells_why_a_worker_was_killed(run) -> None:
         log(run, 1, told + free)
         assert found(run).name == name
     assert found(run).line == (
-        "rank 2 on node-2: the worker was killed by signal 9 from outside: the kernel has ended no "
-        "process of its node for lack of memory (9 s before, 41.7 of 63.2 GiB were free)"
+        "rank 2 on node-2: the worker was killed by signal 9 (SIGKILL) from outside, not by the "
+        "kernel's OOM killer (9 s before, 41.7 of 63.2 GiB were free)"
     )
 
 

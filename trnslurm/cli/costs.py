@@ -62,7 +62,7 @@ def _extras_lines(submission: Submission) -> Iterator[str]:
 
 
 def name_and_place(job: Job) -> str:
-    """Return what runs, and on which nodes."""
+    """Return the name of the run and its nodes, as submit prints them."""
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
     each = job.workers_per_node
     workers = f", {count(each, 'worker')} per node" if each else ""
@@ -80,7 +80,7 @@ def name_and_place(job: Job) -> str:
 
 
 def _held_line(job: Job, held: HeldJob) -> str:
-    """Return where a run starts in a job that the user holds."""
+    """Return the job that the user holds, and the nodes of it that a run uses."""
     these = f"{len(held.hosts)} of its {count(held.nodes, 'node')}"
     where = f"job {held.job_id}, on {these}: {brief(held.hosts)}"
     ends = "" if held.ends == "Unknown" else f"; the job ends {held.ends}"
@@ -100,7 +100,7 @@ def _size_line(need: Need) -> str:
 
 
 def _cap(job: Job) -> str:
-    """Return what the run may use over all attempts, in words; its time limits may come again."""
+    """Return the limit of all attempts in words; each attempt may use its whole time limit."""
     caps = job.caps
     more = [f"{caps['node_hours']:g} node-hours"] if "node_hours" in caps else []
     more += [f"{caps['attempts']:g} attempts"] if "attempts" in caps else []
@@ -287,7 +287,7 @@ def in_all(submission: Submission) -> str:
 
 
 def _graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line about one job's graphs; empty if the job needs no precompile."""
+    """Return the line about one job's graphs, or an empty text if it needs no precompile."""
     manifest = need.compiled.manifest
     if need.decision == "none":
         return ""
@@ -319,7 +319,7 @@ def _elastic_graphs_line(need: Need, cache: CompileCache) -> str:
 def _expected_cost(
     cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
 ) -> str:
-    """Return the expected cost of a compilation and its source; empty if unknown."""
+    """Return the expected cost of a compilation and its source, or an empty text if unknown."""
     if like := cache.most_alike(ingredients):
         cost = _nodes_time(compile_hours(like), nodes)
         return f"about {cost} (as key {like.key} of this recipe took)"
@@ -395,5 +395,5 @@ def age(seconds: float) -> str:
 
 
 def age_since(moment: float) -> str:
-    """Return how long ago a moment was, for a table."""
+    """Return the age of a moment, for a table."""
     return age(time.time() - moment)

@@ -274,7 +274,7 @@ def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
 
 
 def _age_of(status: RunStatus) -> str:
-    """Return how long ago the last step of a running training was, in words."""
+    """Return the age of a running job's last step in words."""
     at = status.metrics.get("time")
     if status.state is not State.RUNNING or not isinstance(at, int | float):
         return ""
@@ -284,7 +284,7 @@ def _age_of(status: RunStatus) -> str:
 
 
 def _saved(run: RunDir) -> str:
-    """Return which checkpoint a custom script left without reporting it, and how old it is."""
+    """Return the checkpoint that a custom script left without reporting it, and its age."""
     if not (left := saved(run)):
         return ""
     taken = "" if left.taken else "; the script does not take it"
@@ -299,7 +299,7 @@ def _in_words(seconds: float) -> str:
 
 
 def _say_silence(run: RunDir, status: RunStatus) -> None:
-    """Say how long a running training has given no sign of progress, and how to look."""
+    """Print how long a running job has made no progress, and how to find out why."""
     last = status.phases[-1]
     if status.state is not State.RUNNING or last.phase != "train":
         return
@@ -354,7 +354,7 @@ def _say_attempts(status: RunStatus) -> None:
 
 
 def unsaid(reason: str, said: str) -> str:
-    """Return what an attempt's reason tells beyond what was said before."""
+    """Return the part of an attempt's reason that was not printed before."""
     if not reason or reason in said:
         return ""
     counted, colon, what = reason.partition(": ")  # such as "crash 2 of 3 in a row: KeyError: …"

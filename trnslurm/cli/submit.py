@@ -297,7 +297,7 @@ def _submit_pipeline(
 def _halving(
     sweeps: bool, text: str | None, lowest: str | None, highest: str | None
 ) -> Asked | None:
-    """Return how the runs of a sweep are stopped early; None: they are not."""
+    """Return how bad runs of a sweep are stopped early, or None if they are not."""
     if text is None:
         if lowest or highest:
             raise click.UsageError("--lowest and --highest are for --halving")

@@ -106,7 +106,7 @@ def without_padding(plan: BatchPlan) -> str:
 
 
 def formulas(plan: BatchPlan) -> tuple[tuple[str, int, str], ...]:
-    """Return how a step is divided: each formula, its value, and its numbers."""
+    """Return the division of a step: each formula, its value, and its numbers."""
     size, workers, groups = plan.global_batch, plan.workers, plan.groups
     each = "W" if groups == workers else "D"
     found = [("W = nodes x workers per node", workers, f"{plan.nodes} x {plan.workers_per_node}")]

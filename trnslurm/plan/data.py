@@ -76,7 +76,7 @@ def make_data_job(config: Config, own: Own) -> DataJob:
 
 
 def data_path(config: Config) -> str:
-    """Return the path of the job's data; empty: the job has its own."""
+    """Return the path of the job's data, or an empty text if the job brings its own."""
     path = config.recipe.data.path
     if "://" in path:
         return path
@@ -84,7 +84,7 @@ def data_path(config: Config) -> str:
 
 
 def model_path(config: Config) -> str:
-    """Return where `data fetch` puts the recipe's model; empty: it names none."""
+    """Return the directory of the model that `data fetch` fetches, or an empty text."""
     name = config.recipe.data.model
     if not name:
         return ""
@@ -102,7 +102,7 @@ def first_parameters(config: Config) -> str:
 
 
 def fetched_path(config: Config) -> str:
-    """Return where `data fetch` puts the recipe's dataset with its tokenizer."""
+    """Return the directory for the dataset and tokenizer that `data fetch` fetches."""
     data = config.recipe.data
     if not data.dataset:
         raise ConfigError(f"{config.title} has no data.dataset: there is nothing to fetch")
@@ -127,7 +127,7 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
 
 
 def s3_path(cluster: Cluster, place: str) -> str:
-    """Return where `data fetch` puts what is in S3; refuse what is no place there."""
+    """Return the directory for files that `data fetch` gets from S3; refuse other names."""
     from trnslurm.mirror.store import PLACE  # only this needs S3
 
     if not re.fullmatch(PLACE, place):

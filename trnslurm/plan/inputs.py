@@ -1,4 +1,4 @@
-"""What a recipe takes from other runs: in its arguments, and as a condition of its start."""
+"""Results of other runs that a recipe uses, in arguments and in its start condition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def taken_in(text: str, names: Mapping[str, object]) -> Iterator[tuple[str, str]
 
 
 def static_places(inputs: Mapping[str, str]) -> dict[str, str]:
-    """Return what is known of inputs before they have begun."""
+    """Return the facts about inputs that are known before they have begun."""
     found: dict[str, str] = {}
     for name, run in inputs.items():
         files = RunFiles(Path(run))
@@ -78,7 +78,7 @@ def condition_of(recipe: Recipe) -> Condition | None:
 
 
 def inputs_json(recipe: Recipe) -> dict[str, Any]:
-    """Return inputs.json; empty if a recipe takes nothing."""
+    """Return the contents of inputs.json, or an empty text if a recipe has no inputs."""
     condition = condition_of(recipe)
     each = {one.name: {"run": one.run, "wants": [*one.wants]} for one in inputs_of(recipe)}
     return {"inputs": each} | ({"if": str(condition)} if condition else {}) if each else {}

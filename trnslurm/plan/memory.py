@@ -135,7 +135,7 @@ def estimate_memory(spec: JobSpec) -> Memory | None:
 
 
 def check_memory(spec: JobSpec) -> str:
-    """Return a warning if a worker's device is too small; empty: it is large enough, or unknown.
+    """Return a warning if a worker's device is too small, or otherwise an empty text.
 
     Refuse what is certain: parameters, gradients and optimizer alone are too much.
     """
@@ -333,7 +333,7 @@ def _state_bytes(recipe: Recipe) -> float | None:
 
 
 def why_no_memory(spec: JobSpec) -> str:
-    """Return why there is no estimate, if a line in the recipe would give one; else nothing."""
+    """Return why there is no estimate, if a line in the recipe would provide one."""
     recipe = spec.config.recipe
     if estimate_memory(spec) or not spec.instance.device_gib or _state_bytes(recipe) is not None:
         return ""

@@ -48,7 +48,7 @@ def _in_components(roles: Sequence[Role], recipe: Recipe) -> list[Role]:
 
 
 def nodes_of_roles(config: Config, *, apart: bool | None = None) -> int:
-    """Return how many nodes the servers have, spares included.
+    """Return the number of nodes for servers, including spares.
 
     `apart`: only those in partitions of their own, or only those that are like the training's.
     """
@@ -57,7 +57,7 @@ def nodes_of_roles(config: Config, *, apart: bool | None = None) -> int:
 
 
 def beside(config: Config, *, apart: bool | None = None) -> int:
-    """Return how many nodes a job has beside those of its training: spares, and those of roles."""
+    """Return the number of nodes that do not train: spares, and those of roles."""
     spares = 0 if apart else scheduler_of(config.cluster).spare_nodes(config.cluster)
     return spares + nodes_of_roles(config, apart=apart)
 

@@ -117,13 +117,13 @@ _SECTIONS = {key.partition(".")[0] for key in _DECIDED["deepspeed"]}
 
 
 def usable_devices(recipe: Recipe) -> Sequence[str]:
-    """Return the devices that a job supports; empty: all."""
+    """Return the devices that a job supports. An empty result means all devices."""
     able = [d.name for d in DEVICES.values() if recipe.strategy.name in d.strategies]
     return recipe.devices or able
 
 
 def group_size(recipe: Recipe, workers_per_node: int) -> int:
-    """Return how many workers divide each layer and share their samples; 1: none does."""
+    """Return the number of workers that divide each layer and share samples."""
     if recipe.strategy.name != "tensor":
         return 1
     size = recipe.strategy.tensor.get("workers")
@@ -147,7 +147,7 @@ def group_size(recipe: Recipe, workers_per_node: int) -> int:
 
 
 def _undivided(recipe: Recipe, workers_per_node: int, size: int) -> str:
-    """Return what a group of this size cannot divide, with its value; empty: nothing."""
+    """Return the sizes that a group of workers cannot divide, with their values."""
     numbers: dict[str, Any] = {
         "the workers of a node": workers_per_node,
         **{f"model.{key}": recipe.model.get(key) for key in _GROUPS_DIVIDE},

@@ -57,9 +57,9 @@ class JobSpec(Frozen):
     phases: tuple[str, ...]
     """`precompile`, if there is something to compile, and `train`."""
     time_min: Mapping[str, int]
-    """Time limit of each phase; empty on the local cluster."""
+    """Time limit of each phase. It is empty on the local cluster."""
     role: str = ""
-    """The role for which this is one server; empty: it is the training."""
+    """The role of which this is one server, or empty for the training job."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -77,7 +77,7 @@ class JobSpec(Frozen):
 
     @property
     def spares(self) -> int:
-        """Return how many nodes wait to take the place of one that fails."""
+        """Return the number of spares."""
         return self.scheduler.spare_nodes(self.config.cluster)
 
     @property
@@ -87,17 +87,17 @@ class JobSpec(Frozen):
 
     @property
     def served(self) -> int:
-        """Return how many nodes the job has for servers beside the training."""
+        """Return the number of nodes that the job has for servers."""
         return nodes_of_roles(self.config)
 
     @property
     def apart(self) -> int:
-        """Return how many of these are in partitions of their own."""
+        """Return the number of these nodes that are in other partitions."""
         return nodes_of_roles(self.config, apart=True)
 
     @property
     def all_nodes(self) -> int:
-        """Return how many nodes the job has for all: the training, its spares and its servers."""
+        """Return the number of all nodes of the job: workers, spares and servers."""
         return self.nodes + self.spares + self.served
 
     @property
@@ -113,7 +113,7 @@ class JobSpec(Frozen):
 
     @property
     def caps(self) -> dict[str, Any]:
-        """Return how much the run may use over all attempts; empty without a cap."""
+        """Return the caps on all attempts together, or an empty mapping."""
         return caps_of(self.config.cluster, self.instance, self.roles)
 
     @property
@@ -135,7 +135,7 @@ class JobSpec(Frozen):
 
 
 def caps_of(cluster: Cluster, instance: InstanceType, roles: Sequence[Role]) -> dict[str, Any]:
-    """Return how much a run may use over all attempts, empty without a cap."""
+    """Return the caps on all attempts together, or an empty mapping."""
     slurm, price = cluster.slurm, instance.price_per_hour
     found: dict[str, Any] = {}
     if slurm.max_attempts:
@@ -470,7 +470,7 @@ def ends_unknown(config: Config) -> bool:
 
 
 def why_no_hours(config: Config, instance: InstanceType, job: str) -> str:
-    """Say why the hours of a job are unknown."""
+    """Return the reason why the hours of a job are unknown."""
     said = where_set(config, instance)
     if not said and _known(config, instance) and ends_unknown(config):
         return f"train.epochs ends {job}, and data.samples, the samples of its data, is not set"
@@ -478,7 +478,7 @@ def why_no_hours(config: Config, instance: InstanceType, job: str) -> str:
 
 
 def where_set(config: Config, instance: InstanceType) -> str:
-    """Return the part of a message that names settings without a known speed; empty: none."""
+    """Return the part of a message that names settings without a known speed."""
     known = _known(config, instance)
     compared = {key for reference in known for key in reference.of}
     keys = _changed(config, instance) if config.recipe.reference else []

@@ -1,4 +1,4 @@
-"""What commands say of a bundle that sbatch or bash started, without trnslurm."""
+"""Messages about a bundle that sbatch or bash started, without trnslurm."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _GIVEN_UP = "given up after"
 
 
 def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
-    """Return what triage finds in a run that failed, or was requeued after a crash."""
+    """Return the findings of triage for a run that failed, or was requeued after a crash."""
     for phase in reversed(status.phases):
         if not phase.attempt:
             continue

@@ -1,4 +1,4 @@
-"""What `status --json` says about a run: its status, and what is beside it."""
+"""The facts of `status --json` about a run: its status, and related records."""
 
 from __future__ import annotations
 

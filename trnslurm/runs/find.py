@@ -81,7 +81,7 @@ def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
 
 
 def group_of(run: RunDir) -> str:
-    """Return the name of a run's sweep; empty if there is no sweep, or run.json is damaged."""
+    """Return the name of a run's sweep, or an empty text if it has none or run.json is damaged."""
     try:
         return run.record().group
     except RunError:

@@ -1,4 +1,4 @@
-"""What follows a run: jobs for each of its checkpoints."""
+"""The jobs that follow a run, one for each of its checkpoints."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Follower(Frozen):
     numbers: Mapping[str, float]
     """The last numbers that the run for this step has reported."""
     problem: str
-    """Why Slurm takes no more of its jobs; empty: it does."""
+    """Why Slurm refuses the next job, or empty if it does not."""
 
     @property
     def words(self) -> str:
-        """What status says of it."""
+        """The line of `status` about it."""
         started = f"{count(self.runs, 'job')} so far"
         if self.runs:
             started += f": trnslurm status {self.group}"
@@ -43,7 +43,7 @@ class Follower(Frozen):
 
 
 def followers_of(run: RunDir) -> list[Follower]:
-    """Return what follows a run."""
+    """Return the followers of a run."""
     if not run.follow.is_dir():
         return []
     places = (place for place in sorted(run.follow.iterdir()) if (place / RECORD).is_file())

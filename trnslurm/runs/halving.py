@@ -22,12 +22,12 @@ from trnslurm.slurm.states import ENDED
 
 
 class Told(Frozen):
-    """What the rungs of a sweep say about a run that has ended."""
+    """The state of an ended run within the rungs of its sweep."""
 
     state: State
     reason: str
     mend: str = ""
-    """The command that continues it with the others; empty: there is none."""
+    """The command that continues it with the others, or empty if there is none."""
 
 
 class RungOf(Frozen):
@@ -70,7 +70,7 @@ class Rungs:
         self._queued: dict[tuple[Path, int], bool] = {}
 
     def tell(self, run: RunDir, record: Record, state: State) -> Told | None:
-        """Return what the rungs say about a run in this state; None: nothing else."""
+        """Return a run's state within its rungs, or None if they add nothing."""
         found = self._of(run, record) if record.group and state.final else None
         if found is None:
             return None

@@ -108,7 +108,7 @@ def last_states(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return what was last written over a line; blanks only clear it."""
+    """Return the last text written over a line; blanks only clear the line."""
     states = (state for state in reversed(line.split(b"\r")) if state.strip())
     return next(states, b"") if b"\r" in line else line
 

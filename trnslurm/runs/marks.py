@@ -1,4 +1,4 @@
-"""What a user marks a run with: its protection, and a note."""
+"""The marks that a user puts on a run: protection, and a note."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def keep(runs: Sequence[RunDir], *, kept: bool) -> None:
 
 
 def write_note(run: RunDir, text: str) -> None:
-    """Replace the note about a run; empty: it has none."""
+    """Replace the note about a run, or remove it if the new one is empty."""
     refuse_foreign(run.path, "note")
     refuse_by_hand(run, run.record(), "there is no record for a note")
     run.write_record(replace(run.record(), note=text))

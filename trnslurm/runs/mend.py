@@ -18,7 +18,7 @@ _CAP_KEY = re.compile(r"\((slurm\.max_\w+)[:)]")
 
 
 def saved_words(run: RunDir) -> str:
-    """Return what a run has saved, in words; empty if that is nothing."""
+    """Return the newest saved step in words, or an empty text if nothing is saved."""
     if step := newest_step(run):
         one = newest(run)
         form = f" ({printable(one.name)})" if one and one.form else ""
@@ -33,7 +33,7 @@ def saved_words(run: RunDir) -> str:
 def next_command(
     run: RunDir, record: Record, state: State, ended: str, phases: Sequence[PhaseStatus], ahead: str
 ) -> str:
-    """Return the command that continues a run; empty if it needs none, or should not continue.
+    """Return the command that continues a run, or an empty text if there is none to give.
 
     `ended` says where a completed run ended early. `ahead` is the command that continues
     the failed run that this run waits for.

@@ -44,7 +44,7 @@ class Mirrored(Frozen):
 
 
 def mirrored(run: RunDir) -> Mirrored | None:
-    """Return how far the copies of a run are; None: it has no mirror."""
+    """Return the progress of a run's mirror, or None if it has none."""
     place = read_json(run.mirror_file).get("place")
     if not isinstance(place, str) or not place:
         return None

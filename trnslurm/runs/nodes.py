@@ -83,7 +83,7 @@ def sizes_of(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> str:
 
 
 def nodes_told(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Return what is told of a training's spares, range of nodes, and roles; often nothing."""
+    """Return the lines of status about a run's spares, range of nodes, and roles."""
     spares = spares_of(run, attempts)
     found = {"spares": str(spares or ""), "nodes": sizes_of(run, nodes, attempts)}
     found |= roles_told(run, attempts)

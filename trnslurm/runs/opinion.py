@@ -41,7 +41,7 @@ _SHORTEST_SECRET = 6
 def extract(
     run: RunDir, attempt: Attempt, found: Finding | None, environ: Mapping[str, str]
 ) -> str:
-    """Return what to ask about: what triage found, and the last lines of the logs."""
+    """Return the question: the findings of triage, and the last lines of the logs."""
     nodes = run.node_logs(attempt.phase, attempt.attempt)
     node = (found and found.node) or min(nodes, default=0)
     log = run.path / found.evidence if found else nodes.get(node)

@@ -46,7 +46,7 @@ class PipelineStanding(Frozen):
 
     @property
     def next(self) -> str:
-        """What to do about the stages that ended without completing; empty: nothing."""
+        """The command for stages that ended without completing, or empty if there are none."""
         ended = [s.status for s in self.stages if s.status and s.status.final and s.status.next]
         return next((status.next for status in ended), "")
 
@@ -58,7 +58,7 @@ def is_pipeline(word: str, runs: Sequence[RunDir]) -> bool:
 
 
 def pipeline_of(runs: Sequence[RunDir]) -> PipelineStanding:
-    """Return how all stages stand of the pipeline to which runs belong."""
+    """Return the state of all stages of the pipeline to which these runs belong."""
     record = runs[0].record()
     places = {stage: runs[0].sibling(name) for stage, name in record.stages.items()}
     there = [run for run in places.values() if run.record_file.exists()]

@@ -24,7 +24,7 @@ class Recorded(Frozen):
     rank: int
     host: str
     problem: str
-    """Why there is no trace; empty if there is one."""
+    """Why there is no trace, or empty if there is one."""
     steps: int
     seconds: float
     shares: dict[str, float]
@@ -68,7 +68,7 @@ def recorded(run: RunDir, name: str, workers: Sequence[int]) -> Iterator[Recorde
 
 
 def all_recorded(run: RunDir) -> list[Recorded]:
-    """Return what the workers of a run have recorded, when asked or by its recipe."""
+    """Return the traces that a run's workers have recorded, on request or by its recipe."""
     return [
         _recorded(run, name, rank, cleaned(read_json(run.profile_file(name, rank, "summary.json"))))
         for name, rank in run.profiles()

@@ -87,7 +87,7 @@ def checkpoints_of(run: RunDir) -> list[Path]:
 
 
 def left_over(run: RunDir) -> str:
-    """Return what a custom script keeps that is left if its checkpoints are removed, in words."""
+    """Return the files of a custom script that stay if its checkpoints are removed, in words."""
     own, newest = checkpoints_of(run), newest_checkpoint(run)
     places = [newest] if newest else []
     places += [saves_in(run)] if changed_at(saves_in(run)) else []

@@ -58,7 +58,7 @@ def servers_of(run: RunDir) -> list[Server]:
 
 
 def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Return how each role stands, in words, while an attempt is under way."""
+    """Return the state of each role in words, while an attempt is under way."""
     if not (attempts and attempts[-1].under_way):
         return {}
     roles: dict[str, list[Server]] = {}
@@ -68,7 +68,7 @@ def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
 
 
 def without_price(roles: Sequence[Role]) -> str:
-    """Return which nodes a cost is without, in words: a profile has one instance type's price."""
+    """Return the nodes that a cost omits, in words: a profile has only one price."""
     names = ", ".join(dict.fromkeys(role.partition for role in roles if role.partition))
     return f" without the nodes of partition {names}, whose price is unknown" if names else ""
 

@@ -26,7 +26,7 @@ _UNTOLD = {State.COMPLETED, State.STOPPED, State.TIMEOUT, State.PREEMPTED, State
 
 
 def no_numbers(statuses: Sequence[RunStatus]) -> str:
-    """Return which custom scripts reported no step, and what to add to them; empty if all did."""
+    """Return a line about custom scripts that reported no step, or an empty text."""
     silent = [status.run for status in statuses if _lacks_numbers(status)]
     if not silent or len(statuses) == 1:
         return NO_NUMBERS if silent else ""

@@ -48,7 +48,7 @@ class Standing(Frozen):
 
     @property
     def mend(self) -> str:
-        """The command that resumes the runs that stopped early; empty if none did."""
+        """The command that resumes runs that stopped early, or empty if none did."""
         each = zip(self.statuses, self.rungs, strict=True)
         left = [s for s, rung in each if not (rung and rung.over)]
         again = f"trnslurm resume {self.group}"
@@ -59,7 +59,7 @@ class Standing(Frozen):
 
     @property
     def to_correct(self) -> dict[str, list[str]]:
-        """Return what to correct before a new submission, and the runs that failed for it."""
+        """Return each fix that a new submission needs, and the runs that failed without it."""
         found: dict[str, list[str]] = {}
         for status in self.statuses:
             if status.fix and status.mend != f"trnslurm resume {status.run}":

@@ -52,25 +52,25 @@ class RunStatus(Frozen):
     created: str
     phases: tuple[PhaseStatus, ...]
     after: str
-    """The run from whose result it starts; empty if there is none."""
+    """The run from whose result this one starts, or empty."""
     needs: tuple[str, ...]
     """The runs for whose success it waits, or waited."""
     then: str
     """The run that waits for this run."""
     group: str
-    """The sweep that the run belongs to; empty if there is none."""
+    """The sweep to which the run belongs, or empty."""
     values: Mapping[str, str]
     """The values that the sweep set for this run."""
     copied_from: str
-    """The place in S3 from whose newest checkpoint the run begins; empty if there is none."""
+    """The directory in S3 from whose newest checkpoint the run begins, or empty."""
     precompile: Mapping[str, Any]
     """As in run.json: the key of the run's graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The latest line of metrics.jsonl."""
     mend: str = ""
-    """The command that continues the run; empty if it needs none, or should not continue."""
+    """The command that continues the run, or empty if there is none to give."""
     fix: str = ""
-    """What to correct before that command, in short; empty if nothing, or if it is not known."""
+    """The fix that must come before that command, or empty if none is known."""
     attempts: tuple[Attempt, ...] = ()
     """Every attempt of the last phase, including those before a resume."""
     history: tuple[Mapping[str, Any], ...] = ()
@@ -91,7 +91,7 @@ class RunStatus(Frozen):
 
     @property
     def next(self) -> str:
-        """What to do: the fix, then the command; empty if nothing is to be done."""
+        """The fix and then the command, or empty if nothing is to be done."""
         return in_words(self.fix, self.mend)
 
 

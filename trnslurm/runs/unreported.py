@@ -67,7 +67,7 @@ class Unreported(Frozen):
     whole: Found | None = None
     """The newest one that is whole."""
     option: str = ""
-    """The option by which the script takes it; empty: its project has none."""
+    """The option with which the script takes it, or empty if the project has none."""
     finds: bool = False
     """Whether the option has no value: with it the script finds what it has saved."""
 
@@ -127,7 +127,7 @@ def _flags_of(texts: list[bytes]) -> list[str]:
 
 
 def _sources(run: RunDir) -> list[bytes]:
-    """Return the texts that read the arguments of a run's script; none: it is no file."""
+    """Return the source texts that may read the arguments of a run's script."""
     entry, project = Entry(str(read_json(run.project_file).get("entry", ""))), run.code / "project"
     if not entry.is_file:
         return []

@@ -23,14 +23,14 @@ _LATEST = float(1 << 33)
 
 
 class NodeUsage(Frozen):
-    """What a node used in the last minute that it noted; None: unknown."""
+    """A node's use in the last minute that it recorded. None means unknown."""
 
     node: int
     host: str
     at: float
     """When the minute ended."""
     kind: str
-    """What its devices are: GPU, NeuronCore, or empty."""
+    """The kind of its devices: GPU, NeuronCore, or empty."""
     devices: float | None
     """The share of time in which they computed, the mean of all."""
     device_memory_gib: float | None
@@ -47,7 +47,7 @@ class NodeUsage(Frozen):
 
 
 class Usage(Frozen):
-    """What the nodes of a run's newest attempt use, and what a person should know about them."""
+    """The use of the nodes of a run's newest attempt, and the problems that they report."""
 
     nodes: tuple[NodeUsage, ...]
     notices: tuple[Notice, ...]
@@ -59,7 +59,7 @@ class Usage(Frozen):
         return time.time() - newest < _STALE_S
 
     def told(self) -> list[str]:
-        """Return what a person should know, nodes with the same text together."""
+        """Return the problems, with nodes that report the same one together."""
         hosts: dict[str, list[str]] = {}
         for notice in self.notices:
             hosts.setdefault(printable(notice.text), []).append(printable(notice.host))
@@ -85,7 +85,7 @@ class Usage(Frozen):
         ]
 
     def brief(self) -> str:
-        """Return the figures of all nodes in a line; empty without any."""
+        """Return the values of all nodes in one line, or an empty text if there are none."""
         parts = []
         for name, values in (
             (f"{self.nodes[0].kind}s" if self.nodes else "", [n.devices for n in self.nodes]),
@@ -109,7 +109,7 @@ class Usage(Frozen):
 
 
 def usage_of(run: RunDir, status: RunStatus) -> Usage:
-    """Return what the nodes of the newest attempt have noted."""
+    """Return what the nodes of the newest attempt have recorded."""
     phase = next((p for p in reversed(status.phases) if p.attempt), None)
     if phase is None:
         return Usage(nodes=(), notices=())

@@ -13,7 +13,7 @@ from trnslurm.schedulers.waiting import Diagnosis
 
 
 def diagnose(run: RunDir) -> Diagnosis:
-    """Return what Slurm and the run's files say about why the run waits."""
+    """Return why a run waits, according to Slurm and its files."""
     record, status = run.record(), run_status(run)
     found = Diagnosis(run=run.name, state=status.state, reason=status.reason)
     for host, (until, why) in run.excluded().items():

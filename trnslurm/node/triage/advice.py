@@ -1,4 +1,4 @@
-"""What a failure is called, and what to do about it."""
+"""The name of a failure, and the advice about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_RECIPES = re.compile(
     r",? ?\btrain\.keep_last\b[,;]? ?|(: | \()the plan makes up for it with accumulation\)?"
 )
 _OF_SCRIPT = ("KeyError", "NameError", "UnboundLocalError")
-"""What no machine causes, so that a resume of the same script would fail again."""
+"""Errors that no machine causes, so a resume of the same script would fail again."""
 _MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
@@ -44,25 +44,25 @@ _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 
 @dataclass(frozen=True)
 class Advice:
-    """What the cause is, what to do about it, and how the run then continues."""
+    """The cause, the fix, and how the run then continues."""
 
     cause: str
     fix: str
     mend: str
     options: tuple[str, ...] = ()
-    """What a new submission needs in addition to the old one."""
+    """The words that a new submission needs in addition to the old ones."""
     general: Cause | None = None
-    """What the exception means by its class and words, where no known cause fits."""
+    """The meaning of the exception's class and words, if no known cause fits."""
     of_run: bool | None = None
     """Whether the run's own files prove it; None: they say nothing of it."""
     there: str = ""
-    """What was on the node, where that may decide between causes."""
+    """The facts about the node that may decide between causes."""
     modules: tuple[str, ...] = ()
     """The modules whose packages' versions may explain the failure."""
 
 
 def advise(case: Case, *, again: bool) -> Advice:
-    """Return what to tell; `again`: every further attempt would end the same way."""
+    """Return the advice. `again` means that every further attempt would end the same way."""
     advice = _of_project(case, _of_lines(case))
     advice = _of_node(case, advice)
     python = python_of(case.run, case.phase) or "python"
@@ -81,7 +81,7 @@ def advise(case: Case, *, again: bool) -> Advice:
 
 
 def _of_lines(case: Case) -> Advice:
-    """Return what the lines alone tell: a known cause, the last words, or the exception."""
+    """Return the advice from the lines alone: a known cause, the last words, the exception."""
     known, suspect = case.known, case.suspect
     if known:
         cause, fix = known.explain(case.said, **case.owner)

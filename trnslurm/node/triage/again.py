@@ -83,7 +83,7 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
 
 
 def python_of(run: Path, phase: str) -> str:
-    """Return the Python that a job's script names; empty: none, or a container has its own."""
+    """Return the Python that a job's script names, or empty if it is the container's."""
     script = _text_of(RunFiles(run).script(phase))
     named = _PYTHON.search(script)
     return named[1] if named and _CONTAINER not in script else ""
@@ -139,7 +139,7 @@ def comes_again(
 
 
 def _missing_file(suspect: Suspect) -> str:
-    """Return the path of the file whose absence ended a worker; empty: something else did."""
+    """Return the path of the missing file that ended a worker, or empty."""
     last = suspect.lines[-1]
     match = NO_FILE.search(last) if last.startswith("FileNotFoundError: ") else None
     return match[1] if match else ""
@@ -222,7 +222,7 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
 
 
 def _seconds(state: dict[str, Any]) -> float:
-    """Return how long an attempt has lasted."""
+    """Return the duration of an attempt."""
 
     def seconds(key: str) -> float:
         return seconds_of(str(state.get(key))) or time.time()

@@ -1,4 +1,4 @@
-"""What an error means by what is around it: its traceback, the lines before it, other ranks."""
+"""The meaning of an error from its traceback, the lines before it, and other ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ends_of(suspect: Suspect) -> list[str]:
 
 
 def general_cause(suspect: Suspect) -> Cause | None:
-    """Return what a suspect's exception means by its class, words and frames."""
+    """Return the meaning of a suspect's exception from its class, words and frames."""
     traceback = "\n".join(suspect.lines)
     inner = sum(line in suspect.more for line in ends_of(suspect))
     found = (general_meaning(line, traceback) for line in ends_of(suspect)[: inner + 1])
@@ -56,7 +56,7 @@ def general_cause(suspect: Suspect) -> Cause | None:
 
 
 def owner_of(suspect: Suspect) -> dict[str, str]:
-    """Return whose code raised the exception that tells the cause, and where.
+    """Return the owner and the line of the code that raised the telling exception.
 
     `own` is the innermost line that is no package's. `newer` upgrades the package, if it is one.
     """

@@ -52,7 +52,7 @@ class Case:
 
     @property
     def host(self) -> str:
-        """The host on which it failed; empty: not known."""
+        """The host on which it failed, or empty if unknown."""
         node, hosts = self.suspect.node, self.evidence.hosts
         return self.suspect.host or (hosts[node] if node is not None and node < len(hosts) else "")
 

@@ -38,7 +38,7 @@ NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class Context(Frozen):
-    """What surrounds a line."""
+    """The surroundings of a line."""
 
     frames: str = ""
     """The traceback that the line ends."""
@@ -52,14 +52,14 @@ _ALONE = Context()
 
 
 class Cause(Frozen):
-    """What a line of a failed job's log means: an entry of known/*.toml.
+    """The meaning of a line in a failed job's log: an entry of known/*.toml.
 
     Examples of Neuron's lines are from its documentation and its samples' READMEs, or composed from
     their wording: none was produced here.
     """
 
     name: str
-    """What tests and JSON call it."""
+    """Its name in tests and in JSON."""
     source: str
     """Who prints the line: neuron, slurm, node (its shell, or what its kernel counts), container,
     trnslurm, python (PyTorch, CUDA, the network, the operating system), or script: what may be the
@@ -97,7 +97,7 @@ class Cause(Frozen):
     beside: str = ""
     """An example of what frame, before and log match."""
     words: frozenset[str] = frozenset()
-    """Parts in lower case, one of which is in every line that matches; empty: not known."""
+    """Lower-case parts, one of which every matching line contains. Empty if unknown."""
     memory: str = ""
     """Who holds the GPU's memory, by the line's numbers."""
     weak: bool = False
@@ -337,7 +337,7 @@ def read_site_causes(name: str, table: dict[str, Any]) -> list[Cause]:
 
 
 def _usual_mend(entry: dict[str, Any]) -> str:
-    """Return how a run continues if an entry does not say it."""
+    """Return how a run continues if the entry does not say so."""
     if entry["kind"] == EFFECT:
         return PASSES
     return SUBMIT if entry["source"] == "script" else RESUME
@@ -369,14 +369,14 @@ def explained(lines: Iterable[str], context: Context = _ALONE) -> list[tuple[Cau
 
 
 def general_meaning(line: str, traceback: str) -> Cause | None:
-    """Return what an exception means by its class, words and traceback: the first such entry."""
+    """Return the first entry that fits an exception's class, words and traceback."""
     context = Context(frames=traceback)
     general = (cause for cause in all_causes() if cause.kind == GENERAL)
     return next((c for c in general if c.pattern.search(line) and c.fits(context)), None)
 
 
 def last_meaning(lines: Iterable[str]) -> tuple[Cause | None, str]:
-    """Return what the last line that says anything means at the end of a log."""
+    """Return the entry for the last meaningful line of a log."""
     last = [cause for cause in all_causes() if cause.kind == LAST]
     found = ((c, line) for line in reversed([*lines]) for c in last if c.pattern.search(line))
     return next(found, (None, ""))

@@ -26,7 +26,7 @@ _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
 def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str, ...]]:
-    """Return who failed first, the cause, and lines of others that show the cause.
+    """Return the first failure, the cause, and lines of other workers that show the cause.
 
     A cause comes before a consequence, and a specific cause before all others: the rank whose peer
     died may be the only one with a traceback. Times decide between equals.

@@ -63,7 +63,7 @@ def diagnose(
     *,
     over: bool = False,
 ) -> Finding | None:
-    """Return who failed first in an attempt, and why; None if no failure is found.
+    """Return the first failure of an attempt and its cause, or None if there is none.
 
     After some seconds of CPU time it returns what it has by then. `over`: the job has ended, also
     if the attempt has not recorded an end.
@@ -247,7 +247,7 @@ def _by_dumps(case: Case, found: Finding) -> Finding:
 
 
 def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> Finding | None:
-    """Return what the logs' last words mean, or the lines that look like errors.
+    """Return the meaning of the logs' last lines, or the lines that look like errors.
 
     None if there is no log.
     """

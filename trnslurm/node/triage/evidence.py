@@ -43,7 +43,7 @@ _MAX_FOUND = 32
 _BY_KIND = ("gather-timeout", "scalar-timeout", "sum-timeout", "broadcast-timeout")
 _LINES_BEFORE = 40
 _ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", "preempted")
-"""What Slurm says when it ends a job."""
+"""Slurm's messages when it ends a job."""
 _LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
 _ONCE = "-m trnslurm.node.launcher --once "  # as node.sh starts a batch script
 _OF_TASKS = re.compile(r"(?m)^srun: error: ([\w.-]+): tasks? (\d{1,6}(?:[,-]\d{1,6})*): ")
@@ -286,7 +286,7 @@ def batch_log(run: Path, phase: str, job_id: str) -> Path | None:
 
 
 def _part_of(text: str, phase: str, attempt: int) -> str:
-    """Return what an attempt added to the batch log, without this program's output.
+    """Return the attempt's part of the batch log, without this program's output.
 
     A requeued job appends to it, and each attempt's last line names the attempt.
     """
@@ -537,7 +537,7 @@ def _did_start(hit: Hit, lines: list[str]) -> bool:
 
 
 def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Context:
-    """Return what surrounds a line of a log: there, on the first node, and in the batch log."""
+    """Return the surroundings of a line: in its log, on the first node, in the batch log."""
     files = RunFiles(run)
     job_id = read_attempt(files, phase, attempt).job_id
     nodes = files.node_logs(phase, attempt)

@@ -1,4 +1,4 @@
-"""What the diagnosis of an attempt has found, and how it is told in a few lines."""
+"""The finding of an attempt's diagnosis, and its report in a few lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding(Frozen):
     """Unix seconds; whole ones if from torchrun's report."""
     lines: tuple[str, ...]
     name: str
-    """The entry in known/*.toml; empty: no entry matches."""
+    """The name of the entry in known/*.toml, or empty if none matches."""
     kind: str
     """cause; or effect, if only consequences were found."""
     cause: str
@@ -41,17 +41,17 @@ class Finding(Frozen):
     again: bool
     """Whether every further attempt would end the same way."""
     mend: str = ""
-    """How the run continues after the fix, see Cause.mend; empty: not known."""
+    """How the run continues after the fix, see Cause.mend. Empty if unknown."""
     options: tuple[str, ...] = ()
-    """What a new submission needs in addition to the old one."""
+    """The words that a new submission needs in addition to the old ones."""
     certain: bool = True
     """Whether the line has this cause only; else it is the most likely one."""
     others: tuple[str, ...] = ()
     """Other causes that the logs suggest, where the evidence of the named cause is weak."""
     warned: str = ""
-    """What the submission warned of."""
+    """The warning of the submission."""
     there: str = ""
-    """What was on the node, where that decides between causes."""
+    """The facts about the node that decide between causes."""
     modules: tuple[str, ...] = ()
     """The modules whose packages' versions may explain the failure."""
     in_part: bool = False
@@ -101,7 +101,7 @@ class Finding(Frozen):
 
     @property
     def line(self) -> str:
-        """What is known in one line: the cause; else the first consequence, or the last error."""
+        """The finding in one line: the cause, the first consequence, or the last error."""
         more = f" ({_IN_PART})" if self.in_part else ""
         if self.brief:
             return self.brief + more

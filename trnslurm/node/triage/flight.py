@@ -32,7 +32,7 @@ _NEED_ALL = ("all_reduce", "all_gather", "all_to_all", "barrier")
 
 
 class Verdict(Frozen):
-    """What the dumps show in one sentence."""
+    """The finding of the dumps, in one sentence."""
 
     sentence: str
     fix: str
@@ -40,7 +40,7 @@ class Verdict(Frozen):
     """The ranks that others waited for, and that waited for nobody: those hold up the others."""
     certain: bool = True
     mend: str = ""
-    """How the run continues after the fix, see Cause.mend; empty: as after any timeout."""
+    """How the run continues after the fix, see Cause.mend. Empty as after any timeout."""
 
 
 class _Stuck(NamedTuple):
@@ -54,7 +54,7 @@ class _Stuck(NamedTuple):
     unknown: set[int]
     """With a dump that is damaged, was not read, or does not tell."""
     kinds: dict[Kind, list[int]]
-    """What the ranks entered under this number, if that differs."""
+    """The operations that the ranks entered under this number, if they differ."""
 
     def begun(self, dumps: Mapping[int, Dump]) -> bool:
         """Check whether all ranks that are missing have been connected to the group before."""
@@ -65,7 +65,7 @@ class _Stuck(NamedTuple):
 def compare_dumps(
     run: Path, phase: str, attempt: int, workers: int, hosts: Sequence[str]
 ) -> Verdict | None:
-    """Return what the dumps of an attempt's workers show; None: nothing for sure."""
+    """Return the finding of the workers' dumps, or None if nothing is certain."""
     files = RunFiles(run).flight_files(phase, attempt)
     if not files:
         return None

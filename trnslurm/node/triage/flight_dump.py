@@ -79,7 +79,7 @@ class Work(NamedTuple):
         return f"{self.named} at {self.place}" if self.place else self.named
 
     def kind(self) -> Kind:
-        """Return what must be the same on all ranks."""
+        """Return the facts that must be equal on all ranks."""
         which = _SAME_SIZE.get(self.op)
         sizes, types = (self.record.get(f"{which}_{x}") for x in ("sizes", "dtypes"))
         if not (which and isinstance(sizes, list) and isinstance(types, list)):
@@ -95,14 +95,14 @@ class Work(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What must be the same on all ranks: an operation, and its size and type, if known."""
+    """The facts that must be equal on all ranks: operation, size and type, if known."""
 
     op: str
     of: str
 
 
 class Dump(NamedTuple):
-    """What a rank has entered, until it wrote this."""
+    """The collectives that a rank had entered when it wrote the dump."""
 
     written: float
     whole: bool
@@ -112,7 +112,7 @@ class Dump(NamedTuple):
     messages: frozenset[tuple[str, str, str]]
     """Groups in which it has sent or received."""
     waits: Work | None
-    """What it is known to have waited in."""
+    """The collective in which it is known to have waited."""
     newest: Work | None
 
 
@@ -202,7 +202,7 @@ def _number(value: Any) -> int:
 
 
 def name_of(group: tuple[str, str, str]) -> str:
-    """Return what a group is called; with its ranks, if it is not that of all."""
+    """Return the name of a group, with its ranks unless it contains all."""
     name, description, ranks = group
     if description == DEFAULT:
         return description

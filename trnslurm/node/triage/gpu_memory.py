@@ -39,7 +39,7 @@ _GPU = 100 << 30
 
 @functools.lru_cache(maxsize=64)
 def holders(line: str) -> frozenset[str]:
-    """Return who holds the memory; empty: it is not short.
+    """Return the process that holds the memory, or empty if memory is not short.
 
     A damaged object, when it is unpickled, asks for more than 1EB.
     """
@@ -55,7 +55,7 @@ def holders(line: str) -> frozenset[str]:
 
 
 def _others(line: str, total: float) -> float:
-    """Return what other processes hold; 0 if it is not known.
+    """Return the memory that other processes hold, or 0 if unknown.
 
     The processes that the line lists are no answer: in a container, this process is among them,
     under a pid that it does not know.

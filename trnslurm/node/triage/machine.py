@@ -1,4 +1,4 @@
-"""What a node of a failed attempt had, devices and limits: they decide between causes of a line."""
+"""Devices and limits of a failed attempt's node, which decide between causes of a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAID = {
     "neuron_devices": re.compile(r"Neuron devices?\b|/dev/neuron|NeuronCores"),
     "driver": re.compile(r"\bdriver\b|\bno GPU|GPU is (visible|seen)|without CUDA|for CPUs"),
 }
-"""What is told of the node where a cause or fix names it."""
+"""The facts about a node that are printed if a cause or a fix names them."""
 _NUMBERED = {
     "open_files": "open files {:.0f}",
     "efa_devices": "EFA devices {:.0f}",
@@ -36,7 +36,7 @@ _DRIVERS = {11: 450, 12: 525, 13: 580}
 
 
 class Machine:
-    """What a node of an attempt had; other users may have written the files."""
+    """The facts about a node of an attempt. Other users may have written the files."""
 
     def __init__(self, run: Path, phase: str, attempt: int, node: int) -> None:
         files = RunFiles(run)
@@ -73,7 +73,7 @@ class Machine:
         return None
 
     def told(self, text: str) -> str:
-        """Return what decides between the causes that a text names; empty: nothing is known."""
+        """Return the facts that decide between the causes in a text."""
         found = [self._of(topic) for topic, words in _SAID.items() if words.search(text)]
         told = ", ".join(filter(None, found))
         return told and f"on {self._node}: {told}"

@@ -1,4 +1,4 @@
-"""What to do after a failure: what to correct, and the command that continues the run."""
+"""Advice after a failure: the fix, and the command that continues the run."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ def way_back(
     given_up: bool = False,
     command: str = "",
 ) -> tuple[str, str]:
-    """Return what to correct, in short, and the command that continues a run after that.
+    """Return the fix, in short, and the command that continues a run after the fix.
 
     A resume runs the run's copy of the code and configuration, so it would repeat their errors.
     `mend` is the cause's; where that is not known, a run that has been given up is submitted again,
@@ -41,7 +41,7 @@ def way_back(
 def new_submission(
     record: Mapping[str, Any], fix: str, options: Sequence[str] = ()
 ) -> tuple[str, str]:
-    """Return what to correct, and the command that submits a new run; it may not be known."""
+    """Return the fix, and the command that submits a new run, if it is known."""
     command = [str(word) for word in record.get("command") or ()]
     others = any(record.get(key) for key in ("group", "after", "then"))  # it starts these too
     if others or command[1:2] != ["submit"]:  # from Python, it is a call
@@ -64,7 +64,7 @@ def longer(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def in_words(fix: str, command: str) -> str:
-    """Return both in one line; empty if nothing is to be done."""
+    """Return both in one line, or an empty text if nothing is to be done."""
     return f"{fix}, then {command}" if fix and command else fix or command
 
 

@@ -49,7 +49,7 @@ class Missing(Frozen):
     cause: str
     fix: str
     link: str = ""
-    """What `links` must name; empty: another path is needed instead."""
+    """The name that `links` must have, or empty if another path is needed instead."""
 
 
 def left_out_of(run: Path) -> list[str]:
@@ -85,7 +85,7 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
 
 
 def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
-    """Return which file of the project a script misses, and why; None if it misses none."""
+    """Return the project file that a script misses, and why, or None."""
     lines = [*lines]
     if name := not_copied(run, lines):
         return _was_not_copied(name, name, left_out_of(run))
@@ -132,7 +132,7 @@ def _is_beside(run: Path, path: str) -> bool:
 
 
 def _meant(run: Path, module: str) -> str:
-    """Return the known module whose name differs from a missing one's by a slip; empty: none."""
+    """Return the known module whose name is a near miss of a missing one, or empty."""
     known = {name.replace("-", "_") for name in packages()}
     project = RunFiles(run).code / "project"
     ours = {p.stem for p in (*project.glob("*.py"), *project.glob("*/__init__.py"))}

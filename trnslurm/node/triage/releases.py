@@ -32,7 +32,7 @@ def packages() -> list[str]:
 
 
 def day_of(package: str, version: str) -> str:
-    """Return the day of a release or of its series, which sorts by time; empty: not known."""
+    """Return the day of a release or of its series, or empty. Days sort by time."""
     final, listed = _FINAL.fullmatch(version), _releases().get(package)
     if not final or not listed:
         return ""
@@ -43,7 +43,7 @@ def day_of(package: str, version: str) -> str:
 
 
 def newest_on(package: str, day: str) -> str:
-    """Return the highest version of a package that was there on a day; empty: none is known."""
+    """Return the highest version of a package that existed on a day, or empty."""
     found = [version for version, of in _releases().get(package, ()) if of <= day]
     return ".".join(map(str, max(found))) if found else ""
 

@@ -1,4 +1,4 @@
-"""What the run's copy of a script and of its configuration tells of a failure.
+"""Facts about a failure from the run's copy of the script and its configuration.
 
 A traceback names a variable that has no value, or a key that is not there. The script says where
 the variable would have got a value, and the configuration which keys it has.
@@ -40,7 +40,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Told(NamedTuple):
-    """What the copy tells of an exception."""
+    """Facts from the copy about an exception."""
 
     cause: str
     fix: str
@@ -48,7 +48,7 @@ class Told(NamedTuple):
 
 
 def told_by_script(run: Path, suspect: Suspect) -> Told | None:
-    """Return what the copy tells of the exception that ended a worker; None: nothing."""
+    """Return facts from the copy about the exception that ended a worker, or None."""
     last = suspect.lines[-1]
     if last.startswith("SyntaxError: ") and (told := _newer_syntax(run, suspect)):
         return told
@@ -63,7 +63,7 @@ def told_by_script(run: Path, suspect: Suspect) -> Told | None:
 
 
 def batch_size(run: Path) -> str:
-    """Return how the job's command names its batch size; empty: it does not."""
+    """Return the option of the job's command that sets the batch size, or empty."""
     named = _BATCH_SIZE.search(_text_of(run / NODE_SCRIPT))
     return named[0] if named else ""
 
@@ -93,7 +93,7 @@ def _python_in(record: dict[str, Any]) -> str:
 
 
 def _where_set(run: Path, suspect: Suspect, name: str) -> str:
-    """Return where the function that failed sets a variable, if it does so on some paths only."""
+    """Return the lines that set a variable, if the function sets it only on some paths."""
     file, number = next(iter(reversed(frames_in(suspect.lines))), ("", "0"))
     text, at = _text_in(run, file), int(number)
     try:
@@ -150,7 +150,7 @@ def _sets(node: ast.AST, name: str, above: tuple[_Block, ...]) -> Iterator[_Plac
 
 
 def _lacks(run: Path, key: str) -> str:
-    """Return which configuration of the job's command lacks a key, and which one is near."""
+    """Return the configuration file that lacks a key, and the most similar key."""
     command = _text_of(run / NODE_SCRIPT)
     told = []
     for file in list(dict.fromkeys(_CONFIG.findall(command)))[:_MOST_FILES]:
@@ -164,7 +164,7 @@ def _lacks(run: Path, key: str) -> str:
 
 
 def _text_in(run: Path, file: str) -> str:
-    """Return a text file of the run's copy; empty: it is another file, or none."""
+    """Return a text file of the run's copy, or an empty text if it is no text file."""
     place = (run / "work" / file).resolve()
     return _text_of(place) if (run / "work").resolve() in place.parents else ""
 

@@ -102,7 +102,7 @@ def _text_of(file: str) -> str:
 
 
 class Requirement(NamedTuple):
-    """What a package asks of another one."""
+    """A package's requirement on another one."""
 
     package: str
     other: str
@@ -130,7 +130,7 @@ class Versions:
         return self._unsuited() or self._older()
 
     def told(self) -> str:
-        """Return the packages, with what they ask of each other; empty: nothing is known."""
+        """Return the packages with their requirements on each other."""
         installed = ", ".join(self._installed())
         return installed and f"installed: {installed}"
 
@@ -206,5 +206,5 @@ def _are_of(suspect: Suspect, places: list[str]) -> bool:
 
 
 def plain_word(value: Any) -> str:
-    """Return a name, version or requirement as it is; empty if it is anything else."""
+    """Return a name, version or requirement unchanged, or an empty text for anything else."""
     return value if isinstance(value, str) and re.fullmatch(r"[\w.+!<>=~*,-]{1,80}", value) else ""

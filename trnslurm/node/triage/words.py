@@ -124,7 +124,7 @@ class Exit(Frozen, kw_only=False):
     host: str
     when: float | None
     said: str
-    """The signal that ended it, in the launcher's words; empty: no signal."""
+    """The signal that ended it, in the launcher's words, or empty."""
     coarse: bool
     """The time has whole seconds."""
 
@@ -346,7 +346,7 @@ class _Reader:
         return ""
 
     def _program_error(self, line: str) -> str:
-        """Return what a program says of its failure, in the words of argparse; else nothing."""
+        """Return a program's own message about its failure, in the form of argparse."""
         if line.startswith("error: "):
             return line.strip()
         if usage := _USAGE.match(line):
