@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,24 @@ def command_line() -> list[str]:
 def say(text: str) -> None:
     """Print a remark on stderr."""
     click.echo(text, err=True)
+
+
+def echo_text(text: str) -> None:
+    """Print lines. A terminal gets them broken between words, and not within one."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(_broken(line, width) for line in text.splitlines())
+    click.echo(text)
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}    ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def echo_json(data: Any) -> None:

@@ -23,7 +23,7 @@ from trnslurm.cli.options import (
     sweep_argument,
     workspace_option,
 )
-from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.cli.output import Terminal, echo_json, echo_table, echo_text
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.contract.attempt import Attempt
@@ -238,7 +238,7 @@ def status_command(
         click.echo(f"mirror: {copies}")
     _say_attempts(status)
     for line in failure.report() if failure and not status.state.failed else ():
-        click.echo(line)
+        echo_text(line)
     if status.note:
         click.echo(f"note: {status.note}")
     if status.kept:
@@ -251,13 +251,13 @@ def status_command(
 def say_end(status: RunStatus, failure: Finding | None) -> None:
     """Print the state, why the run failed, and what to do, each once."""
     words, then, why = status.words.partition("; not restarted, ")  # it is not what happened
-    click.echo(f"{status.run}: {words}{then and ')'}")
+    echo_text(f"{status.run}: {words}{then and ')'}")
     if failure and status.state.failed:
-        click.echo("\n".join(failure.report(words, status.next)))
+        echo_text("\n".join(failure.report(words, status.next)))
     elif status.next:
-        click.echo(f"next: {status.next}")
+        echo_text(f"next: {status.next}")
     if then:
-        click.echo(f"not restarted, {why.removesuffix(')')}")
+        echo_text(f"not restarted, {why.removesuffix(')')}")
 
 
 def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
@@ -449,7 +449,7 @@ def triage_command(
     if console.as_json:
         echo_json(asdict(found) if found else None)
     elif found:
-        click.echo("\n".join(found.report()))
+        echo_text("\n".join(found.report()))
     else:
         click.echo("\n".join(nothing_found(*where)))
         _say_earlier_failures(run, chosen, phase)

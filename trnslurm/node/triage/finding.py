@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from trnslurm.frozen import Frozen
@@ -14,6 +15,9 @@ _MOST_RANKS = 16
 _NO_MORE = ("unknown: ", "the script raised ")
 """How a cause begins that says no more than the exception."""
 _WATCHDOG = "watchdog: "
+_SAID = ("kernel-killed", "killed-by-hand")
+"""Causes that say what the launcher's line about a killed worker says."""
+_KILLED = re.compile(r" *trnslurm: rank \d+ was killed \(KILL\)")
 _IN_PART = "only a part of the logs was read, because they are too long"
 
 
@@ -66,6 +70,7 @@ class Finding(Frozen):
         """
         known = self.brief and self.brief in told
         lines = [x for x in self.lines if x.strip().removeprefix(_WATCHDOG) not in told]
+        lines = [x for x in lines if not (_KILLED.match(x) and self.name in _SAID)]
         # Who failed is in what was told, with the cause or with all lines.
         header = [] if told and (known or not lines or not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
