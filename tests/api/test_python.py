@@ -178,7 +178,12 @@ def test_a_chain_and_further_node_counts(site, fake_slurm) -> None:
     run = trnslurm.submit("toy", cluster="pc", chain=True, time=5)
     assert run.name.endswith("toy-one") and run.then and run.then.name.endswith("toy-two")
     assert run.then.then is None
-    with pytest.raises(TrnslurmError, match="elastic does not work with chain"):
+    with pytest.raises(TrnslurmError, match="compile_for does not work with chain"):
+        trnslurm.submit("toy", cluster="pc", chain=True, compile_for=[2], time=5)
+    with (
+        pytest.warns(TrnslurmWarning, match="^elastic has a new name, compile_for$"),
+        pytest.raises(TrnslurmError, match="does not work with chain"),
+    ):
         trnslurm.submit("toy", cluster="pc", chain=True, elastic=[2], time=5)
 
 

@@ -183,7 +183,7 @@ REFUSED = {
     "--sweep seed=1 --sweep seed=2": "the sweep has seed in two places",
     "--sweep seed=1,2 --set seed=3": "--sweep seed and --set seed=… contradict each other",
     "--sweep seed=1,2 --chain": "--chain does not work with --sweep",
-    "--sweep seed=1,2 --elastic 1": "--elastic does not work with --sweep",
+    "--sweep seed=1,2 --compile-for 1": "--compile-for does not work with --sweep",
     "--at-most 2": "--at-most is for --sweep",
     "--sweep seed=1,2 --at-most 0": "0 is not in the range x>=1",
     "--sweep run_root=/tmp/a,/tmp/b": "run_root=/tmp/b: all runs of a sweep have one run_root",

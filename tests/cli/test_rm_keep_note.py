@@ -162,7 +162,8 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     shipped = run.code / "project/out"
     shipped.mkdir(parents=True)
     done = cli("rm", "1-a", "--checkpoints", "--yes")
-    assert f"1-a: {work}/out stays, because it may contain" in done.err and (work / "out/model.pt").exists()
+    assert f"1-a: {work}/out stays, because it may contain" in done.err
+    assert (work / "out/model.pt").exists()
     shipped.rmdir()
     write_json(run.saved_file, {"step": 7, "path": str(work / "out/model.pt")})
     done = cli("rm", "1-a", "--checkpoints", "--yes")

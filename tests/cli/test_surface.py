@@ -246,6 +246,7 @@ def test_python_takes_what_the_command_takes(name: str) -> None:
 
 def test_a_sweep_in_python_takes_what_a_submission_takes() -> None:
     alike = {*inspect.signature(trnslurm.submit).parameters} - {
+        "compile_for",
         "elastic",
         "chain",
         "rendered",

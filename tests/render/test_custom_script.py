@@ -180,7 +180,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
             "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
         ),
         (["./train.py", "3e-4"], "put -- before the arguments of the script, as in -- 3e-4"),
-        (["./train.py", "a b", "--", "c"], "the arguments of the script: -- 'a b'"),
+        (["./train.py", "a b", "--", "c"], "the arguments of the script, as in -- 'a b'"),
         (["toy", "tiny"], "toy tiny: a command comes after --: -- toy tiny; a preset"),
         (["./train.py", "--lr", "1"], "options of a custom script come after -- ("),
         (
@@ -500,7 +500,7 @@ def test_an_active_environment_that_the_job_does_not_take_is_named(
     (active / "bin/python").symlink_to(sys.executable)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     words = ("submit", "./train.py", *CPU, *TIME, "--dry-run")
-    told = f"not that of the active environment: --set python='{active}/bin/python'\n"
+    told = f"not that of the active environment; to change it: --set python='{active}/bin/python'\n"
     for environment, more, tells in (
         (active, (), True),
         (active, ("--set", f"python={active}/bin/python"), False),

@@ -135,7 +135,9 @@ def test_a_script_that_tells_nothing_is_not_asked_to_save(fake_slurm, make_run, 
     run.code.mkdir()
     run.project_file.write_text("{}")
     run.metrics_file.write_text('{"attempt": 1, "step": 3}\n')
-    assert cli("cancel", run.name).out.startswith(f"Cancelling {run.name}: saving a checkpoint first")
+    assert cli("cancel", run.name).out.startswith(
+        f"Cancelling {run.name}: saving a checkpoint first"
+    )
     run.metrics_file.write_text('{"attempt": 1, "step": 3, "read": "log"}\n')
     assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
 

@@ -194,7 +194,7 @@ def test_the_words_of_a_run(runs, fake_slurm, cli) -> None:
     assert states(runs)[:3] == [
         "COMPLETED (stopped after rung 1 of 3: rank 3 of 4)",
         "RUNNING ()",
-        "REQUEUED (rank 2 of 4 in rung 1 of 3: it goes on)",
+        "REQUEUED (rank 2 of 4 in rung 1 of 3: it continues)",
     ]
     end(runs[1], 18000, 9.0, attempt=2)
     shown = cli("status", runs[0].record().group, "--json")

@@ -37,6 +37,7 @@ def submit(
     *,
     nodes: int = 1,
     rendered: PathLike | None = None,
+    compile_for: int | Sequence[int] = (),
     elastic: int | Sequence[int] = (),
     chain: bool = False,
     in_job: str | int | None = None,
@@ -48,12 +49,15 @@ def submit(
     without this process, also on the local cluster. For a chain, the first run is returned.
     """
     console = PythonConsole(detach=True)
-    counts, chained = wholes("elastic", elastic), flag("chain", chain)
+    counts, chained = wholes("compile_for", compile_for), flag("chain", chain)
+    if elastic:
+        console.tell("warning: elastic has a new name, compile_for")
+        counts = counts or wholes("elastic", elastic)
     if (recipe is None) == (rendered is None):
         raise ConfigError("submit: give either a recipe or rendered=DIR")
     options = options_of(recipe or "", nodes, job)
     asked = {k: getattr(options, FIELD_OF.get(k, k)) for k in job if k != "path"}
-    asked |= {"elastic": counts, "chain": chained, "nodes": options.nodes}
+    asked |= {"compile_for": counts, "chain": chained, "nodes": options.nodes}
     if rendered is not None:
         if given := [k for k, v in asked.items() if v and (k, v) != ("nodes", 1)]:
             raise ConfigError(f"rendered: its files are submitted unchanged: leave out {given[0]}")
@@ -61,14 +65,14 @@ def submit(
     else:
         first = options.recipe
         if chained and counts:
-            raise ConfigError("elastic does not work with chain: leave out one of them")
+            raise ConfigError("compile_for does not work with chain: leave out one of them")
         if in_job is not None and (chained or counts or options.after):
-            raise ConfigError("in_job starts a single run: leave out after, chain and elastic")
+            raise ConfigError("in_job starts a single run: leave out after, chain and compile_for")
     request = Request(
         options=options,
         rendered=None if rendered is None else Path(first),
         chain=chained,
-        elastic=counts,
+        compile_for=counts,
         holder=None if in_job is None else str(in_job),
     )
     submission = propose(request, console)

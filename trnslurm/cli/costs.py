@@ -58,7 +58,7 @@ def graphs_lines(submission: Submission) -> Iterator[str]:
 def _extras_lines(submission: Submission) -> Iterator[str]:
     for extra in submission.extras:
         if extra.need:
-            yield _elastic_graphs_line(extra.need, submission.cache)
+            yield _other_graphs_line(extra.need, submission.cache)
 
 
 def name_and_place(job: Job) -> str:
@@ -307,8 +307,8 @@ def _graphs_line(need: Need, cache: CompileCache) -> str:
     return f"Graphs: {need.words}; precompile first{cost and f', {cost}'}"
 
 
-def _elastic_graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line about a node count of --elastic."""
+def _other_graphs_line(need: Need, cache: CompileCache) -> str:
+    """Return the line about a node count of --compile-for."""
     line = f"Graphs on {count(need.job.nodes, 'node')}: {need.words}"
     if not need.phases:
         return line

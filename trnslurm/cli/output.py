@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +45,8 @@ def say(text: str) -> None:
 def echo_text(text: str) -> None:
     """Print lines. A terminal gets them broken between words, and not within one."""
     if sys.stdout.isatty():
+        import shutil
+
         width = shutil.get_terminal_size().columns
         text = "\n".join(_broken(line, width) for line in text.splitlines())
     click.echo(text)
@@ -55,6 +55,8 @@ def echo_text(text: str) -> None:
 def _broken(line: str, width: int) -> str:
     if len(line) <= width:
         return line
+    import textwrap
+
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.fill(
         line.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}    ",

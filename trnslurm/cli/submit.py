@@ -63,10 +63,11 @@ _OF_A_BUNDLE = {
     help="auto: submit a precompile job if graphs are missing; never: compile in training.",
 )
 @click.option(
-    "--elastic",
+    "--compile-for",
     metavar="N,N",
     help="Also compile for these node counts, so that a resume on one of them starts at once.",
 )
+@click.option("--elastic", hidden=True, metavar="N,N", help="The old name of --compile-for.")
 @sweep_options("Submit")
 @click.option(
     "--at-most",
@@ -133,6 +134,7 @@ _OF_A_BUNDLE = {
 @takes_console
 def submit_command(
     recipe: str | None,
+    compile_for: str | None,
     elastic: str | None,
     rendered: str | None,
     chain: bool,
@@ -166,7 +168,7 @@ def submit_command(
     job array for each such rung waits for the rung before it. N:STEPS sets the steps of the first
     rung.
 
-    --elastic also compiles the graphs for other node counts. The run does not wait for them, and
+    --compile-for also compiles the graphs for other node counts. The run does not wait for them.
     `trnslurm resume --nodes` can then start at once.
 
     --each-checkpoint-of starts it for each checkpoint of a run that trains: an evaluation, say. The
@@ -184,7 +186,7 @@ def submit_command(
       trnslurm submit gpt2_zero1 --nodes 2 --cluster trn1 --dry-run
       trnslurm submit gpt2_zero1 --nodes 2 --precompile never
       trnslurm submit gpt2_zero1 --nodes 2-4 --spares 1
-      trnslurm submit gpt2_zero1 --nodes 2 --elastic 1,4
+      trnslurm submit gpt2_zero1 --nodes 2 --compile-for 1,4
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit gpt2_zero1 --nodes 2 --sweep train.lr=1e-4,3e-4 --sweep seed=1,2 --at-most 2
@@ -202,6 +204,9 @@ def submit_command(
     """
     if (recipe is None) == (rendered is None):
         raise click.UsageError("give either a RECIPE or --rendered DIR")
+    if elastic:
+        console.tell("warning: --elastic has a new name, --compile-for")
+        compile_for = compile_for or elastic
     if console.dry_run and console.as_json:
         raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     site, host = chosen_site(), SubmitHost()
@@ -229,7 +234,7 @@ def submit_command(
     refuse_pairs({"--after": options["after"], "--in": holder})
     rule = None
     if each_checkpoint_of is not None:
-        _refuse_beside_follow(site, rendered, sweep or file, chain, elastic, holder, options)
+        _refuse_beside_follow(site, rendered, sweep or file, chain, compile_for, holder, options)
         from trnslurm.runs.find import find_run
         from trnslurm.submission.follow import Rule
 
@@ -246,7 +251,7 @@ def submit_command(
             holder=holder,
         )
     else:
-        more = {"--sweep": sweep or file, "--chain": chain, "--elastic": elastic}
+        more = {"--sweep": sweep or file, "--chain": chain, "--compile-for": compile_for}
         refuse_pairs(more | {"--in": holder})
         if at_most and not (sweep or file or rule):
             raise click.UsageError("--at-most is for --sweep and --each-checkpoint-of")
@@ -258,7 +263,7 @@ def submit_command(
             points=points_of(sweep, read_points(file) if file else ()) if sweep or file else (),
             at_most=at_most,
             halving=halving,
-            elastic=parse_nodes(elastic, option="--elastic") if elastic else (),
+            compile_for=parse_nodes(compile_for, option="--compile-for") if compile_for else (),
             holder=holder,
         )
     submission = propose(request, console)
@@ -311,7 +316,7 @@ def _halving(
 
 def _refuse_beside_follow(site: Site | None, *given: Any) -> None:
     """Refuse what a run for each checkpoint cannot have."""
-    names = ("--rendered", "--sweep", "--chain", "--elastic", "--in")
+    names = ("--rendered", "--sweep", "--chain", "--compile-for", "--in")
     refuse_pairs({"--each-checkpoint-of": True, **dict(zip(names, given[:-1], strict=True))})
     refuse_pairs({"--each-checkpoint-of": True, "--after": given[-1]["after"]})
     if site:

@@ -124,7 +124,7 @@ def precompile_jobs(
     The run can then resume on these node counts at once.
     """
     if PRECOMPILE not in spec.phases:
-        raise ConfigError(f"--elastic: nothing is compiled ahead for {config.title} here")
+        raise ConfigError(f"--compile-for: nothing is compiled in advance for {config.title} here")
     jobs = []
     for nodes in counts:
         if nodes == spec.nodes:
@@ -132,10 +132,10 @@ def precompile_jobs(
         try:
             other = make_spec(config, nodes)
         except (PlanError, ConfigError) as error:
-            raise ConfigError(f"--elastic {nodes}: {error}") from None
+            raise ConfigError(f"--compile-for {nodes}: {error}") from None
         if other.batch.global_batch != spec.batch.global_batch:
             raise ConfigError(
-                f"--elastic {nodes}: the global batch grows with the nodes (batch.mode "
+                f"--compile-for {nodes}: the global batch grows with the nodes (batch.mode "
                 "per_worker), so the run cannot continue there"
             )
         time_min = {phase: t for phase, t in other.time_min.items() if phase == PRECOMPILE}

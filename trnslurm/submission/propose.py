@@ -50,7 +50,7 @@ class Request(Frozen):
     """Those of the pipeline."""
     again: Sequence[str] = ()
     """Stages that run again even if they are done."""
-    elastic: Sequence[int] = ()
+    compile_for: Sequence[int] = ()
     """Other node counts to compile for."""
     holder: str | None = None
     """The job that the user holds, in which the run starts."""
@@ -71,7 +71,7 @@ def propose(request: Request, console: Console) -> Submission:
         submission = _propose_chain(options, console)
     else:
         held = request.holder is not None
-        submission = _propose_run(options, console, request.elastic, held=held)
+        submission = _propose_run(options, console, request.compile_for, held=held)
     submission = _after(submission, options, console)
     if request.holder is None:
         return submission
@@ -79,9 +79,9 @@ def propose(request: Request, console: Console) -> Submission:
 
 
 def _propose_run(
-    options: JobOptions, console: Console, elastic: Sequence[int], *, held: bool
+    options: JobOptions, console: Console, compile_for: Sequence[int], *, held: bool
 ) -> Submission:
-    """Return the run of a recipe, and runs that compile for the node counts of --elastic."""
+    """Return the run of a recipe, and runs that compile for the counts of --compile-for."""
     options = choose_to_submit(options, console)
     spec = spec_of(options, console, held=held)
     cache = CompileCache(spec.config.cluster)
@@ -89,7 +89,7 @@ def _propose_run(
         cache.ask_ahead()
     dirs = options.workspace.template_dirs()
     fewer = [each.nodes for each in fewer_nodes(spec)] if PRECOMPILE in spec.phases else []
-    counts = sorted({*elastic, *fewer})
+    counts = sorted({*compile_for, *fewer})
     others = precompile_jobs(spec.config, spec, counts, dirs) if counts else []
     submission = Submission(
         runs=[PlannedRun(job=make_job(spec, dirs))],

@@ -1,4 +1,4 @@
-"""submit --elastic: graphs for other node counts are compiled beside the run."""
+"""submit --compile-for: graphs for other node counts are compiled next to the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keys_of(runs) -> list[str]:
 
 def test_each_count_gets_a_run_that_only_precompiles(graphs, site, fake_slurm, cli) -> None:
     site.recipe("steps: 9\nbatch: {global_batch: 128}\nslurm: {time_min: 60}\n")
-    dry = cli(*TOY, "--elastic", "1,2,4", "--dry-run").out.splitlines()
+    dry = cli(*TOY, "--compile-for", "1,2,4", "--dry-run").out.splitlines()
     keys = {n: graphs.facts(cli, "toy", "--nodes", str(n))["key"] for n in (1, 2, 4)}
     assert dry[2:] == [
         f"Graphs on 1 node: not compiled (key {keys[1]}); precompile in a separate job, at most "
@@ -26,7 +26,7 @@ def test_each_count_gets_a_run_that_only_precompiles(graphs, site, fake_slurm, c
         "12.0 node-hours (its time limit)",
     ]
     assert fake_slurm.calls() == []
-    done = cli(*TOY, "--elastic", "1,2,4", "--json")
+    done = cli(*TOY, "--compile-for", "1,2,4", "--json")
     assert done.code == 0
     said = json.loads(done.out)
     assert said["jobs"] == {"precompile": "1001", "train": "1002"}
@@ -51,7 +51,7 @@ def test_each_count_gets_a_run_that_only_precompiles(graphs, site, fake_slurm, c
 
 
 def test_a_resume_there_finds_them(graphs, site, fake_slurm, cli) -> None:
-    assert cli(*TOY, "--elastic", "1").code == 0
+    assert cli(*TOY, "--compile-for", "1").code == 0
     run, one = site.runs()
     graphs.fill(graphs.facts(cli, "toy", "--nodes", "1"))
     write_attempt(one, "precompile", 1, state="COMPLETED", job_id="1003")
@@ -64,7 +64,9 @@ def test_a_resume_there_finds_them(graphs, site, fake_slurm, cli) -> None:
 
 
 def test_one_that_failed_is_resumed_as_what_it_is(graphs, site, fake_slurm, cli) -> None:
-    assert cli(*TOY, "--elastic", "1").code == 0
+    done = cli(*TOY, "--elastic", "1")  # the old name
+    assert done.code == 0
+    assert "warning: --elastic has a new name, --compile-for" in done.err
     _, one = site.runs()
     write_attempt(one, "precompile", 1, state="FAILED", job_id="1003")
     fake_slurm.queue()
@@ -73,14 +75,14 @@ def test_one_that_failed_is_resumed_as_what_it_is(graphs, site, fake_slurm, cli)
 
 def test_warm_counts_need_none(graphs, site, fake_slurm, cli) -> None:
     key = graphs.fill(graphs.facts(cli, "toy", "--nodes", "1"))
-    done = cli(*TOY, "--elastic", "1")
+    done = cli(*TOY, "--compile-for", "1")
     assert f"Graphs on 1 node: compiled (key {key}, by an-older-run)" in done.err
     assert len(site.runs()) == 1
 
 
 def test_a_refused_one_does_not_take_the_run_with_it(graphs, site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch-3", "sbatch: error: Batch job submission failed: too many jobs")
-    done = cli(*TOY, "--elastic", "1")
+    done = cli(*TOY, "--compile-for", "1")
     assert done.code == 0
     assert "warning: toy-precompile-1: sbatch: Batch job submission failed: too many" in done.err
     assert fake_slurm.calls("scancel") == []
@@ -89,14 +91,26 @@ def test_a_refused_one_does_not_take_the_run_with_it(graphs, site, fake_slurm, c
 @pytest.mark.parametrize(
     ("recipe", "words", "error"),
     [
-        ("batch: {global_batch: 64}", ("--elastic", "4"), "--elastic 4: global batch 64 at"),
         (
             "batch: {global_batch: 64}",
-            ("--elastic", "1,x"),
-            "--elastic 1,x: expected whole",
+            ("--compile-for", "4"),
+            "--compile-for 4: global batch 64 at",
         ),
-        ("batch: {mode: per_worker, per_worker: 1}", ("--elastic", "1"), "the global batch grows"),
-        ("batch: {global_batch: 64}\nprecompile: never", ("--elastic", "1"), "nothing is compiled"),
+        (
+            "batch: {global_batch: 64}",
+            ("--compile-for", "1,x"),
+            "--compile-for 1,x: expected whole",
+        ),
+        (
+            "batch: {mode: per_worker, per_worker: 1}",
+            ("--compile-for", "1"),
+            "the global batch grows",
+        ),
+        (
+            "batch: {global_batch: 64}\nprecompile: never",
+            ("--compile-for", "1"),
+            "nothing is compiled",
+        ),
     ],
 )
 def test_refused(graphs, site, fake_slurm, cli, recipe: str, words, error: str) -> None:
