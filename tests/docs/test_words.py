@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,12 @@ STYLE = (
 def prose(page: Path) -> str:
     """Return the words of a page, without code and the addresses of links."""
     text = re.sub(r"^(?: {4}|<pre>).*$", "", page.read_text(encoding="utf-8"), flags=re.M)
-    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "`x`", text))
+    return words_of(re.sub(r"\]\([^)]*\)", "]", text))
+
+
+def words_of(text: str) -> str:
+    """Return a text in one line, without code."""
+    return " ".join(re.sub(r"`[^`]*`", "`x`", text).split())
 
 
 def glossary() -> list[list[str]]:
@@ -60,10 +67,28 @@ def test_pages_use_one_word_for_one_idea(page: Path) -> None:
     text = prose(page)
     if page == CONCEPTS:
         text = text.partition("## Glossary")[0]
-    for pattern in (*NOT.values(), STYLE):
+    assert not list(refused(text, [*NOT.values(), STYLE]))
+
+
+def refused(text: str, patterns: Iterable[str]) -> Iterator[str]:
+    for pattern in patterns:
         for found in re.finditer(pattern, text, re.I):
-            line = " ".join(text[max(0, found.start() - 40) : found.end() + 40].split())
-            pytest.fail(f"{found[0]!r} in: {line}")
+            yield f"{found[0]!r} in: {text[max(0, found.start() - 40) : found.end() + 40]}"
+
+
+@pytest.mark.parametrize("room", ["cli", "runs", "plan", "node/triage"])
+def test_messages_and_docstrings_do_too(room: str) -> None:
+    """But for a rank, a unit and `mend`, which code has; and a format's name."""
+    patterns = [pattern for word, pattern in NOT.items() if word not in ("ranks", "unit")]
+    patterns.append(STYLE.replace(r"|\bmends?\b", "").replace("labell|", ""))
+    hits = []
+    for file in sorted((ROOT / "trnslurm" / room).glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and len(str(node.value).split()) > 2:
+                hits += [
+                    f"{file.name}: {hit}" for hit in refused(words_of(str(node.value)), patterns)
+                ]
+    assert not hits
 
 
 def test_every_state_is_in_the_diagram_and_explained() -> None:

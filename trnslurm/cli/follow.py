@@ -1,4 +1,4 @@
-"""Report started runs, and follow them with a progress bar on a terminal, else with lines."""
+"""Report started runs, and follow them with a progress bar on a terminal, or with lines."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _follow(run: RunDir, console: Console) -> int:
 
 
 def _stop(run: RunDir) -> RunStatus:
-    """End a run; a training in a job of the user may first save, until Ctrl-C comes again."""
+    """End a run. In a job of the user it may first save, until Ctrl-C comes again."""
     try:
         cancel(run)
         *_, status = follow(run, _STEP_POLL_S)

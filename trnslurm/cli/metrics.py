@@ -1,4 +1,4 @@
-"""metrics: the numbers of each step."""
+"""metrics: the metrics of each step."""
 
 from __future__ import annotations
 

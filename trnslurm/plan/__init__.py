@@ -1,1 +1,1 @@
-"""Plans a training on a number of nodes: batch, sharding, memory, data and time."""
+"""Plans a job on a number of nodes: batch, sharding, memory, data and time."""

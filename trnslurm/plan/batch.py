@@ -106,7 +106,7 @@ def without_padding(plan: BatchPlan) -> str:
 
 
 def formulas(plan: BatchPlan) -> tuple[tuple[str, int, str], ...]:
-    """Return the division of a step: each formula, its value, and its numbers."""
+    """Return the division of a step: each formula, its value, and the arithmetic."""
     size, workers, groups = plan.global_batch, plan.workers, plan.groups
     each = "W" if groups == workers else "D"
     found = [("W = nodes x workers per node", workers, f"{plan.nodes} x {plan.workers_per_node}")]
@@ -133,7 +133,7 @@ def estimate(
 ) -> Estimate | None:
     """Return hours, node-hours and cost from known throughputs, or None if none is known.
 
-    Of the nodes `beside` the training, those that are `apart` have no known price.
+    `beside` is the number of nodes that do not train. The price of those `apart` is unknown.
     """
     if not known or steps < 1:
         return None

@@ -1,4 +1,4 @@
-"""The roles of a training: which servers run beside it, on how many nodes, in which order."""
+"""The roles of a job: its servers, their nodes, and the order in which they start."""
 
 from __future__ import annotations
 

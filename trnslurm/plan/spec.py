@@ -82,7 +82,7 @@ class JobSpec(Frozen):
 
     @property
     def roles(self) -> list[Role]:
-        """Return the servers beside the training, in the order in which they start."""
+        """Return the servers of the job, in the order in which they start."""
         return roles_of(self.config)
 
     @property

@@ -1,4 +1,4 @@
-"""Tells on how many nodes a training was, and what became of its spares."""
+"""The number of nodes on which a run trained, and the state of its spares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Spares(Frozen):
 
 
 def spares_of(run: RunDir, attempts: Sequence[Attempt]) -> Spares | None:
-    """Return the spares of a training's newest job; None: it has none.
+    """Return the spares of a run's newest job, or None if it has none.
 
     The nodes after a requeue are new ones, so attempts before it do not count.
     """

@@ -19,7 +19,7 @@ NO_NUMBERS = (
     "trnslurm.report(step=, loss=) after each step, or give Trainer a RunCallback (docs/scripts.md)"
 )
 UNTOLD_S = 60.0
-"""How long a training gives no sign of progress before `status` says so."""
+"""How long a run gives no sign of progress before `status` says so."""
 _SLOW_STEPS_S = 600.0
 """How long the first step may take of a script whose log moves, with the loading of its model."""
 _UNTOLD = {State.COMPLETED, State.STOPPED, State.TIMEOUT, State.PREEMPTED, State.CANCELLED}

@@ -228,7 +228,7 @@ def _status(run: RunDir, record: Record, seen: Seen, rungs: Rungs) -> RunStatus:
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
-    """Return the step at which a training ended early, in words; or nothing.
+    """Return the step at which a run ended early, in words, or an empty text.
 
     By train.stop_at; or a custom script exited with 0 before the last of the steps it reports.
     """

@@ -84,8 +84,8 @@ class Cause(Frozen):
     on the machines, or in what they share; either: it may be in both, so a run that has saved
     nothing is submitted again; passes: resume, and nothing needs a fix."""
     proven: bool = False
-    """Of three failures or more that nobody knew when it was written, it explained each rightly: so
-    an exception of a script is told as certain, which others are not."""
+    """It explained three or more failures that nobody knew when it was written, all correctly. So
+    an exception of a script counts as certain, unlike others."""
     wide: bool = False
     """The line may have several causes: one with a specific line is preferred."""
     frame: re.Pattern[str] | None = None
@@ -207,7 +207,7 @@ class Table:
 
     @functools.cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        """The numbers of the causes whose lines may have a word, by word."""
+        """For each word, the indices of the causes whose lines may have it."""
         found: dict[str, list[int]] = {}
         for number, cause in enumerate(self.causes):
             for word in cause.words or {""} if cause.kind not in (GENERAL, LAST) else ():

@@ -203,7 +203,7 @@ def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
 
 
 def lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
-    """Return the node that failed in place of the one that told: the others are told to end."""
+    """Return the node that failed, not the one that reported it: srun ends the others."""
     lost = next((match for hit in evidence.hits if (match := _LOST.search(hit.line))), None)
     if not lost and suspect.rank is None and suspect.host:
         return suspect

@@ -96,8 +96,8 @@ class Suspect(Frozen):
     telling: str = ""
     """The line that matches it, if it is not the exception's first."""
     said_it: bool = True
-    """Whether the process that died said its last line, or Slurm or the kernel recorded it; else it
-    is a line that stands in the log of its node."""
+    """Whether the process that died wrote the line last, or Slurm or the kernel recorded it. If
+    not, it is some line in the log of its node."""
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
 
@@ -157,7 +157,7 @@ class Evidence:
     def before_the_end(self, seconds: float) -> Evidence:
         """Return what is known to have been well before the end, and what Slurm recorded.
 
-        A training that made no step within its time may have hung in what its log ends with.
+        A run that made no step within its time may have hung where its log ends.
         """
         hung = self.state is State.TIMEOUT and not (self.made_steps or self.went_on)
 

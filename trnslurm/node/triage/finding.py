@@ -49,7 +49,7 @@ class Finding(Frozen):
     options: tuple[str, ...] = ()
     """The words that a new submission needs in addition to the old ones."""
     certain: bool = True
-    """Whether the line has this cause only; else it is the most likely one."""
+    """Whether the line has only this cause. If not, this cause is the most likely one."""
     others: tuple[str, ...] = ()
     """Other causes that the logs suggest, where the evidence of the named cause is weak."""
     warned: str = ""
@@ -64,9 +64,9 @@ class Finding(Frozen):
     """The ranks that others waited for in a collective, as PyTorch's flight recorder shows."""
 
     def report(self, told: str = "", to_do: str = "") -> list[str]:
-        """Return at most 12 lines for the user, without what was told before.
+        """Return at most 12 lines for the user, without those that were printed before.
 
-        `to_do` takes the place of a fix of which it has the first parts, and else follows it.
+        `to_do` replaces a fix whose first parts it contains. Otherwise it follows the fix.
         """
         known = self.brief and self.brief in told
         lines = [x for x in self.lines if x.strip().removeprefix(_WATCHDOG) not in told]

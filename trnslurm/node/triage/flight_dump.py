@@ -106,7 +106,7 @@ class Dump(NamedTuple):
 
     written: float
     whole: bool
-    """Whether it has everything from the beginning; else only the newest."""
+    """Whether it has everything from the beginning, and not only the newest."""
     works: dict[tuple[str, str, str], dict[int, Work]]
     """By group and number."""
     messages: frozenset[tuple[str, str, str]]

@@ -32,7 +32,7 @@ _PYTORCH = re.compile(rf"{_SIZE} is allocated by PyTorch|{_SIZE} reserved in tot
 _SPARE = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _LISTED = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _CONTEXT = 1 << 30
-"""About what CUDA and NCCL take in a process beside PyTorch's own memory."""
+"""About what CUDA and NCCL take in a process, apart from PyTorch's own memory."""
 _GPU = 100 << 30
 """The size of a GPU where the line does not tell it."""
 

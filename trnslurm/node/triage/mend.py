@@ -53,7 +53,7 @@ def new_submission(
 
 
 def longer(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the same for a training that has saved nothing by its time limit."""
+    """Return the same for a run that has saved nothing by its time limit."""
     command = [str(word) for word in record.get("command") or ()]
     at = command.index("--") if "--" in command else len(command)
     ours = [word for word in command[:at] if not word.startswith("--time=")]
