@@ -132,7 +132,7 @@ def test_refused_elsewhere(site, fake_slurm, cli) -> None:
     site.profile("here", scheduler="local", instance_type="local", device="cpu", slurm={})
     for words, said in (
         (["toy", "--nodes", "1", "--halving", "2"], "error: --halving is for --sweep"),
-        (["toy", "--cluster", "here", *FOUR, "--halving", "2"], "rungs are job arrays of Slurm"),
+        (["toy", "--cluster", "here", *FOUR, "--halving", "2"], "rungs need Slurm's job arrays"),
     ):  # fmt: skip
         done = cli("submit", *words)
         assert done.code in (1, 2) and said in done.err.splitlines()[-1]

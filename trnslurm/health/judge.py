@@ -186,7 +186,7 @@ def _runtime(expected: Expected, found: Found) -> Iterator[Line]:
             "runtime",
             "note",
             f"{_RUNTIME} {found.by_value(old)}",
-            f"{mended} (SDK 2.32) mends silent corruption, a hang of 2 nodes, slow copies on trn1",
+            f"{mended} (SDK 2.32) fixes silent corruption, a hang of 2 nodes, slow copies on trn1",
             "install it, if your release of torch-neuronx runs with it; compare the losses",
         )
 

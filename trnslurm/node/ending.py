@@ -157,7 +157,7 @@ def _ending(facts: Facts) -> Ending:
             return _stopped_by(facts, EndCause.TIME_LIMIT, State.TIMEOUT)
         # A requeued attempt would only repeat this one.
         if facts.repeats:
-            why = f"it began at step {facts.repeats} again, not after what it had saved"
+            why = f"it began at step {facts.repeats} again, and not after its checkpoint"
             return _final(State.TIMEOUT, f"time limit; {why}", EndCause.REPEATS)
         return _final(
             State.TIMEOUT, "time limit; it ended without a new checkpoint", EndCause.TIME_LIMIT

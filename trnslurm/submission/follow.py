@@ -52,8 +52,8 @@ def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
     place = run.follow / job.name
     if place.exists():
         raise SubmitError(
-            f"{run.name} is followed by {job.name} already: choose another --name, or remove "
-            f"{place}"
+            f"{run.name} already has a job {job.name} for its checkpoints: choose another --name, "
+            f"or remove {place}"
         )
     new = place.with_name(f".{job.name}.new")
     with privacy_of(job):
@@ -127,7 +127,9 @@ def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
             command, env=environ, capture_output=True, text=True, timeout=_LOOK_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise SubmitError(f"{run.name}: Slurm has not taken what follows it in time") from None
+        raise SubmitError(
+            f"{run.name}: Slurm did not accept the job for its checkpoint in time"
+        ) from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SubmitError(f"{run.name}: what follows it was not started: {last}")
+        raise SubmitError(f"{run.name}: the job for its checkpoint was not started: {last}")

@@ -68,7 +68,7 @@ def parse_halving(text: str, *, lowest: str | None, highest: str | None) -> Aske
             f"the first rung: {_OPTION} 3:100"
         )
     if lowest and highest:
-        raise ConfigError("--lowest and --highest: the best has one of them: name one metric")
+        raise ConfigError("--lowest and --highest: name one metric, and one of the two options")
     metric = lowest or highest or ""
     return Asked(
         factor=int(match[1]), first=int(match[2] or 0), metric=metric, highest=bool(highest)
@@ -84,7 +84,7 @@ def plan_rungs(asked: Asked, jobs: Sequence[Job], *, unknown: bool) -> Halving:
     first, plan = jobs[0], plans[0]
     if not first.has_queue:
         raise ConfigError(
-            f"{_OPTION}: {first.cluster} is {first.scheduler.words}: rungs are job arrays of Slurm"
+            f"{_OPTION}: {first.cluster} is {first.scheduler.words}: rungs need Slurm's job arrays"
         )
     if first.project is None:
         _refuse_recipe(first.recipe, [each["train"] for each in plans])
@@ -96,7 +96,7 @@ def plan_rungs(asked: Asked, jobs: Sequence[Job], *, unknown: bool) -> Halving:
             f"{_OPTION} compares runs at the same step: these have from {least} to {most} steps"
         )
     if len(jobs) < 2:
-        raise ConfigError(f"{_OPTION}: a single run has nothing to be compared with")
+        raise ConfigError(f"{_OPTION}: a single run cannot be compared with others")
     steps = int(plan["steps"])
     if unknown:
         raise ConfigError(
@@ -114,7 +114,7 @@ def plan_rungs(asked: Asked, jobs: Sequence[Job], *, unknown: bool) -> Halving:
     if first.caps.get("attempts", len(rungs)) < len(rungs):
         raise ConfigError(
             f"{_OPTION}: slurm.max_attempts is {first.caps['attempts']:g}, and each of "
-            f"{len(rungs)} rungs is a training"
+            f"{len(rungs)} rungs is an attempt"
         )
     scripts = [job.script(TRAIN) for job in jobs]
     if len({shared_options(script) for script in scripts}) > 1:

@@ -561,7 +561,7 @@ def _leave_to(other: Attempt) -> NoReturn:
 
     The end of this program would be the end of the job.
     """
-    processes.say(f"attempt {other.attempt} was begun on {other.host}, which goes on with the job")
+    processes.say(f"attempt {other.attempt} was begun on {other.host}, which continues the job")
     while True:
         time.sleep(_WRITE_S)
 
