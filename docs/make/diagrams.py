@@ -196,7 +196,7 @@ def states() -> None:
     d.arrow((540, 188), (540, 170))
     d.box(368, 268, 224, 52, "RESTARTED", "the run itself stays RUNNING", color="plain")
     d.arrow((592, 142), (618, 142), (618, 294), (594, 294))
-    d.text(480, 344, "A state of attempts: the next one started in the same job.")
+    d.text(480, 344, "The next attempt starts in the same job.")
     d.arrow((592, 124), (660, 124))
     d.text(800, 28, "Ended", "h")
     for y, name, what, color in (
