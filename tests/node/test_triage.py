@@ -752,7 +752,7 @@ def test_what_submit_warned_of_stands_beside_the_cause(run) -> None:
 def test_an_empty_list_may_come_of_what_was_not_copied(run) -> None:
     run.code.mkdir()
     for left_out, begins in (
-        (["tokens"], "see whether the script looks for tokens, not "),
+        (["tokens"], "check whether the script needs tokens, which "),
         ([], ""),
     ):
         write_json(run.project_file, {"links": {}, "left_out": left_out})
@@ -794,7 +794,10 @@ def test_a_download_without_internet_is_no_problem_of_the_rendezvous(run) -> Non
     run.code.mkdir()
     unknown = "<urlopen error [Errno -2] Name or service not known>"
     for left_out, begins in (
-        ([".root", "data"], "see whether the script looks for data, .root, not copied"),
+        (
+            [".root", "data"],
+            "check whether the script needs data, .root, which .gitignore kept out of the copy",
+        ),
         ([], "download it where there is internet"),
     ):
         write_json(run.project_file, {"links": {}, "left_out": left_out})

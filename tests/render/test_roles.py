@@ -78,7 +78,7 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
         (settings("roles.rollout.command=[python]"), "roles.rollout.command: python starts a scr"),
         (settings('roles.rollout.command=[""]'), "roles.rollout.command: its first word is empty"),
         (settings("roles.rollout.command=[serve]", "roles.rollout.ready=tcp"), "has no {port} on"),
-        (settings('roles.rollout.command=[serve, "{rollout.url}"]'), "its own address is {host}"),
+        (settings('roles.rollout.command=[serve, "{rollout.url}"]'), "its own address as {host}"),
         (settings('roles.rollout.command=[serve, "{x}"]'), "argument '{x}': no place {x}"),
         (
             settings('roles.a.command=[serve, "{b.url}"]', 'roles.b.command=[serve, "{a.url}"]'),

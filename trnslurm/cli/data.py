@@ -233,7 +233,7 @@ def prepare_command(
     """
     if console.follow and not as_job:
         raise click.UsageError(
-            "--follow goes with --submit: a preparation on this host is shown anyway"
+            "--follow needs --submit; a preparation on this host always shows its progress"
         )
     if console.dry_run and options["json"]:
         raise click.UsageError("--dry-run prints no JSON: leave out one of them")

@@ -282,7 +282,7 @@ def env_command_line(name: str, unset: bool) -> None:
     "--user",
     metavar="USER",
     shell_complete=_users,
-    help="One of its further users (up --users)  [default: you].",
+    help="Run as this user of the sandbox (see up --users)  [default: you].",
 )
 @click.argument("command", nargs=-1, required=True)
 def exec_command_line(

@@ -93,7 +93,9 @@ def _role(name: str, told: Servers, roles: Mapping[str, Servers]) -> Role:
     for word in told.command:
         for other, _ in places_in(word, roles, f"{where}.command"):
             if other == name:
-                raise ConfigError(f"{where}.command: its own address is {{host}} and {{port}}")
+                raise ConfigError(
+                    f"{where}.command: a role names its own address as {{host}} and {{port}}"
+                )
             needs[other] = None
     listens = any("{port}" in word for word in told.command)
     if told.ready.partition(":")[0] in ("http", "https", TCP) and not listens:

@@ -93,8 +93,8 @@ def check(rule: Rule, submission: Submission) -> None:
         raise SubmitError(f"--each-checkpoint-of needs jobs of Slurm: {where}")
     if job.project is None:
         raise SubmitError(
-            f"--each-checkpoint-of starts a script or a command, and {job.recipe} is a recipe that "
-            "knows no {checkpoint}"
+            f"--each-checkpoint-of starts a script or a command, and the recipe {job.recipe} "
+            "cannot take a {checkpoint}"
         )
     if exported_in(job.script("train").decode(errors="replace"), Variable.EXPORT):
         _check_export(rule.run)

@@ -154,7 +154,8 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
     notify = asdict(job.profile.notify) | parse_notify(words)
     if notify["plugin"] and b"plug-in" not in sources(job.bundle.files)[f"code/{_SENDER}"]:
         raise RunError(
-            f"{run.name} was submitted with a trnslurm without plug-ins: give --notify a command"
+            f"{run.name} was submitted by a version of trnslurm without plug-ins; "
+            "give --notify a command"
         )
     if "" not in words and not notify["events"]:
         notify["events"] = Notify().events

@@ -141,7 +141,8 @@ def _of_project(case: Case, advice: Advice) -> Advice:
             options = ("--set", f"links=[{named.link}]")
             advice = replace(advice, cause=named.cause, fix=named.fix, mend=SUBMIT)
             return replace(advice, options=options, of_run=False)
-        looked = f"see whether the script looks for {', '.join(gone[:3])}, not copied (.gitignore)"
+        names = ", ".join(gone[:3])
+        looked = f"check whether the script needs {names}, which .gitignore kept out of the copy"
         return replace(advice, fix=f"{looked}; {advice.fix}")
     words = (*case.said, *(line for lines in case.evidence.tracebacks for line in lines))
     if lacking := missing_here(run, known, words):

@@ -66,7 +66,8 @@ class Machine:
         there = self._number("gpus_there")
         if there and self._number("gpus") == 0:
             return (
-                f"the job may use none of this node's {there:.0f} GPUs: it asked Slurm for none",
+                "the job asked Slurm for no GPUs, so it may use none of this node's "
+                f"{there:.0f} GPUs",
                 "set slurm.gpus_per_node in the profile, and submit again",
                 SUBMIT,
             )
