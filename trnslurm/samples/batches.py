@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,11 @@ from trnslurm.samples.order import derive_seed, indices_at
 _BLOCK = 1 << 14
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+_Part = tuple[int, int, float, float, bool]
+"""A micro-batch: its number in the step, its samples, weight and scale, and if it is the last."""
+
+
+class MicroBatch(NamedTuple):
     """Samples that a worker computes together."""
 
     indices: list[Any]
@@ -44,8 +47,7 @@ class MicroBatch:
         return derive_seed(*self.key)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One update of the model."""
 
     number: int
@@ -123,6 +125,7 @@ class Batches:
         """The steps that were done when the first was asked for; None: none was."""
         self.position = start
         """The step that was asked for last."""
+        self._shares: dict[tuple[int, int, int], tuple[list[_Part], NDArray[np.int64]]] = {}
         self._place = None if rank is None or world_size is None else (rank, world_size)
         _check(self._place is None or 0 <= self._place[0] < self._place[1],
                f"rank is {rank} and world_size {world_size}: ranks count from 0")  # fmt: skip
@@ -181,7 +184,7 @@ class Batches:
         """Return a step by its number, counted from 1."""
         if number < 1 or (self.steps is not None and number > self.steps):
             raise IndexError(f"trnslurm.batches: there is no step {number} of {self.steps}")
-        return self._steps(range(number, number + 1))[0]
+        return next(self._steps(range(number, number + 1)))
 
     def span(self, number: int) -> tuple[int, int, int]:
         """Return the epoch of a step, the position of its first sample, and its samples."""
@@ -191,7 +194,7 @@ class Batches:
         epoch, before = divmod(number - 1, self.steps_per_epoch)
         return epoch, epoch * self._count + before * size, min(size, self._count - before * size)
 
-    def _steps(self, numbers: Sequence[int]) -> list[Step]:
+    def _steps(self, numbers: Sequence[int]) -> Iterator[Step]:
         rank, workers = self._where()
         if self._needs_even and not self.even:
             each = f" in micro-batches of {self._micro}" if self._micro else ""
@@ -200,40 +203,41 @@ class Batches:
                 f"{self.global_batch}{each} and all of {self._count or 'a mix'} samples evenly: "
                 "pass scales=True, and multiply the loss by each batch's scale"
             )
-        rounds, slots = self.accumulation, self._slots()
-        spans, edges = [], []
-        for number in numbers:
-            epoch, first, size = self.span(number)
-            cuts = self._cuts(size, workers)
-            dealt = deal(len(cuts) - 1, rank, workers, rounds)
-            spans.append((number, epoch, size, dealt))
-            edges += [(first + cuts[unit], first + cuts[unit + 1]) for unit, _ in dealt]
-        samples = iter(self._samples(edges))
-        steps = []
-        for number, epoch, size, dealt in spans:
+        spans = [self.span(number) for number in numbers]
+        positions = [
+            np.add.outer(
+                [first for _, first, _ in some], self._share(size, rank, workers)[1]
+            ).ravel()
+            for size, some in groupby(spans, key=lambda span: span[2])
+        ]
+        samples, done = self._at(np.concatenate(positions)), 0
+        # One by one: thousands of objects at a time are work for the garbage collector.
+        for number, (epoch, _, size) in zip(numbers, spans):
             micros = []
-            for place, (unit, counts) in enumerate(dealt):
-                indices = next(samples)
-                counted = len(indices) if counts else 0
-                micros.append(
-                    MicroBatch(
-                        indices=indices,
-                        weight=counted / size,
-                        scale=counted * slots / size,
-                        last=place == rounds - 1,
-                        key=(self.seed, number - 1, unit),
-                    )
-                )
-            steps.append(Step(number=number, epoch=epoch, samples=size, micro_batches=micros))
-        return steps
+            for unit, length, weight, scale, last in self._share(size, rank, workers)[0]:
+                end = done + length
+                key = (self.seed, number - 1, unit)
+                micros.append(MicroBatch(samples[done:end], weight, scale, last, key))
+                done = end
+            yield Step(number, epoch, size, micros)
 
-    def _samples(self, edges: list[tuple[int, int]]) -> Iterator[list[Any]]:
-        """Yield the samples between each two positions."""
-        found = self._at(np.concatenate([np.arange(first, end) for first, end in edges]))
-        done = 0
-        for first, end in edges:
-            yield found[done : done + end - first]
-            done += end - first
+    def _share(self, size: int, rank: int, workers: int) -> tuple[list[_Part], NDArray[np.int64]]:
+        """Return a worker's micro-batches of a step of `size`, and where their samples lie.
+
+        The same for nearly all steps, so it is kept.
+        """
+        known = self._shares.get((size, rank, workers))
+        if known is None:
+            cuts, rounds = self._cuts(size, workers), self.accumulation
+            parts, places = [], []
+            for place, (unit, counts) in enumerate(deal(len(cuts) - 1, rank, workers, rounds)):
+                length = cuts[unit + 1] - cuts[unit]
+                counted = length if counts else 0
+                scale = counted * rounds * workers / size
+                parts.append((unit, length, counted / size, scale, place == rounds - 1))
+                places.append(np.arange(cuts[unit], cuts[unit + 1]))
+            known = self._shares[size, rank, workers] = (parts, np.concatenate(places))
+        return known
 
     def _at(self, positions: NDArray[np.int64]) -> list[Any]:
         if self._mix is not None:
