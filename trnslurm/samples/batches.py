@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ _BLOCK = 1 << 14
 
 _Part = tuple[int, int, float, float, bool]
 """A micro-batch: its number in the step, its samples, weight and scale, and if it is the last."""
+
+_Run = tuple[list[_Part], NDArray[np.int64], list[tuple[int, int, int, int]]]
+"""Of steps with equally many samples, as nearly all are, a worker's micro-batches in each, where
+their samples lie, and the number, the epoch, the first sample and the size of each."""
 
 
 class MicroBatch(NamedTuple):
@@ -159,7 +164,25 @@ class Batches:
         return self.between(self.start, self.steps)
 
     def between(self, done: int, last: int | None) -> Iterator[Step]:
-        """Yield the steps after those that are done, block by block."""
+        """Yield the steps after those that are done."""
+        for numbers in self._blocks(done, last):
+            for step in self._steps(numbers):
+                self.position = step.number
+                yield step
+
+    def rows(self, done: int, last: int) -> Iterator[tuple[list[Any], float]]:
+        """Yield the samples and the scale of each micro-batch of these steps, and make no Step."""
+        for numbers in self._blocks(done, last):
+            runs, samples = self._placed(numbers)
+            begin = 0
+            for parts, _, steps in runs:
+                for _ in steps:
+                    for part in parts:
+                        end = begin + part[1]
+                        yield samples[begin:end], part[3]
+                        begin = end
+
+    def _blocks(self, done: int, last: int | None) -> Iterator[Sequence[int]]:
         global _used
         _used = _used or self
         self.begun = done if self.begun is None else self.begun
@@ -167,9 +190,7 @@ class Batches:
         block = min(block, self.steps_per_epoch or block)
         while last is None or done < last:
             end = done + block if last is None else min(done + block, last)
-            for step in self._steps(range(done + 1, end + 1)):
-                self.position = step.number
-                yield step
+            yield range(done + 1, end + 1)
             done = end
 
     def facts(self) -> dict[str, Any]:
@@ -195,6 +216,21 @@ class Batches:
         return epoch, epoch * self._count + before * size, min(size, self._count - before * size)
 
     def _steps(self, numbers: Sequence[int]) -> Iterator[Step]:
+        runs, samples = self._placed(numbers)
+        done = 0
+        # One by one: thousands of objects at a time are work for the garbage collector.
+        for parts, _, steps in runs:
+            for number, epoch, _, size in steps:
+                micros = []
+                for unit, length, weight, scale, last in parts:
+                    end = done + length
+                    key = (self.seed, number - 1, unit)
+                    micros.append(MicroBatch(samples[done:end], weight, scale, last, key))
+                    done = end
+                yield Step(number, epoch, size, micros)
+
+    def _placed(self, numbers: Sequence[int]) -> tuple[list[_Run], list[Any]]:
+        """Return steps in runs of equal size, and all samples of this worker in them."""
         rank, workers = self._where()
         if self._needs_even and not self.even:
             each = f" in micro-batches of {self._micro}" if self._micro else ""
@@ -203,23 +239,16 @@ class Batches:
                 f"{self.global_batch}{each} and all of {self._count or 'a mix'} samples evenly: "
                 "pass scales=True, and multiply the loss by each batch's scale"
             )
-        spans = [self.span(number) for number in numbers]
-        positions = [
-            np.add.outer(
-                [first for _, first, _ in some], self._share(size, rank, workers)[1]
-            ).ravel()
-            for size, some in groupby(spans, key=lambda span: span[2])
+        spans = ((number, *self.span(number)) for number in numbers)
+        runs = [
+            (*self._share(size, rank, workers), [*some])
+            for size, some in groupby(spans, key=itemgetter(3))
         ]
-        samples, done = self._at(np.concatenate(positions)), 0
-        # One by one: thousands of objects at a time are work for the garbage collector.
-        for number, (epoch, _, size) in zip(numbers, spans):
-            micros = []
-            for unit, length, weight, scale, last in self._share(size, rank, workers)[0]:
-                end = done + length
-                key = (self.seed, number - 1, unit)
-                micros.append(MicroBatch(samples[done:end], weight, scale, last, key))
-                done = end
-            yield Step(number, epoch, size, micros)
+        positions = [
+            np.add.outer([first for _, _, first, _ in steps], places).ravel()
+            for _, places, steps in runs
+        ]
+        return runs, self._at(np.concatenate(positions))
 
     def _share(self, size: int, rank: int, workers: int) -> tuple[list[_Part], NDArray[np.int64]]:
         """Return a worker's micro-batches of a step of `size`, and where their samples lie.

@@ -128,10 +128,9 @@ class _Order:
     def __iter__(self) -> Iterator[list[Any]]:
         first = self.done
         last = first - first % self.pass_steps + self.pass_steps
-        for step in self._batches.between(first, last):
-            for micro in step.micro_batches:
-                # The scale goes along to whoever reads the samples, in a process of its own.
-                yield [*micro.indices, micro.scale] if self._scales else micro.indices
+        for indices, scale in self._batches.rows(first, last):
+            # The scale goes along to whoever reads the samples, in a process of its own.
+            yield [*indices, scale] if self._scales else indices
 
 
 class _Scaled(Dataset[Any]):
