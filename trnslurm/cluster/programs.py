@@ -164,7 +164,8 @@ def prepare_here(
 def look_into(cluster: Cluster, path: str, splits: Sequence[str]) -> Mapping[str, Any]:
     """Return what `trnslurm.datasets` finds at a path, for each split; empty: nothing.
 
-    Raise a TrnslurmError if that is damaged, or lacks a split, or this host cannot look.
+    It is an `error` if the data is damaged or lacks a split. Raise a TrnslurmError if this host
+    cannot look.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = _run_room(cluster, "datasets", [path, *splits], ("numpy",), (out, err))
@@ -172,8 +173,8 @@ def look_into(cluster: Cluster, path: str, splits: Sequence[str]) -> Mapping[str
         err.seek(0)
         answer, words = (file.read().decode(errors="replace") for file in (out, err))
     try:
-        found = json.loads(answer) if not code else None
-    except ValueError:
+        found = json.loads(answer.strip().splitlines()[-1]) if not code else None
+    except (ValueError, IndexError):
         found = None
     if not isinstance(found, dict):
         raise TrnslurmError((words.strip().splitlines() or [answer])[-1].removeprefix("error: "))

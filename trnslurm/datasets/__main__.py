@@ -10,9 +10,9 @@ from trnslurm.datasets.open import EVAL, TRAIN, describe, open_tokens
 
 
 def main() -> None:
-    """Print what was found of the splits, as JSON."""
+    """Print what was found of the splits, as JSON; or the error; or nothing, an empty object."""
     path, *splits = sys.argv[1:]
-    found = {}
+    found: dict[str, object] = {}
     try:
         for split, names in {"train": TRAIN, "eval": EVAL}.items():
             if split in splits:
@@ -23,9 +23,9 @@ def main() -> None:
                     "vocab_size": tokens.largest_seen() + 1,
                 }
     except NoDataError:
-        found = {}
+        found: dict[str, object] = {}
     except DataError as error:
-        sys.exit(f"error: {error}")
+        found = {"error": str(error)}
     print(json.dumps(found))
 
 

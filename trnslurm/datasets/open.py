@@ -154,9 +154,9 @@ def _of_split(place: Place, split: str | None) -> tuple[Place, list[str] | None]
     found = next((each for each in wanted if each in there), None)
     if found is None:
         if there or (wanted and wanted[0] not in TRAIN):
-            has = f"but {', '.join(there)}" if there else "and no splits"
-            asked = f"no split {' or '.join(wanted)}, " if wanted else "several splits, "
-            raise place.error("", f"{asked}{has}: name one of them" if there else f"{asked}{has}")
+            asked = f"there is no split {' or '.join(wanted)}" if wanted else "which split"
+            has = f": there are {', '.join(there)}" if there else ""
+            raise place.error("", f"{asked}{has}")
         return place, names
     if names is not None and not any(name.startswith(f"{found}/") for name in names):
         return place, [n for n in names if (m := _OF_SPLIT.fullmatch(n)) and m[1] == found]

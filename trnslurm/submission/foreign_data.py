@@ -39,14 +39,18 @@ def may_be_foreign(job: Job, plan: Mapping[str, Any]) -> bool:
 
 
 def check_foreign(job: Job, plan: Mapping[str, Any]) -> str:
-    """Return what a job's data is; empty: nothing that is known. Refuse what does not fit it."""
+    """Return what a job's data is; empty: nothing that is known. Refuse what does not fit it.
+
+    What this host cannot look into, the job will check.
+    """
     splits = ["train", *(["eval"] if plan["train"].get("eval_every") else [])]
     path = job.data if "://" in job.data else job.scheduler.expand(job.data)
     try:
         found = look_into(job.profile, path, splits)
     except TrnslurmError as error:
-        more = _WITHOUT if "no split eval" in str(error) else ""
-        raise SubmitError(f"{error}{more}") from None
+        return f"Data: {job.data}, which is not looked into here ({error})"
+    if wrong := found.get("error"):
+        raise SubmitError(f"{wrong}{_WITHOUT if 'no split eval' in wrong else ''}")
     for split, told in found.items():
         _check_fits(job, plan, split, told)
     return f"Data: {found['train']['found']}" if found else ""
