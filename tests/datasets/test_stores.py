@@ -76,6 +76,23 @@ def test_a_read_that_is_cut_is_repeated_and_then_named(
     assert plain(found[11]) == EXPECTED["mds"][11]
 
 
+def test_worker_processes_read_from_s3_for_the_loader(url: str, tmp_path: Path) -> None:
+    rows = trnslurm.dataset(f"{url}/mds/zstd", cache=tmp_path / "cache")
+    blocks = trnslurm.dataset(f"{url}/megatron", cache=tmp_path / "cache", seq_len=50)
+    assert rows[0]["number"] == 0  # a client that the worker processes must not use
+    loader = trnslurm.loader(
+        rows,
+        global_batch=4,
+        seed=1,
+        num_workers=2,
+        collate_fn=lambda some: [n["number"] for n in some],
+    )
+    assert sorted(number for batch in loader for number in batch) == [*range(12)]
+    mix = trnslurm.mix({"a": (len(blocks), 1), "b": (len(blocks), 1)}, global_batch=4)
+    mixed = trnslurm.loader({"a": blocks, "b": blocks}, mix=mix, steps_per_epoch=3, num_workers=2)
+    assert [batch.shape for batch in mixed] == [(4, 50)] * 3
+
+
 def test_an_object_that_changes_is_not_mixed_with_what_it_was(
     url: str, one_server: Server, tmp_path: Path
 ) -> None:

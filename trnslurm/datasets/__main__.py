@@ -23,7 +23,7 @@ def main() -> None:
                     "vocab_size": tokens.largest_seen() + 1,
                 }
     except NoDataError:
-        found: dict[str, object] = {}
+        found = {}
     except DataError as error:
         found = {"error": str(error)}
     print(json.dumps(found))

@@ -52,8 +52,8 @@ class _Tables(Rows):
 
     most_open = _OPEN
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, place: Place, files: list[str]) -> None:
+        super().__init__(place, files)
         self._open: OrderedDict[int, Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Arrow(_Tables):
     kind = "Arrow"
 
     def __init__(self, place: Place, names: list[str]) -> None:
-        super().__init__(place)
+        super().__init__(place, names)
         self._schemas: dict[str, Any] = {}
         self._heads: dict[str, bytes] = {}
         self._batches = [batch for name in names for batch in self._scan(name)]
@@ -167,7 +167,7 @@ class Parquet(_Tables):
     most_open = _OPEN_GROUPS
 
     def __init__(self, place: Place, names: list[str], column: str | None) -> None:
-        super().__init__(place)
+        super().__init__(place, names)
         self._only = [column] if column else None
         self._groups: list[tuple[str, int]] = []
         counts = []

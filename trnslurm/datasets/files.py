@@ -31,8 +31,7 @@ class _Spans(Rows):
     """Rows that each are a span of a file. Where they begin and end is kept in the cache."""
 
     def __init__(self, place: Place, names: list[str], counts: list[int] | None = None) -> None:
-        super().__init__(place)
-        self._names = names
+        super().__init__(place, names)
         self._known: dict[int, NDArray[np.int64]] = {}
         if counts is None:
             counts = [len(self._spans(shard)) for shard in range(len(names))]
@@ -48,7 +47,7 @@ class _Spans(Rows):
 
     def _spans(self, shard: int) -> NDArray[np.int64]:
         if shard not in self._known:
-            name = self._names[shard]
+            name = self.files[shard]
 
             def make() -> bytes:
                 found = np.asarray(self._scan(name), np.int64).reshape(-1, 2).tobytes()
@@ -62,7 +61,7 @@ class _Spans(Rows):
 
     def _span(self, number: int) -> tuple[str, bytes]:
         shard, inside = self.shards.at(number)
-        name, spans = self._names[shard], self._spans(shard)
+        name, spans = self.files[shard], self._spans(shard)
         if len(spans) != self._counts[shard]:
             raise self.place.error(name, f"has {len(spans):,} samples, but its index says "
                                    f"{self._counts[shard]:,}: damaged")  # fmt: skip

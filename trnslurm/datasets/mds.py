@@ -58,7 +58,7 @@ class Mds(Rows):
     kind = "MDS"
 
     def __init__(self, place: Place) -> None:
-        super().__init__(place)
+        super().__init__(place, [INDEX])
         try:
             shards = json.loads(place.text(INDEX))["shards"]
             self._shards = [self._shard(each) for each in shards]

@@ -32,8 +32,10 @@ class Rows:
     kind = ""
     """The format, as people name it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, files: list[str]) -> None:
         self.place = place
+        self.files = files
+        """Files that tell when the data has changed."""
         self.shards = Shards([])
 
     def __len__(self) -> int:

@@ -121,7 +121,7 @@ class TokenRows(Tokens):
 
     def _key(self) -> str:
         place, told = self.place, [self.kind, self._column, len(self._rows)]
-        told += [(name, *place.file(name)) for name in place.names()]
+        told += [(name, *place.file(name)) for name in self._rows.files]
         return hashlib.sha256(repr((place.path, told)).encode()).hexdigest()[:32]
 
     def _lengths(self) -> bytes:
