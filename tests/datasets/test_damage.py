@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import struct
 from collections.abc import Callable
@@ -127,3 +128,31 @@ def test_nothing_is_decompressed_beyond_what_the_cache_may_hold(name: str, tmp_p
     )
     with pytest.raises(DataError, match=r"larger than the cache|more than the whole cache"):
         found[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["mds/plain", "mds/snappy", "parquet", "arrow", "megatron", "datatrove", "webdataset"]
+)
+def test_random_damage_is_one_line_or_harmless(name: str, tmp_path: Path) -> None:
+    tokens = name in ("megatron", "datatrove")
+    split = "train" if name in ("parquet", "arrow") else None
+    files = [file for file in (WRITTEN / name).rglob("*") if file.is_file()]
+    refused = 0
+    for seed in range(40):
+        draw, top = random.Random(seed), tmp_path / str(seed)
+        shutil.copytree(WRITTEN / name, top)
+        file = top / draw.choice(files).relative_to(WRITTEN / name)
+        data = bytearray(file.read_bytes())
+        at = draw.randrange(len(data))
+        data[at : at + 4] = draw.choice([b"\xff\xff\xff\x7f", b"", draw.randbytes(4), bytes(4)])
+        file.write_bytes(data)
+        try:
+            found = trnslurm.dataset(
+                top, cache=tmp_path / "c", split=split, seq_len=16 if tokens else None
+            )
+            for number in range(min(len(found), 40)):
+                found[number]
+        except DataError as error:
+            refused += 1
+            assert str(error).startswith(str(top)) and "\n" not in str(error)
+    assert refused > 5

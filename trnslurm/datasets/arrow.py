@@ -85,15 +85,19 @@ class _Tables(Rows):
 
     def tokens(self, number: int, column: str) -> NDArray[Any]:
         shard, inside = self.shards.at(number)
+        return self.as_tokens(_value(self._column(shard, column)[inside]), number, column)
+
+    def _column(self, shard: int, column: str) -> Any:
         names, columns = self._table(shard)
-        return self.as_tokens(_value(columns[names.index(column)][inside]), number, column)
+        if column not in names:
+            raise self.place.error(self._where(shard), f"has no column {column}, as the others do")
+        return columns[names.index(column)]
 
     def lengths(self, column: str) -> Iterator[NDArray[np.int64]]:
         compute = pyarrow("pyarrow.compute")
         for shard in range(len(self.shards.ends)):
-            names, columns = self._table(shard)
             try:
-                found = compute.list_value_length(columns[names.index(column)])
+                found = compute.list_value_length(self._column(shard, column))
                 yield found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             except pyarrow().ArrowException:
                 raise self.place.error(

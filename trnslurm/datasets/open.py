@@ -177,7 +177,10 @@ def _open(place: Place, names: list[str] | None, column: str | None) -> Rows | T
                 raise place.error(
                     _STATE, "has an order of its own: save it after flatten_indices()"
                 )
-            listed = [str(each["filename"]) for each in state.get("_data_files", [])]
+            try:
+                listed = [str(each["filename"]) for each in state["_data_files"]]
+            except (LookupError, TypeError):
+                raise place.error(_STATE, "names no files: damaged") from None
             if any(Path(each).name != each for each in listed):
                 raise place.error(_STATE, "names a file that is not next to it")
             return Arrow(place, listed)
