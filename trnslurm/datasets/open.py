@@ -107,9 +107,12 @@ def open_rows(
         place, name = open_place(parent, kept), f"{name}.idx"
     else:
         name = ""
-    names = [re.sub(r"\.bin$", ".idx", name)] if name else None
-    if names is None:
+    if not name:
         place, names = _of_split(place, split)
+    elif split and split.split("|")[0] in EVAL:  # else it would be what is trained on
+        raise DataError(f"{path}: there is no split {' or '.join(split.split('|'))} in a file")
+    else:
+        names = [re.sub(r"\.bin$", ".idx", name)]
     found = _open(place, names, column)
     if found is None:
         raise NoDataError(f"{path}: holds no data of a format that is read here: see docs/data.md")
@@ -143,7 +146,8 @@ def _of_split(place: Place, split: str | None) -> tuple[Place, list[str] | None]
     if place.find(INDEX) is not None or place.find(_STATE) is not None:
         there = []
     elif place.find(_DICT) is not None:
-        there = [str(each) for each in _json(place, _DICT).get("splits", [])]
+        listed = _json(place, _DICT).get("splits")
+        there = [str(each) for each in listed] if isinstance(listed, list) else []
     else:
         names = place.names()
         directories = {name.partition("/")[0] for name in names if "/" in name}

@@ -218,7 +218,8 @@ class Away(Place):
                     words = " ".join(str(error).split())[:200] or type(error).__name__
                     why = f"cannot be read in {_TRIES} tries ({words})"
                     raise self.error(name, why) from error
-                time.sleep(_WAIT_S * 2**attempt * random.uniform(0.5, 1))
+                # Not the random numbers of the script, whose order would depend on failures.
+                time.sleep(_WAIT_S * 2**attempt * random.SystemRandom().uniform(0.5, 1))
         raise AssertionError
 
 
