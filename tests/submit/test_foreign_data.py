@@ -9,6 +9,7 @@ import pytest
 
 WRITTEN = Path(__file__).parents[1] / "datasets/written"
 SUBMIT = ("submit", "gpt2_zero1", "--preset", "tiny", "--dry-run")
+PLAN = ("plan", "gpt2_zero1", "--preset", "tiny", "--cluster", "local", "--nodes", "1")
 NOT_EVALUATED = ("--set", "train.eval_every=0")
 
 
@@ -62,3 +63,14 @@ def test_a_host_without_the_python_leaves_it_to_the_job(said, site, tmp_path: Pa
     site.profile("mine", scheduler="local", instance_type="local", python=str(tmp_path / "python"))
     line = said(WRITTEN / "arrow", cluster="mine")
     assert line.startswith(f"Data: {WRITTEN}/arrow, which is not looked into here (")
+
+
+def test_a_plan_says_so_too(site, cli) -> None:
+    def plan(name: str, *options: str) -> list[str]:
+        done = cli(*PLAN, "--set", f"data.path={WRITTEN / name}", *options)
+        assert done.code == 0
+        return [each for each in done.out.splitlines() if "ata: " in each]
+
+    assert plan("arrow") == ["Data: Arrow, 699 tokens"]
+    [line] = plan("arrow", "--set", "seq_len=512", "--set", "model.n_positions=512")
+    assert line.startswith("Not on this data: seq_len is 512, but the split eval of the data at ")

@@ -28,6 +28,7 @@ from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.plan.keys import keys_of
 from trnslurm.runs.tables import count
 from trnslurm.submission.choice import choose, config_of, parse_nodes
+from trnslurm.submission.foreign_data import describe_foreign
 from trnslurm.submission.options import AS_SLURM, JobOptions
 from trnslurm.submission.plan import make_plan
 
@@ -192,7 +193,9 @@ def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
         if found.note:
             console.say(found.note)
         graphs = plan_lines(found.specs, job.workspace)
-        for line in (*found.lines(), *graphs, *([] if asked else found.not_on())):
+        data = describe_foreign(found.specs[0].config)
+        of_data = [data] if data else []
+        for line in (*found.lines(), *of_data, *graphs, *([] if asked else found.not_on())):
             click.echo(line)
     if refused and asked:
         raise TrnslurmError("; ".join(f"{count(n, 'node')}: {error}" for n, error in refused))

@@ -9,11 +9,14 @@ from typing import Any
 import yaml
 
 from trnslurm.cluster.programs import look_into
+from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
 from trnslurm.contract.files import read_json
 from trnslurm.contract.rundir import CONFIG
 from trnslurm.errors import SubmitError, TrnslurmError
-from trnslurm.plan.data import INDEX
+from trnslurm.frozen import Frozen
+from trnslurm.plan.data import INDEX, data_path
+from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.submission.job import Job
 
 # What only others' data has: files of these suffixes, or a file of these names.
@@ -21,58 +24,92 @@ _SUFFIXES = (".idx", ".bin", ".ds", ".parquet", ".arrow", ".tar")
 _WITHOUT = " (--set train.eval_every=0 trains without)"
 
 
-def may_be_foreign(job: Job, plan: Mapping[str, Any]) -> bool:
-    """Check cheaply whether a job of tokens may have data that `data prepare` did not make."""
-    if not plan or not _reads_tokens(job):
-        return False
-    if "://" in job.data:
-        return True
-    try:
-        path = Path(job.scheduler.expand(job.data))
-        if path.is_dir():
+class Wanted(Frozen):
+    """The data of a job of tokens, and what it must fit."""
+
+    cluster: Cluster
+    data: str
+    seq_len: int
+    vocab_size: int | None
+    evaluates: bool
+
+    @property
+    def path(self) -> str:
+        """The path or URL, without a ~ of the cluster's."""
+        return self.data if "://" in self.data else scheduler_of(self.cluster).expand(self.data)
+
+    def may_be_foreign(self) -> bool:
+        """Check cheaply whether `data prepare` may not have made it."""
+        if not self.data or "://" in self.data:
+            return bool(self.data)
+        try:
+            path = Path(self.path)
+            if not path.is_dir():
+                return path.suffix in _SUFFIXES or path.with_name(f"{path.name}.idx").is_file()
             if (path / INDEX).exists():  # as trnslurm.datasets.open.OTHERS says
                 return bool({"shards", "shardlist"} & read_json(path / INDEX).keys())
             return any(path.iterdir())
-        return path.suffix in _SUFFIXES or path.with_name(f"{path.name}.idx").is_file()
-    except (OSError, RuntimeError, ValueError):
-        return False
+        except (OSError, RuntimeError, ValueError):
+            return False
+
+    def check(self) -> str:
+        """Return what it is; empty: nothing that is known. Raise a SubmitError if it does not fit.
+
+        What this host cannot look into, the job will check.
+        """
+        if not self.may_be_foreign():
+            return ""
+        try:
+            found = look_into(self.cluster, self.path, ["train", *(["eval"] * self.evaluates)])
+        except (TrnslurmError, RuntimeError) as error:
+            return f"Data: {self.data}, which is not looked into here ({error})"
+        if wrong := found.get("error"):
+            raise SubmitError(f"{wrong}{_WITHOUT if 'no split eval' in wrong else ''}")
+        for split, told in found.items():
+            self._check_split(split, told)
+        return f"Data: {found['train']['found']}" if found else ""
+
+    def _check_split(self, split: str, told: Mapping[str, Any]) -> None:
+        if self.vocab_size is not None and told["vocab_size"] > self.vocab_size:
+            raise SubmitError(
+                f"model.vocab_size is {self.vocab_size}, but the data at {self.data} has the token "
+                f"{told['vocab_size'] - 1}: --set model.vocab_size to that of its tokenizer"
+            )
+        if told["tokens"] < self.seq_len:
+            raise SubmitError(
+                f"seq_len is {self.seq_len}, but the split {split} of the data at {self.data} has "
+                f"{told['tokens']} tokens"
+            )
 
 
 def check_foreign(job: Job, plan: Mapping[str, Any]) -> str:
-    """Return what a job's data is; empty: nothing that is known. Refuse what does not fit it.
-
-    What this host cannot look into, the job will check.
-    """
-    splits = ["train", *(["eval"] if plan["train"].get("eval_every") else [])]
-    path = job.data if "://" in job.data else job.scheduler.expand(job.data)
+    """Return what another library's data of a job is, or nothing; refuse what does not fit."""
+    if not plan or not (wanted := _wanted(job.profile, job.data, plan)).may_be_foreign():
+        return ""
     try:
-        found = look_into(job.profile, path, splits)
-    except TrnslurmError as error:
-        return f"Data: {job.data}, which is not looked into here ({error})"
-    if wrong := found.get("error"):
-        raise SubmitError(f"{wrong}{_WITHOUT if 'no split eval' in wrong else ''}")
-    for split, told in found.items():
-        _check_fits(job, plan, split, told)
-    return f"Data: {found['train']['found']}" if found else ""
-
-
-def _check_fits(job: Job, plan: Mapping[str, Any], split: str, told: Mapping[str, Any]) -> None:
-    vocabulary, seq_len = plan["model"].get("vocab_size"), plan["seq_len"]
-    if vocabulary is not None and told["vocab_size"] > vocabulary:
-        raise SubmitError(
-            f"model.vocab_size is {vocabulary}, but the data at {job.data} has the token "
-            f"{told['vocab_size'] - 1}: --set model.vocab_size to that of its tokenizer"
-        )
-    if told["tokens"] < seq_len:
-        raise SubmitError(
-            f"seq_len is {seq_len}, but the split {split} of the data at {job.data} has "
-            f"{told['tokens']} tokens"
-        )
-
-
-def _reads_tokens(job: Job) -> bool:
-    try:
-        config = parse_yaml(job.bundle.files[CONFIG])
-        return bool(config["config"]["data"]["format"] == "tokens")
+        of_tokens = parse_yaml(job.bundle.files[CONFIG])["config"]["data"]["format"] == "tokens"
     except (KeyError, TypeError, ValueError, yaml.YAMLError):
-        return False
+        of_tokens = False
+    return wanted.check() if of_tokens else ""
+
+
+def describe_foreign(config: Config) -> str:
+    """Return what another library's data of a recipe is, or why not to train on it, or nothing."""
+    recipe = config.recipe
+    if recipe.data.format != "tokens" or recipe.project:
+        return ""
+    plan = {"seq_len": recipe.seq_len, "model": recipe.model, "train": recipe.train}
+    try:
+        return _wanted(config.cluster, data_path(config), plan).check()
+    except SubmitError as error:
+        return f"Not on this data: {error}"
+
+
+def _wanted(cluster: Cluster, data: str, plan: Mapping[str, Any]) -> Wanted:
+    return Wanted(
+        cluster=cluster,
+        data=data,
+        seq_len=plan["seq_len"],
+        vocab_size=plan["model"].get("vocab_size"),
+        evaluates=bool(plan["train"].get("eval_every")),
+    )

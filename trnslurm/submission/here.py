@@ -22,7 +22,7 @@ from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.node.memory import available_gib
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
-from trnslurm.submission.foreign_data import check_foreign, may_be_foreign
+from trnslurm.submission.foreign_data import check_foreign
 from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.
@@ -198,7 +198,7 @@ def _container(job: Job) -> Iterator[str]:
 
 
 def _check_data(job: Job, plan: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    if job.data and may_be_foreign(job, plan) and (found := check_foreign(job, plan)):
+    if job.data and (found := check_foreign(job, plan)):
         say(found)
         return
     # Prepared data, published shards, or a text file.
