@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, export_name, step_of
 from trnslurm.contract.rundir import RunFiles
+from trnslurm.datasets.place import URL
 from trnslurm.saves import directory
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters
@@ -174,7 +175,7 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
         return None, END_OF_TEXT
-    if not is_ours(path):
+    if not is_ours(path) and (path.exists() or URL in plan.data):
         raise TrainError(f"{path} has no tokenizer of trnslurm data prepare")
     index = read_token_index(path)
     split = index.splits.get("train")
