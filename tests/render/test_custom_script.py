@@ -792,9 +792,10 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
     [
         ("", "", ["data", "tmp"]),
         ("--config a.json", "data", ["tmp"]),
-        ("-c tmp/b.yaml", "../data data/train", ["data", "tmp/big.json"]),
-        ("run.file=tmp/b.yaml", "../data data/train", ["data", "tmp/big.json"]),
+        ("-c tmp/b.yaml", "../data data/train", ["data", "tmp/big.json", "tmp/bpe"]),
+        ("run.file=tmp/b.yaml", "../data data/train", ["data", "tmp/big.json", "tmp/bpe"]),
         ("--train_data tmp/b.yaml", "tmp/b.yaml", ["data", "tmp"]),
+        ("--config c.yaml", "tmp/bpe", ["data", "tmp"]),
         ("../data/", "../data", ["data", "tmp"]),
         ("--output ../data", "", ["data", "tmp"]),
         ("--data ../../data", "", ["data", "tmp"]),
@@ -807,6 +808,7 @@ def test_settings_say_what_is_read(tmp_path: Path, words: str, links: str, left_
     for name, text in {
         "a.py": "", ".gitignore": "data\ntmp\n", "data/train/x": "", "../data/y": "",
         "a.json": '{"location": "data"}', "tmp/big.json": "", "../../data/z": "",
+        "tmp/bpe": "", "c.yaml": "a:\n  tokenizer_path: './tmp/bpe' # x\n  out_data: tmp/b.yaml\n",
         "tmp/b.yaml": "data:\n  root: ../data/y\n  dirs: [data/train]\n  s3: s3://data/x\n",
     }.items():  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)

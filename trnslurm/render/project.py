@@ -57,6 +57,11 @@ _DATA = re.compile(rf"""["']{_DATA_NAME}/?["']""")
 _SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf")
 _DATA_OF_SETTINGS = re.compile(rf"""(?<![\w./-]){_DATA_NAME}/?(?![\w./:-])""")
 _OF_DATA = re.compile(rf"{_DATA_NAME}/?")
+# `tokenizer_path: ./models/bpe.json`, as in YAML, JSON and TOML.
+_SETTING = re.compile(
+    r"""(?m)^[ \t{-]*["']?([\w.-]+)["']?[ \t]*[:=][ \t]*["']?([\w./-]+)["']?[ \t]*,?"""
+    r"""[ \t]*(?:#.*)?$"""
+)
 _OF_SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 _OWN_DIRECTORY = re.compile(r"(?:\$\{?(?:PWD|SLURM_SUBMIT_DIR)\}?|\$\(pwd\)|`pwd`)/")
 # What no script reads: it is left out, and not mentioned.
@@ -260,6 +265,13 @@ def _data_of(file: Path) -> Iterator[str]:
         yield from (match[1] for match in found.finditer(_text_of(file)))
 
 
+def _values_set(file: Path) -> Iterator[str]:
+    """Yield the values of a file of settings whose keys say that they are read."""
+    for key, value in _SETTING.findall(_text_of(file)):
+        if _READS.search(key) and not _WRITES.search(key):
+            yield value
+
+
 def _text_of(file: Path) -> str:
     """Return the text of a script or of a file of settings; empty: it cannot be read."""
     try:
@@ -340,6 +352,7 @@ def project_files(
     named = [*_values_read([*arguments, *told])]
     settings = [*_settings_of(arguments, root)]
     data = [name for file in (script, *settings) for name in _data_of(file)]
+    data += [name for file in settings for name in _values_set(file)]
     environments = {*_environments(told, root), *_environments(told, script.parent)}
     linked += environments
     # Its directory may be ignored as a whole.
