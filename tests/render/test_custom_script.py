@@ -868,12 +868,18 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         ("ArgumentParser().add_argument('--load-model')", "--load-model"),
         ("ArgumentParser(); a('--resume', action='store_true'); a('--load')", "--load"),
         ("import hydra, argparse\n@hydra.main()\nargparse.ArgumentParser()", ""),
+        (
+            "argv\n@hydra.main()\nif cfg.ckpt.resume_from: f(cfg.ckpt.resume_from)",
+            "++ckpt.resume_from=",
+        ),
         (copy.read_text(), "--resume_from_checkpoint"),
     ):
         copy.chmod(0o644)
         copy.write_text(source)
         said = cli("status", run.name).out
-        assert f"then {resume} -- {option or 'OPTION'} {{resume}}\n" in said
+        given = option or "OPTION"
+        given += "" if given.endswith("=") else " "
+        assert f"then {resume} -- {given}{{resume}}\n" in said
         assert ("(if it has none, call trnslurm.saved() there)" in said) == (not option)
     (copy.parent / "other.py").unlink()
     source, flag = copy.read_text(), f"{resume} --force -- --resume"

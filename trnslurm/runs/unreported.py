@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -56,6 +57,9 @@ _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", 
 # Hydra takes KEY=VALUE, and ++KEY=VALUE also of a key that its configuration lacks:
 # https://hydra.cc/docs/advanced/override_grammar/basic/
 _OF_HYDRA = re.compile(rb"@hydra\.main\b")
+_KEY_OF_HYDRA = re.compile(
+    rb"\b(?:cfg|config|conf)\.((?:\w+\.)*resume_(?:from|path|ckpt|checkpoint)\w*)\b"
+)
 _FOR_HYDRA = re.compile(rb"(?<=[ '])(?:(?:-c[np]|--config-(?:name|path|dir))[ =]|\+{1,2}[\w.]+=)")
 _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
@@ -149,6 +153,8 @@ def _option_of(run: RunDir, usual: str) -> str:
     """
     texts, command = _sources(run), _bytes_of(run.path / NODE_SCRIPT)
     if any(map(_OF_HYDRA.search, texts)) or (not texts and _FOR_HYDRA.search(command)):
+        if keys := Counter(key.decode() for text in texts for key in _KEY_OF_HYDRA.findall(text)):
+            return f"++{keys.most_common(1)[0][0]}="
         return f"++{usual.lstrip('-')}=" if usual == _OPTIONS["Lightning"] else ""
     if not texts:
         return usual if b" fit " in command or usual != _OPTIONS["Lightning"] else ""
