@@ -167,6 +167,9 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
     script = rendered(site, cli, "./train.py", *options)["train.sbatch"]
     assert "#SBATCH --ntasks-per-node=8 " in script and "#SBATCH --cpus-per-task=12 " in script
     assert "srun --nodes=2 --ntasks-per-node=8 --cpus-per-task=12 " in script
+    here = ("--cluster", "local", "-o", "here")
+    assert cli("render", "./train.py", *options, *here).code == 0
+    assert 'SLURM_JOB_ID="$MASTER_PORT" SLURM_STEP_ID=0 ' in Path("here/node.sh").read_text()
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ class WorkerLaunch(Frozen):
     once: str
     """Before a command that runs once per node, where node.sh runs once per worker."""
     workers_per_task: int
+    here: bool
+    """Whether the nodes are emulated, without Slurm's own variables of a job."""
     program: bool
     """Whether the script is a program, not Python's."""
     options: str
@@ -65,6 +67,7 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
         world_info=_world_info(spec),
         once='[ "$SLURM_LOCALID" != 0 ] ||\n' if launcher == "srun" else "",
         workers_per_task=spec.batch.workers_per_node // tasks_per_node(spec),
+        here=spec.scheduler.is_here,
         program=bool(recipe.project) and not Entry(recipe.entry).is_python,
         options="".join(f" {shlex.quote(word)}" for word in _options_of_job(spec)),
     )
