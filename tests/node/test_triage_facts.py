@@ -242,6 +242,18 @@ def test_why_there_is_no_gpu(
     assert found.there == (told if not has else found.there)
 
 
+def test_a_run_on_cpus_is_told_how_to_do_without_a_gpu(
+    tmp_path: Path, diagnose: Callable[..., Finding]
+) -> None:
+    """Not to install PyTorch for CUDA, though its PyTorch is built for CPUs."""
+    run = RunDir(next((tmp_path / "runs").iterdir()))
+    write_json(run.plan_file, {**json.loads(run.plan_file.read_text()), "device": "cpu"})
+    built = {"torch": {"__version__": "2.9.1+cpu", "cuda": "", "hip": ""}}
+    found = diagnose("ValueError: Your setup doesn't support bf16/gpu.", machine=HAS | built)
+    assert found.cause == "the script needs a GPU, and this run computes on CPUs"
+    assert "--use_cpu" in found.fix
+
+
 @pytest.mark.parametrize(
     ("line", "has", "says"),
     [

@@ -135,7 +135,7 @@ def _of_project(case: Case, advice: Advice) -> Advice:
         advice = replace(advice, cause=told.cause, fix=told.fix, mend=SUBMIT)
         return replace(advice, of_run=told.proven)
     if known and (unasked := needs_gpu(run, known.name)):
-        return replace(advice, cause=unasked[0], fix=unasked[1], mend=SUBMIT)
+        return replace(advice, cause=unasked[0], fix=unasked[1], mend=SUBMIT, of_run=True)
     if _found_nothing(case, advice) and (gone := left_out_of(run)):
         if named := named_by_script(run, case.suspect.lines):
             options = ("--set", f"links=[{named.link}]")
@@ -159,7 +159,8 @@ def _of_node(case: Case, advice: Advice) -> Advice:
     concerned = not advice.of_run and versions.explain(text)
     modules = versions.modules if concerned else ()
     decided = versions.decided() if concerned else None
-    decided = decided or (machine.no_gpu() if known and known.name in NO_GPU else None)
+    asks = known and known.name in NO_GPU and not advice.of_run  # not where CPUs compute
+    decided = decided or (machine.no_gpu() if asks else None)
     if decided:
         cause, fix, mend = decided
         return replace(advice, cause=cause, fix=fix, mend=mend, of_run=True, modules=modules)
