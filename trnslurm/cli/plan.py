@@ -175,10 +175,10 @@ def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
 
         plan_pipeline(Path(options["recipe"]), options, console, submit_command)
         return
-    job = JobOptions(nodes=1 if nodes else AS_SLURM, **options)
+    job = JobOptions(nodes=AS_SLURM if nodes == AS_SLURM else 1, **options)
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
-    found = make_plan(job, parse_nodes(str(nodes)) if nodes else (), console)
+    found = make_plan(job, () if nodes == AS_SLURM else parse_nodes(str(nodes)), console)
     refused = [(n, str(error)) for n, error in found.refused.items()]
     from trnslurm.cli.costs import graphs_facts, plan_lines  # slow to import; only plan needs it
 

@@ -58,7 +58,8 @@ def _with_preset(
     if announced:
         console.say(f"Using {' '.join(announced)}, as no other was chosen")
     nodes = options.nodes
-    if nodes == AS_SLURM and (script := batch_script(options.recipe)):
+    script = batch_script(options.recipe) if nodes == AS_SLURM else None
+    if script and script.told_nodes is None:
         profile = config_of(replace(options, cluster=cluster, preset=preset), console).cluster
         instance = find(catalog(profile.instance_types), profile.instance_type)
         nodes, why = script.nodes_of(instance if scheduler_of(profile).has_queue else None)
