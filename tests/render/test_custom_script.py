@@ -826,7 +826,8 @@ def test_settings_say_what_is_read(tmp_path: Path, words: str, links: str, left_
 def test_what_is_above_the_project(site, cli, project) -> None:
     """An argument gets its whole path; what a file names is told."""
     (project / "deep/er").mkdir(parents=True)
-    (project / "deep/er/x.py").write_text('open("../../train.py"); open("../../none")\n')
+    source = 'open(join(here, "..", "..", "train.py")); open("../../none")'
+    (project / "deep/er/x.py").write_text(source)
     os.chdir(project / "deep/er")
     words = ("--data=../../train.py", "../..", "../../none")
     said = cli("submit", "./x.py", *CPU, *TIME, "--dry-run", "--", *words)

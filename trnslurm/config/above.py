@@ -11,6 +11,9 @@ from pathlib import Path
 _LINKED = re.compile(r"\.\./(?:data|datasets?|inputs?|corpus|corpora)(?:/(?!\.\.)[\w.-]+)*/?")
 _TEXT = re.compile(r"""["' =:]((?:\.\./)+(?:\.\.|[\w.-]+(?:/[\w.-]+)*))(?=["'\s,/\])}]|$)""", re.M)
 
+# os.path.join(here, "..", "..", "data")
+_JOIN = re.compile(r"""(["'])((?:\.\./)*\.\.)\1\s*,\s*["']""")
+
 
 def with_whole_paths(arguments: Sequence[str], directory: Path) -> tuple[list[str], dict[str, str]]:
     """Return arguments with the whole paths of what exists above a directory, and those paths."""
@@ -32,6 +35,8 @@ def with_whole_paths(arguments: Sequence[str], directory: Path) -> tuple[list[st
 def names_above(texts: Mapping[Path, str], root: Path) -> Iterator[tuple[str, str]]:
     """Yield each file, and a path in its text that exists above the project alone."""
     for file, text in texts.items():
+        while (joined := _JOIN.sub(r"\1\2/", text)) != text:
+            text = joined
         for name in dict.fromkeys(match[1] for match in _TEXT.finditer(text)):
             if _LINKED.fullmatch(name):
                 continue
