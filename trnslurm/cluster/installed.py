@@ -22,7 +22,7 @@ PACKAGES = (
     *("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "nki", "libneuronxla", "torchvision"),
     *("transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy", "timm"),
     *("datasets", "pyarrow", "h5py", "tiktoken", "deflate", "tensorboard", "matplotlib"),
-    *("textual", "boto3", "wandb", "mlflow-skinny"),
+    *("textual", "boto3", "aiohttp", "fsspec", "gcsfs", "wandb", "mlflow-skinny"),
 )
 
 

@@ -1,5 +1,4 @@
-"""How many times a program that a Python package brings is started: a console script such as
-`litgpt`.
+"""How often a console script, a program of a Python package such as `litgpt`, is started.
 
 What the package does decides, as far as its files on this machine tell: one that starts its workers
 itself starts once per node, and one whose workers find each other by RANK and WORLD_SIZE once per
@@ -9,7 +8,6 @@ worker.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -44,6 +42,8 @@ class Starts(NamedTuple):
 
 def starts_of(name: str) -> Starts | None:
     """Return how many times a console script starts; None: it is none, or not on this machine."""
+    import shutil  # slow, and most commands start no script
+
     found = shutil.which(name)
     if found is None or (module := _module_of(Path(found))) is None:
         return None

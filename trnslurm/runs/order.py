@@ -51,7 +51,7 @@ class Order:
     repeated: int = 0
     missed: int = 0
     counted: bool = True
-    """Whether each sample was counted; else there are too many, and positions were compared."""
+    """Whether each sample was counted. If there are too many, only positions were compared."""
     problems: list[str] = field(default_factory=list)
 
     @property

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trnslurm.cluster.programs import look_into
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import parse_yaml
 from trnslurm.contract.files import read_json
@@ -17,7 +16,9 @@ from trnslurm.errors import SubmitError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.data import INDEX, data_path
 from trnslurm.schedulers.choice import scheduler_of
-from trnslurm.submission.job import Job
+
+if TYPE_CHECKING:
+    from trnslurm.submission.job import Job
 
 # What only others' data has: files of these suffixes, or a file of these names.
 _SUFFIXES = (".idx", ".bin", ".ds", ".parquet", ".arrow", ".tar")
@@ -60,6 +61,8 @@ class Wanted(Frozen):
         if not self.may_be_foreign():
             return ""
         try:
+            from trnslurm.cluster.programs import look_into  # slow
+
             found = look_into(self.cluster, self.path, ["train", *(["eval"] * self.evaluates)])
         except (TrnslurmError, RuntimeError) as error:
             return f"Data: {self.data}, which is not looked into here ({error})"
