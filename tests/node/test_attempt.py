@@ -587,7 +587,9 @@ def test_a_first_node_that_was_cut_off(script: Script, asked: int) -> None:
         "SLURM_JOB_NUM_NODES": "3", "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
     process = script.start()
-    assert process.stderr and any("on node-2, which continues the job" in line for line in process.stderr)
+    assert process.stderr and any(
+        "on node-2, which continues the job" in line for line in process.stderr
+    )
     process.kill()
     script.end(process)
     assert script.asked("requeue") == script.asked("update") == []

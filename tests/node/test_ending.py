@@ -71,8 +71,8 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         # A custom script that writes checkpoints, but begins at its first step again.
         (
             {"attempts": TERM["TIMEOUT"], "changed": 9.0, "repeats": 1},
-            "TIMEOUT|TIMEOUT|repeats|time limit; it began at step 1 again, not after what it had "
-            "saved",
+            "TIMEOUT|TIMEOUT|repeats|time limit; it began at step 1 again, and not after its "
+            "checkpoint",
         ),
         ({"attempts": TERM["TIMEOUT"], "changed": 9.0}, "REQUEUED|TIMEOUT|time limit|time limit"),
         ({"stop": "cancelled", **SAVED, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),

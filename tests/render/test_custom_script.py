@@ -1120,7 +1120,7 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
         0
     ]
     said = cli("submit", "./train.py", *words).err
-    assert f"{run.name} is followed by eval already: choose another --name" in said
+    assert f"{run.name} already has a job eval for its checkpoints: choose another --name" in said
 
     group = trnslurm.each_checkpoint(
         str(run.path), "./train.py", cluster="pc", name="other", time=60, arguments=["{step}"],

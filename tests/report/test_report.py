@@ -369,5 +369,5 @@ def test_a_period_is_printed(
     assert row["node_hours"] == pytest.approx(interrupted.node_hours())
     assert "No run" in cli("report", "--since", "2026-11-01").err
     assert "take user, recipe" in cli("report", "--since", "1d", "--by", "colour").error
-    assert "--since is for all runs" in cli("report", "last", "--since", "1d").error
+    assert "--since reports on all runs" in cli("report", "last", "--since", "1d").error
     assert "name a run" in cli("report").error

@@ -253,7 +253,7 @@ def test_plot(run, cli, monkeypatch) -> None:
     assert held_out[0] == f"eval_loss of {run.name}, last 1.5"
     assert held_out[18].split() == ["91", "step", "96", "100"]
     assert cli("metrics", "last", "--plot", "los").error == (
-        f'{run.name} has no number los (did you mean "loss"?)'
+        f'{run.name} has no metric los (did you mean "loss"?)'
     )
 
 
@@ -266,4 +266,4 @@ def test_plot_of_little(run, cli, values: list[float]) -> None:
 
 
 def test_nothing_to_plot(run, cli) -> None:
-    assert cli("metrics", "last", "--plot").error == f"{run.name} has no number loss"
+    assert cli("metrics", "last", "--plot").error == f"{run.name} has no metric loss"
