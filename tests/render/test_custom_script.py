@@ -1137,7 +1137,7 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     assert "--sweep" in refused(*slurm, *follows, "--sweep", "seed=1,2")
     assert "needs jobs of Slurm" in refused("--cluster", "local", *follows)
     recipe = cli("submit", "gpt2_zero1", "--preset", "tiny", *slurm, *follows).err
-    assert "starts a script or a command, and gpt2_zero1 is a recipe" in recipe
+    assert "and the recipe gpt2_zero1 cannot take a {checkpoint}" in recipe
     assert "no run 'nothing'" in refused(*slurm, "--each-checkpoint-of", "nothing")
 
 
