@@ -17,6 +17,8 @@ from trnslurm.datasets.errors import DataError
 from ..mirror.server import BUCKET, Server, serving
 from .test_formats import EXPECTED, STREAM, WRITTEN, plain
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture(scope="module")
 def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -54,6 +56,7 @@ def test_every_format_is_read_from_s3(url: str, tmp_path: Path) -> None:
         assert found[3].tolist() == STREAM[150:200]
 
 
+@pytest.mark.first
 def test_a_read_that_is_cut_is_repeated_and_then_named(
     url: str, one_server: Server, tmp_path: Path
 ) -> None:

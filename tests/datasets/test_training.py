@@ -5,15 +5,19 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from trnslurm.train.data.text import open_text
 from trnslurm.train.errors import TrainError
 
 from ..train.attempts import Run
+from ..train.test_tokens import change_index, describe, write_data
 from .test_formats import STREAM, WRITTEN
 
 
+@pytest.mark.rest
 def test_a_training_on_megatrons_tokens_resumes_bitwise(tmp_path: Path) -> None:
     changes = {
         "data": str(WRITTEN / "megatron"), "steps": 12, "train__eval_every": 0,
@@ -31,6 +35,18 @@ def test_a_training_on_megatrons_tokens_resumes_bitwise(tmp_path: Path) -> None:
     losses = {line["step"]: line["loss"] for line in killed.lines()}
     assert losses == {line["step"]: line["loss"] for line in whole.lines()}
     assert len(losses) == 12
+
+
+def test_the_samples_are_those_of_prepared_data(tmp_path: Path) -> None:
+    data = np.array(STREAM, "<u2").tobytes()
+    prepared = write_data(tmp_path / "prepared", vocab_size=200)
+    train = describe(prepared / "train.bin", data) | {"tokens": len(STREAM), "documents": 12}
+    change_index(prepared, lambda told: told["splits"].update(train=train))
+    ours = open_text(prepared, seq_len=50, seed=3).samples(0, 60)
+    for name in ("megatron", "datatrove", "mds/zstd", "parquet", "jsonl"):
+        text = open_text(WRITTEN / name, seq_len=50, seed=3, vocab_size=200)
+        assert (text.num_tokens, text.num_blocks) == (len(STREAM), 22)
+        assert torch.equal(text.samples(0, 60), ours)
 
 
 def test_text_has_the_splits_and_refuses_tokens_that_the_model_lacks(tmp_path: Path) -> None:
