@@ -106,7 +106,7 @@ class Cache:
                         f"{len(piece):,}: give it more, or another directory"
                     )
                 if not self._written(file, piece):
-                    new.unlink()
+                    new.unlink(missing_ok=True)
                     return piece
                 with self._locked():  # who counts the files would miss one that is renamed
                     new.rename(path)
