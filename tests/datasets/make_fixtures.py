@@ -3,7 +3,8 @@
     python tests/datasets/make_fixtures.py tests/datasets/written
 
 It was run with datatrove 0.10.1, megatron-core 0.16.1, mosaicml-streaming 0.13.0, datasets 4.4.2,
-pyarrow 26.0.1 and webdataset 1.0.2. `expected.json` has what each library's own reader gives.
+pyarrow 26.0.1, webdataset 1.0.2 and wids 0.1.11. `expected.json` has what each
+library's own reader gives.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,9 @@ def write_webdataset(output: Path, rows: list[dict[str, Any]]) -> list[dict[str,
         for row in rows[:6]:
             sink.write({"__key__": f"{row['number']:04d}", "txt": row["text"], "seg.json": row})
     names = sorted(str(file) for file in output.glob("*.tar"))
+    program = [sys.executable, str(Path(sys.executable).with_name("widsindex")), "create"]
+    tars = [Path(name).name for name in names]
+    subprocess.run([*program, *tars, "--output", "of-wids.json"], cwd=output, check=True)
     read = webdataset.WebDataset(names, shardshuffle=False)
     return [
         {name: value if name == "__key__" else value.decode() for name, value in sample.items()

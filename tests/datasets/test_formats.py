@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import trnslurm
+from trnslurm.datasets.errors import DataError
 
 WRITTEN = Path(__file__).with_name("written")
 EXPECTED = json.loads((WRITTEN / "expected.json").read_text())
@@ -81,3 +83,15 @@ def test_tokens_come_in_blocks_as_of_prepared_data(name: str, cache: Path) -> No
     blocks = np.concatenate([found[number] for number in range(len(found))])
     filled = [*stream, *stream[: -len(stream) % 50]]
     assert blocks.tolist() == filled
+
+
+def test_the_index_of_wids_saves_reading_tars_through(tmp_path: Path, cache: Path) -> None:
+    shutil.copytree(WRITTEN / "webdataset", tmp_path / "tars")
+    (tmp_path / "tars/of-wids.json").rename(tmp_path / "tars/index.json")
+    found = trnslurm.dataset(tmp_path / "tars", cache=cache)
+    assert not [*cache.iterdir()]  # it says how many samples there are
+    assert [as_text(found[number]) for number in range(len(found))] == EXPECTED["webdataset"]
+    text = (tmp_path / "tars/index.json").read_text()
+    (tmp_path / "tars/index.json").write_text(text.replace('"nsamples": 2', '"nsamples": 3'))
+    with pytest.raises(DataError, match=r"has 2 samples, but its index says 3: damaged"):
+        trnslurm.dataset(tmp_path / "tars", cache=cache)[5]
