@@ -11,6 +11,7 @@ import io
 import json
 import re
 import tarfile
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -101,6 +102,8 @@ class Tars(_Spans):
     """WebDataset's tars: members with one name, up to its first dot, are a sample's columns."""
 
     kind = "WebDataset"
+    md5: Mapping[str, str] = {}
+    """Of the tars, as far as their index has it."""
 
     def row(self, number: int) -> dict[str, Any]:
         name, data = self._span(number)
@@ -117,6 +120,8 @@ class Tars(_Spans):
         return sample
 
     def _scan(self, name: str) -> list[tuple[int, int]]:
+        if name in self.md5:
+            self.place.check(name, {"md5": self.md5[name]})
         spans: list[tuple[int, int]] = []
         key, end = None, 0
         try:
@@ -156,4 +161,6 @@ def read_shard_list(place: Place, told: Any) -> Tars:
     for name, count in listed:
         if PurePosixPath(name).name != name or count < 0:
             raise place.error("index.json", f"{name!r} is not next to it")
-    return Tars(place, [name for name, _ in listed], [count for _, count in listed])
+    tars = Tars(place, [name for name, _ in listed], [count for _, count in listed])
+    tars.md5 = {each["url"]: str(each["md5sum"]) for each in told[SHARDS] if each.get("md5sum")}
+    return tars
