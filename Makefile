@@ -173,6 +173,7 @@ releases: .venv/.dev  ## Ask PyPI for the days of packages' releases, by which t
 goldens: .venv/.dev  ## Rewrite the rendered scripts in tests/goldens, and share/; review them with git diff
 	$(BIN)/pytest tests/test_goldens.py --update-goldens
 	$(BIN)/python docs/make/share.py
+	$(BIN)/python docs/make/reference.py
 
 bench: .venv/.dev .venv-torchx/.made  ## Measure start-up times, also of torchx
 	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python

@@ -13,12 +13,7 @@ from trnslurm.contract.states import OF_A_RUN
 
 ROOT = Path(__file__).parents[2]
 CONCEPTS = ROOT / "docs/concepts.md"
-# Pages that still have words of before.
-LATER = {"data.md", "loader.md"}
-PAGES = [
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
-    *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name not in LATER),
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 # What the glossary's last column names, as it is looked for. "A training run" is fine.
 NOT = {
     "a training": r"\b(?:an?|each|every|another|one|any|no) training\b(?! (?:\[|run|job|step|"

@@ -66,11 +66,11 @@ _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "colum
 _RECIPES = {
     "tokens": "recipes that read token files",
     "bert": "recipes that read shards for BERT",
-    "labelled": "recipes that read labelled rows",
-    "tokens bert": "recipes that read unlabelled text",
-    "bert labelled": "recipes that read samples: shards for BERT, labelled rows",
+    "labelled": "recipes that read labeled rows",
+    "tokens bert": "recipes that read unlabeled text",
+    "bert labelled": "recipes that read samples: shards for BERT, labeled rows",
     "hub": "recipes with a dataset from the Hub",
-    "hub text": "recipes with unlabelled text from the Hub",
+    "hub text": "recipes with unlabeled text from the Hub",
     "published": "recipes without a dataset from the Hub",
 }
 _OF_PROGRAM = (DATASET, CHUNK_BYTES)

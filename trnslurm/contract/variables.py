@@ -49,10 +49,13 @@ class Variable(Meant):
     EXPORT = "TRNSLURM_EXPORT", "the Hugging Face folder that is made of that checkpoint"
     CACHE = "TRNSLURM_CACHE", "the compile cache"
     CACHE_LAYOUT = "TRNSLURM_CACHE_LAYOUT", "one cache for all hosts, or a part for each"
-    CACHE_TRUST = "TRNSLURM_CACHE_TRUST", "users whose graphs are used, beside one's own and root's"
+    CACHE_TRUST = (
+        "TRNSLURM_CACHE_TRUST",
+        "users whose graphs are used, in addition to your own and those of root",
+    )
     GRAPH_KEY = "TRNSLURM_GRAPH_KEY", "the key of the job's graphs"
     COMPILE_CACHE = "TRNSLURM_COMPILE_CACHE", "the graphs of xla-cpu"
-    # Of the servers of roles, beside a training.
+    # Of the servers of roles.
     SERVERS = "TRNSLURM_SERVERS", "the nodes of each role: ROLE=NODE,NODE …"
     APART = "TRNSLURM_APART", "the nodes of a part of the job in another partition"
     OF_DEVICE = "TRNSLURM_OF_DEVICE", "the variables that are set for the training's nodes only"
@@ -66,17 +69,20 @@ class Variable(Meant):
     PROFILE = "TRNSLURM_PROFILE", "after how many steps worker 0 records steps, and how many"
     BEATS = "TRNSLURM_BEATS", "where a node sends its signs of life"
     OTHERS = "TRNSLURM_OTHERS", "the descriptor that ends, for worker 0, when all others have ended"
-    GATE = "TRNSLURM_GATE", "where workers that were started ahead wait"
+    GATE = "TRNSLURM_GATE", "where standby workers wait"
     ASKED = "TRNSLURM_ASKED", "the descriptor to which the script tells what it would start"
-    STANDBY = "TRNSLURM_STANDBY", "the number of the attempt that is started ahead"
+    STANDBY = "TRNSLURM_STANDBY", "the number of the next attempt, whose workers wait"
     EVENT = "TRNSLURM_EVENT", "the event, for the command of a notification"
     STAND_IN_DEVICE = "TRNSLURM_STAND_IN_DEVICE", "what `doctor --run` trains on without devices"
     # A user's, for the command line.
     PATH = "TRNSLURM_PATH", "directories with jobs/, cluster-config/ and templates/"
     CLUSTER = "TRNSLURM_CLUSTER", "the profile that --cluster takes by default"
-    SITE = "TRNSLURM_SITE", "another file of locks beside /etc/trnslurm/site.yaml, to try it"
+    SITE = (
+        "TRNSLURM_SITE",
+        "another file of locks, in addition to /etc/trnslurm/site.yaml, to try it",
+    )
     ON = "TRNSLURM_ON", "the host that --on takes by default"
-    SSH = "TRNSLURM_SSH", "the command in place of ssh"
+    SSH = "TRNSLURM_SSH", "the command to use instead of ssh"
     LOGIN = "TRNSLURM_LOGIN", "set on the other host once its login files are read"
     SANDBOX = "TRNSLURM_SANDBOX", "the sandbox whose shell this is"
     SANDBOXES = "TRNSLURM_SANDBOXES", "the directory of all sandboxes"

@@ -36,7 +36,7 @@ class Option(NamedTuple):
         """Return the help text with the default, which a recipe's key decides if there is one."""
         default = self.otherwise or ("" if self.default is None else str(self.default))
         if of_recipe and self.key:
-            default = "the recipe's" + (f", else {self.otherwise}" if self.otherwise else "")
+            default = "the recipe's" + (f", or {self.otherwise}" if self.otherwise else "")
         return f"{self.help}  [default: {default}]." if default else f"{self.help}."
 
     def problem(self, value: Any) -> str:
@@ -59,7 +59,7 @@ OUTPUT = Option(("--output",), Path, "Output directory", "DIR", key="data.path")
 TEXT = Option(
     ("--text", "--input"),
     Path,
-    "Text, JSON lines or labelled rows; for BERT also WikiExtractor's output",
+    "Text, JSON lines or labeled rows; for BERT also WikiExtractor's output",
     "FILE|DIR",
     many=True,
 )
@@ -109,7 +109,7 @@ TEXT_COLUMN = Option(
     "Text column; give two for pairs",
     "NAME",
     many=True,
-    otherwise="the task's, else text",
+    otherwise="the task's, or text",
     key="data.labelled.text",
 )
 LABEL_COLUMN = Option(
@@ -117,7 +117,7 @@ LABEL_COLUMN = Option(
     str,
     "Label column",
     "NAME",
-    otherwise="the task's, else label",
+    otherwise="the task's, or label",
     key="data.labelled.label",
 )
 LABEL = Option(
@@ -126,7 +126,7 @@ LABEL = Option(
     "Label name; repeat for all labels, in order",
     "NAME",
     many=True,
-    otherwise="the task's, else as found",
+    otherwise="the task's, or as found",
     key="data.labelled.labels",
 )
 MAX_PRED = Option(
@@ -178,7 +178,7 @@ HOLDOUT = Option(
     float,
     "Fraction of documents or rows to hold out for evaluation",
     "SHARE",
-    otherwise="0.005, or 0.1 of labelled rows",
+    otherwise="0.005, or 0.1 of labeled rows",
     key="data.holdout",
     least=0,
     below=1,
