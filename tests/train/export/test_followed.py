@@ -29,7 +29,7 @@ export TRNSLURM_EXPORT="$PWD/exported/step-$TRNSLURM_FOLLOWED_STEP"
 def test_a_followed_checkpoint_is_exported_once(run_dir: Path, tmp_path: Path, monkeypatch) -> None:
     """The training's directory may be gone. What fails is named, and leaves no folder."""
     wanted = logits(model_of(run_dir, 3))
-    parts = ("train", "samples", "saves", "declared.py", "errors.py")
+    parts = ("train", "samples", "datasets", "saves", "mirror", "declared.py", "errors.py")
     Bundle(files=package_files(parts)).write(run_dir)
     shutil.copytree(JOB, run_dir / "code/jobs/gpt2_zero1")
     place = run_dir / "follow/eval"

@@ -122,7 +122,7 @@ def test_what_killed_exports_left_is_removed(export, run_dir):
 
 def test_by_hand(run_dir):
     """As the script's docstring says."""
-    parts = ("train", "samples", "saves", "declared.py", "errors.py")
+    parts = ("train", "samples", "datasets", "saves", "mirror", "declared.py", "errors.py")
     Bundle(files=package_files(parts)).write(run_dir)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
 
