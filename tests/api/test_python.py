@@ -60,6 +60,7 @@ def test_what_is_offered(stable) -> None:
             found[name] = [f"class ({above})", *(member(thing, n) for n in public)]
         else:
             found[name] = [signature(thing)]
+            assert "ForwardRef" not in str(inspect.signature(thing)), "what help() shows"
     found["trnslurm.train"] = sorted(imported_in_pages())
     stable.compare("python.txt", found)
     with pytest.raises(AttributeError, match="no attribute 'paln'"):

@@ -236,7 +236,12 @@ def takes_job(arguments: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         known = arguments.__annotations__
         more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=getattr(kind, "__forward_arg__", kind),  # as the author wrote it
+            )
             for name, kind in known.items()
         ]
         checked = one_line_errors(function)

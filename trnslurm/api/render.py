@@ -22,7 +22,7 @@ from trnslurm.submission.bundles import make_bundle, write_bundle
 def render(
     recipe: PathLike,
     *,
-    nodes: int = 1,
+    nodes: int | str = 1,
     output: PathLike | None = None,
     force: bool = False,
     **job: Unpack[JobArguments],
