@@ -92,7 +92,7 @@ def test_a_crash_starts_again_inside_and_a_resume_outside(user, held) -> None:
     said = user.sandbox.run(shell, feed=ask, environ={"HOME": str(user.home)}).ok
     assert said.split() == [user.sandbox.node_name(2), str(run.path), "1", "2"]
 
-    assert "asked to save" in user.trnslurm("cancel", str(run.path))
+    assert "saving a checkpoint first" in user.trnslurm("cancel", str(run.path))
     run.until("CANCELLED")
     assert run.status()["reason"] == "by trnslurm cancel; saved step 20"
     eventually(lambda: holds(user, held))
