@@ -137,6 +137,7 @@ def test_a_mix_and_a_recipe(run, attempt, run_cli) -> None:
 def test_a_run_without_records_says_who_makes_them(run) -> None:
     with pytest.raises(TrnslurmError, match="has noted no order of samples: recipes do, and"):
         check_order(run)
-    run.order_file.write_text('{"attempt": 1, "begin": "x"}\n[]\nnothing\n')
+    wild = '{"attempt": 1, "begin": 0, "step": 1, "ahead": 0, "global_batch": 4, "samples": "x"}'
+    run.order_file.write_text(f'{{"attempt": 1, "begin": "x"}}\n[]\nnothing\n{wild}\n')
     with pytest.raises(TrnslurmError, match="has noted no order"):
         check_order(run)

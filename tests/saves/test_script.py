@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import trnslurm
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.saves import script
 from trnslurm.saves.memory import HostCopy
+
+from ..processes import run_process
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +168,24 @@ def test_in_a_run_it_is_reported_and_a_newer_attempt_stops_it(tmp_path: Path, mo
     with pytest.raises(RuntimeError, match=r"a newer attempt \(3\) of this run has begun"):
         trnslurm.save(4, state, wait=True)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_directories_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    for step in (2, 3, 4):
+        trnslurm.save(step, training(), directory=tmp_path, keep=1, wait=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000004"]
+
+
+def test_a_last_save_that_fails_ends_the_script_with_an_error(tmp_path: Path) -> None:
+    place = tmp_path / "a file"
+    place.touch()
+    program = "import sys, trnslurm\ntrnslurm.save(1, {'a': 1}, directory=sys.argv[1])"
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(trnslurm.__file__).parents[1])}
+    done = run_process([sys.executable, "-c", program, place / "below"], env=env)
+    assert (done.code, done.err.splitlines()[-1]) == (
+        1, f"error: no checkpoint of step 1: Not a directory: '{place}/below'",
+    )  # fmt: skip
 
 
 def test_a_save_that_fails_is_told_and_leaves_the_one_before(tmp_path, monkeypatch, capfd) -> None:

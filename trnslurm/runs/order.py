@@ -105,13 +105,21 @@ def _read(run: RunDir) -> tuple[dict[int, Any], dict[int, list[Any]], dict[int, 
         if not all(isinstance(line.get(key), int) for key in ("attempt", "step", "ahead")):
             continue
         attempt = line["attempt"]
-        if isinstance(line.get("begin"), int) and isinstance(line.get("global_batch"), int):
+        if isinstance(line.get("begin"), int) and _is_order(line):
             begins[attempt] = line
             parts[attempt] = []
         parts.setdefault(attempt, []).append(line)
         if isinstance(line.get("differ"), list):
             differ[attempt] = line["differ"]
     return begins, parts, differ
+
+
+def _is_order(line: dict[str, Any]) -> bool:
+    """Check what decides an order: the run of another user may say anything."""
+    size, count, mix = line.get("global_batch"), line.get("samples"), line.get("mix")
+    numbers = isinstance(size, int) and size > 0 and isinstance(line.get("seed"), int)
+    known = count is None if mix else isinstance(count, int) and count > 0
+    return numbers and known and (line.get("joined") is True or "drop_last" in line)
 
 
 def _stretches(begins: dict[int, Any], parts: dict[int, list[Any]], last: int) -> Iterator[Stretch]:
@@ -189,7 +197,7 @@ def _count(found: Order, facts: Any) -> None:
         found.counted = False
         return
     found.epochs = found.seen // found.samples
-    found.counted = found.seen <= _MOST_SAMPLES
+    found.counted = max(found.seen, found.samples) <= _MOST_SAMPLES
     if found.counted:
         missing = times_seen(facts, [range(1, last)]) - times_seen(facts, done)
         found.missed = int(missing[missing > 0].sum())

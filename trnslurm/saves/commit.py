@@ -16,6 +16,7 @@ import torch.distributed as dist
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, step_of, temporary_name
 from trnslurm.saves import directory
 from trnslurm.saves.manifest import (
+    NAME,
     DamagedError,
     Manifest,
     check_files,
@@ -218,8 +219,8 @@ class Saving:
             for checkpoint in checkpoints_in(self.root):
                 if keep_last > 0:
                     keep_last -= _looks_whole(checkpoint)
-                elif checkpoint == best:
-                    continue
+                elif checkpoint == best or not (checkpoint / NAME).exists():
+                    continue  # without a manifest it may be somebody else's
                 elif not keep_every or (step_of(checkpoint.name) or 0) % keep_every:
                     directory.remove(checkpoint, self.manifest.attempt)
         except OSError as error:

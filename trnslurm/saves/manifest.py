@@ -14,6 +14,8 @@ from trnslurm.contract.files import open_file, sha256_of
 from trnslurm.saves.directory import fsync_directory, fsync_file
 
 NAME = "manifest.json"
+OF_SCRIPTS = "trnslurm.save/1"
+"""The format of the checkpoints of trnslurm.save."""
 # hashlib lets other threads run; no disk feeds more threads than these.
 HASH_THREADS = 8
 

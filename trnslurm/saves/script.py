@@ -39,6 +39,7 @@ from trnslurm.saves.background import in_background
 from trnslurm.saves.commit import Exchange, SaveOutcome, Saving
 from trnslurm.saves.manifest import (
     NAME,
+    OF_SCRIPTS,
     DamagedError,
     check_sizes,
     file_name,
@@ -52,7 +53,6 @@ from trnslurm.saves.pieces import Files, Part, fingerprint, parts_of, to_write
 from trnslurm.saves.state import load_part, saved_of
 from trnslurm.saves.values import decode, encode
 
-FORMAT = "trnslurm.save/1"
 _PATIENCE_S = 1800.0
 # Hashing the largest checkpoint from a slow disk may take long.
 _ELECTION_S = 2 * 3600.0
@@ -111,7 +111,7 @@ class _Manifest:
     values: dict[str, Any]
     """What is not a tensor, and which tensors there are."""
     files: dict[str, Any] = field(default_factory=dict)
-    format: str = FORMAT
+    format: str = OF_SCRIPTS
 
     def with_files(self, files: dict[str, Any]) -> _Manifest:
         return replace(self, files=files)
@@ -183,11 +183,22 @@ class _Saver:
 
     def _write(self, saving: Saving) -> SaveOutcome:
         if not self._swept:  # the same on all workers: before any of them writes
-            self._sweep()
-            self._say("swept", {})
+            failure = ""
+            try:
+                self._sweep()
+            except OSError as error:
+                failure = f"{error.strerror}: '{error.filename or self.root}'"
+            self._swept = not (
+                failure := str(self._say(saving.topic, {"failed": failure})["failed"])
+            )
+            if failure:
+                return SaveOutcome(saving.manifest.step, 0, failure, "", saving.stall_s, 0.0)
         outcome = saving.run()
         if self.rank == 0 and not outcome.failure and not outcome.overtaken:
-            calls.saved(outcome.step, self.root / checkpoint_name(outcome.step))
+            try:
+                calls.saved(outcome.step, self.root / checkpoint_name(outcome.step))
+            except OSError as error:
+                return replace(outcome, warning=f"it cannot be reported ({error.strerror})")
         return outcome
 
     def settle(self, *, strict: bool = False) -> None:
@@ -311,7 +322,7 @@ class _Saver:
             if not (checkpoint / NAME).exists():
                 raise RuntimeError(_foreign(checkpoint)) from None
             return str(error)
-        if values.get("format") != FORMAT:
+        if values.get("format") != OF_SCRIPTS:
             raise RuntimeError(_foreign(checkpoint))
         mine = sorted(values["files"])[self.rank :: self.world]
         try:
@@ -388,6 +399,13 @@ def _saver(directory: str | os.PathLike[str] | None) -> _Saver:
 
 def _finish() -> None:
     """Wait for the last save, unless this process fails anyway: then the others may be gone."""
-    if not hasattr(sys, "last_value"):
+    if hasattr(sys, "last_value"):
+        return
+    try:
         for saver in _savers.values():
             saver.settle(strict=True)
+    except Exception as error:  # Python would ignore it here, and end with code 0
+        print(f"error: {error}", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)

@@ -22,14 +22,20 @@ from torch import Tensor, nn
 from trnslurm.contract.checkpoints import checkpoints_in
 from trnslurm.contract.files import open_file, read_file
 from trnslurm.contract.rundir import CHECKPOINTS
-from trnslurm.saves.manifest import NAME, DamagedError, check_files, hash_files, unsealed
+from trnslurm.saves.manifest import (
+    NAME,
+    OF_SCRIPTS,
+    DamagedError,
+    check_files,
+    hash_files,
+    unsealed,
+)
 from trnslurm.saves.pieces import Files, Part
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.errors import TrainError
 
 _INDEX = ".metadata"
 _MOST_INDEX = 1 << 30
-_OF_SAVE = "trnslurm.save/1"
 # torch/distributed/checkpoint/metadata.py and filesystem.py, torch 2.4 to 2.14; a storage_meta
 # names its directory.
 _CLASSES = {
@@ -136,7 +142,7 @@ def _open(path: Path) -> "_Tensors | None":
             values = unsealed(read_file(path / NAME, 1 << 30))
         except DamagedError:
             return None  # of trnslurm, and damaged
-        if values.get("format") != _OF_SAVE:
+        if values.get("format") != OF_SCRIPTS:
             return None
         check_files(path, values["files"])
         hash_files(path, values["files"])

@@ -167,6 +167,7 @@ class TrainingRun:
             gradients,
             lambda worker, step: worker_units(self.plan, worker=worker, step=step)[0],
             every=every,
+            settle=self._checkpoints.wait,
         )
 
     def _note_order(self, done: int) -> None:

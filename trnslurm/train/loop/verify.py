@@ -54,17 +54,20 @@ class Verification:
         first_unit: Callable[[int, int], Unit],
         *,
         every: int,
+        settle: Callable[[], None],
         store: Store | None = None,
     ) -> None:
         """Prepare to compare every so many steps.
 
         `gradients` are zero between steps. `first_unit` returns a worker's first unit of a step.
+        `settle` waits for the checkpoint that is being written.
         """
         self._device = device
         self._environment = environment
         self._gradients = gradients
         self._first_unit = first_unit
         self._every = every
+        self._settle = settle
         self._store = open_store("verify", store)
         self._last = 0
         """The step before which all workers were equal."""
@@ -137,8 +140,10 @@ class Verification:
 
     def _leave(self, step: int, line: str, node: int | None) -> None:
         here = self._environment
+        self._settle()
         if here.rank == 0:
-            self._set_aside()
+            with suppress(OSError):
+                self._set_aside()
             facts: dict[str, Any] = {"time": time.time(), "line": line, "step": step}
             facts |= {} if node is None else {"node": node}
             with suppress(OSError):
@@ -169,7 +174,6 @@ def judge(all_: list[list[str]]) -> Verdict:
     All is of the first units of a step: own, next; own, next, the one after.
     """
     world = len(all_)
-    found = Verdict(ends=True)
     for worker in range(world):
         before = (worker - 1) % world
         own, other = {all_[worker][0], all_[worker][2]}, {all_[before][1], all_[before][3]}
@@ -184,8 +188,7 @@ def judge(all_: list[list[str]]) -> Verdict:
             return Verdict(before, _agreed(worker, worker - 2, world, third in own))
         if third is None:
             return Verdict(None, (before, worker))
-        found = Verdict(ends=True)
-    return found
+    return Verdict(ends=True)
 
 
 def _agreed(one: int, other: int, world: int, both: bool) -> tuple[int, ...]:
