@@ -15,7 +15,7 @@ NOT_EVALUATED = ("--set", "train.eval_every=0")
 
 @pytest.fixture
 def said(site, cli):
-    """Submit with data, on this machine; give what is said of it."""
+    """Submit with data on this machine, and return the lines about the data."""
 
     def submit(data: Path | str, *options: str, cluster: str = "local") -> str:
         done = cli(*SUBMIT, "--cluster", cluster, "--set", f"data.path={data}", *options)
