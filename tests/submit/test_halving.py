@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from trnslurm.contract.halving import read_halving, read_place
+from trnslurm.contract.states import State
 from trnslurm.node import rung
 from trnslurm.records.run import RunDir
+from trnslurm.runs.halving import Rungs
 from trnslurm.runs.status import run_status, statuses_of
 
 from ..toy_site import Site, write_attempt
@@ -204,6 +206,19 @@ def test_the_words_of_a_run(runs, fake_slurm, cli) -> None:
     assert told["halving"]["rungs"][1] == {"runs": 2, "stop_at": 18000, "job": "1002"}
     table = cli("status", runs[0].record().group).out
     assert "  1/3      3  COMPLETED   9000/36000" in table
+
+
+def test_a_run_that_moves_while_it_is_looked_at(runs) -> None:
+    """The last rung's mark beside the record of the rung before is no completed run."""
+    for number, run in enumerate(runs):
+        end(run, 9000, float(number))
+    rung.take(sweep_of(runs) / "rung-2", 1, "1002_1")
+    end(runs[0], 18000, 1.0, attempt=2)
+    before = runs[0].record()
+    rung.take(sweep_of(runs) / "rung-3", 1, "1003_1")
+    told = Rungs().tell(runs[0], before, State.COMPLETED)
+    assert told and (told.state, told.reason) == (State.REQUEUED, "it continues in its next rung")
+    assert Rungs().tell(runs[0], runs[0].record(), State.COMPLETED) is None
 
 
 def test_cancelled_and_resumed(runs, fake_slurm, cli) -> None:

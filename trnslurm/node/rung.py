@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from trnslurm.contract.attempt import TRAIN
 from trnslurm.contract.files import read_json, read_json_lines, write_json, write_json_once
@@ -108,12 +109,21 @@ def _why_not(run: RunFiles, number: int, *, taken: bool) -> str:
 
 
 def _move(run: RunFiles, halving: Halving, number: int, job: str) -> None:
-    """Note in a run's files that it goes on in this rung, as a task of this job."""
-    write_json(run.rung_file, place_in(halving.rungs, number))
+    """Note in a run's files that it goes on in this rung, as a task of this job.
+
+    The record is first: who has an older one sees that, and not a run at the end of its last rung.
+    """
     record = read_json(run.record_file)
+    if record.get("jobs", {}).get(TRAIN) != job:  # otherwise the task was requeued
+        write_json(run.record_file, _moved(run, record, halving, number, job))
+    write_json(run.rung_file, place_in(halving.rungs, number))
+
+
+def _moved(
+    run: RunFiles, record: dict[str, Any], halving: Halving, number: int, job: str
+) -> dict[str, Any]:
+    """Return the record of a run that goes on as a task of this job."""
     jobs = record.get("jobs", {})
-    if jobs.get(TRAIN) == job:  # the task was requeued
-        return
     before = {
         "nodes": record["nodes"],
         "jobs": jobs,
@@ -121,14 +131,13 @@ def _move(run: RunFiles, halving: Halving, number: int, job: str) -> None:
         "reason": f"rung {number - 1} of {len(halving.rungs)}",
         "resumed": utc_time(),
     }
-    record |= {
+    return record | {
         "jobs": {**jobs, TRAIN: job},
         "depends": "",
         "behind": "",
         "earlier": {**record.get("earlier", {}), TRAIN: max(run.attempt_numbers(TRAIN), default=0)},
         "history": [*record.get("history", []), before],
     }
-    write_json(run.record_file, record)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ class Rungs:
         if found is None:
             return None
         at, halving = found
+        if RunDir(run.path).record().jobs != record.jobs:  # it moved to its next rung meanwhile
+            return Told(state=State.REQUEUED, reason="it continues in its next rung")
         sweep, words = sweep_of(run, record), at.words
         ranking = self._ranking(sweep, at.rung)
         if state is not State.COMPLETED or at.rung == at.rungs:
