@@ -236,7 +236,7 @@ def test_python_takes_what_the_command_takes(name: str) -> None:
     assert command
     printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach", "--csv"}
     in_words = {"-m", "--per"}  # as a recipe `-m MODULE`, and as a launcher
-    in_words |= {"--each-checkpoint-of", "--every"}  # no run comes of it at once
+    in_words |= {"--each-checkpoint-of", "--every", "--patience"}  # no run comes of it at once
     in_words |= {"--again"}  # of trnslurm.pipeline
     words = {p.opts[-1] for p in command.params} - printing - _OF_A_SWEEP - in_words
     named = {"--set": "settings", "--from": "from_run", "--in": "in_job"}

@@ -111,6 +111,33 @@ def test_workers_save_before_the_node_hours_are_used(script: Script) -> None:
     assert not script.bench.has("begun")
 
 
+def test_a_run_that_needs_no_more_steps_is_complete(script: Script) -> None:
+    """Also if it starts again: Slurm may requeue it as it ends."""
+    run = RunFiles(script.bench.directory)
+    run.state.mkdir(exist_ok=True)
+    script.with_change("trnslurm.node.attempt.machine as m; m.LOOK_S = 0.05")
+    enough = '{"why": "eval/accuracy was best at step 7: 0.5"}'
+    script.step(f"echo '{enough}' > state/enough.json\n" + STOPS + SAVES)
+    assert script.run() == 0
+    why = "ended early: eval/accuracy was best at step 7: 0.5"
+    assert script.ended() == ("COMPLETED", f"{why}; saved step 20")
+    assert script.state(1)["cause"] == "enough"
+    script.step("touch begun\n")
+    assert script.run(attempt=2) == 0
+    assert (script.state(2)["state"], script.state(2)["reason"]) == ("COMPLETED", why)
+    assert not script.bench.has("begun")
+
+
+def test_a_script_that_cannot_stop_is_ended_once_it_needs_no_more(script: Script) -> None:
+    script.with_change(
+        "trnslurm.node.attempt.machine as m, trnslurm.node.caps as c; "
+        "m.LOOK_S = c._ENOUGH_GRACE_S = 0.05"
+    )
+    script.step('echo \'{"why": "x"}\' > state/enough.json; exec sleep 600\n')
+    assert script.run() == 0
+    assert script.ended() == ("COMPLETED", "ended early: x")
+
+
 def test_workers_that_do_not_stop_are_ended(script: Script) -> None:
     script.bench.script("caps.json", json.dumps(HOURS | {"node_hours": 1e-9}))
     script.with_change(

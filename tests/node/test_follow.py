@@ -10,6 +10,8 @@ import pytest
 
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.node import follow
+from trnslurm.records.run import RunDir
+from trnslurm.runs.followers import followers_of
 
 SBATCH = """#!/bin/bash
 [ ! -e ../refused ] || { echo "sbatch: error: $(cat ../refused)" >&2; exit 1; }
@@ -34,8 +36,8 @@ class Training:
         (place / "run.json").write_text('{"run": "eval", "name": "eval", "jobs": {}}')
         self.rule()
 
-    def rule(self, every: int = 0, at_most: int = 2) -> None:
-        rule = {"every": every, "at_most": at_most}
+    def rule(self, every: int = 0, at_most: int = 2, **more: object) -> None:
+        rule = {"every": every, "at_most": at_most, **more}
         (self.files.follow / "eval/rule.json").write_text(json.dumps(rule))
 
     def exports(self) -> None:
@@ -60,6 +62,24 @@ class Training:
 
     def own(self, step: int) -> Path:
         return self.root / f"gpt.eval-{step}"
+
+    def end(self, step: int, state: str = "COMPLETED", **numbers: float) -> None:
+        """End the job for a checkpoint."""
+        run = RunFiles(self.own(step))
+        run.state.mkdir(exist_ok=True)
+        run.state_file("train", 1).write_text(json.dumps({"state": state}))
+        if numbers:
+            run.metrics_file.write_text(json.dumps({"attempt": 1, "step": 1, **numbers}) + "\n")
+
+    def score(self) -> None:
+        """Look as one of these jobs does when it ends."""
+        assert follow.main([str(self.files.path), "--score"]) == 0
+
+    @property
+    def best(self) -> list[str]:
+        """What is kept as the best."""
+        kept = self.files.best_checkpoints("eval")
+        return [path.name for path in kept.iterdir()] if kept.is_dir() else []
 
 
 @pytest.fixture
@@ -182,11 +202,79 @@ def test_a_checkpoint_is_let_go_when_its_job_has_completed(
     training.look()
     export = training.own(10) / "exported/step-10"
     export.mkdir(parents=True)
-    file = RunFiles(training.own(10)).state_file("train", 1)
-    file.parent.mkdir()
-    file.write_text(json.dumps({"state": state}))
+    training.end(10, state)
     training.look()
     assert (training.own(10) / "followed/checkpoint").exists() == left
     assert (training.own(10) / "followed/run").exists() == left
     assert export.exists() == left
     assert (training.files.checkpoints / "step-00000010/part/weights").exists()
+
+
+@pytest.mark.parametrize(
+    ("highest", "best"), [(True, ["step-00000020"]), (False, ["step-00000010"])]
+)
+def test_the_best_checkpoint_stays(training: Training, highest: bool, best: list[str]) -> None:
+    """Whoever looks, in whichever order the jobs end, and though keep_last deletes the others."""
+    training.rule(metric="accuracy", highest=highest)
+    training.save(10, 20, 30)
+    training.look()
+    shutil.rmtree(training.files.checkpoints)
+    training.end(30, accuracy=0.5)
+    training.score()
+    assert training.best == ["step-00000030"]
+    training.end(10, accuracy=0.4)
+    training.end(20, accuracy=0.7)
+    asked = training.look()
+    assert training.best == best and training.look() == asked
+    assert not (training.own(20) / "followed/step-00000020").exists(), "it is let go"
+    (follower,) = followers_of(RunDir(training.files.path))
+    assert follower.best and follower.best.checkpoint.endswith(best[0])
+    assert f"best: step {best[0][-2:]}, {0.7 if highest else 0.4}, kept as /" in follower.words
+    training.save(40)
+    training.look()
+    assert {path.name for path in training.own(40).iterdir()} == {
+        *("code", "logs", "train.sbatch", "run.json", "followed")
+    }
+
+
+def test_a_death_between_two_bests(training: Training) -> None:
+    """The link of the best is there before its score, and a link without a score is no best."""
+    training.rule(metric="loss")
+    training.save(10, 20)
+    training.look()
+    training.end(10, loss=2.0)
+    training.score()
+    (training.files.best_checkpoints("eval") / "step-00000020").mkdir()
+    (follower,) = followers_of(RunDir(training.files.path))
+    assert follower.best and follower.best.checkpoint.endswith("10")
+    training.end(20, loss=3.0)
+    training.score()
+    assert training.best == ["step-00000010"]
+
+
+def test_a_training_that_gets_no_better_is_asked_to_end(training: Training) -> None:
+    training.rule(metric="accuracy", highest=True, patience=2)
+    enough = training.files.enough_file
+    enough.parent.mkdir()
+    training.save(10, 20, 30, 40, 50, 60)
+    training.look()
+    training.end(10, accuracy=0.4)
+    training.end(20, accuracy=0.7)
+    training.end(30, "FAILED")
+    training.end(40, accuracy=0.7)
+    training.score()
+    assert not enough.exists(), "one that failed does not count"
+    training.end(50, accuracy=float("nan"))
+    training.score()
+    assert not enough.exists(), "nor does one that has no number"
+    training.end(60, accuracy=0.6)
+    training.score()
+    assert json.loads(enough.read_text())["why"] == "eval/accuracy was best at step 20: 0.7"
+    enough.unlink()  # as resume does
+    training.save(70, 80)
+    training.look()
+    assert not enough.exists()
+    training.end(70, accuracy=0.1)
+    training.end(80, accuracy=0.2)
+    training.look()
+    assert enough.exists(), "as many more were awaited"

@@ -1115,7 +1115,8 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     assert "TRNSLURM_FOLLOWED=$(readlink -f followed/checkpoint)\n" in script
     node = (run.follow / "eval/node.sh").read_text()
     assert '--model="$TRNSLURM_FOLLOWED"' in node and '"$TRNSLURM_FOLLOWED_STEP"' in node
-    assert json.loads((run.follow / "eval/rule.json").read_text()) == {"every": 10, "at_most": 1}
+    rule = {"every": 10, "at_most": 1, "metric": "", "highest": False, "patience": 0}
+    assert json.loads((run.follow / "eval/rule.json").read_text()) == rule
     assert [f["runs"] for f in json.loads(cli("status", run.name, "--json").out)["followers"]] == [
         0
     ]
@@ -1124,16 +1125,22 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
 
     group = trnslurm.each_checkpoint(
         str(run.path), "./train.py", cluster="pc", name="other", time=60, arguments=["{step}"],
-        settings={"device": "cuda", "instance_type": "p4d.24xlarge"},
+        settings={"device": "cuda", "instance_type": "p4d.24xlarge"}, highest="f1", patience=3,
     )  # fmt: skip
-    assert group == f"{run.name}.other" and (run.follow / "other/rule.json").exists()
+    rule = json.loads((run.follow / "other/rule.json").read_text())
+    assert (rule["metric"], rule["highest"], rule["patience"]) == ("f1", True, 3)
+    assert group == f"{run.name}.other"
     assert fake_slurm.calls("sbatch") == queued
 
     def refused(*options: str, place: str = "{step}") -> str:
         return str(cli("submit", "./train.py", *options, "--", place).err)
 
     assert "no place {checkpoint}" in refused(*slurm, place="{checkpoint}")
-    assert "--every is for --each-checkpoint-of" in refused(*slurm, "--every", "3")
+    assert "--every requires --each-checkpoint-of" in refused(*slurm, "--every", "3")
+    assert "--patience needs --lowest METRIC or" in refused(*slurm, *follows, "--patience", "3")
+    both = ("--lowest", "loss", "--highest", "f1")
+    assert "name one metric, and one of the two" in refused(*slurm, *follows, *both)
+    assert "are for --halving and --each-checkpoint-of" in refused(*slurm, *both)
     assert "--sweep" in refused(*slurm, *follows, "--sweep", "seed=1,2")
     assert "needs jobs of Slurm" in refused("--cluster", "local", *follows)
     recipe = cli("submit", "gpt2_zero1", "--preset", "tiny", *slurm, *follows).err

@@ -197,13 +197,17 @@ trnslurm.report(step=int(step), accuracy=int(step) / 100)
 
 
 def test_a_job_follows_each_checkpoint(user: User, project: Path) -> None:
-    """Also of a training that is killed and starts again, which a failed job does not harm."""
+    """Also of a training that is killed and starts again, which a failed job does not harm.
+
+    It ends once newer checkpoints are no better, and the best one stays.
+    """
     (project / "evaluates.py").write_text(EVALUATES)
     batch = ("--set", "batch.global_batch=16", "--set", "batch.micro_batch=2")
-    given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps 100"
+    given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps 3000"
     given += " --out {checkpoints} --pause 0.1"
     run = submit(user, project / "told.py", "--time", "30", *batch, "--", *given.split())
     follows = ("--each-checkpoint-of", run.path.name, "--every", "20", "--at-most", "2")
+    follows += ("--lowest", "accuracy", "--patience", "2")
     options = user.options(1, "devices=[cpu]", "workers_per_node=1")
     words = (*options, *follows, "--time", "5", "--name", "eval", "--", "{checkpoint}", "{step}")
     user.trnslurm("submit", str(project / "evaluates.py"), *words)
@@ -216,15 +220,21 @@ def test_a_job_follows_each_checkpoint(user: User, project: Path) -> None:
         facts = json.loads(user.trnslurm("status", f"{run.path.name}.eval", "--json"))["runs"]
         return {each["values"]["step"]: each["state"] for each in facts}
 
-    ends = dict.fromkeys(map(str, (20, 40, 60, 80, 100)), "COMPLETED") | {"40": "FAILED"}
-    eventually(lambda: own() == ends)
-    facts = json.loads(user.trnslurm("status", run.path.name, "--json"))["followers"]
-    assert [(f["runs"], f["step"], f["numbers"], f["problem"]) for f in facts] == [
-        (5, 100, {"accuracy": 1.0}, "")
-    ]
+    eventually(lambda: {*own().values()} <= {"COMPLETED", "FAILED"})
+    ends = own()
+    assert [*map(int, ends)] == [*range(20, 20 * len(ends) + 1, 20)] and len(ends) >= 4
+    assert [step for step, state in ends.items() if state == "FAILED"] == ["40"]
+    told = run.status()
+    assert told["reason"].startswith("ended early: eval/accuracy was best at step 20: 0.2; saved")
+    (facts,) = told["followers"]
+    last = 20 * len(ends)
+    assert (facts["runs"], facts["step"], facts["problem"]) == (len(ends), last, "")
+    assert facts["numbers"] == {"accuracy": last / 100}
+    assert (facts["best"]["step"], facts["best"]["score"]) == (20, 0.2)
+    assert Path(facts["best"]["checkpoint"]).exists()
     found = {line["step"]: line["eval/accuracy"] for line in RunDir(run.path).steps()
              if "eval/accuracy" in line}  # fmt: skip
-    assert found == {20: 0.2, 60: 0.6, 80: 0.8, 100: 1.0}
+    assert found == {step: step / 100 for step in map(int, ends) if step != 40}
 
 
 def test_each_task_of_a_job_array_is_a_run(user: User, project: Path) -> None:

@@ -144,3 +144,14 @@ def test_the_next_run_of_a_chain_waits_again_unless_it_has_begun(
     assert cli("resume", a.path).code == 0
     submitted = {call.cwd for call in fake_slurm.calls("sbatch")}
     assert submitted == ({a.path} if begun else {a.path, b.path})
+
+
+def test_it_continues_after_an_end_for_want_of_better_checkpoints(ended, fake_slurm, cli) -> None:
+    ended.enough_file.write_text('{"why": "eval/f1 was best at step 6: 0.5"}')
+    why = "ended early: eval/f1 was best at step 6: 0.5; saved step 12"
+    job = ended.record().jobs["train"]
+    write_attempt(ended, "train", 1, state="COMPLETED", job_id=job, reason=why, cause="enough")
+    shown = cli("status", "last").out
+    assert shown.startswith(f"{ended.name}: COMPLETED ({why})\n") and "\nnext: " not in shown
+    assert cli("resume", "last").err.startswith(f"{ended.name} continues after step 12, from ")
+    assert not ended.enough_file.exists()

@@ -129,16 +129,29 @@ def each_checkpoint(
     nodes: int | str = 1,
     every: int | None = None,
     at_most: int = 1,
+    lowest: str = "",
+    highest: str = "",
+    patience: int | None = None,
     **job: Unpack[SubmitArguments],
 ) -> str:
     """Start a job for each checkpoint of a run; return the name of these runs, for `runs`.
+
+    The checkpoint with the `lowest` or `highest` value of a metric is kept. The run ends early when
+    `patience` newer checkpoints are no better.
 
     The other arguments are those of `submit`, for every job; docs/follow.md has more.
     """
     console = PythonConsole(detach=True)
     of = run if isinstance(run, Run) else Run(run, path=job.get("path", ()))
     steps = 0 if every is None else whole("every", every)
-    rule = Rule(run=RunDir(of.directory), every=steps, at_most=whole("at_most", at_most))
+    rule = Rule.of(
+        RunDir(of.directory),
+        every=steps,
+        at_most=whole("at_most", at_most),
+        lowest=lowest,
+        highest=highest,
+        patience=0 if patience is None else whole("patience", patience),
+    )
     options = replace(options_of(recipe, nodes, job), follows=of.name)
     submission = propose(Request(options=options), console)
     check(rule, submission)

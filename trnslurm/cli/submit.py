@@ -81,10 +81,10 @@ _OF_A_BUNDLE = {
     help="Stop bad runs of a sweep early: the best 1/N continue to N times as many steps.",
 )
 @click.option(
-    "--lowest", metavar="METRIC", help="With --halving: the best run has the lowest METRIC."
+    "--lowest", metavar="METRIC", help="The best run, or checkpoint, has the lowest METRIC."
 )
 @click.option(
-    "--highest", metavar="METRIC", help="With --halving: the best run has the highest METRIC."
+    "--highest", metavar="METRIC", help="The best run, or checkpoint, has the highest METRIC."
 )
 @click.option(
     "--each-checkpoint-of",
@@ -98,6 +98,12 @@ _OF_A_BUNDLE = {
     type=click.IntRange(min=1),
     metavar="N",
     help="With --each-checkpoint-of: take one checkpoint in every N steps.",
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --each-checkpoint-of: end that run when N newer checkpoints are no better.",
 )
 @click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
 @click.option(
@@ -140,6 +146,7 @@ def submit_command(
     chain: bool,
     each_checkpoint_of: str | None,
     every: int | None,
+    patience: int | None,
     again: tuple[str, ...],
     holder: str | None,
     console: Terminal,
@@ -230,7 +237,9 @@ def submit_command(
     if again:
         raise click.UsageError("--again is for the stages of a pipeline, a YAML file")
     sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
-    halving = _halving(bool(sweep or file), *map(options.pop, ("halving", "lowest", "highest")))
+    lowest, highest = options.pop("lowest"), options.pop("highest")
+    follows = each_checkpoint_of is not None
+    halving = _halving(bool(sweep or file), options.pop("halving"), lowest, highest, follows)
     refuse_pairs({"--after": options["after"], "--in": holder})
     rule = None
     if each_checkpoint_of is not None:
@@ -239,10 +248,18 @@ def submit_command(
         from trnslurm.submission.follow import Rule
 
         followed = find_run(each_checkpoint_of, run_roots(options["workspace"]))
-        rule = Rule(run=followed, every=every or 0, at_most=at_most or 1)
+        rule = Rule.of(
+            followed,
+            every=every or 0,
+            at_most=at_most or 1,
+            lowest=lowest,
+            highest=highest,
+            patience=patience or 0,
+        )
         options["follows"] = followed.name
-    elif every:
-        raise click.UsageError("--every is for --each-checkpoint-of")
+    elif every or patience:
+        name = "--every" if every else "--patience"
+        raise click.UsageError(f"{name} requires --each-checkpoint-of")
     if rendered is not None:
         _refuse_options()
         request = Request(
@@ -300,12 +317,13 @@ def _submit_pipeline(
 
 
 def _halving(
-    sweeps: bool, text: str | None, lowest: str | None, highest: str | None
+    sweeps: bool, text: str | None, lowest: str | None, highest: str | None, follows: bool
 ) -> Asked | None:
     """Return how bad runs of a sweep are stopped early, or None if they are not."""
     if text is None:
-        if lowest or highest:
-            raise click.UsageError("--lowest and --highest are for --halving")
+        if (lowest or highest) and not follows:
+            raise click.UsageError("--lowest and --highest are for --halving and "
+                                   "--each-checkpoint-of")  # fmt: skip
         return None
     if not sweeps:
         raise click.UsageError("--halving is for --sweep")

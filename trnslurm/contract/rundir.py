@@ -172,8 +172,12 @@ class RunFiles(Frozen, kw_only=False):
         """Why Slurm takes no more of a follower's jobs."""
         return self.follow / follower / "problem.json"
 
+    def best_checkpoints(self, follower: str) -> Path:
+        """The checkpoint with the best score of a follower's runs, under its own name."""
+        return self.follow / follower / "best"
+
     def mark_file(self, follower: str, step: int) -> Path:
-        """Which run, and which job, a checkpoint has got."""
+        """Which run, and which job, a checkpoint has got, and its score."""
         return self.follow / follower / f"step-{step:08d}.json"
 
     def mark_files(self, follower: str) -> dict[int, Path]:
@@ -292,6 +296,11 @@ class RunFiles(Frozen, kw_only=False):
     def cancelled_file(self) -> Path:
         """Exists once a user cancelled the run: Slurm may forget a job that never started."""
         return self.state / "cancelled.json"
+
+    @property
+    def enough_file(self) -> Path:
+        """Exists once the run is to end early, and says why: newer checkpoints are no better."""
+        return self.state / "enough.json"
 
     @property
     def rung_file(self) -> Path:

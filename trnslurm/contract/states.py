@@ -93,6 +93,8 @@ class EndCause(Name):
     """It starts again on more nodes."""
     CAP = "cap"
     """The run has used what it may."""
+    ENOUGH = "enough"
+    """Its newer checkpoints are no better."""
     REPEATS = "repeats"
     """The attempt began where the one before it had begun."""
     TIME_LIMIT = "time limit"

@@ -1,6 +1,7 @@
-"""Keeps a run, or all runs of its sweep, within what it may use over all attempts.
+"""Keeps a run, or all runs of its sweep, within what it may use over all attempts, or needs.
 
 caps.json has the caps. What was used is in the state files: an attempt's times and its job's nodes.
+enough.json says that the run needs no more steps.
 """
 
 import glob
@@ -12,6 +13,7 @@ from typing import Any
 from trnslurm.contract.attempt import Attempt, read_attempt
 from trnslurm.contract.files import read_json
 from trnslurm.contract.rundir import RunFiles
+from trnslurm.contract.states import EndCause
 from trnslurm.contract.times import seconds_of
 from trnslurm.node.state import HEARTBEAT_S
 
@@ -21,6 +23,7 @@ _LOOK_S = 600.0
 # As for a time limit: slurm.stop_before_s, and at most this share of all.
 _SHARE = 0.2
 _LEAST_GRACE_S = 20.0
+_ENOUGH_GRACE_S = 300.0
 
 
 class Caps:
@@ -52,17 +55,24 @@ class Caps:
         who = "its sweep" if _group(self._run) else "it"
         return f"{who} has used its {self.node_hours:g} node-hours ({key})" if key else ""
 
-    def near(self) -> str:
-        """Return the key of the cap on node-hours, if the time for the last save has come."""
+    def enough(self) -> str:
+        """Return why the run needs no more steps, or an empty text if it does."""
+        return str(read_json(self._run.enough_file).get("why", ""))
+
+    def near(self) -> EndCause:
+        """Return why the time for the last save has come, if it has."""
+        if self.enough():
+            self.grace_s = max(self._early_s, _ENOUGH_GRACE_S)
+            return EndCause.ENOUGH
         if not self.node_hours or time.monotonic() < self._look_at:
-            return ""
+            return EndCause.NONE
         used, nodes = self._used()
         hour_s = 3600 / max(nodes, 1)
         early_s = min(self._early_s, _SHARE * self.node_hours * hour_s)
         wait_s = (self.node_hours - used) * hour_s - early_s
         self._look_at = time.monotonic() + min(wait_s, _LOOK_S)
         self.grace_s = max(early_s, _LEAST_GRACE_S)
-        return self.key if wait_s <= 0 else ""
+        return EndCause.CAP if wait_s <= 0 else EndCause.NONE
 
     def _used(self) -> tuple[float, int]:
         """Return the node-hours of all attempts, and how many nodes run now."""

@@ -84,6 +84,8 @@ class Facts(Frozen):
     """Whether it would have other nodes."""
     capped: str = ""
     """Why no other attempt may follow: the run has used what it may."""
+    enough: str = ""
+    """Why the run needs no more steps; empty: it does."""
     lacks: str = ""
     """Why it may not be complete although it ended with 0: its workers never joined, say."""
     newer: int = 0
@@ -144,6 +146,9 @@ def _ending(facts: Facts) -> Ending:
         why = facts.last.reason if here else f"{by}not by trnslurm cancel"
         why = f"its step, or job {holder}, was ended, not by trnslurm cancel" if step else why
         return _final(State.STOPPED if stopped else State.CANCELLED, _and(why, _saved(facts)))
+    if facts.stop == EndCause.ENOUGH and not by_slurm:
+        why = _and(f"ended early: {facts.enough}", _saved(facts))
+        return _final(State.COMPLETED, why, EndCause.ENOUGH)
     if facts.stop == EndCause.CAP and not by_slurm:
         return _final(State.STOPPED, _and(facts.capped, _saved(facts)), EndCause.CAP)
     if by_slurm is State.PREEMPTED:
@@ -333,6 +338,7 @@ def read_facts(
     lost: str = "",
     next_hosts: Sequence[str] = (),
     capped: str = "",
+    enough: str = "",
 ) -> Facts:
     """Return all facts about an attempt that has ended: the given ones, and those in its files.
 
@@ -361,6 +367,7 @@ def read_facts(
         by=who_ended(state),
         fit=bool(next_hosts),
         capped=capped,
+        enough=enough,
         moves=bool(next_hosts) and list(next_hosts) != state.hosts.split(","),
         lacks=alone.reason(RUN, state.attempt) or went_on(RUN.node_log("train", state.attempt, 0)),
         newer=newest if newest > state.attempt else 0,

@@ -1,6 +1,6 @@
 """Starts a job for each checkpoint of a training, by Slurm alone: evaluations, exports, tests.
 
-    python -m trnslurm.node.follow RUN
+    python -m trnslurm.node.follow RUN [--score]
 
 `trnslurm submit --each-checkpoint-of RUN` has put a bundle into follow/NAME of the run. For each
 checkpoint this program makes a run of it beside the training's, with the checkpoint in followed/,
@@ -9,11 +9,16 @@ more as an attempt ends. It looks once and ends: all that it knows is in the fil
 
 A run has a mark in follow/NAME before it exists, so that no checkpoint is taken twice. Its job
 waits for the one that is `at_most` before it: Slurm itself lets no more run at a time.
+
+If the rule names a metric, the mark of a completed run gets its score, and follow/NAME/best has the
+checkpoint with the best one. If newer checkpoints are no better, the training is asked to end.
+Each of the runs does this part as it ends (--score), as the training may have ended before it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -26,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trnslurm.contract.checkpoints import exported, whole_steps
-from trnslurm.contract.files import read_json, write_json, write_json_once
+from trnslurm.contract.files import last_lines, read_json, write_json, write_json_once
 from trnslurm.contract.rundir import PLAN, RECORD, RunFiles
 from trnslurm.contract.states import State
 from trnslurm.contract.times import utc_time
@@ -50,7 +55,7 @@ def main(argv: list[str]) -> int:
         for directory in sorted(run.follow.iterdir()) if alone else ():
             if (directory / RECORD).is_file():
                 try:
-                    Follower(run, directory).look()
+                    Follower(run, directory).look(starts="--score" not in argv)
                 except Exception:  # the training has nothing to do with it
                     say(traceback.format_exc())
                     code = 1
@@ -76,6 +81,12 @@ class Mark(NamedTuple):
     run: str
     job: str
     """Its number; empty: sbatch has not taken it."""
+    score: float | None
+    """Of a completed run, if it has reported the metric of the rule."""
+    scored: bool
+    """Whether it was looked for."""
+    checkpoint: str
+    """The name of the checkpoint."""
 
 
 class Follower:
@@ -86,11 +97,20 @@ class Follower:
         self._problem = run.problem_file(directory.name)
         rule = read_json(run.rule_file(directory.name))
         self._every, self._at_most = int(rule["every"]), int(rule["at_most"])
+        self._metric, self._sign = str(rule.get("metric", "")), -1 if rule.get("highest") else 1
+        self._patience = int(rule.get("patience", 0))
 
-    def look(self) -> None:
+    def look(self, *, starts: bool) -> None:
         """Start what is due, and let go of checkpoints that nobody needs any more."""
         for mark in self._marks():
+            self._score(mark)
             self._let_go(mark)
+        self._end_early()
+        if starts:
+            self._start_due()
+
+    def _start_due(self) -> None:
+        for mark in self._marks():
             if not mark.job and not self._again(mark):
                 return  # Slurm takes none
         last = max((mark.step for mark in self._marks()), default=-1)
@@ -109,7 +129,17 @@ class Follower:
     def _marks(self) -> list[Mark]:
         files = self._run.mark_files(self._directory.name)
         told = {step: read_json(file) for step, file in files.items()}
-        return [Mark(n, str(t.get("run", "")), str(t.get("job", ""))) for n, t in told.items()]
+        return [
+            Mark(
+                step,
+                str(mark.get("run", "")),
+                str(mark.get("job", "")),
+                mark.get("score"),
+                "score" in mark,
+                str(mark.get("checkpoint", "")),
+            )
+            for step, mark in told.items()
+        ]
 
     def _mark_file(self, step: int) -> Path:
         return self._run.mark_file(self._directory.name, step)
@@ -130,7 +160,7 @@ class Follower:
             if path.exists():  # else the training has deleted it meanwhile
                 say(f"follow: {name}: {error.filename or new}: {error.strerror}")
             return not path.exists()
-        return self._submit(Mark(step, name, ""))
+        return self._submit(Mark(step, name, "", None, False, ""))
 
     def _make(self, new: Path, step: int, path: Path) -> None:
         """Make the directory of a run, with links to what never changes."""
@@ -139,9 +169,11 @@ class Follower:
         for entry in self._directory.iterdir():
             if entry == code:
                 _link(code, RunFiles(new).code)
+            elif entry == self._run.best_checkpoints(self._directory.name):
+                continue
             elif entry.is_dir():
                 shutil.copytree(entry, new / entry.name)
-            elif not re.fullmatch(r"(rule|problem|step-\d+)\.json|\..*", entry.name):
+            elif not re.fullmatch(r"(rule|problem|asked|step-\d+)\.json|\..*", entry.name):
                 new.mkdir(exist_ok=True)
                 shutil.copy2(entry, new / entry.name)
         followed = RunFiles(new).followed
@@ -150,6 +182,7 @@ class Follower:
         if exported(RunFiles(self._directory), Variable.EXPORT):
             self._add_exporter(RunFiles(followed / "run"), path.name)
         (followed / "step").write_text(f"{step}\n", encoding="ascii")
+        (followed / "of").symlink_to(f"../../{self._run.path.name}")
         shutil.copymode(self._directory, new)
         record = read_json(new / RECORD)
         group = f"{self._run.path.name}.{self._directory.name}"
@@ -178,7 +211,7 @@ class Follower:
             if found := re.search(r"(?m)^(\d+)(;\S+)?$", said) if code == 0 else None:
                 record = read_json(place / RECORD)
                 write_json(place / RECORD, record | {"jobs": {"train": found[1]}})
-                write_json(self._mark_file(mark.step), {"run": mark.run, "job": found[1]})
+                self._note(mark, job=found[1])
                 write_json(self._problem, {})
                 say(f"follow: {mark.run} is job {found[1]}")
                 return True
@@ -213,8 +246,59 @@ class Follower:
             return self._submit(mark)
         job = queued[0] if queued else str(read_json(_last_state(place)).get("job_id", ""))
         write_json(place / RECORD, read_json(place / RECORD) | {"jobs": {"train": job}})
-        write_json(self._mark_file(mark.step), {"run": mark.run, "job": job})
+        self._note(mark, job=job)
         return True
+
+    def _note(self, mark: Mark, **facts: Any) -> None:
+        file = self._mark_file(mark.step)
+        write_json(file, {"run": mark.run, **read_json(file), **facts})
+
+    def _score(self, mark: Mark) -> None:
+        """Note the score of a run that has completed, and keep its checkpoint if it is the best.
+
+        Another host may do the same: a checkpoint is linked before its score counts, and a score
+        counts before any other checkpoint is deleted.
+        """
+        place = self._run.path.with_name(mark.run)
+        if not self._metric or mark.scored or _state(place) != State.COMPLETED:
+            return
+        score = _last_value(RunFiles(place), self._metric)
+        checkpoint = RunFiles(place).followed / "checkpoint"
+        name, best = str(checkpoint.readlink()), self._best()
+        kept = self._run.best_checkpoints(self._directory.name)
+        if score is None:
+            say(f"follow: {mark.run} reports no {self._metric}")
+        elif best is None or self._sign * score < self._sign * (best.score or 0.0):
+            _link_once(checkpoint.with_name(name), kept / name)
+        self._note(mark, score=score, checkpoint=name)
+        if best := self._best():
+            for entry in kept.iterdir() if (kept / best.checkpoint).exists() else ():
+                if entry.name != best.checkpoint:
+                    _delete(entry)
+
+    def _best(self) -> Mark | None:
+        """Return the mark with the best score; of equal ones, the earliest."""
+        scored = [mark for mark in self._marks() if mark.score is not None]
+        return min(scored, key=lambda mark: self._sign * (mark.score or 0.0), default=None)
+
+    def _end_early(self) -> None:
+        """Ask the training to end if its newer checkpoints are no better."""
+        best = self._best()
+        if not (self._patience and best) or self._run.enough_file.exists():
+            return
+        # After an early end that a user did not want, as many more are awaited.
+        since = max(best.step, int(read_json(self._asked_file).get("step", 0)))
+        after = [m.step for m in self._marks() if m.score is not None and m.step > since]
+        if len(after) >= self._patience:
+            write_json(self._asked_file, {"step": max(after)})
+            name = f"{self._directory.name}/{self._metric}"
+            why = f"{name} was best at step {best.step}: {best.score:.4g}"
+            write_json(self._run.enough_file, {"why": why, "time": utc_time()})
+            say(f"follow: the training is to end: {why}")
+
+    @property
+    def _asked_file(self) -> Path:
+        return self._directory / "asked.json"
 
     def _let_go(self, mark: Mark) -> None:
         """Delete a run's link to its checkpoint, and its export, once it has completed."""
@@ -223,8 +307,8 @@ class Follower:
         if (followed / "checkpoint").exists() and _state(place) == State.COMPLETED:
             shutil.rmtree(RunFiles(place).exports, ignore_errors=True)
             for entry in followed.iterdir():
-                if entry.name not in ("checkpoint", "step"):
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                if entry.name not in ("checkpoint", "step", "of"):
+                    _delete(entry)
 
 
 def _last_state(place: Path) -> Path:
@@ -234,6 +318,34 @@ def _last_state(place: Path) -> Path:
 
 def _state(place: Path) -> Any:
     return read_json(_last_state(place)).get("state")
+
+
+def _last_value(run: RunFiles, metric: str) -> float | None:
+    """Return the last finite number that a run has reported under a name."""
+    try:
+        for line in last_lines(run.metrics_file):
+            value = line.get(metric)
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                return float(value)
+    except OSError:
+        pass
+    return None
+
+
+def _delete(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+def _link_once(source: Path, target: Path) -> None:
+    """Link a file or a directory, unless it is there, or the source is not."""
+    if source.exists() and not target.exists():
+        new = target.with_name(f".{target.name}.new")
+        _delete(new)
+        _link(source, new)
+        new.rename(target)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -257,30 +369,36 @@ def _link_file(source: Path, target: Path) -> None:
 
 
 class Follow:
-    """Starts this program beside a training."""
+    """Starts this program beside a training, and for one that has a job for its checkpoint here."""
 
     def __init__(self, run: RunFiles, *, wanted: bool) -> None:
-        self._run, self._wanted = run, wanted
+        self._run, self.wanted = run, wanted
         self._pid, self._at = 0, 0.0
 
     def look(self) -> None:
         """Start it, if something follows the training and it is time."""
-        if self._is_over() and self._wanted and time.monotonic() >= self._at:
+        if self._is_over() and self.wanted and time.monotonic() >= self._at:
             self._at = time.monotonic() + _EVERY_S
-            if self._run.follow.is_dir():
-                place = str(self._run.path.absolute())
-                command = [os.environ[Variable.PYTHON], "-m", "trnslurm.node.follow", place]
-                self._pid = processes.spawn(command, output_fd=2, own_session=False)
+            self._start(self._run)
 
     def finish(self, within_s: float) -> None:
-        """Let it look once more, at the last checkpoint."""
+        """Let it look once more: at the last checkpoint, or at the score that this run reports."""
         deadline = time.monotonic() + within_s
         while not self._is_over() and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._at = 0.0
-        self.look()
+        if self._is_over() and self.wanted:
+            self._start(self._run)
+        of = self._run.followed / "of"
+        if self._is_over() and self.wanted and of.exists():
+            self._start(RunFiles(of.resolve()), "--score")
         while not self._is_over() and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def _start(self, run: RunFiles, *options: str) -> None:
+        if run.follow.is_dir():
+            place = str(run.path.absolute())
+            command = [os.environ[Variable.PYTHON], "-m", "trnslurm.node.follow", place, *options]
+            self._pid = processes.spawn(command, output_fd=2, own_session=False)
 
     def _is_over(self) -> bool:
         if self._pid and os.waitpid(self._pid, os.WNOHANG)[0]:

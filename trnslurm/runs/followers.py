@@ -15,6 +15,15 @@ from trnslurm.runs.tables import count
 _MOST_SHOWN = 4
 
 
+class Best(Frozen):
+    """The checkpoint with the best score by now."""
+
+    step: int
+    score: float
+    checkpoint: str
+    """Its path."""
+
+
 class Follower(Frozen):
     """A job that starts for each checkpoint of a run."""
 
@@ -26,6 +35,9 @@ class Follower(Frozen):
     """The newest step that has numbers."""
     numbers: Mapping[str, float]
     """The last numbers that the run for this step has reported."""
+    metric: str
+    """By which the best checkpoint is kept, or empty if none is."""
+    best: Best | None
     problem: str
     """Why Slurm refuses the next job, or empty if it does not."""
 
@@ -38,6 +50,11 @@ class Follower(Frozen):
         if self.numbers:
             shown = islice(self.numbers.items(), _MOST_SHOWN)
             started += f"; step {self.step}: " + ", ".join(f"{n} {v:.4g}" for n, v in shown)
+        if self.best:
+            started += f"; best: step {self.best.step}, {self.best.score:.4g}, kept as "
+            started += self.best.checkpoint
+        elif self.metric and self.numbers and self.metric not in self.numbers:
+            started += f"; no job has reported {self.metric}"
         refused = f"; Slurm refuses the next one: {self.problem}" if self.problem else ""
         return f"{self.name} follows its checkpoints, {started}{refused}"
 
@@ -58,12 +75,24 @@ def _follower(run: RunDir, place: Path, known: Mapping[int, Mapping[str, float]]
         for step, every in known.items()
         if (numbers := {n: v for n, v in every.items() if n.startswith(prefix)})
     }
-    step = max(own, default=None)
+    step, rule = max(own, default=None), read_json(run.rule_file(place.name))
     return Follower(
         name=place.name,
         group=f"{run.name}.{place.name}",
         runs=len(marks),
         step=step,
         numbers=own[step] if step is not None else {},
+        metric=str(rule.get("metric", "")),
+        best=_best(run, place.name, sign=-1 if rule.get("highest") else 1),
         problem=str(read_json(run.problem_file(place.name)).get("why", "")),
     )
+
+
+def _best(run: RunDir, name: str, sign: int) -> Best | None:
+    marks = {step: read_json(file) for step, file in run.mark_files(name).items()}
+    scored = {step: mark for step, mark in marks.items() if mark.get("score") is not None}
+    if not scored:
+        return None
+    step = min(scored, key=lambda step: sign * scored[step]["score"])
+    kept = run.best_checkpoints(name) / scored[step]["checkpoint"]
+    return Best(step=step, score=scored[step]["score"], checkpoint=str(kept))

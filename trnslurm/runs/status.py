@@ -237,6 +237,8 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
         return ""
     if not is_reported(metrics):  # a script need not print its last step
         return ""
+    if run.enough_file.exists():  # the attempt's own reason says more
+        return ""
     train = read_json(run.plan_file).get("train")
     stop_at = train.get("stop_at") if isinstance(train, Mapping) else None
     if stop_at == step:

@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from trnslurm.contract.checkpoints import exported_in
 from trnslurm.contract.files import write_json
 from trnslurm.contract.variables import Variable
-from trnslurm.errors import SubmitError
+from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.records.foreign import refuse_foreign, refuse_writable_code
 from trnslurm.records.run import RunDir
@@ -39,6 +40,30 @@ class Rule(Frozen):
     """The first checkpoint at or after each multiple of so many steps; 0: every checkpoint."""
     at_most: int = 1
     """How many of their jobs run at a time."""
+    metric: str = ""
+    """By which the best checkpoint is kept; empty: it is not."""
+    highest: bool = False
+    """Whether the best has the highest value."""
+    patience: int = 0
+    """The run ends when so many newer checkpoints are no better; 0: it does not end early."""
+
+    @classmethod
+    def of(
+        cls, run: RunDir, *, lowest: str | None, highest: str | None, patience: int, **rule: int
+    ) -> Rule:
+        """Return a rule with the metric that a user named, if any."""
+        if lowest and highest:
+            raise ConfigError("--lowest and --highest: name one metric, and one of the two options")
+        if patience and not (lowest or highest):
+            raise ConfigError(
+                "--patience needs --lowest METRIC or --highest METRIC, by which checkpoints compare"
+            )
+        metric = lowest or highest or ""
+        return cls(run=run, metric=metric, highest=bool(highest), patience=patience, **rule)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the contents of rule.json."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "run"}
 
 
 def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
@@ -78,7 +103,7 @@ def _write(submission: Submission, rule: Rule, command: Sequence[str], new: Path
         record = new_record(RunDir(place), planned, planned.need, git, command)
         RunDir(new).write_record(replace(record, run=job.name))
         rule_file = new / rule.run.rule_file(job.name).name
-        write_json(rule_file, {"every": rule.every, "at_most": rule.at_most})
+        write_json(rule_file, rule.facts())
         new.rename(place)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)

@@ -138,6 +138,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             _refuse_start_over(run, takes=takes)
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
+        run.enough_file.unlink(missing_ok=True)
         leave_rungs(run, record, own_step=how.stop_at is not None)
         if how.settings:
             jobs[0] = set_caps(run, jobs[0], how.settings)
@@ -219,7 +220,8 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if PREPARE in record.phases:
         raise RunError(f"{name} prepares data: submit it again, and it continues where it was")
     status = run_status(run)
-    if status.state is State.COMPLETED and not status.mend and not goes_on(run):
+    more = status.mend or goes_on(run) or run.enough_file.exists()
+    if status.state is State.COMPLETED and not more:
         stopped = status.reason.startswith(STOP_AT)
         why = f" ({status.reason}) and has no checkpoint" if stopped else ""
         raise RunError(f"{name} is COMPLETED{why}: there is nothing to resume")

@@ -70,8 +70,12 @@ def test_an_earlier_step_in_bfloat16(export, run_dir, tmp_path, stable):
 
 
 def test_the_best_by_its_score(export, run_dir):
-    with pytest.raises(TrainError, match=r"no checkpoint has a score, as train\.keep_best"):
+    with pytest.raises(TrainError, match=r"no checkpoint has a score\. Set train\.keep_best"):
         export("--step", "best")
+    followed = run_dir / "follow/eval/best/step-00000003"
+    followed.parent.mkdir(parents=True)
+    followed.symlink_to(run_dir / "checkpoints" / followed.name)
+    assert "step-3 (step 3" in export("--step", "best", "--output", run_dir / "a/step-3")[0]
     for step, score in ((3, 0.75), (6, 0.5)):
         checkpoint = run_dir / "checkpoints" / f"step-{step:08d}"
         write_manifest(checkpoint, replace(prove(checkpoint), score={"macro_f1": score}))

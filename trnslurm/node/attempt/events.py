@@ -125,9 +125,10 @@ class Looked(Event):
     """Whether there is a newer checkpoint than at the beginning."""
     hangs: bool = False
     """Whether the step must be ended: it hangs, and its nodes do not end it."""
-    near_cap: bool = False
+    enough: EndCause = EndCause.NONE
+    """Why the workers must save and end now: a cap is near, or no more steps are needed."""
     grace_s: float = 0.0
-    """How long the workers have for their last save, near a cap."""
+    """How long they have for that."""
     grows: bool = False
     """Whether the training should start again on more nodes, which are free."""
 

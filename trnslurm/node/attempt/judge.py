@@ -49,6 +49,8 @@ def begins(
     if RUN.cancelled_file.exists():  # nothing brings a cancelled run back
         message = "this run was cancelled; remove state/cancelled.json to run it anyway"
         return e.Refused(1, message, State.CANCELLED, "cancelled before it started")
+    if trains and (enough := caps.enough()):
+        return e.Refused(0, "", State.COMPLETED, f"ended early: {enough}", EndCause.ENOUGH)
     if key := caps.reached(state.phase, state.attempt):
         why = caps.words(key)
         return e.Refused(1, why, State.STOPPED, why, EndCause.CAP)
@@ -127,6 +129,7 @@ class Judgement:
                 lost=brief([host for host in lost if host in hosts]),
                 next_hosts=hosts_then,
                 capped=self._caps.words(self._caps.key if asked.capped else reached),
+                enough=self._caps.enough(),
             )
         )
         bad = slow | left_out.bad_nodes(state.attempt, hosts)

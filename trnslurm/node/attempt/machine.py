@@ -366,9 +366,9 @@ class Machine:
         self._looking = False
         if self.stage is not Stage.RUNNING:
             return
-        if event.near_cap and not self._capped:
+        if event.enough and not self._capped:
             self._capped, self._capped_at = True, self.now + event.grace_s
-            self._decide(e.AskToStop(EndCause.CAP))
+            self._decide(e.AskToStop(event.enough))
         if event.grows and not (self._grows or self._capped or self.saves):
             self._grows = True
             self._decide(e.AskToStop(EndCause.GROWS))
@@ -538,8 +538,7 @@ class Machine:
         if ending.state is State.REQUEUED:
             self._confirm()
         else:
-            completed = ending.state is State.COMPLETED
-            self._leave(event.code if completed else self._exit_code)
+            self._leave(0 if ending.state is State.COMPLETED else self._exit_code)
 
     def _confirm(self) -> None:
         """Start again, unless the job is being ended: ask if a signal has come meanwhile."""

@@ -130,6 +130,7 @@ class Program:
         self._servers = Servers(server, state, own_session=self._controller.own_session)
         caps = self._caps.node_hours if self._trains else 0
         looks = options.standby or self._mirror.wanted or caps or self._growth
+        looks = looks or self._follow.wanted
         watch = period_of(60 * options.hang_minutes) if options.hang_minutes else None
         beats = self._job.beats is not None
         rules = Rules(
@@ -427,14 +428,14 @@ class Program:
             except Exception:
                 processes.say(traceback.format_exc())
                 self._hang = None
-        near = self._trains and bool(self._caps.near())
+        enough = self._caps.near() if self._trains else EndCause.NONE
         saved = self._options.standby and has_saved_since(state)
         grows = bool(
             self._growth
             and self._growth.wanted(self._job.counts())
             and not self._caps.reached("train", state.attempt + 1)
         )
-        return e.Looked(saved, hangs, near, self._caps.grace_s, grows)
+        return e.Looked(saved, hangs, enough, self._caps.grace_s, grows)
 
     def _script(self, hosts: str) -> str:
         return self._job.scripts[len(hosts.split(","))]

@@ -135,15 +135,24 @@ def _step(text: str) -> int | str:
     return text if text == BEST else int(text)
 
 
+def _best_of_followers(root: Path) -> Path | None:
+    """Return the checkpoint that a job for each checkpoint rated best, if only one job rates."""
+    found = [best for best in root.parent.glob("follow/*/best/step-*") if best.is_dir()]
+    return found[0] if len(found) == 1 else None
+
+
 def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
     """Find the checkpoint of a step, the best or else the newest whole one, and verify it."""
     there = checkpoints_in(root)
     if not there:
         raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
     if step == BEST:
-        best = find_best(root)
+        best = find_best(root) or _best_of_followers(root)
         if best is None:
-            raise TrainError(f"{root}: no checkpoint has a score, as train.keep_best would give it")
+            raise TrainError(
+                f"{root}: no checkpoint has a score. Set train.keep_best, or submit a job with "
+                "--each-checkpoint-of and --highest or --lowest"
+            )
         return prove(best)
     if step is not None:
         steps = [step_of(path.name) for path in reversed(there)]
