@@ -75,6 +75,32 @@ def interrupted(make_run: Callable[..., RunDir], cli, tmp_path: Path) -> History
     return History(run, run.record(), run_status(run))
 
 
+def test_the_servers_of_roles(interrupted, tmp_path: Path) -> None:
+    """A program that was killed wrote no end of its servers: the next one begins with its own."""
+    told = [
+        *(("rollout", 0, "starting", 10, ""), ("reward", 0, "starting", 10, "")),
+        *(("rollout", 0, "ready", 12, ""), ("reward", 0, "ready", 11, "")),
+        *(("rollout", 0, "pausing", 30, "<b>killed</b>"), ("rollout", 0, "starting", 31, "")),
+        *(("rollout", 0, "ready", 33, ""), ("reward", 0, "unwell", 40, "no answer")),
+        *(("rollout", 0, "starting", 60, ""), ("reward", 0, "starting", 60, "")),
+        *(("rollout", 0, "ready", 65, ""), ("reward", 0, "down", 70, "")),
+    ]
+    lines = [
+        {"role": role, "number": n, "stand": stand, "since": BEGAN + 60 * minute, "why": why}
+        for role, n, stand, minute, why in told
+    ]
+    text = "".join(f"{json.dumps(each)}\n" for each in lines)
+    interrupted.run.server_changes_file.write_text(text + '{"role": 1}\nbroken\n')
+    rollout, reward = interrupted.servers
+    assert (rollout.name, rollout.starts, rollout.why) == ("rollout 0", 3, "<b>killed</b>")
+    assert rollout.seconds("ready") == 60 * (18 + 27 + 22) and rollout.seconds("pausing") == 0
+    assert reward.seconds("ready", "unwell") == 60 * (29 + 20) and reward.starts == 2
+    write_report([interrupted], tmp_path / "r.html", pictures=False)
+    page = (tmp_path / "r.html").read_text()
+    assert "a server that does not answer" in page and ">rollout 0<" in page
+    assert "&lt;b&gt;killed" in page and "<b>killed" not in page
+
+
 def test_where_the_time_went(interrupted) -> None:
     compiled, first, second = interrupted.stays
     minutes = [(what, (start - BEGAN) / 60, (end - BEGAN) / 60) for what, start, end in first.parts]

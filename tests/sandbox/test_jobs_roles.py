@@ -114,6 +114,11 @@ def test_a_server_starts_again_alone(user: User, tmp_path: Path) -> None:
     of_server = ("logs", run.path.name, "--role", "rollout", "--node", "1")
     eventually(lambda: "the server is told to end" in user.trnslurm(*of_server))
     eventually(lambda: not user.sandbox.processes_of(run))
+    lines = (run.path / "state/servers.jsonl").read_text().splitlines()
+    own = [told["stand"] for told in map(json.loads, lines)
+           if (told["role"], told["number"]) == ("rollout", 1)]  # fmt: skip
+    assert own[-1] == "down" and [*dict.fromkeys(own)][:3] == ["starting", "ready", "pausing"]
+    assert own.count("starting") == own.count("ready") == 2
 
 
 def test_a_spare_takes_the_place_of_a_lost_server(user: User, tmp_path: Path) -> None:

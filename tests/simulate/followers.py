@@ -50,6 +50,8 @@ class Follows:
     jobs: dict[int, Job] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
     """Checkpoint -> in how many whole looks it was there."""
+    scores: dict[int, float] = field(default_factory=dict)
+    """Checkpoint -> what its completed job has reported."""
     round: int = 0
     calm: bool = False
 
@@ -62,7 +64,9 @@ class Follows:
             (place / name).write_text("x")
         (place / "run.json").write_text('{"run": "eval", "name": "eval", "jobs": {}}')
         self.every, self.at_most = self.random.choice([0, 0, 20, 30]), self.random.choice([1, 2, 3])
-        rule = {"every": self.every, "at_most": self.at_most}
+        self.highest = self.random.random() < 0.5
+        rule = {"every": self.every, "at_most": self.at_most, "highest": self.highest}
+        rule["metric"] = "f1" if self.seed % 2 else ""
         (place / "rule.json").write_text(json.dumps(rule))
 
     def run(self) -> Follows:
@@ -163,7 +167,10 @@ class Follows:
                     self.start(job)
             elif job.state == "RUNNING" and (self.calm or self.random.random() < 0.4):
                 job.state, job.ended = self.random.choice(["COMPLETED", "FAILED"]), self.round
+                self.report(job)
                 self.record(job)
+                with suppress(KilledError), self.program():
+                    follow.main([str(self.files.path), "--score"])
         running = sum(job.state == "RUNNING" for job in self.jobs.values())
         if running > self.at_most:
             raise BrokenError(f"{running} jobs run, and {self.at_most} may")
@@ -175,6 +182,15 @@ class Follows:
         if not taken.exists() or taken.read_text() != str(step):
             raise BrokenError(f"{job.place.name} starts without its checkpoint")
         self.record(job)
+
+    def report(self, job: Job) -> None:
+        """Report a metric, as most jobs do before they end."""
+        if self.random.random() < 0.8:
+            step, score = int(job.place.name.rpartition("-")[2]), self.random.choice([1, 2, 3])
+            line = {"attempt": 1, "step": 1, "f1": score}
+            RunFiles(job.place).metrics_file.write_text(json.dumps(line) + "\n")
+            if job.state == "COMPLETED":
+                self.scores[step] = score
 
     def record(self, job: Job) -> None:
         state = {"phase": "train", "attempt": 1, "state": job.state, "job_id": str(job.number)}
@@ -200,6 +216,18 @@ class Follows:
             mark = json.loads(self.files.mark_file("eval", int(job.place.name[9:])).read_text())
             if mark.get("job") != str(job.number):
                 raise BrokenError(f"{job.place.name} is job {job.number}, and its mark says {mark}")
+        best = min(self.scores.values(), default=0)
+        best = max(self.scores.values(), default=0) if self.highest else best
+        kept = self.files.best_checkpoints("eval")
+        names_of_best = sorted(p.name for p in kept.iterdir()) if kept.is_dir() else []
+        if self.seed % 2 and self.scores:
+            steps = [int(name.rpartition("-")[2]) for name in names_of_best]
+            if [self.scores.get(step) for step in steps] != [best]:
+                raise BrokenError(f"kept {steps}, the scores are {self.scores}")
+            if (kept / names_of_best[0] / "weights").read_text() != str(steps[0]):
+                raise BrokenError(f"{names_of_best[0]} is damaged")
+        elif names_of_best:
+            raise BrokenError(f"kept {names_of_best} without a score")
         if left := [*self.root.glob(".gpt.eval-*")]:
             stale = [p for p in left if p.name[1:].removesuffix(".new") not in names]
             if stale and self.seen:

@@ -313,6 +313,11 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / "servers.json"
 
     @property
+    def server_changes_file(self) -> Path:
+        """How each server has stood from when on: a line for each change."""
+        return self.state / "servers.jsonl"
+
+    @property
     def excluded_file(self) -> Path:
         """The nodes that a requeued training excludes: until when, and why."""
         return self.state / "excluded.json"

@@ -42,6 +42,7 @@ from trnslurm.node.processes import say
 
 _EVERY_S = 15.0
 _ANSWER_S = 60.0
+_LINKING_S = 3600.0
 _SCRIPT = "train.sbatch"
 # As in trnslurm/slurm/commands.py: they would override the options of the script.
 _OF_THIS_JOB = re.compile(r"(SLURM|SBATCH|SRUN|TRNSLURM)_(?!CONF$)\w+")
@@ -104,6 +105,8 @@ class Follower:
         """Start what is due, and let go of checkpoints that nobody needs any more."""
         for mark in self._marks():
             self._score(mark)
+        self._keep_best()
+        for mark in self._marks():
             self._let_go(mark)
         self._end_early()
         if starts:
@@ -254,26 +257,34 @@ class Follower:
         write_json(file, {"run": mark.run, **read_json(file), **facts})
 
     def _score(self, mark: Mark) -> None:
-        """Note the score of a run that has completed, and keep its checkpoint if it is the best.
-
-        Another host may do the same: a checkpoint is linked before its score counts, and a score
-        counts before any other checkpoint is deleted.
-        """
+        """Note the score of a run that has completed."""
         place = self._run.path.with_name(mark.run)
         if not self._metric or mark.scored or _state(place) != State.COMPLETED:
             return
         score = _last_value(RunFiles(place), self._metric)
-        checkpoint = RunFiles(place).followed / "checkpoint"
-        name, best = str(checkpoint.readlink()), self._best()
-        kept = self._run.best_checkpoints(self._directory.name)
         if score is None:
             say(f"follow: {mark.run} reports no {self._metric}")
-        elif best is None or self._sign * score < self._sign * (best.score or 0.0):
-            _link_once(checkpoint.with_name(name), kept / name)
-        self._note(mark, score=score, checkpoint=name)
+        checkpoint = str((RunFiles(place).followed / "checkpoint").readlink())
+        self._note(mark, score=score, checkpoint=checkpoint)
+
+    def _keep_best(self) -> None:
+        """Link the checkpoint with the best score, and delete those that were the best before.
+
+        Another host may do the same. What it has linked has a score by then, so the best is found
+        after the links.
+        """
+        kept = self._run.best_checkpoints(self._directory.name)
+        entries = [*kept.iterdir()] if kept.is_dir() else []
         if best := self._best():
-            for entry in kept.iterdir() if (kept / best.checkpoint).exists() else ():
-                if entry.name != best.checkpoint:
+            own = kept / best.checkpoint
+            followed = RunFiles(self._run.path.with_name(best.run)).followed
+            if not own.exists() and (followed / own.name).exists():
+                new = own.with_name(f".{own.name}.{os.getpid()}")
+                _delete(new)
+                _link(followed / own.name, new)
+                new.rename(own)
+            for entry in entries if own.exists() else ():
+                if entry.name != own.name and not _is_being_linked(entry):
                     _delete(entry)
 
     def _best(self) -> Mark | None:
@@ -304,6 +315,11 @@ class Follower:
         """Delete a run's link to its checkpoint, and its export, once it has completed."""
         place = self._run.path.with_name(mark.run)
         followed = RunFiles(place).followed
+        best = self._best()
+        kept = self._run.best_checkpoints(self._directory.name)
+        unkept = best and best.step == mark.step and not (kept / best.checkpoint).exists()
+        if self._metric and (unkept or not mark.scored):
+            return
         if (followed / "checkpoint").exists() and _state(place) == State.COMPLETED:
             shutil.rmtree(RunFiles(place).exports, ignore_errors=True)
             for entry in followed.iterdir():
@@ -334,18 +350,16 @@ def _last_value(run: RunFiles, metric: str) -> float | None:
 
 def _delete(entry: Path) -> None:
     if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
+        shutil.rmtree(entry, ignore_errors=True)
     else:
         entry.unlink(missing_ok=True)
 
 
-def _link_once(source: Path, target: Path) -> None:
-    """Link a file or a directory, unless it is there, or the source is not."""
-    if source.exists() and not target.exists():
-        new = target.with_name(f".{target.name}.new")
-        _delete(new)
-        _link(source, new)
-        new.rename(target)
+def _is_being_linked(entry: Path) -> bool:
+    try:
+        return entry.name[0] == "." and time.time() - entry.lstat().st_mtime < _LINKING_S
+    except FileNotFoundError:
+        return True
 
 
 def _link(source: Path, target: Path) -> None:

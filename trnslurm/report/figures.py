@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from trnslurm.contract.roles import Stand
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.report.history import (
@@ -58,6 +59,12 @@ PARTS = {
     TRAINING: "#009e73",
     UNDONE: "#d55e00",
     ENDING: _GREY,
+}
+_STANDS: Mapping[str, tuple[str, str]] = {
+    Stand.STARTING: ("#e69f00", "a server that starts"),
+    Stand.READY: ("#56b4e9", "a server that is ready"),
+    Stand.UNWELL: ("#d55e00", "a server that does not answer"),
+    Stand.ENDING: (_GREY, "a server that ends"),
 }
 _PART_KEYS = {
     STARTING: "starting, until the first step",
@@ -250,6 +257,8 @@ def _timeline(run: History) -> Drawing:
     stays = run.stays
     kinds = [kind for kind in PARTS if any(kind == part[0] for s in stays for part in s.parts)]
     saves = any(line.get("checkpoint_s") for line in run.lines)
+    servers = [server for server in run.servers if server.parts]
+    stands = [stand for stand in _STANDS if any(s.seconds(stand) for s in servers)]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -268,13 +277,20 @@ def _timeline(run: History) -> Drawing:
             times = [line.get("time") for line in stay.lines if line.get("checkpoint_s")]
             marks = [(t - zero) * factor for t in times if t is not None and is_number(t)]
             axes.plot(marks, [row] * len(marks), ls="", marker="|", ms=9, mew=1.2, color=_INK)
-        axes.set_yticks(range(len(stays)), [_label(stay) for stay in stays])
+        for row, server in enumerate(servers, len(stays)):
+            for stand, start, end in server.parts:
+                colour, _ = _STANDS[stand]
+                left, width = (start - zero) * factor, (end - start) * factor
+                axes.barh(row, width, left=left, height=0.62, color=colour, lw=0)
+        rows = [*map(_label, stays), *(server.name for server in servers)]
+        axes.set_yticks(range(len(rows)), rows)
         axes.invert_yaxis()
         axes.set_xlabel(f"{unit} since the first start")
-        figure.set_size_inches(_SIZE[0] * 2, 0.9 + 0.32 * min(len(stays), 40))
+        figure.set_size_inches(_SIZE[0] * 2, 0.9 + 0.32 * min(len(rows), 40))
         _tidy(axes)
 
     keys = [(PARTS[kind], _PART_KEYS.get(kind, kind)) for kind in dict.fromkeys(kinds)]
+    keys += [_STANDS[stand] for stand in stands]
     keys += [(_INK, "| a checkpoint")] if saves else []
     gaps = "between bars it had no nodes" if len(stays) > 1 else ""
     return Drawing("timeline", "Timeline of the nodes", gaps, draw, keys if stays else ())

@@ -18,7 +18,7 @@ from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import flatten
 from trnslurm.contract.attempt import Attempt
 from trnslurm.contract.files import read_file, read_json, read_json_lines
-from trnslurm.contract.roles import read_roles
+from trnslurm.contract.roles import Stand, read_roles
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.times import seconds_of
 from trnslurm.errors import RunError, TrnslurmError
@@ -102,6 +102,21 @@ class Stay(Frozen):
         return int(self.lines[-1]["step"] - before)
 
 
+class Served(Frozen):
+    """A server of a role over the whole run; times are seconds since the epoch."""
+
+    name: str
+    parts: Sequence[tuple[str, float, float]]
+    """How it stood, as (stand, from, to)."""
+    starts: int
+    why: str
+    """Why it ended or did not answer last, or empty."""
+
+    def seconds(self, *stands: str) -> float:
+        """Return how long it stood so."""
+        return sum(end - start for stand, start, end in self.parts if stand in stands)
+
+
 class History(Frozen, kw_only=False):
     """A run, and the contents of its files."""
 
@@ -152,6 +167,20 @@ class History(Frozen, kw_only=False):
         attempts += self.status.attempts
         found = [stay for attempt in attempts if (stay := self._stay(attempt))]
         return sorted(found, key=lambda stay: stay.began)
+
+    @cached_property
+    def servers(self) -> list[Served]:
+        """The servers of its roles, with the times when they were on a node."""
+        try:
+            lines = [cleaned(line) for line in read_json_lines(self.run.server_changes_file)]
+        except OSError:
+            return []
+        last = max((stay.ended for stay in self.stays), default=0.0)
+        known: dict[str, list[Mapping[str, Any]]] = {}
+        for line in lines:
+            if is_number(line.get("since")) and {"role", "number", "stand"} <= {*line}:
+                known.setdefault(f"{line['role']} {line['number']}", []).append(line)
+        return [_served(name, of_one, last) for name, of_one in known.items()]
 
     def _stay(self, attempt: Attempt) -> Stay | None:
         began = seconds_of(attempt.started)
@@ -242,6 +271,19 @@ class History(Frozen, kw_only=False):
             for line in self.steps
             if is_number(line.get(name))
         ]
+
+
+def _served(name: str, lines: Sequence[Mapping[str, Any]], last: float) -> Served:
+    """Return a server by its changes, of which each one ends what was before."""
+    parts, starts = [], 0
+    ends = [*(float(line["since"]) for line in lines[1:]), last]
+    for line, end in zip(lines, ends, strict=True):
+        start, stand = float(line["since"]), str(line["stand"])
+        starts += stand == Stand.STARTING
+        if stand not in (Stand.WAITING, Stand.PAUSING, Stand.DOWN) and end > start:
+            parts.append((stand, start, end))
+    why = next((str(line["why"]) for line in reversed(lines) if line.get("why")), "")
+    return Served(name=name, parts=parts, starts=starts, why=why)
 
 
 def histories_of(words: Sequence[str], roots: list[Path]) -> list[History]:

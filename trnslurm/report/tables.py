@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.contract.files import read_json
+from trnslurm.contract.roles import Stand
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.records.foreign import printable
@@ -40,6 +41,7 @@ class Table(Frozen, kw_only=False):
 def tables_of_one(run: History) -> Iterator[Table]:
     """Yield the tables of a run's report."""
     yield from _attempts(run)
+    yield from _servers(run)
     yield from _hours_spent(run)
     yield from _plan_and_fact(run)
     yield from _graphs(run)
@@ -82,6 +84,17 @@ def _attempts(run: History) -> Iterator[Table]:
     )
     if rows:
         yield Table("Attempts", header, rows, about=about, numbers=4)
+
+
+def _servers(run: History) -> Iterator[Table]:
+    rows = []
+    for server in run.servers:
+        ready, unwell = server.seconds(Stand.READY), server.seconds(Stand.UNWELL)
+        silent = _span(unwell) if unwell else ""
+        rows.append([server.name, server.why, f"{server.starts:,}", _span(ready), silent])
+    header = ("server", "the last end", "starts", "ready for", "without an answer")
+    if rows:
+        yield Table("Servers", header, rows, numbers=2)
 
 
 def _hours_spent(run: History) -> Iterator[Table]:

@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -287,9 +287,12 @@ class Program:
                 "starts": server.starts, "log": self._logs.get(server.key, 0), "why": server.why,
             })  # fmt: skip
         if told != self._written:
-            self._written = told
+            before, self._written = self._written, told
             with suppress(OSError):
                 write_json(RUN.servers_file, told)
+            with suppress(OSError), RUN.server_changes_file.open("a", encoding="ascii") as file:
+                for line in _changes(before, told):
+                    file.write(f"{json.dumps(line)}\n")
 
     def _end_left_over(self) -> None:
         """End the servers that a program on a lost first node has left."""
@@ -303,6 +306,18 @@ class Program:
         names = "|".join(role.name for role in self._machine.roles)
         if left := re.findall(rf"(?m)^(\S+) (?:{names})-\d+$", said):
             run_slurm("scancel", *left, timeout_s=_SLURM_S)
+
+
+def _changes(
+    before: Mapping[str, Sequence[Any]], told: Mapping[str, Sequence[Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each server that stands otherwise than before."""
+    for role, servers in told.items():
+        for number, server in enumerate(servers):
+            was = before[role][number] if role in before else {}
+            if (was.get("stand"), was.get("host")) != (server["stand"], server["host"]):
+                names = ("host", "stand", "since", "starts", "why")
+                yield {"role": role, "number": number, **{name: server[name] for name in names}}
 
 
 def _told(failed: m.Failed) -> dict[str, Any]:
