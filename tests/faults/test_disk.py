@@ -16,7 +16,7 @@ pytestmark = pytest.mark.rest
 
 
 @pytest.mark.faults
-@pytest.mark.row(18, "no space left for checkpoints, for a while")
+@pytest.mark.row(18, "temporarily no space left for checkpoints")
 def test_full_disk(user, control, row, tmp_path) -> None:
     """Saves fail, training goes on; a rank is killed meanwhile, and there is room again."""
     run = submit(user, more=("--sbatch", "--hold"))
@@ -75,7 +75,9 @@ def damage_three(run: Training) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(20, "a bit-flipped, a truncated, a missing shard, and a stale `latest`")
+@pytest.mark.row(
+    20, "a bit-flipped shard, a truncated shard, a missing shard, and a stale `latest`"
+)
 def test_damaged_checkpoints(user, control, row) -> None:
     run = submit(user, "train.keep_last=6")
     damage_three(run)

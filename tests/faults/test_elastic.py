@@ -71,7 +71,7 @@ def check(run: Training, control: Training, row, counts: list[int]) -> None:
     row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
 
 
-@pytest.mark.row(16, "4, then 2, then 1 node in the middle of an epoch, ZeRO-1")
+@pytest.mark.row(16, "from 4 to 2 to 1 node in the middle of an epoch, ZeRO-1")
 def test_fewer_nodes(trainer, uninterrupted, row, user) -> None:
     run = trainer.submit(4)
     run.reach(4, timeout_s=400)
@@ -81,7 +81,7 @@ def test_fewer_nodes(trainer, uninterrupted, row, user) -> None:
     check(run, uninterrupted, row, [4, 2, 1])
 
 
-@pytest.mark.row(17, "2, then 3 nodes, ZeRO-1")
+@pytest.mark.row(17, "from 2 to 3 nodes, ZeRO-1")
 def test_more_nodes(trainer, uninterrupted, row, user) -> None:
     run = trainer.submit(2)
     run.reach(5, timeout_s=400)

@@ -20,7 +20,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2].partition(".")[0])
 
 
-@pytest.mark.row(1, "SIGKILL of one rank")
+@pytest.mark.row(1, "SIGKILL of one worker")
 def test_kill_one_rank(user, control, row) -> None:
     """The last checkpoint is whole by then: a save under way would be lost too."""
     run = submit(user)
@@ -41,7 +41,7 @@ def test_kill_one_rank(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
-@pytest.mark.row(2, "SIGKILL of rank 0 between shards and manifest")
+@pytest.mark.row(2, "SIGKILL of worker 0 between writing the shards and the manifest")
 def test_kill_between_shards_and_manifest(user, control, row) -> None:
     """Training goes on beside a save: up to two intervals lie behind the checkpoint before."""
     run = submit(user)
@@ -59,7 +59,7 @@ def test_kill_between_shards_and_manifest(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(3, "SIGKILL while an old checkpoint is deleted")
+@pytest.mark.row(3, "SIGKILL while an old checkpoint is being deleted")
 def test_kill_during_removal(user, control, row) -> None:
     run = submit(user)
     run.reach(15)
@@ -76,7 +76,7 @@ def test_kill_during_removal(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(4, "SIGSTOP of a rank, found by the watchdog")
+@pytest.mark.row(4, "SIGSTOP of a worker, detected by the watchdog")
 def test_stop_a_rank(user, control, row) -> None:
     run = submit(user, "train.watchdog=5", "train.watchdog_min_s=4")
     run.reach(25)
@@ -88,7 +88,7 @@ def test_stop_a_rank(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(28, "SIGKILL of a rank, with standby workers")
+@pytest.mark.row(28, "SIGKILL of a worker, with standby workers")
 def test_kill_one_rank_later(user, control, row) -> None:
     """A minute after the start they wait."""
     run = submit(user, "train.pause_s=0.7")

@@ -55,8 +55,10 @@ def test_precompile_fails_once(prober, row) -> None:
 @pytest.mark.parametrize(
     "reboots",
     [
-        pytest.param(False, marks=pytest.mark.row(14, "a precompile is requeued while it runs")),
-        pytest.param(True, marks=pytest.mark.row(39, "the node of a precompile reboots")),
+        pytest.param(
+            False, marks=pytest.mark.row(14, "a precompile is requeued while it is running")
+        ),
+        pytest.param(True, marks=pytest.mark.row(39, "a precompile's node reboots")),
     ],
 )
 def test_precompile_requeued(prober, row, reboots: bool) -> None:
@@ -78,7 +80,7 @@ def test_precompile_requeued(prober, row, reboots: bool) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(15, "a failing srun, and commands after it")
+@pytest.mark.row(15, "srun fails, and commands follow it")
 def test_failure_reaches_slurm(prober, row) -> None:
     """The job fails with the step's exit code, and what waits for its success never starts."""
     run = submit(prober, "train.fail_phase=train", "train.fail_rank=0", "slurm.max_crashes=1")

@@ -23,7 +23,7 @@ def test_requeue(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(6, "trnslurm cancel, and a requeue after it")
+@pytest.mark.row(6, "trnslurm cancel, followed by a requeue")
 def test_cancel(user, control, row) -> None:
     """It saves and ends, and nothing brings it back."""
     run = submit(user)
@@ -60,7 +60,7 @@ def test_scancel(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(7, "the time limit, with the early signal")
+@pytest.mark.row(7, "time limit, with the early signal")
 def test_time_limit(user, control, row) -> None:
     """Slurm sends the signal up to a minute early, and looks once in half a minute."""
     run = submit(user, "train.pause_s=0.5", more=("--time", "2"))
@@ -72,7 +72,7 @@ def test_time_limit(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(8, "preemption, TERM only")
+@pytest.mark.row(8, "preemption with TERM only")
 def test_preemption(user, control, row) -> None:
     run = submit(user)
     run.reach(25)
@@ -84,7 +84,7 @@ def test_preemption(user, control, row) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.row(19, "requeue, and a save slower than the grace time")
+@pytest.mark.row(19, "requeue, with a save that takes longer than the grace time")
 def test_slow_save(user, control, row) -> None:
     """KILL comes in the middle of it: the checkpoint before counts, and no half of this one."""
     run = submit(user)

@@ -22,7 +22,7 @@ def first_two(run_user) -> tuple[str, ...]:
     return ("--sbatch", f"--nodelist={names}")
 
 
-@pytest.mark.row(9, "kill -9 of the slurmd under the batch script")
+@pytest.mark.row(9, "kill -9 of the batch script's slurmd")
 def test_kill_slurmd(user, control, row) -> None:
     """The old script runs on, loses a worker, and must not begin the job anew once more."""
     run = submit(user, "train.pause_s=0.3", "train.keep_last=50")
@@ -36,7 +36,7 @@ def test_kill_slurmd(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=200, bound_s=180)
 
 
-@pytest.mark.row(9, "kill -9 of every slurmd of the job")
+@pytest.mark.row(9, "kill -9 of every slurmd in the job")
 def test_kill_every_slurmd(user, control, row) -> None:
     """The old attempt runs on. Beside the new one it can commit nothing.
 
@@ -61,7 +61,7 @@ def test_kill_every_slurmd(user, control, row) -> None:
     invariants.check_end(run, control(), row, lost=lost, bound=200)
 
 
-@pytest.mark.row(10, "the link of a node down, then up")
+@pytest.mark.row(10, "a node's network link goes down and comes back up")
 def test_link_down(user, control, row) -> None:
     run = submit(user)
     run.reach(25)
@@ -101,7 +101,7 @@ def test_kill_slurmctld(user, control, row) -> None:
     invariants.check_end(run, control(), row, exit_code=())
 
 
-@pytest.mark.row(12, "slurmctld down during submit and status")
+@pytest.mark.row(12, "slurmctld is down during submit and status")
 def test_submit_without_slurmctld(user, control, row) -> None:
     """sbatch tries again for some seconds, and status says what it knows: there is one job."""
     sandbox = user.sandbox
@@ -149,7 +149,7 @@ def test_two_attempts(user, control, row) -> None:
     invariants.check_end(run, control(), row, exit_code=())
 
 
-@pytest.mark.row(23, "a node reboots, and is back at once")
+@pytest.mark.row(23, "a node reboots and returns immediately")
 def test_node_back_at_once(user, control, row) -> None:
     run = submit(user, more=first_two(user))
     run.reach(25)
@@ -158,7 +158,7 @@ def test_node_back_at_once(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
 
 
-@pytest.mark.row(24, "a node goes off and never comes back")
+@pytest.mark.row(24, "a node powers off and never returns")
 def test_node_never_back(user, control, row) -> None:
     run = submit(user)
     run.reach(25)
@@ -170,7 +170,7 @@ def test_node_never_back(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
 
 
-@pytest.mark.row(26, "a node goes off, and a spare takes its place")
+@pytest.mark.row(26, "a node powers off, and a spare takes its place")
 def test_spare(user, control, row) -> None:
     run = submit(user, "slurm.spares=1")
     run.reach(25)
@@ -194,7 +194,7 @@ def same_training(run: Training, control: Control, row: Row, recovery: Recovery)
     row.measured(recovery)
 
 
-@pytest.mark.row(27, "a node goes off, and the training continues on the two that are left")
+@pytest.mark.row(27, "a node powers off, and the run continues on the two remaining nodes")
 def test_fewer_nodes_left(user, control, row) -> None:
     run = submit(user, "slurm.min_nodes=1", nodes=3)
     run.reach(25)
@@ -207,7 +207,7 @@ def test_fewer_nodes_left(user, control, row) -> None:
     same_training(run, control, row, recovery)
 
 
-@pytest.mark.row(29, "the first node of a job with a range goes off, and stays off")
+@pytest.mark.row(29, "the first node of a job with a node range powers off and stays off")
 def test_first_node_of_a_range(user, control, row) -> None:
     """The second node's program goes on, and starts the job again at the end, to complete it."""
     run = submit(user, "slurm.min_nodes=2", nodes=3)
@@ -224,7 +224,7 @@ def test_first_node_of_a_range(user, control, row) -> None:
     same_training(run, control, row, recovery)
 
 
-@pytest.mark.row(35, "the lost node is back, and the training on two others has three again")
+@pytest.mark.row(35, "a lost node returns, and the run grows from two nodes back to three")
 def test_more_nodes_again(user, control, row) -> None:
     run = submit(user, "slurm.min_nodes=2", "slurm.grow_minutes=0.05", nodes=3)
     run.reach(25)
@@ -244,7 +244,7 @@ def test_more_nodes_again(user, control, row) -> None:
     same_training(run, control, row, recovery)
 
 
-@pytest.mark.row(30, "too few nodes are left: it waits for one that comes back")
+@pytest.mark.row(30, "too few nodes are left, and the run waits until a node returns")
 def test_too_few_nodes_left(user, control, row) -> None:
     run = submit(user, "slurm.min_nodes=3", nodes=4)
     run.reach(25)
@@ -266,7 +266,7 @@ def test_too_few_nodes_left(user, control, row) -> None:
     same_training(run, control, row, recovery)
 
 
-@pytest.mark.row(31, "a node and an idle spare go off at once, and the other spare takes its place")
+@pytest.mark.row(31, "a node and an idle spare power off together, and the other spare takes over")
 def test_two_nodes_at_once(user, control, row) -> None:
     run = submit(user, "slurm.spares=2")
     run.reach(25)
@@ -286,7 +286,7 @@ def test_two_nodes_at_once(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
-@pytest.mark.row(32, "two of three nodes go off at once, and the training continues on the first")
+@pytest.mark.row(32, "two of three nodes power off together, and the run continues on the first")
 def test_one_node_left(user, control, row) -> None:
     run = submit(user, "slurm.min_nodes=1", nodes=3)
     run.reach(25)
@@ -318,7 +318,7 @@ def test_first_link_down(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
 
 
-@pytest.mark.row(37, "the first node goes off, and then the one that has gone on")
+@pytest.mark.row(37, "the first node powers off, and then the node that took over")
 def test_first_then_second(user, control, row) -> None:
     run = submit(user, "slurm.spares=2", "train.pause_s=0.3")
     run.reach(25)
@@ -336,7 +336,7 @@ def test_first_then_second(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
-@pytest.mark.row(38, "a node is drained, and a rank dies: the spare takes its place")
+@pytest.mark.row(38, "a node is drained, a worker dies, and the spare takes the node's place")
 def test_drained(user, control, row) -> None:
     run = submit(user, "slurm.spares=1")
     run.reach(25)
@@ -350,7 +350,7 @@ def test_drained(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
-@pytest.mark.row(33, "SIGKILL of a rank, while slurmctld is away for 20 s")
+@pytest.mark.row(33, "SIGKILL of a worker while slurmctld is down for 20 s")
 def test_controller_away_in_a_restart(user, control, row) -> None:
     run = submit(user)
     run.reach(25)
