@@ -32,5 +32,5 @@ def test_what_is_left_in_a_home(site, home: Path, fake_slurm, run_cli) -> None:
     assert {place for place in left if any(f.startswith(f"{place}/") for f in found)} == {*left}
     assert not [f for f in found if not f.startswith(tuple(f"{place}/" for place in left))]
     guide = (ROOT / "docs/admin.md").read_text(encoding="utf-8")
-    passage = guide.partition("`pip uninstall trnslurm` leaves")[2].partition("\n\n")[0]
+    passage = guide.partition("`pip uninstall trnslurm` does not remove")[2].partition("\n\n")[0]
     assert all(f"`~/{place}`" in passage for place in left)
