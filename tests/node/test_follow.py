@@ -151,6 +151,7 @@ def test_one_in_so_many_steps(training: Training, saved, every, started) -> None
 
 def test_what_slurm_refuses_is_tried_again_and_said_once(training: Training, capfd) -> None:
     training.save(10, 20)
+    (training.root / "queue").write_text("")
     (training.root / "refused").write_text("Invalid partition")
     assert training.look() == training.look() == []
     assert len(training.files.mark_files("eval")) == 1, "it asks Slurm for one more at a time"

@@ -214,15 +214,18 @@ class Follower:
             if found := re.search(r"(?m)^(\d+)(;\S+)?$", said) if code == 0 else None:
                 record = read_json(place / RECORD)
                 write_json(place / RECORD, record | {"jobs": {"train": found[1]}})
-                self._note(mark, job=found[1])
-                write_json(self._problem, {})
+                self._taken(mark, found[1])
                 say(f"follow: {mark.run} is job {found[1]}")
                 return True
             # Slurm forgets a job some minutes after its end (ESLURM_DEPENDENCY). After any other
             # error the job may be queued.
             if not waits or "dependency" not in said.lower():
                 break
-        why = (said.strip().splitlines() or ["sbatch failed"])[-1]
+        return self._refused(mark, said)
+
+    def _refused(self, mark: Mark, said: str) -> bool:
+        """Note why Slurm has not taken a run's job, once; return False."""
+        why = (said.strip().splitlines() or ["no answer"])[-1]
         if read_json(self._problem).get("why") != why:
             say(f"follow: {mark.run}: {why}; tried again")
             write_json(self._problem, {"why": why, "time": time.time()})
@@ -240,7 +243,7 @@ class Follower:
             return True
         code, said = run_slurm("squeue", "-h", "--me", "-o", "%i %Z", timeout_s=_ANSWER_S)
         if code:
-            return False
+            return self._refused(mark, said)
         queued = [
             line.partition(" ")[0] for line in said.splitlines() if line.endswith(f" {place}")
         ]
@@ -249,8 +252,13 @@ class Follower:
             return self._submit(mark)
         job = queued[0] if queued else str(read_json(_last_state(place)).get("job_id", ""))
         write_json(place / RECORD, read_json(place / RECORD) | {"jobs": {"train": job}})
-        self._note(mark, job=job)
+        self._taken(mark, job)
         return True
+
+    def _taken(self, mark: Mark, job: str) -> None:
+        self._note(mark, job=job)
+        if self._problem.exists():
+            write_json(self._problem, {})
 
     def _note(self, mark: Mark, **facts: Any) -> None:
         file = self._mark_file(mark.step)
