@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from trnslurm.contract.checkpoints import checkpoints_in
 from trnslurm.train.checkpoint.manifest import verify
-from trnslurm.train.checkpoint.reading import read_parameters
+from trnslurm.train.checkpoint.reading import parameter_reader
 from trnslurm.train.errors import TrainError
 
 from .conftest import JOB, REPO
@@ -100,7 +100,9 @@ def muon(tmp_path_factory):
 
 def saved(launches, name, kind="parameter"):
     [newest, *_] = checkpoints_in(launches.directory / name / "checkpoints")
-    return read_parameters(newest, verify(newest), kind)
+    manifest = verify(newest)
+    read = parameter_reader(newest, manifest, kind)
+    return {name: read(name) for name in manifest.shapes}
 
 
 def test_all_changes_together_give_the_same_on_other_workers(launches):

@@ -1,5 +1,7 @@
 """A checkpoint as a Hugging Face folder: what transformers makes of it."""
 
+import filecmp
+import functools
 import json
 import re
 from dataclasses import replace
@@ -14,6 +16,7 @@ from trnslurm.saves.manifest import write_manifest
 from trnslurm.train.checkpoint.reading import prove
 from trnslurm.train.data.text import END_OF_TEXT, open_text
 from trnslurm.train.errors import TrainError
+from trnslurm.train.export import folder
 
 from .folders import FOLDER, TOKENIZER, VOCAB_SIZE, change_plan, load, logits, model_of, names
 
@@ -32,6 +35,39 @@ def test_the_folder_gives_the_logits_of_the_checkpoint(export, run_dir, capfd):
     assert torch.equal(logits(model), logits(model_of(run_dir, 6)))
     assert model.lm_head.weight is model.transformer.wte.weight
     assert model.config.eos_token_id == model.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_large_model_is_written_as_save_pretrained_does(
+    export, run_dir, tmp_path, monkeypatch, dtype
+):
+    """Byte for byte, though of its parameters only those of one file are read at a time."""
+    read: list[str] = []
+    written: list[int] = []
+    reader, save = folder.parameter_reader, folder.save_file
+
+    def reader_that_tells(*words):
+        one = reader(*words)
+        return lambda name: read.append(name) or one(name)
+
+    def save_and_count(tensors, *words, **more):
+        written.append(len(tensors))
+        assert len(read) == sum(written), "it has read ahead"
+        save(tensors, *words, **more)
+
+    small = functools.partial(folder.split_torch_state_dict_into_shards, max_shard_size="80KB")
+    monkeypatch.setattr(folder, "split_torch_state_dict_into_shards", small)
+    monkeypatch.setattr(folder, "parameter_reader", reader_that_tells)
+    monkeypatch.setattr(folder, "save_file", save_and_count)
+    export("--dtype", dtype)
+    assert len(written) > 1 and len({*read}) == len(read)
+    model = model_of(run_dir, 6).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "whole", max_shard_size="80KB")
+    files = names(tmp_path / "whole")
+    _, differ, missing = filecmp.cmpfiles(
+        tmp_path / "whole", run_dir / "exported/step-6", files, shallow=False
+    )
+    assert {*differ} <= {"config.json", "generation_config.json"} and not missing
 
 
 def test_the_log_says_how_many_epochs_the_steps_are(trained):

@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_nothing_new(export, run_dir, limit, replacing):
 
 
 def test_a_signal_leaves_nothing(export, run_dir, monkeypatch):
-    def die(self, folder):
+    def die(self, folder, **_):
         (folder / "half").touch()
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,6 +1,7 @@
 """Reading checkpoints: the newest whole one, the best one, and the parameters alone."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -39,13 +40,19 @@ def prove(checkpoint: Path) -> CheckpointManifest:
         raise TrainError(f"{checkpoint} is damaged ({error}): take another one") from None
 
 
-def read_parameters(
-    checkpoint: Path, manifest: CheckpointManifest, kind: str = "parameter"
-) -> dict[str, Tensor]:
-    """Read the whole parameters to the host, by name and in the type they were saved in.
+def read_parameters(checkpoint: Path, manifest: CheckpointManifest) -> dict[str, Tensor]:
+    """Read all parameters into host memory, by name and in the type they were saved in."""
+    read = parameter_reader(checkpoint, manifest)
+    return {name: read(name) for name in manifest.shapes}
 
-    Another kind is what the job keeps of them, such as averages. A parameter that it keeps none of
-    is read itself.
+
+def parameter_reader(
+    checkpoint: Path, manifest: CheckpointManifest, kind: str = "parameter"
+) -> Callable[[str], Tensor]:
+    """Return a function that reads one whole parameter in the type it was saved in.
+
+    Another kind is what the job keeps of parameters, such as averages. If the job keeps nothing of
+    a parameter, the function reads the parameter itself.
     """
     if kind not in ("parameter", *manifest.kept):
         has = f": it has {', '.join(manifest.kept)}" if manifest.kept else ""
@@ -53,15 +60,16 @@ def read_parameters(
     read, kept = open_rows(checkpoint, manifest), manifest.kept.get(kind, {})
     if kept.keys() - manifest.shapes.keys():
         raise TrainError(f"{checkpoint}: {kind} has other names than the parameters")
-    try:
-        return {
-            name: read(name, kind if name in kept else "parameter", range(num_rows(shape))).view(
-                shape
-            )
-            for name, shape in manifest.shapes.items()
-        }
-    except (OSError, SafetensorError) as error:
-        raise TrainError(f"{checkpoint}: cannot be read ({error})") from None
+
+    def read_one(name: str) -> Tensor:
+        shape = manifest.shapes[name]
+        try:
+            rows = range(num_rows(shape))
+            return read(name, kind if name in kept else "parameter", rows).view(shape)
+        except (OSError, SafetensorError) as error:
+            raise TrainError(f"{checkpoint}: cannot be read ({error})") from None
+
+    return read_one
 
 
 def find_best(root: Path, name: str = "") -> Path | None:

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, export_name, step_of
@@ -24,7 +27,7 @@ from trnslurm.datasets.place import URL
 from trnslurm.saves import directory
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
+from trnslurm.train.checkpoint.reading import find_best, newest_whole, parameter_reader, prove
 from trnslurm.train.data.text import END_OF_TEXT, is_ours, read_token_index
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, load_plan
@@ -33,6 +36,9 @@ BEST = "best"
 """Instead of a step: the checkpoint with the best score."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+WriteWeights = Callable[[Path], None]
+"""Writes a model's weights and configuration into a folder."""
 
 MakeModel = Callable[[JobPlan, int | None], Any]
 """Makes the transformers model of a plan, given the token that ends a text, if it is known."""
@@ -78,13 +84,16 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
     if manifest:
         with torch.device("meta"):  # neither memory nor time for parameters that are replaced
             model = make_model(plan, end_of_text)
+        model.to(DTYPES[options.dtype])
         checkpoint = files.checkpoints / checkpoint_name(manifest.step)
-        _load(model, checkpoint, manifest, DTYPES[options.dtype], options.weights or "parameter")
+        kind = options.weights or "parameter"
+        write_weights = _parameter_files(model, checkpoint, manifest, kind)
     else:
         model = make_model(plan, None)
         load_parameters(model, options.source, asked_by="export")
         model.to(DTYPES[options.dtype])
-    _write(model, options.tokenizer or tokenizer, output)
+        write_weights = model.save_pretrained
+    _write(model, write_weights, options.tokenizer or tokenizer, output)
     _report(options, model, manifest, output, tokenizer=bool(options.tokenizer or tokenizer))
 
 
@@ -203,13 +212,13 @@ def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointM
         raise TrainError(f"{data} has changed since this run was trained on it")
 
 
-def _load(
-    model: Any,
-    checkpoint: Path,
-    manifest: CheckpointManifest,
-    dtype: torch.dtype,
-    kind: str = "parameter",
-) -> None:
+def _parameter_files(
+    model: Any, checkpoint: Path, manifest: CheckpointManifest, kind: str
+) -> WriteWeights:
+    """Return what writes a checkpoint's parameters as save_pretrained would, a file at a time.
+
+    Only one of two tied parameters was saved, and save_pretrained writes no other.
+    """
     every = dict(model.named_parameters(remove_duplicate=False))
     buffers = {name: each for name, each in model.state_dict().items() if name not in every}
     wanted = dict(model.named_parameters()) | buffers
@@ -222,17 +231,25 @@ def _load(
                 "make_optimizer all parameters, the frozen ones too, and persistent buffers"
             )
         raise TrainError(f"{checkpoint} is not of the model in plan.json")
-    tensors = read_parameters(checkpoint, manifest, kind)
-    converted = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
-    # Not strict, because only one of two tied parameters was saved.
-    model.load_state_dict(converted, strict=False, assign=True)
-    model.tie_weights()
+    read = parameter_reader(checkpoint, manifest, kind)
+
+    def write(folder: Path) -> None:
+        # Its configuration only: without tensors save_pretrained writes no weights.
+        model.save_pretrained(folder, state_dict={})
+        split = split_torch_state_dict_into_shards(wanted)
+        for name, names in split.filename_to_tensors.items():
+            tensors = {each: read(each).to(wanted[each].dtype).contiguous() for each in names}
+            save_file(tensors, folder / name, metadata={"format": "pt"})
+        if split.is_sharded:
+            total = {"total_parameters": model.num_parameters(), **split.metadata}
+            index = {"metadata": total, "weight_map": split.tensor_to_filename}
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
+
+    return write
 
 
-def _write(model: Any, tokenizer: Any, output: Path) -> None:
+def _write(model: Any, write_weights: WriteWeights, tokenizer: Any, output: Path) -> None:
     """Write the folder, whole or not at all; the tokenizer can be a folder with one."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
     # If DeepSpeed is installed, transformers (4.57.6) imports it to save, and DeepSpeed would look
@@ -244,7 +261,7 @@ def _write(model: Any, tokenizer: Any, output: Path) -> None:
     try:
         partial.mkdir(parents=True)
         lock = _lock(partial)
-        model.save_pretrained(partial)
+        write_weights(partial)
         if isinstance(tokenizer, Path):
             _copy_tokenizer(tokenizer, partial, model.config.vocab_size)
         elif tokenizer:
