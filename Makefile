@@ -262,7 +262,7 @@ lock: | uv  ## Write .ci/locks: the newest packages that pyproject.toml allows
 .venv-ray/.made: .venv/.dev
 	@echo "Installing Ray into .venv-ray"
 	$(call venv_on_train,.venv-ray)
-	.venv-ray/bin/pip install --quiet --disable-pip-version-check ray
+	.venv-ray/bin/pip install --quiet --disable-pip-version-check "ray[train]"
 	touch $@
 
 .venv-resiliency/.made: .venv/.dev
