@@ -283,7 +283,7 @@ def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
         ("sys.exit('https://x/secret')", "not sent by acme 1.0 (SystemExit)"),
         ("import nowhere", "not sent by acme 1.0 (ModuleNotFoundError: No module named 'nowhere')"),
         ("threading.Event().wait()", "no end within 1 s"),
-        (None, "the run has no code of this plug-in in code/plug-ins/notifiers/x"),
+        (None, "the run has no code for this plug-in in code/plug-ins/notifiers/x"),
     ],
 )
 def test_a_notifier_on_a_node(tmp_path: Path, body: str | None, said: str) -> None:

@@ -122,7 +122,7 @@ def test_workers_that_worked_alone_are_told_of(project: Project) -> None:
     (project.directory / "untold.py").write_text(UNTOLD)
     alone = "its 2 workers shared no process group, so each worked alone: "
     for how, reason in (
-        ("alone", f"{alone}torch.distributed.init_process_group was not called"),
+        ("alone", f"{alone}they did not call torch.distributed.init_process_group"),
         ("lightning", f"{alone}Lightning's Trainer needs num_nodes=2, devices=1"),
         ("together", ""),
     ):

@@ -540,7 +540,7 @@ def test_trained_to_the_end_before(script: Script) -> None:
     script.step("exit 9\n")
     script.says(RUNNING.replace("Restarts=0", "Restarts=1"))
     assert script.run(attempt=2, restarts=1) == 0, script.said
-    assert script.ended(2)[:2] == ("COMPLETED", "the attempt before has trained to the end")
+    assert script.ended(2)[:2] == ("COMPLETED", "the previous attempt completed the training")
 
 
 def test_term_between_two_tries(script: Script) -> None:
@@ -608,7 +608,7 @@ def test_other_allocation_is_refused(script: Script) -> None:
     script.bench.environ["SLURM_JOB_NUM_NODES"] = "3"
     script.step("touch started\n")
     assert script.run() == 2
-    assert "this script is for 2 nodes, the allocation has 3: render it again" in script.said
+    assert "this script is for 2 nodes, but the allocation has 3: render it again" in script.said
     assert script.ended() == ("FAILED", "exit code 2 while checking the allocation")
     assert not script.bench.has("started")
 
@@ -679,7 +679,7 @@ def test_graphs_that_are_missing(compiling: Script) -> None:
     assert compiling.ended(phase="precompile") == (
         "FAILED", "exit code 1 while verifying the graphs",
     )  # fmt: skip
-    assert "error: node 0 wrote no result of its compile" in compiling.said
+    assert "error: node 0 has not written its result" in compiling.said
 
 
 def test_graphs_whose_ingredients_are_damaged(compiling: Script) -> None:

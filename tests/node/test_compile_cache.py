@@ -94,7 +94,7 @@ def job(bench, monkeypatch) -> Job:
 def test_compiled_committed_and_whole(job: Job, capsys) -> None:
     assert job.verify() == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: nothing is compiled for key {KEY} in {job.cache}: cd ")
+    assert said.startswith(f"error: nothing is compiled for key {KEY} in {job.cache}: run cd ")
     assert "sbatch precompile.sbatch" in said
     assert not job.is_warm()
     job.compile()
@@ -115,7 +115,7 @@ def test_a_deleted_graph_is_named_and_compiled_again(job: Job, capsys) -> None:
     capsys.readouterr()
     assert [job.verify(node) for node in (0, 1)] == [1, 1]
     said = capsys.readouterr().err
-    assert said.count(f"damaged: {neff} is missing: cd ") == 2
+    assert said.count(f"damaged: {neff} is missing: run cd ") == 2
     assert not job.is_warm()
     job.compile()
     assert job.verify() == 0
@@ -140,7 +140,7 @@ def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) ->
         ("failed-256", 0, "256 of 256 graphs could not be compiled"),
         ("killed", 0, "the compiler was killed on 2 of 4 graphs"),
         ("exception", 0, "a compile process died"),
-        ("no-graphs", 0, "found no graph"),
+        ("no-graphs", 0, "found no graphs"),
         ("script-error", 1, "the trial run failed"),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_was_interrupted_is_compiled_again(job: Job) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     job.behave("ok")
     done = job.on_node(0)
-    assert "4 graphs are left out, as an earlier compile of them failed" in done.stderr
+    assert "4 graphs were skipped because an earlier compile of them failed" in done.stderr
     job.setenv(NEURON_CC_FLAGS="--retry_failed_compilation --model-type=transformer")
     job.compile()
     assert job.verify() == 0
@@ -226,7 +226,7 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(
     _, err = process.communicate(timeout=600)
     if number == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
-        assert f"if there is none, remove {lock}" in err
+        assert f"if no such process exists, remove {lock}" in err
     assert not job.is_warm()
     assert lock.exists(), "its run may go on on another node"
     if number == signal.SIGTERM:
@@ -237,7 +237,7 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(
     assert not job.is_warm()
     said = capsys.readouterr().out
     assert not lock.exists() and f"left by a compile that has ended: {lock} (" in said
-    assert other.exists() and f"if no process is compiling it, remove {other} (" in said
+    assert other.exists() and f"If no process is compiling it, remove {other} (" in said
 
 
 def test_a_lock_that_was_taken_again_stays(job: Job) -> None:

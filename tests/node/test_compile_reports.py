@@ -127,8 +127,8 @@ def test_nothing_left_to_compile_is_success_where_the_graphs_are_named(lines: li
 
 
 TRAPS = {
-    "no graph, no summary": ([LATE_NO_TODO], 0, "found no graph (No todo hlos found)"),
-    "no graph, a summary": (summary(0, 0, 0), 0, "found no graph (Total graphs: 0)"),
+    "no graph, no summary": ([LATE_NO_TODO], 0, "found no graphs (No todo hlos found)"),
+    "no graph, a summary": (summary(0, 0, 0), 0, "found no graphs (Total graphs: 0)"),
     "exception": ([EXCEPTION, *GOOD], 0, "a compile process died"),
     "failed, exit code 2": (
         [*reported(g1=False, g2=False, g3=True), *summary(3, 1, 2)],
@@ -155,14 +155,14 @@ TRAPS = {
         0,
         f"interrupted, the first is {graph(3)}: add --retry_failed_compilation",
     ),
-    "all given up before": ([GIVEN_UP, LATE_NO_TODO], 0, "1 graphs are left out"),
+    "all given up before": ([GIVEN_UP, LATE_NO_TODO], 0, "1 graphs were skipped"),
     "exit code": (GOOD, 70, "exit code 70, although"),
     "no summary": (traced(1), 0, "without a summary"),
     "some are missing": (summary(3, 2, 0), 0, "2 of 3 graphs were compiled"),
     "report and summary differ": (
         [*reported(g1=True), *summary(2, 2, 0)],
         0,
-        "its report names 1 graphs, its summary 2",
+        "its report lists 1 graphs, but its summary 2",
     ),
 }
 

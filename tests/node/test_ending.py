@@ -71,7 +71,7 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         # A custom script that writes checkpoints, but begins at its first step again.
         (
             {"attempts": TERM["TIMEOUT"], "changed": 9.0, "repeats": 1},
-            "TIMEOUT|TIMEOUT|repeats|time limit; it began at step 1 again, and not after its "
+            "TIMEOUT|TIMEOUT|repeats|time limit; it started at step 1 again, not after its "
             "checkpoint",
         ),
         ({"attempts": TERM["TIMEOUT"], "changed": 9.0}, "REQUEUED|TIMEOUT|time limit|time limit"),
@@ -182,7 +182,7 @@ NO_CRASHES = [
         (
             {"resumes": False},
             "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted, as it "
-            "would begin at step 0: it reported no checkpoint, and its arguments have no {resume}",
+            "would start at step 0: it reported no checkpoint, and its arguments have no {resume}",
         ),
         # A whole checkpoint whose step is unknown is progress.
         (

@@ -78,8 +78,9 @@ LOADER = ("/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 12
         (
             [worker(0, REDUCE, ITEM), worker(1, state="D"), worker(2, REDUCE, ITEM)],
             1,
-            "worker 1 (node 1, node-1) has made no progress for 60 s after step 7: it answers no "
-            "signal (state D), while 2 others wait at train.py:88 (step), in all_reduce",
+            "worker 1 (node 1, node-1) has made no progress for 60 s after step 7: it does not "
+            "respond to signals (state D), while 2 others wait at train.py:88 (step), in "
+            "all_reduce",
         ),
         # With GPUs, workers may wait in a function of C, called at one line.
         (
@@ -98,7 +99,7 @@ LOADER = ("/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 12
             [worker(0, REDUCE, ITEM), worker(1, REDUCE, ITEM)],
             None,
             "no worker has made any progress for 60 s after step 7: all are at train.py:88 (step), "
-            "in all_reduce: the network or the devices?",
+            "in all_reduce (check the network and the devices)",
         ),
         (
             [worker(0, REDUCE, ITEM), worker(2, REDUCE, ITEM)],
@@ -112,7 +113,7 @@ LOADER = ("/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 12
             "no worker has made any progress for 60 s after step 7: it has no Python stacks; "
             "python: state S, futex_wait",
         ),
-        ([], None, "no worker has made any progress for 60 s after step 7: no node answers"),
+        ([], None, "no worker has made any progress for 60 s after step 7: no node responds"),
     ],
 )
 def test_verdict(workers: list[Worker], rank: int | None, line: str) -> None:
@@ -369,7 +370,7 @@ def test_a_step_that_its_nodes_do_not_end_is_killed(clock: Clock) -> None:
     assert not clock.watch.look() and not Path("state/stuck-train-1.json").exists()
     clock.now += 2
     assert not clock.watch.look()
-    assert "no node answers" in json.loads(Path("state/stuck-train-1.json").read_text())["line"]
+    assert "no node responds" in json.loads(Path("state/stuck-train-1.json").read_text())["line"]
     clock.now += 61
     assert clock.watch.look()
 

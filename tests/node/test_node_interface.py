@@ -36,7 +36,7 @@ def test_each_address_has_its_interface(bench) -> None:
 def test_what_is_no_address_is_one_line_of_error(bench, address: str) -> None:
     done = bench.run("interface", address)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: no network interface leads to {address}: ")
+    assert done.stderr.startswith(f"error: no network interface reaches {address}: ")
     assert done.stderr.count("\n") == 1
 
 

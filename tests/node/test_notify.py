@@ -172,11 +172,11 @@ def test_message(script: Script, hook: Webhook) -> None:
         ([429, 200], 2, "sent to 127.0.0.1"),
         (["close", 204], 2, "sent to 127.0.0.1"),
         (["endless body"], 1, "sent to 127.0.0.1"),
-        ([500], 3, "not sent to 127.0.0.1 in 3 tries: it answers 500 Internal Server Error"),
-        ([404], 1, "not sent to 127.0.0.1: it answers 404 Not Found"),
-        ([307], 1, "not sent to 127.0.0.1: it answers 307 Temporary Redirect, and redirects"),
-        ([301], 1, "not sent to 127.0.0.1: it answers 301 Moved Permanently, and redirects"),
-        ([799], 3, "not sent to 127.0.0.1 in 3 tries: it answers 799"),
+        ([500], 3, "not sent to 127.0.0.1 in 3 tries: it responded 500 Internal Server Error"),
+        ([404], 1, "not sent to 127.0.0.1: it responded 404 Not Found"),
+        ([307], 1, "not sent to 127.0.0.1: it responded 307 Temporary Redirect, and redirects"),
+        ([301], 1, "not sent to 127.0.0.1: it responded 301 Moved Permanently, and redirects"),
+        ([799], 3, "not sent to 127.0.0.1 in 3 tries: it responded 799"),
     ],
 )
 def test_answers(script: Script, answers: list[int | str], tries: int, said: str) -> None:
@@ -287,7 +287,7 @@ def test_commands(script: Script, command: str, said: str) -> None:
         ("http://x:99999/y", 0o600, "expected one line"),
         ("http://x/\u00e9", 0o600, "expected one line"),
         ("http://x/" + 5000 * "y", 0o600, "expected one line"),
-        ("http://ada:secret@x/y", 0o600, "its URL has a user's name"),
+        ("http://ada:secret@x/y", 0o600, "its URL contains a user name"),
     ],
 )
 def test_webhook_files_that_are_refused(tmp_path: Path, text: str, mode: int, why: str) -> None:

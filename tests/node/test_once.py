@@ -124,5 +124,5 @@ def test_term_ends_it(tmp_path: Path) -> None:
 def test_a_script_that_goes_on_after_its_srun_failed(tmp_path: Path, said: str, words: str) -> None:
     (log := tmp_path / "log").write_text(f"step 1\n{said}done\n")
     found = went_on(log)
-    assert found == (words and f"its srun failed, and the script went on: {words}")
+    assert found == (words and f"its srun failed, but the script continued: {words}")
     assert went_on(tmp_path / "none") == ""

@@ -159,7 +159,10 @@ def neuron_tools(job: Job, behaviour: str) -> None:
     [
         ("missing-device", "neuron-ls shows 15 of 16 devices; replace the instance"),
         ("no-devices", "neuron-ls finds no devices"),
-        ("busy", "0 of the 32 NeuronCores it needs are free; end what holds the others (pid 41949"),
+        (
+            "busy",
+            "0 of the 32 NeuronCores it needs are free; end the process that holds the others (pid",
+        ),
     ],
 )
 def test_neuron_devices(job: Job, monkeypatch, behaviour: str, words: str) -> None:
@@ -180,7 +183,9 @@ def test_gpus(job: Job, monkeypatch) -> None:
     needs = Needs(run=job.run, phase="train", device=CUDA, workers=1)
     assert preflight_devices.devices(needs) == Checked(fact="1")
     eight = Needs(run=job.run, phase="train", device=CUDA, workers=8)
-    assert preflight_devices.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
+    assert preflight_devices.devices(eight).problem.startswith(
+        "nvidia-smi shows 1 of 8 needed GPUs"
+    )
     tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle' >&2; exit 9\n")
     assert "Unable to determine" in preflight_devices.devices(needs).problem
 
@@ -272,7 +277,7 @@ def test_one_node_without_the_shared_files(job: Job, tmp_path: Path) -> None:
     unwritable, no_data, older = second
     assert unwritable.startswith(f"cannot write in {other}/state: No such file")
     assert no_data.startswith(f"dataset {other}/data: No such file")
-    assert re.match(r"code/ is [0-9a-f]{12}, on most nodes [0-9a-f]{12}; have one", older)
+    assert re.match(r"code/ is [0-9a-f]{12}, but on most nodes [0-9a-f]{12}; use one", older)
 
 
 def test_software_that_differs_and_a_wrong_clock(job: Job) -> None:
@@ -283,9 +288,11 @@ def test_software_that_differs_and_a_wrong_clock(job: Job) -> None:
     job.start(1, num=3, PYTHONPATH=f"{package.parent}:{ROOT}")
     job.start(2, "--clock-offset=-60", num=3)
     (_, first, _), (_, _, older), (_, _, late) = job.end()
-    assert "torch is 2.8.0, on most nodes 2.9.1; have one Python" in older
-    assert re.search(r"its clock is (5\d\.\d|60\.0) s behind the other nodes'; have chrony", late)
-    assert first.startswith("preflight: this node ends because of another: node-2: torch is 2.8")
+    assert "torch is 2.8.0, but on most nodes 2.9.1; use one Python" in older
+    assert re.search(r"its clock is (5\d\.\d|60\.0) s behind the other nodes'; run chrony", late)
+    assert first.startswith(
+        "preflight: this node ends because of another node: node-2: torch is 2.8"
+    )
     assert (len(first.splitlines()), job.verdict()["bad"]) == (2, ["node-2", "node-3"])
 
 
@@ -294,7 +301,7 @@ def test_a_node_that_does_not_come(job: Job) -> None:
         job.start(node, "--wait=6", num=3)
     ended = job.end()
     assert [code for code, _, _ in ended] == [1, 1]
-    assert "because of another: node-3: did not report within 6 s" in ended[1][1]
+    assert "because of another node: node-3: did not report within 6 s" in ended[1][1]
     assert job.verdict()["bad"] == ["node-3"]
     assert [node["ok"] for node in job.verdict()["nodes"]] == [True, True, False]
 
@@ -324,7 +331,7 @@ def test_started_by_hand_it_says_what_is_missing(job: Job) -> None:
         [sys.executable, "-m", "trnslurm.node.preflight"], env={"PYTHONPATH": str(ROOT)}
     )
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: preflight: environment: 'SLURM_NODEID'; node.sh starts this\n"
+    assert done.err == "error: preflight: environment: 'SLURM_NODEID'; only node.sh starts this\n"
 
 
 def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:
@@ -392,4 +399,4 @@ def test_if_nobody_reaches_node_0_it_is_node_0() -> None:
     three = nodes()
     three[1].heard = three[2].heard = False
     assert judge(three, {1: "cannot reach it"}, 20) == ["node-1"]
-    assert three[1].problems["report"].startswith("cannot reach it; look")
+    assert three[1].problems["report"].startswith("cannot reach it; check")

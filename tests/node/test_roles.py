@@ -367,12 +367,12 @@ def test_health_by_http_tcp_and_file(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_address[1]}"
         assert why_not_ready("http://{host}:{port}/health", address, tmp_path) == ""
-        assert why_not_ready("http://{host}:{port}/", address, tmp_path).endswith("/ answers 503")
+        assert why_not_ready("http://{host}:{port}/", address, tmp_path).endswith("/ responded 503")
         assert why_not_ready("tcp", address, tmp_path) == ""
         server.shutdown()
     assert "Connection refused" in why_not_ready("tcp", address, tmp_path)
     assert "Connection refused" in why_not_ready("http://{host}:{port}/", address, tmp_path)
-    assert why_not_ready("out/up", address, tmp_path) == "out/up is not there"
+    assert why_not_ready("out/up", address, tmp_path) == "out/up does not exist"
     (tmp_path / "up").touch()
     assert why_not_ready("up", address, tmp_path) == ""
 

@@ -130,5 +130,5 @@ def test_the_metric_that_the_user_named(sweep: Path) -> None:
 
 def test_rungs_that_cannot_be_read(sweep: Path) -> None:
     (sweep / HALVING).write_text("{")
-    with pytest.raises(SystemExit, match="does not say its rungs"):
+    with pytest.raises(SystemExit, match="does not define its rungs"):
         rung.take(sweep / "rung-2", 1, "8_1")

@@ -187,7 +187,7 @@ def test_a_damaged_copy_is_made_again_unless_it_is_in_use(staged: Staged) -> Non
     staged.bench.environ["TRNSLURM_PYTHON"] = f"{copy}/bin/python"
     user = staged.bench.start("sleep", "600")
     del staged.bench.environ["TRNSLURM_PYTHON"]
-    assert staged.refused(archive) == f"{copy} was changed, and is in use: remove it later\n"
+    assert staged.refused(archive) == f"{copy} was modified and is in use: remove it later\n"
     user.kill()
     user.wait(timeout=600)
     assert staged.unpack(archive) == copy
@@ -221,7 +221,7 @@ def test_a_disk_that_is_not_there_is_not_made(staged: Staged) -> None:
 
 def test_only_a_private_directory_of_ones_own_is_used(staged: Staged) -> None:
     archive = staged.pack()
-    own, words = staged.own_local, "is not a directory of your own of mode 0700"
+    own, words = staged.own_local, "is not your own directory with mode 0700"
     own.symlink_to(staged.shared)
     assert words in staged.refused(archive)
     own.unlink()

@@ -93,7 +93,7 @@ def test_the_keeper_of_the_gate_is_killed(waiting: Waiting, bench: Any) -> None:
 def test_memory_is_short(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(memory, "_of_cgroups", lambda: iter([HostMemory(0.5, 8.0)]))
     assert standby.main(["--workers=2", "--", "false"]) == 0
-    assert "GiB of memory available, and needs" in capfd.readouterr().err
+    assert "GiB of memory available, but needs" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_idle_devices() -> None:
     some = run_looks(lambda _: ({"cpu": 0.1}, gpus(0.9, 0.8, 0.0, 0.95)), 0.5)
     assert texts(some) == ["GPU 2 did nothing for 10 min while others worked"]
     none = run_looks(lambda _: ({"cpu": 0.43}, gpus(0.0, 0.0)), 0.5)
-    assert texts(none) == ["no GPU did anything for 10 min; the processors are 43% busy"]
+    assert texts(none) == ["no GPU did anything for 10 min; the CPUs are 43% busy"]
     begins = run_looks(lambda at: ({}, gpus(*[float(at > 550)] * 2)), 0.5)
     assert not begins.all  # a model was loaded for nine minutes
     works_again = run_looks(lambda at: ({}, gpus(0.9, float(at > 1200))), 0.5)
@@ -190,10 +190,10 @@ def test_idle_devices() -> None:
 def test_starved_devices_and_slow_clocks() -> None:
     starved = run_looks(lambda _: ({"cpu": 0.99}, gpus(0.3, 0.4)), 0.5)
     assert [text.split(":")[0] for text in texts(starved)] == [
-        "the devices compute 35% of the time, and all processors are busy"
+        "the devices compute only 35% of the time, and all CPUs are busy"
     ]
     hot = run_looks(lambda _: ({}, gpus(0.9, 0.9, slowed_by="heat")), 0.5)
-    assert texts(hot) == ["GPUs 0, 1: the clock is lowered by heat, to 1100 MHz"]
+    assert texts(hot) == ["GPUs 0, 1: clock lowered by heat, to 1100 MHz"]
 
 
 def test_errors_that_rise() -> None:
@@ -208,13 +208,13 @@ def test_memory_that_runs_out() -> None:
         return {"memory_left_gib": left, "memory_gib": 480.0}, None
 
     (text,) = texts(run_looks(leaks, 2))
-    assert text.startswith(("39.", "40.", "41.")) and "used up in an hour" in text
+    assert text.startswith(("39.", "40.", "41.")) and "lost per hour" in text
 
     def short(_: float) -> tuple[dict[str, float], None]:
         return {"memory_left_gib": 1.0, "memory_gib": 480.0, "shm_left_gib": 0.01}, None
 
     assert texts(run_looks(short, 0.1)) == [
-        "1.0 of 480 GiB of memory are left",
+        "only 1.0 of 480 GiB of memory are left",
         "/dev/shm has 10 MiB left",
     ]
 

@@ -255,7 +255,7 @@ def test_workers_that_never_met_by_the_time_limit(make_run, dead, cli) -> None:
 
 
 def test_a_script_that_does_not_continue(make_run, dead, cli) -> None:
-    reason = "time limit; it began at step 1 again, and not after its checkpoint"
+    reason = "time limit; it started at step 1 again, not after its checkpoint"
     run = failed(make_run, dead, "", state="TIMEOUT", reason=reason, cause="repeats")
     run.checkpoints.mkdir(exist_ok=True)
     (run.checkpoints / "model.pt").touch()

@@ -48,9 +48,9 @@ def test_precompile_is_judged_by_its_graphs(runs, user) -> None:
     assert "Total failed compilations: 2" in said["failed-graphs"]
     assert "2 of 4 graphs could not be compiled" in runs["failed-graphs"].status()["reason"]
     assert runs["failed-graphs"].facts() == {}
-    assert "found no graph (No todo hlos found)" in said["no-graphs"]
+    assert "found no graphs (No todo hlos found)" in said["no-graphs"]
     assert (
-        "a compile process died without a report of its graphs (got exception)" in said["exception"]
+        "a compile process died without reporting its graphs (got exception)" in said["exception"]
     )
     assert "found no graph" in runs["no-graphs"].shown()
 

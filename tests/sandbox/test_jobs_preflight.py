@@ -30,7 +30,7 @@ def test_a_node_with_a_device_fewer_is_named(user) -> None:
 
     what = f"{names(3)}: neuron-ls shows 15 of 16 devices"
     assert f"error: preflight: {what}" in bad.logs("--node", "0")
-    assert f"ends because of another: {what}" in bad.logs("--node", "1")
+    assert f"ends because of another node: {what}" in bad.logs("--node", "1")
     assert f"preflight: {what}" in bad.shown()
     found = json.loads((bad.path / "state/preflight-train-1.json").read_text())
     assert [node["ok"] for node in found["nodes"]] == [False, True]

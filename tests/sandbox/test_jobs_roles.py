@@ -112,7 +112,7 @@ def test_a_server_starts_again_alone(user: User, tmp_path: Path) -> None:
     assert losses == {step: 1.0 / step for step in range(1, 151)}
     # They end once the training's own end is recorded.
     of_server = ("logs", run.path.name, "--role", "rollout", "--node", "1")
-    eventually(lambda: "the server is told to end" in user.trnslurm(*of_server))
+    eventually(lambda: "ending the server on request" in user.trnslurm(*of_server))
     eventually(lambda: not user.sandbox.processes_of(run))
     lines = (run.path / "state/servers.jsonl").read_text().splitlines()
     own = [told["stand"] for told in map(json.loads, lines)

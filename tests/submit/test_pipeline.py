@@ -332,7 +332,7 @@ def test_what_a_stage_takes_is_found_when_it_starts(site, project, fake_slurm, c
     runs = runs_of(site)
     done = inputs_of(runs["evaluate"])
     assert done.code == 1
-    assert done.out == f"train has saved no checkpoint, in {runs['train'].path}\n"
+    assert done.out == f"train has not saved a checkpoint in {runs['train'].path}\n"
     complete(runs["train"])
     saved = runs["train"].checkpoints / "step-5.pt"
     said = f"export TRNSLURM_INPUT_TRAIN_CHECKPOINT={saved}\nexport TRNSLURM_INPUT_TRAIN_STEP=5\n"
@@ -340,9 +340,12 @@ def test_what_a_stage_takes_is_found_when_it_starts(site, project, fake_slurm, c
     saved.rename(saved.with_name("step-9.pt"))  # later attempts take the same
     assert inputs_of(runs["evaluate"]).out == said
 
-    assert "evaluate has not reported accuracy, nothing" in inputs_of(runs["smoke"]).out
+    assert (
+        "evaluate has not reported accuracy: it has reported nothing"
+        in inputs_of(runs["smoke"]).out
+    )
     complete(runs["evaluate"], loss=0.1)
-    assert "has not reported accuracy, only step, loss" in inputs_of(runs["smoke"]).out
+    assert "has not reported accuracy: it reported only step, loss" in inputs_of(runs["smoke"]).out
     complete(runs["evaluate"], accuracy=0.5)
     done = inputs_of(runs["smoke"])
     assert (done.code, done.out) == (

@@ -1,1 +1,1 @@
-"""Owns the programs that rendered scripts call on a node: standard library only, self-contained."""
+"""Programs that rendered scripts run on a node: standard library only, self-contained."""

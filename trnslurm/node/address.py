@@ -1,11 +1,11 @@
-"""Prints the nodes of a job, and the address of its master, as Slurm knows them.
+"""Prints the nodes of a job and its master's address, as Slurm knows them.
 
     python -m trnslurm.node.address hosts NODELIST
     python -m trnslurm.node.address of HOST --nodes=2
 
-`hosts` prints the names in a list in Slurm's notation, with commas. `of` prints the IPv4 address of
-a node, its NodeAddr; if that is a name, what the name means here. The controller may be too busy
-for a moment, as when many jobs start, so it is asked three times.
+`hosts` expands a list in Slurm's notation into names separated by commas. `of` prints a node's IPv4
+address: its NodeAddr, resolved on this machine if it is a name. The controller may be too busy for
+a moment, for example when many jobs start, so this program asks three times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="address", allow_abbrev=False)
     parser.add_argument("what", choices=("hosts", "of"))
     parser.add_argument("name", metavar="NODELIST|HOST")
@@ -62,7 +62,7 @@ def ask(*words: str, retry_s: Sequence[float]) -> str:
                 errors="replace",
                 check=False,
             )
-        except OSError as error:  # as bash says it
+        except OSError as error:  # as in bash's message
             print(f"scontrol: {error.strerror}", file=sys.stderr)
             sys.exit(127)
         if done.returncode == 0:
@@ -73,13 +73,13 @@ def ask(*words: str, retry_s: Sequence[float]) -> str:
 
 
 def node_addr(said: str) -> str:
-    """Return the NodeAddr in a line of `scontrol show node -o`; empty: there is none."""
+    """Return the NodeAddr in a line of `scontrol show node -o`, or "" if it is missing."""
     found = re.search(r"(?:^| )NodeAddr=(\S+)", said)
     return found[1] if found else ""
 
 
 def ipv4(address: str) -> str:
-    """Return an IPv4 address, or that of a name; empty: the name has none."""
+    """Return an IPv4 address as it is, or a name's address; empty if the name has none."""
     try:
         return str(ipaddress.IPv4Address(address))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Finds out whether the workers of a training never joined, so that each trains alone.
+"""Detects workers that never joined each other, so that each trains its own copy.
 
-sitecustomize.py has worker 0 tell while it works, and at its end. PyTorch forgets a process group
-that was destroyed, but not how the default one was opened.
+sitecustomize.py makes worker 0 report while it works and when it ends. PyTorch forgets a process
+group that was destroyed, but not how the default group was initialized.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from trnslurm.contract.variables import Variable
 
 PERIOD_S = 20.0
 WITHOUT_STEPS_S = 300.0
-"""How long worker 0 works without a group before it tells, if no step is known.
+"""How long worker 0 works without a group before it reports this, if no step is known.
 
-Most scripts open their group before they load data. Some first prepare data on worker 0.
+Most scripts initialize their group before they load data. Some first prepare data on worker 0.
 """
 _WORKS_AT_CPU_S = 60.0
-"""More processor time than the imports of large libraries take."""
-# How the workers join that use one of these; all others must call init_process_group.
+"""More processor time than imports of large libraries take."""
+# How workers that use one of these join. All others must call init_process_group.
 _JOINS = {
     "lightning.pytorch": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
     "pytorch_lightning": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
-    "one": "each has opened one of its own, as with an MPI that does not know Slurm: use an MPI "
-    "with PMIx or PMI2, or torchrun",
+    "one": "each has initialized a group of its own, as with an MPI that does not support Slurm: "
+    "use an MPI with PMIx or PMI2, or torchrun",
     "xla": "the backend xla joins them on Neuron devices, not on CPUs",
 }
 _CALL = "torch.distributed.init_process_group"
 # Libraries that connect workers without PyTorch's default process group.
 _OTHER_WAYS = {"horovod", "jax", "mpi4py", "ray", "torchft"}
 _seen_connected = False
-"""Whether a look has found a connection, which processes close before this one ends."""
+"""Whether a connection was ever seen. Processes close their connections before this one ends."""
 
 
 def tell() -> None:
-    """Record the number of workers, if this one is the first of several and was alone."""
+    """Record the number of workers if this is the first of several and it was alone."""
     values = os.environ
     one = has_group_of_one()
     if values.get(Variable.PHASE) != "train" or not (one or (is_alone() and not _is_connected())):
@@ -58,7 +58,7 @@ def tell() -> None:
 
 
 def watch() -> None:
-    """Tell if worker 0 is alone while it works, until it has joined the others."""
+    """Report that worker 0 is alone while it works, until it has joined the others."""
     if os.environ.get(Variable.PHASE) == "train":
         looks = Looks()
         while looks.go_on(time.monotonic(), time.process_time()):
@@ -66,14 +66,14 @@ def watch() -> None:
 
 
 class Looks:
-    """What worker 0 has told so far."""
+    """What worker 0 has reported so far."""
 
     def __init__(self) -> None:
         self._works_since: float | None = None
         self._told = False
 
     def go_on(self, now: float, cpu_s: float) -> bool:
-        """Look once; return False if worker 0 has joined the others, or may have."""
+        """Look once. Return False if worker 0 has joined the others, or may have."""
         if has_group_of_one():
             tell()
             self._told = True
@@ -94,7 +94,7 @@ class Looks:
         return False
 
     def _trains(self, now: float, cpu_s: float) -> bool:
-        """Check whether a step is known, or worker 0 has worked for long."""
+        """Check whether a step is known or worker 0 has worked for long."""
         step = last_line(_run().metrics_file)
         if step.get("attempt") == int(os.environ[Variable.ATTEMPT]):
             return True
@@ -105,20 +105,20 @@ class Looks:
 
 
 def is_alone() -> bool:
-    """Check whether this process uses PyTorch, and has never shared a process group."""
+    """Check whether this process uses PyTorch and has never shared a process group."""
     group = sys.modules.get("torch.distributed.distributed_c10d")
     if group is None or not _OTHER_WAYS.isdisjoint(sys.modules):
         return False
     backend = _backend()
-    if backend == "xla":  # its CPU client knows no other process
+    if backend == "xla":  # its CPU client does not know other processes
         return os.environ.get("PJRT_DEVICE") == "CPU"
     return not backend and getattr(group, "_default_pg_init_method", "") is None
 
 
 def has_group_of_one() -> bool:
-    """Check whether the default process group has this worker only, of several that were started.
+    """Check whether the default process group has only this worker although several were started.
 
-    A script may take its rank from another library, such as mpi4py, which knows of no others.
+    A script may get its rank from another library, such as mpi4py, which does not know the others.
     """
     group = sys.modules.get("torch.distributed.distributed_c10d")
     if group is None or not (_OTHER_WAYS - {"mpi4py"}).isdisjoint(sys.modules):
@@ -132,7 +132,7 @@ def has_group_of_one() -> bool:
 
 
 def _at_start(name: str) -> str:
-    """Return the value that a variable had when this process began: a script may set others."""
+    """Return a variable's value at the start of this process, because a script may change it."""
     with suppress(OSError):
         words = Path("/proc/self/environ").read_bytes().split(b"\0")
         prefix = f"{name}=".encode()
@@ -147,17 +147,14 @@ def _has_group() -> bool:
 
 
 def _backend() -> str:
-    """Return the backend of the default process group; empty: none was opened.
-
-    init_process_group sets it, and destroy_process_group keeps it (torch 2.9, 2.13).
-    """
+    """Return the backend of the default process group, or an empty string if there was no group."""
     group = sys.modules.get("torch.distributed.distributed_c10d")
     backend = getattr(group, "_backend", "")
     return "" if backend in (None, "undefined") else str(backend)
 
 
 def _is_connected() -> bool:
-    """Check whether this process, or one that it started, may be in touch with other workers."""
+    """Check whether this process or a descendant may be connected to other workers."""
     global _seen_connected
     if _backend() == "xla":  # the store connects them, but XLA's CPU client does not
         return False
@@ -177,15 +174,15 @@ def _file() -> Path:
 
 
 def reason(run: RunFiles, attempt: int) -> str:
-    """Return what the workers of a training lacked, in words; empty: nothing, as far as known."""
+    """Return why the workers did not train together, or an empty string if no problem is known."""
     workers, nodes, joins = _told(run, attempt)
-    how = joins or f"{_CALL} was not called"
+    how = joins or f"they did not call {_CALL}"
     what = f"its {workers} workers shared no process group, so each worked alone: {how}"
     return what if nodes else ""
 
 
 def so_far(run: RunFiles, attempt: int) -> str:
-    """Return that the workers of a running training are alone, and what to do; empty: no sign."""
+    """Return that the workers of a running job are alone and what to do; empty if they are not."""
     workers, nodes, joins = _told(run, attempt)
     how = joins or f"call {_CALL} in the script"
     fewer = ["--nodes 1"] * (nodes > 1) + ["--workers 1"] * (workers > nodes)
@@ -197,7 +194,7 @@ def so_far(run: RunFiles, attempt: int) -> str:
 
 
 def _told(run: RunFiles, attempt: int) -> tuple[int, int, str]:
-    """Return the numbers of workers and nodes, and how a library joins them; 0: nobody told."""
+    """Return the numbers of workers and nodes and how a library joins them; zeros if unknown."""
     told = read_json(run.alone_file("train", attempt))
     workers, per_node = told.get("workers"), told.get("per_node")
     if not isinstance(workers, int) or not isinstance(per_node, int):

@@ -1,10 +1,11 @@
-"""Tells which nodes of a training are still there, long before Slurm does.
+"""Detects lost nodes by heartbeats, long before Slurm does.
 
-The program that looks out on each node sends a datagram every few seconds; the attempt's program,
-on the first node, notes who does. A node that has sent and then is silent is lost if its slurmd
-does not answer either. The same way back, the attempt's program has all other nodes kill their
-processes: a step with a lost node does not end by itself before Slurm's SlurmdTimeout. It answers
-each datagram; first.py acts if no answer comes.
+The lookout program on each node sends a datagram every few seconds. The attempt program, on the
+first node, records which nodes have sent one. A node that has sent heartbeats and then falls silent
+is lost if its slurmd does not respond either. Over the same channel, the attempt program orders all
+other nodes to kill their processes, because a step with a lost node does not end by itself before
+Slurm's SlurmdTimeout. The attempt program replies to each datagram. first.py acts if no reply
+comes.
 """
 
 import os
@@ -22,29 +23,29 @@ PERIOD_S = 2.0
 SILENT_S = 6.0
 _LIVES, _END, _ENDED, _HERE = b"lives", b"end", b"ended", b"here"
 _MOST_BYTES = 128
-# The kernel grants less (net.core.rmem_max), and counts some 700 bytes for each datagram.
+# The kernel may grant less (net.core.rmem_max). It counts about 700 bytes per datagram.
 _BUFFER = 4 << 20
 
 
 class Beat(NamedTuple):
-    """A sign of life of a node."""
+    """A node's heartbeat."""
 
     node: int
     attempt: int
     ended: bool = False
-    """Whether the node's processes have ended, or were killed as they were told."""
+    """Whether the node's processes have ended, or were killed on our order."""
 
 
 class Beats:
-    """The signs of life of a job's nodes, on the first of them."""
+    """The heartbeats of a job's nodes, received on the first node."""
 
     def __init__(self, address: str) -> None:
-        """Listen; `address` is this node's for the others."""
+        """Start to listen; `address` is this node's address as seen from the others."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._socket.bind(("", 0))
         self._socket.setblocking(False)
-        # The network can forge neither a sign of life nor an order.
+        # Others on the network can forge neither heartbeats nor orders.
         self._secret = secrets.token_hex(16).encode()
         self.place = f"{address}:{self._socket.getsockname()[1]}:{self._secret.decode()}"
         """The value of TRNSLURM_BEATS."""
@@ -57,7 +58,7 @@ class Beats:
         self._socket.close()
 
     def read(self) -> Iterator[Beat]:
-        """Answer all that has arrived, and yield it."""
+        """Reply to all heartbeats that have arrived, and yield them."""
         while True:
             try:
                 data, sender = self._socket.recvfrom(_MOST_BYTES)
@@ -74,7 +75,7 @@ class Beats:
                 yield Beat(node, attempt, words[3] == _ENDED)
 
     def end(self, attempt: int, nodes: Iterable[int]) -> None:
-        """Tell nodes to kill their processes; they answer once they have."""
+        """Order nodes to kill their processes. They reply when they have done so."""
         for node in nodes:
             if to := self._from.get((attempt, node)):
                 with suppress(OSError):
@@ -82,7 +83,7 @@ class Beats:
 
 
 class Sender:
-    """Sends the signs of life of one node, and hears the order to end its processes."""
+    """Sends one node's heartbeats, and receives the order to end its processes."""
 
     def __init__(self, attempt: int, node: int) -> None:
         address, port, secret = os.environ[Variable.BEATS].split(":")
@@ -100,11 +101,11 @@ class Sender:
 
     @property
     def silent_s(self) -> float:
-        """For how long the first node has not answered."""
+        """How long the first node has not replied."""
         return time.monotonic() - self._heard
 
     def hears(self, within_s: float, *, ended: bool = False) -> bool:
-        """Send a sign of life, or that the node's part has ended; return whether it is answered."""
+        """Send a heartbeat, or that the node's part has ended; return whether a reply came."""
         before = self._heard
         self.send(_ENDED if ended else _LIVES)
         select.select([self._socket], [], [], within_s)
@@ -112,9 +113,9 @@ class Sender:
         return self._heard > before
 
     def send_if_due(self) -> float:
-        """Send a sign of life if it is time; return in how many seconds the next one is due.
+        """Send a heartbeat if one is due; return the seconds until the next one is due.
 
-        An answer to the last one must not cause the next.
+        A reply to the last heartbeat must not trigger the next one.
         """
         now = time.monotonic()
         if now >= self._due:
@@ -127,7 +128,7 @@ class Sender:
             self._socket.sendto(b" ".join((self._secret, self._who, word)), self._to)
 
     def told_to_end(self) -> bool:
-        """Read all that has arrived; return whether the order was there."""
+        """Read all that has arrived; return whether it contained the order to end."""
         told = False
         with suppress(BlockingIOError):
             while True:
@@ -138,14 +139,14 @@ class Sender:
         return told
 
     def say_ended(self) -> None:
-        """Tell that this node's processes have ended."""
-        for _ in range(3):  # one may get lost
+        """Report that this node's processes have ended."""
+        for _ in range(3):  # a datagram may get lost
             self.send(_ENDED)
             time.sleep(0.1)
 
 
 def answers(address: str, port: int, within_s: float = 3.0) -> bool:
-    """Check whether a host answers at a port, if only to refuse."""
+    """Check whether a host responds at a port, even if it only refuses the connection."""
     try:
         with socket.create_connection((address, port), within_s):
             return True

@@ -1,7 +1,7 @@
-"""Keeps a run, or all runs of its sweep, within what it may use over all attempts, or needs.
+"""Ends runs that reach a cap on what they, or their sweep, may use, or that need no more steps.
 
-caps.json has the caps. What was used is in the state files: an attempt's times and its job's nodes.
-enough.json says that the run needs no more steps.
+caps.json contains the caps. The state files show what was used: each attempt's times and its job's
+nodes. enough.json says that the run needs no more steps.
 """
 
 import glob
@@ -27,40 +27,40 @@ _ENOUGH_GRACE_S = 300.0
 
 
 class Caps:
-    """The caps of a run, and how much of them is used."""
+    """A run's caps, and how much of them is used."""
 
     def __init__(self, run: RunFiles, caps: Mapping[str, Any]) -> None:
-        """Take the run, and the contents of its caps.json."""
+        """Store the run and the contents of its caps.json."""
         self._run = run
         self._attempts, self.node_hours, self._early_s = (
             value if isinstance(value := caps.get(name), (int, float)) else 0
             for name in ("attempts", "node_hours", "stop_before_s")
         )
         self.key = str(caps.get("key", ""))
-        """Of the cap on node-hours."""
+        """The key of the cap on node-hours."""
         self._look_at = 0.0
         self.grace_s = 0.0
         """How long workers have for their last save."""
 
     def reached(self, phase: str, attempt: int) -> str:
-        """Return the key of the cap that this attempt would break; empty if it may begin."""
+        """Return the key of the cap that this attempt would exceed, or "" if it may start."""
         if phase == "train" and self._attempts and attempt > self._attempts:
             return _ATTEMPTS
         return self.key if self.node_hours and self._used()[0] >= self.node_hours else ""
 
     def words(self, key: str) -> str:
-        """Say that a cap is reached; nothing without a key."""
+        """Return a sentence that says which cap is reached, or "" without a key."""
         if key == _ATTEMPTS:
-            return f"it has had all its attempts ({key}: {self._attempts:g})"
+            return f"it has used all its attempts ({key}: {self._attempts:g})"
         who = "its sweep" if _group(self._run) else "it"
         return f"{who} has used its {self.node_hours:g} node-hours ({key})" if key else ""
 
     def enough(self) -> str:
-        """Return why the run needs no more steps, or an empty text if it does."""
+        """Return why the run needs no more steps, or an empty string if it does."""
         return str(read_json(self._run.enough_file).get("why", ""))
 
     def near(self) -> EndCause:
-        """Return why the time for the last save has come, if it has."""
+        """Return why it is time for the last save, if it is."""
         if self.enough():
             self.grace_s = max(self._early_s, _ENOUGH_GRACE_S)
             return EndCause.ENOUGH
@@ -75,7 +75,7 @@ class Caps:
         return EndCause.CAP if wait_s <= 0 else EndCause.NONE
 
     def _used(self) -> tuple[float, int]:
-        """Return the node-hours of all attempts, and how many nodes run now."""
+        """Return the node-hours used by all attempts, and how many nodes are running now."""
         now, seconds, running = time.time(), 0.0, 0
         for run in self._runs():
             names = run.all_attempts()
@@ -90,7 +90,7 @@ class Caps:
         return seconds / 3600, running
 
     def _runs(self) -> Iterator[RunFiles]:
-        """Yield the run, and the others of its sweep."""
+        """Yield the run and the other runs of its sweep."""
         yield self._run
         if group := _group(self._run):
             here = self._run.path.absolute()
@@ -103,7 +103,7 @@ def _group(run: RunFiles) -> str:
 
 
 def _last_sign(run: RunFiles, state: Attempt) -> float:
-    """Return when an attempt that was killed last wrote anything."""
+    """Return the time of the last write by an attempt that was killed."""
     logs = run.node_logs(state.phase, state.attempt).values()
     return max(map(_changed, [run.state_file(state.phase, state.attempt), *logs]))
 

@@ -1,6 +1,7 @@
-"""Finds out whether processes may be in touch with other workers, by their TCP sockets.
+"""Finds out from TCP sockets whether processes may be connected to other workers.
 
-PyTorch's store, Gloo, NCCL, MPI, Ray and Dask listen for each other, or are connected.
+PyTorch's store, Gloo, NCCL, MPI, Ray and Dask either listen for the others or are connected to
+them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-# States of a socket in /proc/net/tcp: include/net/tcp_states.h of Linux.
+# Socket states in /proc/net/tcp, from Linux's include/net/tcp_states.h.
 _ESTABLISHED, _LISTEN = "01", "0A"
 _WEB = {80, 443}
-"""Where the Hub, S3 and trackers are, and no worker listens."""
+"""The ports of the Hub, S3 and trackers, on which no worker listens."""
 _TRACKER = "wandb"
-"""How the names of the processes begin that Weights & Biases starts next to a worker."""
+"""How the names of the processes start that Weights & Biases launches next to a worker."""
 
 
 class _Socket(NamedTuple):
@@ -29,7 +30,7 @@ class _Socket(NamedTuple):
 
 
 def are_there(pids: Iterable[int]) -> bool:
-    """Check whether these processes listen, or are connected to more than the web."""
+    """Check whether these processes listen, or have connections besides those to the web."""
     workers: set[str] = set()
     tracker: set[str] = set()
     for pid in pids:

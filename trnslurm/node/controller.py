@@ -1,4 +1,4 @@
-"""Asks Slurm's controller about the job that this program runs in, and to requeue it."""
+"""Asks Slurm's controller about the job that this program runs in, or to requeue the job."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trnslurm.contract.variables import Variable
 from trnslurm.node.beats import answers
 
 NO_KILL = "SLURM_NO_KILL"
-"""srun's --no-kill: Slurm takes a node that is down out of the job, and the step goes on."""
-# The time between TERM and KILL: Slurm's KillWait, at least five seconds. An attempt must have
-# written its last state by then.
+"""srun's --no-kill: Slurm takes a node that is down out of the job, and the step continues."""
+# The time between SIGTERM and SIGKILL: Slurm's KillWait, at least five seconds. An attempt must
+# have written its last state by then.
 _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
 _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
@@ -33,65 +33,69 @@ _AT_ONCE_S = 60.0
 _UNUSABLE = re.compile(r"down|drain(ed|ing)|fail(ing)?|inval|maint|unknown")  # by %T of sinfo(1)
 # Why jobs are pending that would not take free nodes now; no job is an empty line.
 _WAIT_FOR_OTHERS = frozenset(("", "Dependency", "JobHeldUser", "JobHeldAdmin", "BeginTime"))
-_SLURMD_PORT = 6818  # scontrol shows the port only if it is another
-# Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
+_SLURMD_PORT = 6818  # scontrol shows the port only if it is not the default
+# Slurm sends SIGTERM to every process of a job, scontrol included. Blocked signals are inherited.
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def is_here(job_id: str) -> bool:
-    """Check whether a job is one of this machine's, without Slurm."""
+    """Check whether a job runs on this machine without Slurm."""
     return job_id.startswith("local-")
 
 
 def controller_of(job_id: str, restarts: int, retry_s: Sequence[float]) -> Controller:
-    """Return Slurm's controller for a job, or what stands for it on this machine."""
+    """Return the job's Slurm controller, or the stand-in for it on this machine."""
     return NoController() if is_here(job_id) else Controller(job_id, restarts, retry_s)
 
 
 class Controller:
-    """Slurm's controller, for this job."""
+    """Slurm's controller, as this job sees it."""
 
     requeues = True
-    """Whether it may start the job again."""
+    """Whether the controller may start the job again."""
     signals_workers = True
-    """Whether the workers get the TERM that ends the job, and KILL after a while."""
+    """Whether the workers get the SIGTERM that ends the job, and SIGKILL some time later."""
     ends_step_by = signal.SIGUSR2
-    """What a server's srun passes on: it would make KILL of TERM (src/srun/libsrun/srun_job.c)."""
+    """The signal for ending a server's step: a signal that its srun passes on unchanged.
+
+    srun turns SIGTERM into SIGKILL (src/srun/libsrun/srun_job.c).
+    """
     own_session = False
-    """Whether a step is in a session of its own: Slurm finds a job's processes by their session."""
+    """Whether a step needs its own session. Slurm finds a job's processes by their session."""
 
     def __init__(self, job_id: str, restarts: int, retry_s: Sequence[float]) -> None:
-        """Take the job, how often Slurm had restarted it, and the pauses between retries."""
+        """Store the job, how often Slurm has restarted it, and the pauses between retries."""
         self._job_id, _, step = job_id.partition(".")
         self.in_step = bool(step)
-        """Whether the run is a step of a job that the user holds (`submit --in`)."""
+        """Whether the run is a job step of a job that the user holds (`submit --in`)."""
         self._restarts, self.retry_s = restarts, retry_s
         self.kill_wait_s = _KILL_WAIT_S
         self.holds = False
         """Whether Slurm holds a job for good if one of its nodes goes down during a requeue.
 
-        kill_running_job_by_node_name in src/slurmctld/job_mgr.c lacked batch_requeue_fini.
+        In such versions, kill_running_job_by_node_name in src/slurmctld/job_mgr.c lacks
+        batch_requeue_fini.
         """
         self._learned = False
         self._addresses: dict[str, tuple[str, int]] = {}
-        """Where the nodes' slurmds listen."""
-        self._run_name = Path(os.environ[Variable.RUN_DIR]).name  # as sbatch was given it
+        """The addresses on which the nodes' slurmds listen."""
+        self._run_name = Path(os.environ[Variable.RUN_DIR]).name  # as given to sbatch
 
     @property
     def patience_s(self) -> float:
-        """Return how long after TERM to wait for the step to end, or the controller to answer."""
+        """Return how long after SIGTERM to wait for the step's end or the controller's reply."""
         return _SHARE * self.kill_wait_s
 
     def what_ends_job(self) -> State:
-        """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; LOST if Slurm has forgotten the job; or
-        RUNNING if nothing ends it.
+        """Return what ends the job: REQUEUED, TIMEOUT, PREEMPTED, CANCELLED, LOST or RUNNING.
 
-        A requeue of the job that a run is a step of does not start the run again: CANCELLED.
-        JobState is COMPLETING in all these cases, so other fields decide. Without an answer, return
-        RUNNING.
+        LOST means that Slurm has forgotten the job, and RUNNING that nothing ends it or that Slurm
+        did not reply. If the run is a job step, a requeue of its job does not start the run again,
+        so the result is CANCELLED. JobState is COMPLETING in all these cases, so other fields
+        decide.
         """
         job = self._job()
-        # A controller that was killed may not know the job, and give its number to another job.
+        # A controller that was killed may not know the job, and may give its id to another job.
         if "Invalid job id" in job or not (self.in_step or self._works_here(job)):
             return State.LOST
         restarts = re.search(r" Restarts=(\d+) ", job)
@@ -104,9 +108,9 @@ class Controller:
         return State.CANCELLED if " JobState=COMPLETING " in job else State.RUNNING
 
     def _works_here(self, job: str) -> bool:
-        """Check whether a job was submitted from this run's directory, as far as is known.
+        """Check whether a job was submitted from this run's directory, as far as that is known.
 
-        The directory of an array has a link for each task.
+        An array's directory has a link for each task.
         """
         _, array, task = self._job_id.partition("_")
         if not array:
@@ -116,7 +120,7 @@ class Controller:
         return not place or Path(place[1], task).resolve().name == self._run_name
 
     def learn_config(self) -> None:
-        """Ask for this cluster's KillWait, and for what its version does, once."""
+        """Ask once for the cluster's KillWait and for the behavior of its Slurm version."""
         if self._learned:
             return
         _, config = _scontrol("show", "config", timeout_s=self.patience_s)
@@ -128,14 +132,14 @@ class Controller:
             self.holds = not (version >= (24, 5, 6) or (23, 11, 11) <= version < (24,))
 
     def excluded_nodes(self) -> list[str]:
-        """Return the nodes that the job leaves out already, including the user's choice."""
+        """Return the nodes that the job already leaves out, including the user's choice."""
         found = re.search(r" ExcNodeList=([^ (]+) ", self._job())
         return self.host_names(found[1]) if found else []
 
     def can_do_without(self, needed: int, nodes: Collection[str]) -> int:
-        """Return how many of these nodes a job that needs so many can do without.
+        """Return how many of these nodes can be left out by a job that needs `nodes` nodes.
 
-        Those of its partition that are down or drained may stay so for days.
+        Nodes of its partition that are down or drained may stay so for days.
         """
         partition = re.search(r" Partition=(\S+) ", self._job())
         states = ("-h", "-N", "-p", partition[1], "-o", "%N %T") if partition else ()
@@ -145,11 +149,11 @@ class Controller:
         return max(0, len(usable) - needed) if found else sys.maxsize
 
     def has_free(self, nodes: int, script: Path) -> bool:
-        """Check whether so many more nodes are free for a job like this one, and nobody waits.
+        """Check whether enough more nodes are free for a job like this one, and no job is waiting.
 
-        sbatch --test-only says when a job would start, and where (slurm_job_will_run in
+        sbatch --test-only says when and where a job would start (slurm_job_will_run in
         src/api/allocate.c), but not which jobs are ahead of it in the queue. Nodes that must boot
-        first (`idle~` in sinfo) may never come.
+        first (`idle~` in sinfo) may never come up.
         """
         if self.in_step:
             return False
@@ -170,17 +174,17 @@ class Controller:
         return len(up) >= nodes
 
     def host_names(self, nodes: str) -> list[str]:
-        """Return the nodes of a list in Slurm's notation."""
+        """Return the host names in a list in Slurm's notation."""
         return _scontrol("show", "hostnames", nodes)[1].split() if nodes else []
 
     def answers(self, node: str) -> bool:
-        """Check whether a node's slurmd, or at least its host, answers; if unknown, it does."""
+        """Check whether a node's slurmd, or at least its host, responds; return True if unknown."""
         return not self.silent([node])
 
     def silent(self, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes of which neither slurmd nor the host answers.
+        """Return the nodes whose slurmd and host both do not respond.
 
-        Slurm is asked for their addresses once: later it may be away itself.
+        This program asks Slurm for the addresses only once, because Slurm may be unavailable later.
         """
         self.learn_addresses(nodes)
         known = [node for node in nodes if node in self._addresses]
@@ -200,16 +204,16 @@ class Controller:
                 self._addresses[line.partition("NodeName=")[2].partition(" ")[0]] = place
 
     def address_of(self, node: str) -> tuple[str, int] | None:
-        """Return where the slurmd of a node listens, if that is known."""
+        """Return the address of a node's slurmd, if it is known."""
         return self._addresses.get(node)
 
     def drained(self, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes that are kept from new jobs: by an admin, or by HyperPod."""
+        """Return the nodes that an admin or HyperPod has closed to new jobs."""
         _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
         return re.findall(r"^NodeName=(\S+) .* State=\S*(?:DRAIN|\+FAIL)", said, re.MULTILINE)
 
     def booted(self, nodes: Collection[str]) -> dict[str, float]:
-        """Return when nodes have booted, in seconds since the epoch, as far as Slurm knows."""
+        """Return each node's boot time in seconds since the epoch, as far as Slurm knows it."""
         if not nodes:
             return {}
         _, said = _scontrol("show", "node", "-o", ",".join(nodes), timeout_s=self.patience_s)
@@ -218,19 +222,19 @@ class Controller:
         return {node: time.time() + seconds for node, seconds in ago.items() if seconds < 0}
 
     def has_node(self, node: str) -> bool:
-        """Check whether a node is in the job's allocation; if unknown, it is."""
+        """Check whether a node is in the job's allocation; return True if unknown."""
         found = re.findall(r" NodeList=([^ (]+) ", self._job())  # of each component
         return not found or node in self.host_names(",".join(found))
 
     def leave(self, components: Mapping[str, Sequence[str]], gone: Collection[str]) -> None:
-        """Give up the nodes that are gone, for a requeue without them; the first one must stay.
+        """Release the nodes that are gone, for a requeue without them; the first one must stay.
 
-        The components are the nodes of each by its own job id. Slurm may hold the job otherwise.
-        The next start may have all nodes again. A job that has lost nodes before cannot be changed
-        where there is no accounting: its index in the database is never set (22.05). scontrol does
-        not change the first one of several components (_is_single_job in src/scontrol/update_job.c
-        of 22.05), and none can lose its only node. Then Slurm itself takes the nodes out of the
-        job, after SlurmdTimeout.
+        `components` maps each component's job id to its nodes. Otherwise Slurm may hold the job.
+        The next start may get all nodes again. A job that has lost nodes before cannot be changed
+        on a cluster without accounting: its index in the database is never set (22.05). scontrol
+        does not change the first of several components (_is_single_job in src/scontrol/update_job.c
+        of 22.05), and no component can lose its only node. In these cases Slurm itself takes the
+        nodes out of the job, after SlurmdTimeout.
         """
         for job, hosts in components.items():
             kept, lost = ([h for h in hosts if (h in gone) is away] for away in (False, True))
@@ -250,7 +254,7 @@ class Controller:
             file.unlink(missing_ok=True)  # scontrol writes scripts for the shell of the job
 
     def is_reached(self) -> bool:
-        """Check whether Slurm tells about the job, after some tries."""
+        """Check whether Slurm answers a query about the job, after some retries."""
         for pause_s in (0.0, *self.retry_s):
             time.sleep(pause_s)
             if " JobState=" in self._job():
@@ -258,21 +262,21 @@ class Controller:
         return False
 
     def requeue(self) -> str:
-        """Ask Slurm to start the job again after this program; return why not, or an empty text."""
+        """Ask Slurm to start the job again after this program; return why not, or ""."""
         if self.in_step:
-            return f"it runs in job {self._job_id}, which stays"
+            return f"it runs in job {self._job_id}, which continues"
         code, said = self._persist("requeue", self._job_id)
         return "" if code == 0 else (said.splitlines() or ["scontrol failed"])[-1]
 
     def wait_until_left(self, node: str) -> None:
-        """Wait until Slurm has taken a lost node out of the job, if it holds the job otherwise."""
+        """Wait until Slurm has taken a lost node out of the job, if it would otherwise hold it."""
         while self.holds and self.has_node(node) and not self.answers(node):
             time.sleep(_LEAVES_S)
 
     def end_job(self, first: str, *, completed: bool) -> None:
         """End a job whose batch script is gone with its first node.
 
-        scancel makes it CANCELLED, for which no `afterok` starts. A job that starts again can
+        After scancel the job is CANCELLED, and no `afterok` job starts. A job that starts again can
         complete: attempt/judge.py ends it at once.
         """
         if completed:
@@ -281,7 +285,7 @@ class Controller:
             subprocess.run(["scancel", self._job_id], stdin=subprocess.DEVNULL, check=False)
 
     def never_requeue(self) -> None:
-        """Let the job end. With --requeue=expedite Slurm would hold it in the queue as it fails.
+        """Let the job end. With --requeue=expedite, Slurm would hold a failing job in the queue.
 
         Seen with 26.05: JobState=REQUEUE_HOLD, "job_requeued_in_held_state".
         """
@@ -289,7 +293,7 @@ class Controller:
             self._persist("update", f"JobId={self._job_id}", "Requeue=0")
 
     def exclude(self, nodes: str) -> bool:
-        """Leave these nodes out of the job's next start; return whether it worked."""
+        """Leave these nodes out of the job's next start; return whether that worked."""
         return self._persist("update", f"JobId={self._job_id}", f"ExcNodeList={nodes}")[0] == 0
 
     def _job(self) -> str:
@@ -297,7 +301,7 @@ class Controller:
         return f" {said} ".replace("\n", " ")
 
     def _persist(self, *words: str) -> tuple[int, str]:
-        """Run scontrol, again if the controller is too busy, as when many jobs start."""
+        """Run scontrol, and retry if the controller is too busy, as when many jobs start."""
         code, said = _scontrol(*words)
         for pause_s in self.retry_s:
             if code == 0:
@@ -308,7 +312,7 @@ class Controller:
 
 
 class NoController(Controller):
-    """Stands for the controller where there is none: nothing is asked, and nothing starts again."""
+    """Stands in for the controller without Slurm: it asks nothing, and nothing starts again."""
 
     requeues, signals_workers, own_session = False, False, True
     ends_step_by = signal.SIGTERM
@@ -337,7 +341,7 @@ class NoController(Controller):
 
 
 def _from_now_s(when: str) -> float:
-    """Return in how many seconds a time comes that Slurm has told."""
+    """Return the seconds until a time in Slurm's notation."""
     try:
         return (datetime.fromisoformat(when) - datetime.now()).total_seconds()
     except ValueError:
@@ -354,7 +358,7 @@ def run_slurm(
     directory: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Run a command of Slurm; return its exit code and its output."""
+    """Run a Slurm command; return its exit code and output."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         process = subprocess.Popen(

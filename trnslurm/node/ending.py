@@ -33,63 +33,65 @@ _LOG_BYTES = 64 << 10
 _SAME_LOSS = 0.9
 _MISSED_S = 60.0
 _NO_WAY_BACK = (
-    "not restarted, as it would begin at step 0: it reported no checkpoint, and its arguments have "
+    "not restarted, as it would start at step 0: it reported no checkpoint, and its arguments have "
     "no {resume}"
 )
 
 
 class Facts(Frozen):
-    """Everything that decides how an attempt ended."""
+    """All facts that decide how an attempt ended."""
 
     attempts: Sequence[Attempt]
     """The attempts of this job, oldest first; the last one has ended."""
     exit_code: int
     newest: int
-    """The newest checkpoint's step, 0 if there is none."""
+    """The newest checkpoint's step, or 0 without a checkpoint."""
     changed: float = 0.0
-    """When a custom script, whose steps are unknown, last saved anything. After a crash this is no
-    progress unless it is whole."""
+    """When a custom script, whose steps are unknown, last saved anything.
+
+    After a crash this is progress only if the checkpoint is complete.
+    """
     whole: bool = False
-    """Whether only whole checkpoints count there."""
+    """Whether only complete checkpoints count there."""
     repeats: int = 0
-    """The step at which it began, if that is where the attempt before it had begun too."""
+    """The step at which the attempt began, if the previous attempt had begun there too."""
     max_crashes: int
     requeue: bool
     """Whether the script may requeue its job."""
     stop: str | None = None
-    """Why the workers were asked to stop; None: they were not asked."""
+    """Why the workers were asked to stop, or None if they were not."""
     answered: bool = False
-    """Whether the workers ended because they were asked; trnslurm.train saves first."""
+    """Whether the workers ended because they were asked to; trnslurm.train saves first."""
     saved: int | None = None
     """The step that the workers saved before they ended together, if they did."""
     cancelled: bool = False
-    """Whether a person has cancelled the run."""
+    """Whether a user has cancelled the run."""
     trouble: str = ""
     """The problem that a node's preflight or a watchdog found."""
     why: str = ""
     """The cause of the failure in one line, as triage found it."""
     unready: str = ""
-    """The server of a role that was not there for the training, and why."""
+    """The role server that was not available to the training, and why."""
     again: bool = False
-    """Whether the job has an error that every further attempt would meet."""
+    """Whether the job has an error that every later attempt would also hit."""
     resumes: bool = True
     """Whether a new attempt continues from what was saved, as far as the run knows."""
     lost: str = ""
-    """The nodes that failed, in Slurm's notation, as srun has reported."""
+    """The nodes that failed, in Slurm's notation, as reported by srun."""
     by: str = ""
-    """Who ended or requeued the job, as Slurm has said in the job's log; empty: not known."""
+    """Who ended or requeued the job, according to the job's log; empty if unknown."""
     fit: bool = False
-    """Whether another attempt may start without a requeue."""
+    """Whether another attempt can start without a requeue."""
     moves: bool = False
-    """Whether it would have other nodes."""
+    """Whether that attempt would have other nodes."""
     capped: str = ""
-    """Why no other attempt may follow: the run has used what it may."""
+    """Why no further attempt may follow: the run has reached a cap."""
     enough: str = ""
-    """Why the run needs no more steps; empty: it does."""
+    """Why the run needs no more steps, or an empty string if it does."""
     lacks: str = ""
-    """Why it may not be complete although it ended with 0: its workers never joined, say."""
+    """Why the run may be incomplete despite exit code 0, such as workers that never joined."""
     newer: int = 0
-    """The newest attempt of the run, if it has replaced this one; else 0."""
+    """The run's newest attempt if it has replaced this one, or 0."""
 
     @property
     def last(self) -> Attempt:
@@ -108,7 +110,7 @@ class Ending(Frozen):
     reason: str
     cause: EndCause
     refused: State
-    """The state instead of REQUEUED if Slurm refuses to requeue the job."""
+    """The state to record instead of REQUEUED if Slurm refuses to requeue the job."""
     here: bool = False
     """Whether the next attempt starts in the job's allocation instead."""
 
@@ -116,7 +118,7 @@ class Ending(Frozen):
 def how_it_ended(facts: Facts) -> Ending:
     """Return how the attempt ended."""
     ending = _ending(facts)
-    # Slurm itself starts a job again that others have requeued; that attempt will end at once.
+    # Slurm itself restarts a job that others have requeued. That attempt will end at once.
     if ending.state is not State.REQUEUED or ending.refused is State.REQUEUED or not facts.capped:
         return ending
     return _final(
@@ -138,7 +140,7 @@ def _ending(facts: Facts) -> Ending:
         why = f"requeued by {by}" if by else "requeued"
         return _again(State.REQUEUED, EndCause.REQUEUED, _and(why, _saved(facts)))
     if by_slurm is State.CANCELLED:
-        # On this machine TERM may also come from a shutdown or a closed terminal.
+        # On this machine SIGTERM may also come from a shutdown or a closed terminal.
         here = is_here(facts.last.job_id)
         holder, step, _ = facts.last.job_id.partition(".")
         stopped = here and facts.saved is not None
@@ -162,7 +164,7 @@ def _ending(facts: Facts) -> Ending:
             return _stopped_by(facts, EndCause.TIME_LIMIT, State.TIMEOUT)
         # A requeued attempt would only repeat this one.
         if facts.repeats:
-            why = f"it began at step {facts.repeats} again, and not after its checkpoint"
+            why = f"it started at step {facts.repeats} again, not after its checkpoint"
             return _final(State.TIMEOUT, f"time limit; {why}", EndCause.REPEATS)
         return _final(
             State.TIMEOUT, "time limit; it ended without a new checkpoint", EndCause.TIME_LIMIT
@@ -210,9 +212,9 @@ def _crash(facts: Facts) -> Ending:
 
 
 def crashes_in_a_row(attempts: Sequence[Attempt], newest: int, changed: float | None = None) -> int:
-    """Count the crashes since an attempt left a newer checkpoint than it had found.
+    """Count the crashes since an attempt left a newer checkpoint than the one it started with.
 
-    `changed` is when the newest one was complete, if only that tells.
+    `changed` is the time when the newest checkpoint was complete, if only that shows progress.
     """
     crashes = 0
     left, left_at = newest, changed
@@ -225,7 +227,7 @@ def crashes_in_a_row(attempts: Sequence[Attempt], newest: int, changed: float | 
 
 
 def given_up(crashes: int, what: str) -> str:
-    """Return the reason of a run that does not start again."""
+    """Return the reason for a run that does not start again."""
     many = f"{crashes} crashes in a row" if crashes > 1 else "a crash"
     return f"given up after {many} without a new checkpoint: {what}"
 
@@ -249,7 +251,7 @@ def _and(*words: str) -> str:
 
 
 def earlier_attempts(state: Attempt) -> list[Attempt]:
-    """Return the attempts of the same job before this one, oldest first."""
+    """Return the same job's previous attempts, oldest first."""
     numbers = [n for n in RUN.attempt_numbers(state.phase) if n < state.attempt]
     return [
         a for a in (read_attempt(RUN, state.phase, n) for n in numbers) if a.job_id == state.job_id
@@ -257,7 +259,7 @@ def earlier_attempts(state: Attempt) -> list[Attempt]:
 
 
 def reason_to_give_up(state: Attempt, max_crashes: int) -> str:
-    """Return why the run is given up instead of starting this attempt; empty: it is not."""
+    """Return why the run is given up instead of starting this attempt, or ""."""
     earlier = earlier_attempts(state)
     crashes = crashes_in_a_row(earlier, state.checkpoint, state.changed if saves_whole() else None)
     if crashes < max_crashes:
@@ -267,7 +269,7 @@ def reason_to_give_up(state: Attempt, max_crashes: int) -> str:
 
 
 def lost_nodes(state: Attempt) -> str:
-    """Return the nodes that failed during an attempt, from what srun wrote to the batch log."""
+    """Return the nodes that failed during an attempt, from srun's lines in the batch log."""
     # As seen on Slurm 22.05, when a node of the step reboots or is powered off; the second from
     # _launch_tasks in src/api/step_launch.c.
     text = _batch_log(state)
@@ -277,9 +279,9 @@ def lost_nodes(state: Attempt) -> str:
 
 
 def steps_of(state: Attempt) -> tuple[int, int]:
-    """Return how many steps srun has aborted in an attempt, and for how many it has not waited.
+    """Return the number of steps that srun has aborted, and of steps that it has not waited for.
 
-    srun may exit with 0 though tasks were killed, and before they have ended
+    srun may exit with 0 although tasks were killed, and before they have ended
     (slurm_step_launch_wait_finish in src/api/step_launch.c).
     """
     text = _batch_log(state)
@@ -288,9 +290,9 @@ def steps_of(state: Attempt) -> tuple[int, int]:
 
 
 def who_ended(state: Attempt) -> str:
-    """Return who ended or requeued the job, from what Slurm wrote to the batch log.
+    """Return who ended or requeued the job, from Slurm's lines in the batch log.
 
-    Slurm does not tell the job which user that was. As seen on Slurm 22.05 and 24.11; the texts are
+    Slurm does not tell the job which user did it. Seen on Slurm 22.05 and 24.11; the messages are
     in src/slurmd/slurmstepd/req.c.
     """
     told = re.findall(r"\*\*\* JOB \d+ .*CANCELLED AT \S+ (.*)\*\*\*", _batch_log(state))
@@ -306,7 +308,7 @@ def who_ended(state: Attempt) -> str:
 
 
 def _batch_log(state: Attempt) -> str:
-    """Return the end of the batch log, without earlier attempts of the job."""
+    """Return the end of the batch log, without the job's earlier attempts."""
     try:
         with open_file(RUN.batch_log(state.phase, state.job_id)) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
@@ -317,7 +319,7 @@ def _batch_log(state: Attempt) -> str:
 
 
 def with_holder(found: Finding) -> Finding:
-    """Name the process that holds the port which a job on this node found taken."""
+    """Add the process that holds the port, if a job on this node found its port taken."""
     taken = re.search(r"port (\d+) is taken", found.cause)
     if not taken or found.node or not (holder := who_holds(int(taken[1]))):
         return found
@@ -340,10 +342,10 @@ def read_facts(
     capped: str = "",
     enough: str = "",
 ) -> Facts:
-    """Return all facts about an attempt that has ended: the given ones, and those in its files.
+    """Read all facts about an attempt that has ended: the given ones, and those in its files.
 
-    `lost` has the nodes that failed; `next_hosts` those on which another attempt could start
-    without a requeue.
+    `lost` are the nodes that failed. `next_hosts` are the nodes on which another attempt could
+    start without a requeue.
     """
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
@@ -379,20 +381,20 @@ def read_facts(
 
 
 def unready_server() -> str:
-    """Return which server of a role is not there, or was not a moment ago: workers may miss it."""
+    """Return which role server is down or was down a moment ago: workers may have missed it."""
     for role, servers in read_json(RUN.servers_file).items():
         for number, server in enumerate(servers):
             recent = server["starts"] > 1 and time.time() - server["since"] < _MISSED_S
             if server["stand"] != Stand.READY or recent:
-                return f"{role} {number} on {server['host']} had ended, or did not answer"
+                return f"{role} {number} on {server['host']} had ended or did not respond"
     return ""
 
 
 def step_repeated(attempt: int) -> int:
-    """Return the first step that an attempt reported, if the one before had begun there too.
+    """Return the first step that an attempt reported, if the previous one had begun there too.
 
-    A script may count its steps from 1 and still continue: then its loss has become smaller. What
-    was read from a script's output does not tell where it began.
+    A script may count its steps from 1 and still continue. Then its loss is smaller than before.
+    Metrics read from a script's output do not show where it began.
     """
     first: dict[int, dict[str, Any]] = {}
     with suppress(OSError, ValueError), open_file(RUN.metrics_file) as file:
@@ -415,10 +417,10 @@ def next_hosts(
     counts: Iterable[int],
     slow: Container[str] = (),
 ) -> list[str]:
-    """Return the nodes of the allocation for the next attempt; empty: too few are fit.
+    """Return the allocation's nodes for the next attempt, or none if too few are fit.
 
-    The training may have any number of nodes in `counts`. A node that held up the others for the
-    first time, or a slow one, stays if no spare can take its place.
+    `counts` are the node counts that the training may use. A node that held up the others for the
+    first time, or a slow node, stays if no spare can replace it.
     """
     hosts = state.hosts.split(",")
     unfit_ones = bad_nodes(state.attempt, hosts).keys() | set(lost)
@@ -435,7 +437,7 @@ def next_hosts(
 def choose(
     good: Sequence[str], before: Sequence[str], counts: Iterable[int], slow: Container[str] = ()
 ) -> list[str]:
-    """Return as many of the good nodes as the training may have, those of before first."""
+    """Return as many good nodes as the training may use, preferring those of the last attempt."""
     number = max((count for count in counts if count <= len(good)), default=0)
     first = sorted(good, key=lambda host: (host in slow, host not in before))
     return [host for host in good if host in first[:number]]

@@ -1,7 +1,7 @@
-"""Sends messages about an attempt: it starts, makes no progress, is requeued, or has ended.
+"""Sends messages about an attempt: it starts, stalls, is requeued, or has ended.
 
-A separate process sends each message while the training continues. No error here fails an attempt,
-and only its end waits for the messages, for a few seconds.
+A separate process sends each message while training continues. An error in this module never fails
+an attempt. Only the attempt's end waits for the messages, for a few seconds.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from trnslurm.node.triage.mend import in_words, longer, way_back
 from trnslurm.node.usage.read import notices
 
 BESIDE_S = 60.0
-"""How long a message may take while the attempt runs."""
+"""How long a message may take while the attempt is running."""
 END_S = 10.0
-"""The same at its end."""
+"""How long a message may take at the attempt's end."""
 _LEAST_S = 0.5
-# The sender begins a moment after its start, and reports its own errors.
+# The sender needs a moment to start, and reports its own errors.
 _SHARE = 0.8
 _MOST_PERIOD_S = 15.0
 _GAPS_TO_LEARN = 3
 _MOST_LINES = 100
 _TOGETHER_S = 0.01
-# For a run without a watchdog, such as a custom script: the limits of our recipes.
+# The limits of the recipes, for a run without a watchdog, such as a custom script.
 _FACTOR, _MIN_S = 20.0, 120.0
 
 
 @contextmanager
 def _ignored(event: str) -> Iterator[None]:
-    """Log an error of the block or function, and let the attempt continue."""
+    """Log any error of the block or function, and let the attempt continue."""
     try:
         yield
     except Exception as error:
@@ -58,7 +58,7 @@ class Messages:
     """The messages of one attempt."""
 
     def __init__(self, state: Attempt, senders: list[subprocess.Popen[bytes]]) -> None:
-        """Take an attempt, and the senders of earlier attempts in this program."""
+        """Store an attempt, and the senders of earlier attempts in this program."""
         self._state = state
         self._notify = read_notify(RUN)
         self._senders = senders
@@ -68,7 +68,7 @@ class Messages:
 
     @_ignored("start")
     def begun(self, before: list[Attempt]) -> None:
-        """Send that the attempt starts, and that the one before died if it recorded no end."""
+        """Send that the attempt starts, and that the previous one died if it recorded no end."""
         if before and before[-1].under_way:
             first = before[-1].hosts.partition(",")[0]
             why = f"it ended without recording its state, as when {first or 'its node'} fails"
@@ -80,9 +80,9 @@ class Messages:
 
     @_ignored("end")
     def ended(self, within_s: float, found: Callable[[], Finding | None]) -> None:
-        """Send how the attempt ended; wait until all messages are sent, or the time is over.
+        """Send how the attempt ended, and wait until all messages are sent or the time is up.
 
-        No restart waits for messages. `found` returns what triage has found already.
+        Restarts do not wait for messages. `found` returns what triage has found already.
         """
         restarts = self._state.state is State.RESTARTED
         within_s = min(END_S, max(_LEAST_S, within_s))
@@ -92,7 +92,7 @@ class Messages:
         limit_s = BESIDE_S if restarts else _SHARE * within_s
         if self._notify and self._stall.stuck():  # the watchdog has just ended it
             self._tell_stall(limit_s)
-        # A run whose graphs are compiled continues with its training.
+        # After the precompile, the run continues with training.
         ahead = state.phase == "precompile" and RUN.script("train").exists()
         if not (ahead and state.state is State.COMPLETED):
             event = EVENT_OF.get(state.state, "failure")
@@ -102,7 +102,7 @@ class Messages:
                 say("notify: a message was not sent before the attempt ended")
 
     def _watch(self) -> None:
-        """Send a message about every stall, and what nodes notice, while the attempt runs."""
+        """Send a message about every stall, and about what nodes notice, while the attempt runs."""
         while not self._ended.wait(self._stall.period_s):
             with _ignored("stall"):
                 if self._stall.seen(time.time()):
@@ -111,7 +111,7 @@ class Messages:
                 self._tell_notices()
 
     def _tell_notices(self) -> None:
-        """Send one message about all that the nodes notice for the first time."""
+        """Send one message about everything that the nodes have noticed for the first time."""
         new: dict[str, list[str]] = {}
         for notice in notices(RUN, self._state.phase, self._state.attempt):
             if (which := (notice.host, notice.since)) not in self._noticed:
@@ -136,7 +136,7 @@ class Messages:
         limit_s: float = BESIDE_S,
         found: Callable[[], Finding | None] | None = None,
     ) -> None:
-        """Start to send a message about an event, if the run asks for messages about it."""
+        """Start sending a message about an event, if the run asks for such messages."""
         if not self._notify or event not in self._notify.events:
             return
         with _ignored(event):
@@ -153,9 +153,9 @@ class Messages:
 
 
 def what_next(state: Attempt, found_before: Callable[[], Finding | None]) -> str:
-    """Return what to do after an attempt that has ended its run; empty: nothing."""
+    """Return what to do after an attempt that has ended its run, or "" for nothing."""
     record = read_json(RUN.record_file)
-    capped = state.cause == EndCause.CAP  # the reason says what more needs
+    capped = state.cause == EndCause.CAP  # the reason says what more attempts need
     if not state.state.stopped_short or capped or "run" not in record:
         return ""
     saved = bool(has_saved(RUN) or changed_at(saves_in(RUN)))
@@ -163,7 +163,7 @@ def what_next(state: Attempt, found_before: Callable[[], Finding | None]) -> str
         return in_words(*longer(record))
     if state.state is not State.FAILED:
         return f"trnslurm resume {record['run']}"
-    # Before the attempt had failed, the last words of a log were no finding.
+    # Unless the attempt has failed, a log's last lines are not a finding.
     found = found_before() or diagnose(RUN.path.absolute(), state.phase, state.attempt)
     if not found:
         return "" if state.cause == EndCause.ERROR else f"trnslurm resume {record['run']}"
@@ -202,8 +202,8 @@ class StallWatch:
     def _silent(self, now: float) -> bool:
         """Check whether no step was reported for longer than the watchdog would wait.
 
-        Evaluations and saves have no steps, so twice the longest pause so far must pass as well.
-        Numbers that were read from a script's output may end before its steps do.
+        Evaluations and saves report no steps, so the silence must also be twice the longest pause
+        so far. Metrics that were read from a script's output may end before its steps do.
         """
         lines = [
             (line["step"], float(line["time"]))

@@ -1,4 +1,4 @@
-"""Finds the network interfaces by which nodes exchange what they compute: EFA, or InfiniBand."""
+"""Finds the network interfaces that carry the nodes' training traffic: EFA, or InfiniBand."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def efa_interfaces(root: Path = Path("/")) -> list[Path]:
 
 
 def fabric_interfaces(root: Path = Path("/")) -> list[Path]:
-    """Return the EFA interfaces, or on nodes without EFA those of InfiniBand and RoCE.
+    """Return the EFA interfaces or, on nodes without EFA, those of InfiniBand and RoCE.
 
-    p6-b200 and p6-b300 have two more beside EFA, such as ibp198s0f0 of mlx5_core: the controllers
-    of NVLink (https://github.com/aws/sagemaker-hyperpod-cli/pull/282).
+    Besides EFA, p6-b200 and p6-b300 have two more, such as ibp198s0f0 of mlx5_core: the NVLink
+    controllers (https://github.com/aws/sagemaker-hyperpod-cli/pull/282).
     """
     return efa_interfaces(root) or [*(root / INTERFACES).glob("*")]
 
 
 def _is_efa(interface: Path) -> bool:
-    """Check an interface's driver, or else its name.
+    """Check an interface's driver or, without one, its name.
 
-    rdma-core calls one of an unknown protocol rdma*, InfiniBand ib*
+    rdma-core names an interface rdma* if its protocol is unknown, and ib* for InfiniBand
     (kernel-boot/rdma-persistent-naming.rules).
     """
     driver = interface / "device/driver"

@@ -1,18 +1,19 @@
-"""Starts a job for each checkpoint of a training, by Slurm alone: evaluations, exports, tests.
+"""Starts a job for each checkpoint of a run, using only Slurm: evaluations, exports, tests.
 
     python -m trnslurm.node.follow RUN [--score]
 
-`trnslurm submit --each-checkpoint-of RUN` has put a bundle into follow/NAME of the run. For each
-checkpoint this program makes a run of it beside the training's, with the checkpoint in followed/,
-and gives its script to sbatch. The program on the first node starts it every few seconds, and once
-more as an attempt ends. It looks once and ends: all that it knows is in the files.
+`trnslurm submit --each-checkpoint-of RUN` has put a bundle into the run's follow/NAME. For each
+checkpoint, this program makes a run from the bundle next to the training run, with the checkpoint
+in followed/, and passes its script to sbatch. The program on the first node starts this program
+every few seconds, and once more when an attempt ends. This program looks once and ends. It keeps
+all its knowledge in files.
 
-A run has a mark in follow/NAME before it exists, so that no checkpoint is taken twice. Its job
-waits for the one that is `at_most` before it: Slurm itself lets no more run at a time.
+A mark in follow/NAME precedes the run, so that no checkpoint is used twice. The run's job waits for
+the job that is `at_most` places before it, so Slurm itself limits how many run at a time.
 
-If the rule names a metric, the mark of a completed run gets its score, and follow/NAME/best has the
-checkpoint with the best one. If newer checkpoints are no better, the training is asked to end.
-Each of the runs does this part as it ends (--score), as the training may have ended before it.
+If the rule names a metric, the mark of a completed run gets its score, and follow/NAME/best gets
+the checkpoint with the best score. If newer checkpoints are no better, training is asked to end.
+Each run does this part when it ends (--score), because training may have ended before it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _EVERY_S = 15.0
 _ANSWER_S = 60.0
 _LINKING_S = 3600.0
 _SCRIPT = "train.sbatch"
-# As in trnslurm/slurm/commands.py: they would override the options of the script.
+# As in trnslurm/slurm/commands.py: these would override the script's options.
 _OF_THIS_JOB = re.compile(r"(SLURM|SBATCH|SRUN|TRNSLURM)_(?!CONF$)\w+")
 
 
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
             if (directory / RECORD).is_file():
                 try:
                     Follower(run, directory).look(starts="--score" not in argv)
-                except Exception:  # the training has nothing to do with it
+                except Exception:  # training must not depend on it
                     say(traceback.format_exc())
                     code = 1
     return code
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[bool]:
-    """Have one look at a time, on this host; another host's finds the marks."""
+    """Allow one look at a time on this host. The marks protect against other hosts."""
     with (directory / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,22 +77,22 @@ def _alone(directory: Path) -> Iterator[bool]:
 
 
 class Mark(NamedTuple):
-    """What follows one checkpoint."""
+    """The run that follows one checkpoint."""
 
     step: int
     run: str
     job: str
-    """Its number; empty: sbatch has not taken it."""
+    """Its job id; empty if sbatch has not accepted it."""
     score: float | None
-    """Of a completed run, if it has reported the metric of the rule."""
+    """The score of a completed run, if the run has reported the rule's metric."""
     scored: bool
-    """Whether it was looked for."""
+    """Whether the score was looked up."""
     checkpoint: str
-    """The name of the checkpoint."""
+    """The checkpoint's name."""
 
 
 class Follower:
-    """A bundle in follow/NAME, of which each checkpoint gets a run."""
+    """A bundle in follow/NAME, from which each checkpoint gets a run."""
 
     def __init__(self, run: RunFiles, directory: Path) -> None:
         self._run, self._directory = run, directory
@@ -102,7 +103,7 @@ class Follower:
         self._patience = int(rule.get("patience", 0))
 
     def look(self, *, starts: bool) -> None:
-        """Start what is due, and let go of checkpoints that nobody needs any more."""
+        """Start what is due, and release checkpoints that are no longer needed."""
         for mark in self._marks():
             self._score(mark)
         self._keep_best()
@@ -115,7 +116,7 @@ class Follower:
     def _start_due(self) -> None:
         for mark in self._marks():
             if not mark.job and not self._again(mark):
-                return  # Slurm takes none
+                return  # Slurm accepts none
         last = max((mark.step for mark in self._marks()), default=-1)
         for step, path in whole_steps(self._run):
             due = (
@@ -148,7 +149,7 @@ class Follower:
         return self._run.mark_file(self._directory.name, step)
 
     def _start(self, step: int, path: Path) -> bool:
-        """Make the run of a checkpoint, and give it to Slurm; return whether to go on."""
+        """Make a checkpoint's run, and submit it to Slurm; return whether to continue."""
         name = f"{self._run.path.name}.{self._directory.name}-{step}"
         place = self._run.path.with_name(name)
         if place.exists() or not write_json_once(self._mark_file(step), {"run": name}):
@@ -160,13 +161,13 @@ class Follower:
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
             self._mark_file(step).unlink()
-            if path.exists():  # else the training has deleted it meanwhile
+            if path.exists():  # otherwise training has deleted it meanwhile
                 say(f"follow: {name}: {error.filename or new}: {error.strerror}")
             return not path.exists()
         return self._submit(Mark(step, name, "", None, False, ""))
 
     def _make(self, new: Path, step: int, path: Path) -> None:
-        """Make the directory of a run, with links to what never changes."""
+        """Make the directory of a run, with links to files that never change."""
         shutil.rmtree(new, ignore_errors=True)
         code = RunFiles(self._directory).code
         for entry in self._directory.iterdir():
@@ -193,14 +194,14 @@ class Follower:
         write_json(new / RECORD, record | own | {"values": {"step": str(step)}})
 
     def _add_exporter(self, alone: RunFiles, name: str) -> None:
-        """Make what export.py takes for the training's run: its code, and this checkpoint alone."""
+        """Make what export.py needs from the training run: its code, and only this checkpoint."""
         _link(self._run.code, alone.code)
         shutil.copy2(self._run.path / PLAN, alone.path)
         alone.checkpoints.mkdir()
         (alone.checkpoints / name).symlink_to(Path("../..", name))
 
     def _submit(self, mark: Mark) -> bool:
-        """Give a run's script to sbatch; return whether it took it."""
+        """Submit a run's script with sbatch; return whether sbatch accepted it."""
         place = self._run.path.with_name(mark.run)
         before = [other for other in self._marks() if other.step < mark.step and other.job]
         waits = [f"--dependency=afterany:{other.job}" for other in before[-self._at_most :][:1]]
@@ -224,20 +225,20 @@ class Follower:
         return self._refused(mark, said)
 
     def _refused(self, mark: Mark, said: str) -> bool:
-        """Note why Slurm has not taken a run's job, once; return False."""
+        """Record once why Slurm has not accepted a run's job; return False."""
         why = (said.strip().splitlines() or ["no answer"])[-1]
         if read_json(self._problem).get("why") != why:
-            say(f"follow: {mark.run}: {why}; tried again")
+            say(f"follow: {mark.run}: {why}; will try again")
             write_json(self._problem, {"why": why, "time": time.time()})
         return False
 
     def _again(self, mark: Mark) -> bool:
-        """Give a run to Slurm that it has refused, or whose job this program died to note.
+        """Resubmit a run that Slurm has refused, or whose job id was never recorded.
 
-        Return whether to go on.
+        Return whether to continue.
         """
         place = self._run.path.with_name(mark.run)
-        if not place.is_dir():  # it died before the run was whole
+        if not place.is_dir():  # it died before the run was complete
             shutil.rmtree(place.with_name(f".{mark.run}.new"), ignore_errors=True)
             self._mark_file(mark.step).unlink(missing_ok=True)
             return True
@@ -265,21 +266,21 @@ class Follower:
         write_json(file, {"run": mark.run, **read_json(file), **facts})
 
     def _score(self, mark: Mark) -> None:
-        """Note the score of a run that has completed."""
+        """Record the score of a completed run."""
         place = self._run.path.with_name(mark.run)
         if not self._metric or mark.scored or _state(place) != State.COMPLETED:
             return
         score = _last_value(RunFiles(place), self._metric)
         if score is None:
-            say(f"follow: {mark.run} reports no {self._metric}")
+            say(f"follow: {mark.run} has not reported {self._metric}")
         checkpoint = str((RunFiles(place).followed / "checkpoint").readlink())
         self._note(mark, score=score, checkpoint=checkpoint)
 
     def _keep_best(self) -> None:
-        """Link the checkpoint with the best score, and delete those that were the best before.
+        """Link the checkpoint with the best score, and delete earlier best checkpoints.
 
-        Another host may do the same. What it has linked has a score by then, so the best is found
-        after the links.
+        Another host may do the same. Its links already have scores, so the best score is determined
+        after the links are listed.
         """
         kept = self._run.best_checkpoints(self._directory.name)
         entries = [*kept.iterdir()] if kept.is_dir() else []
@@ -296,16 +297,16 @@ class Follower:
                     _delete(entry)
 
     def _best(self) -> Mark | None:
-        """Return the mark with the best score; of equal ones, the earliest."""
+        """Return the mark with the best score, or the earliest of several."""
         scored = [mark for mark in self._marks() if mark.score is not None]
         return min(scored, key=lambda mark: self._sign * (mark.score or 0.0), default=None)
 
     def _end_early(self) -> None:
-        """Ask the training to end if its newer checkpoints are no better."""
+        """Ask the training to end if newer checkpoints are no better."""
         best = self._best()
         if not (self._patience and best) or self._run.enough_file.exists():
             return
-        # After an early end that a user did not want, as many more are awaited.
+        # After an early end that the user undid, wait for as many more scores.
         since = max(best.step, int(read_json(self._asked_file).get("step", 0)))
         after = [m.step for m in self._marks() if m.score is not None and m.step > since]
         if len(after) >= self._patience:
@@ -313,14 +314,14 @@ class Follower:
             name = f"{self._directory.name}/{self._metric}"
             why = f"{name} was best at step {best.step}: {best.score:.4g}"
             write_json(self._run.enough_file, {"why": why, "time": utc_time()})
-            say(f"follow: the training is to end: {why}")
+            say(f"follow: asking the training to end: {why}")
 
     @property
     def _asked_file(self) -> Path:
         return self._directory / "asked.json"
 
     def _let_go(self, mark: Mark) -> None:
-        """Delete a run's link to its checkpoint, and its export, once it has completed."""
+        """Delete a run's link to its checkpoint, and its export, when the run has completed."""
         place = self._run.path.with_name(mark.run)
         followed = RunFiles(place).followed
         best = self._best()
@@ -345,7 +346,7 @@ def _state(place: Path) -> Any:
 
 
 def _last_value(run: RunFiles, metric: str) -> float | None:
-    """Return the last finite number that a run has reported under a name."""
+    """Return a metric's last finite value in a run, or None without one."""
     try:
         for line in last_lines(run.metrics_file):
             value = line.get(metric)
@@ -371,7 +372,7 @@ def _is_being_linked(entry: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link a file, or all files of a directory; copy what cannot be linked."""
+    """Link a file, or all files of a directory. Copy what cannot be linked."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not source.is_dir():
         _link_file(source, target)
@@ -391,20 +392,20 @@ def _link_file(source: Path, target: Path) -> None:
 
 
 class Follow:
-    """Starts this program beside a training, and for one that has a job for its checkpoint here."""
+    """Starts this program alongside training, or for the run whose checkpoint this job uses."""
 
     def __init__(self, run: RunFiles, *, wanted: bool) -> None:
         self._run, self.wanted = run, wanted
         self._pid, self._at = 0, 0.0
 
     def look(self) -> None:
-        """Start it, if something follows the training and it is time."""
+        """Start the program if something follows the training and it is time."""
         if self._is_over() and self.wanted and time.monotonic() >= self._at:
             self._at = time.monotonic() + _EVERY_S
             self._start(self._run)
 
     def finish(self, within_s: float) -> None:
-        """Let it look once more: at the last checkpoint, or at the score that this run reports."""
+        """Let the program look again: at the last checkpoint, or at this run's new score."""
         deadline = time.monotonic() + within_s
         while not self._is_over() and time.monotonic() < deadline:
             time.sleep(0.05)

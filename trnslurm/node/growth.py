@@ -1,7 +1,7 @@
-"""Decides when a training that has fewer nodes than it may have starts again on more.
+"""Decides when a training run on fewer nodes than it may have restarts on more.
 
-Slurm gives a running job no more nodes, unless a site permits it. So the training saves, and its
-job is requeued. That costs some minutes, and is worth it only if the nodes are there.
+Slurm adds no nodes to a running job unless the site permits it. So the workers save, and the job is
+requeued. That costs some minutes, and is worth it only if the nodes are free.
 """
 
 import time
@@ -16,21 +16,21 @@ from trnslurm.node.controller import Controller
 from trnslurm.node.state import RUN
 
 COST_S = 300.0
-"""What a requeue costs: Slurm lets a requeued job wait for two minutes, and the training starts."""
+"""The cost of a requeue: Slurm holds a requeued job for two minutes, and training must start."""
 _ASK_S = 60.0
 
 
 class Growth:
-    """Whether an attempt should give way to one on more nodes."""
+    """Whether an attempt should end so that the next one can use more nodes."""
 
     def __init__(self, state: Attempt, controller: Controller, after_s: float) -> None:
-        """Take how long an attempt trains on fewer nodes at least."""
+        """Store how long an attempt trains on fewer nodes at least."""
         self._state, self._controller = state, controller
         self._began = time.monotonic()
         self._ask_at = after_s
 
     def wanted(self, counts: Sequence[int]) -> int:
-        """Return on how many nodes the training should start again; 0: it should not."""
+        """Return the node count with which training should restart, or 0 if it should not."""
         passed_s = time.monotonic() - self._began
         nodes, most = len(self._state.hosts.split(",")), max(counts, default=0)
         if passed_s < self._ask_at or nodes >= most or self._was_in_vain(nodes):
@@ -42,12 +42,12 @@ class Growth:
         return most if self._controller.has_free(most - nodes, script) else 0
 
     def _was_in_vain(self, nodes: int) -> bool:
-        """Check whether this attempt was to have more nodes than the one before, and has not."""
+        """Check whether this attempt was to get more nodes than the previous one, but did not."""
         before = read_attempt(RUN, self._state.phase, self._state.attempt - 1)
         return before.cause == EndCause.GROWS and nodes <= len(before.hosts.split(","))
 
     def _left_s(self, passed_s: float) -> float:
-        """Return how long the training still takes; infinite if that is unknown."""
+        """Return how much longer training takes, or infinity if that is unknown."""
         line = read_json(RUN.path / PLAN) | last_line(RUN.metrics_file)
         with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
             if line["attempt"] == self._state.attempt:

@@ -3,16 +3,17 @@
     python -m trnslurm.node.guard --output 'logs/%s.log' -- precompile.sh train.sh
 
 The caller may be killed, and may kill this program without time to clean up: submitit's local
-controller signals only its direct child, INT and a second later KILL. So there are two processes:
+controller signals only its direct child, with SIGINT and, a second later, SIGKILL. So there are two
+processes:
 
 - the waiter, the caller's child: it ends when its parent dies, and returns the exit code;
 - the supervisor, in a separate session: it runs the scripts, adopts the processes that they leave
   behind, and ends everything when its pipe from the waiter closes or the watched process has ended.
 
-If the supervisor itself is killed, the waiter adopts its descendants and ends them. At the end the
-running script alone gets TERM first, so that it can record the reason, which is in a file of its
-run. The waiter sends the number of the signal that asks for the end; it sends none if it is killed,
-or its parent was.
+If the supervisor itself is killed, the waiter adopts its descendants and ends them. At the end,
+only the running script gets SIGTERM first, so that it can record the reason, which is in a file of
+its run. The waiter sends the number of the signal that asks for the end. It sends none if it or its
+parent is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RETRIED_BY_SUBMITIT = 144  # its local controller would start the program again,
 
 
 class Watched:
-    """A process with which this program ends; pid and start time identify it."""
+    """A process whose end also ends this program, identified by pid and start time."""
 
     def __init__(self, pid: int) -> None:
         stat, own = processes.read_stat(pid), processes.read_stat(os.getpid())
@@ -54,7 +55,7 @@ class Watched:
             self.fd = os.pidfd_open(pid)
 
     def gone(self) -> bool:
-        """Check whether the process has ended; a zombie has."""
+        """Check whether the process has ended. A zombie counts as ended."""
         stat = processes.read_stat(self.pid)
         return (
             not self._known
@@ -64,7 +65,7 @@ class Watched:
         )
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the process to end; return whether it has."""
+        """Wait for the process to end; return whether it did."""
         end = time.monotonic() + seconds
         fds = [] if self.fd is None else [self.fd]
         while not self.gone() and (left_s := end - time.monotonic()) > 0:
@@ -87,7 +88,7 @@ class Lifeline:
         self.cut: str | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until something happens; `cut` then has the reason to end, if there is one."""
+        """Wait until something happens. `cut` then contains the reason to end, if there is one."""
         if self.cut:
             self._signals.wait(timeout_s)
             return
@@ -110,7 +111,7 @@ def _name(signum: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the scripts; return the first failing one's exit code, or 0."""
+    """Run the scripts; return the exit code of the first one that fails, or 0."""
     parent = os.getppid()
     signals = processes.SignalQueue()
     options = parse(argv)
@@ -121,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     supervisor = os.fork()
     if supervisor == 0:
         os.close(supervisor_end)
-        # The waiter is now the only writer: at the end of file it has ended, or asks for the end.
+        # The waiter is now the only writer: at end of file it has ended or asks for the end.
         become_supervisor(options, waiter_end, watched)
     os.close(waiter_end)
     code = wait_for(supervisor, supervisor_end, signals, parent)
@@ -133,26 +134,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="guard", usage="%(prog)s [options] -- SCRIPT.sh [SCRIPT2.sh ...]"
     )
     parser.add_argument("--watch-pid", type=int, help="end when this process, the launcher, ends")
-    parser.add_argument("--behind", metavar="PID@START", help="begin when this process has ended")
+    parser.add_argument("--behind", metavar="PID@START", help="start when this process has ended")
     parser.add_argument(
-        "--grace", type=float, default=10.0, help="seconds that a script has to end after TERM"
+        "--grace", type=float, default=10.0, help="seconds that a script has to end after SIGTERM"
     )
     parser.add_argument(
         "--output", help="log file to append to, from the script's directory; %%s is its stem"
     )
-    parser.add_argument("scripts", nargs="+", help="bash scripts; the first to fail is the last")
+    parser.add_argument("scripts", nargs="+", help="bash scripts; no more run after one fails")
     return parser.parse_args(argv)
 
 
 def wait_for(
     supervisor: int, supervisor_end: int, signals: processes.SignalQueue, parent: int
 ) -> int:
-    """Wait for the supervisor; let it end everything when a signal asks for that."""
+    """Wait for the supervisor. Let it end everything when a signal asks for that."""
     ended_by = 0
     while True:
         arrived, _ = signals.wait(None)
@@ -213,20 +214,20 @@ def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
 
 
 def note_end(script: str, why: str) -> None:
-    """Write why a script's run is ended, for its attempt."""
+    """Write why a script's run is being ended, for its attempt."""
     with contextlib.suppress(OSError):
         write_json(RunFiles(Path(script).parent).guard_file, {"why": why})
 
 
 def still_runs(process: str) -> bool:
-    """Check whether a process, written as PID@START, has not ended."""
+    """Check whether a process, given as PID@START, is still running."""
     pid, _, start_ticks = process.partition("@")
     stat = processes.read_stat(int(pid))
     return stat is not None and stat.state not in "ZX" and str(stat.start_ticks) == start_ticks
 
 
 def run_script(script: str, log_fd: int | None, grace_s: float, lifeline: Lifeline) -> int:
-    """Run one script; once the lifeline is cut, send TERM, and wait `grace_s` for its end."""
+    """Run one script. When the lifeline is cut, send SIGTERM, and wait `grace_s` for its end."""
     pid = processes.spawn(["bash", "--", script], output_fd=log_fd)
     deadline: float | None = None
     while True:

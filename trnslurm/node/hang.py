@@ -1,17 +1,18 @@
-"""Finds that no node of a phase makes progress, names who holds up the others, and ends it.
+"""Detects that no node of a phase makes progress, names the cause, and ends the step.
 
-A program on each node, lookout.py, reports for how long the node's processes have been still. A
-hang is one of two:
+A program on each node, lookout.py, reports how long the node's processes have been idle. There are
+two kinds of hangs:
 
-- all nodes are idle, and no log, metric or checkpoint has changed, for `hang_minutes`;
-- processes compute, but for four times as long nothing has come out of a job that wrote before: its
+- All nodes are idle, and no log, metric or checkpoint has changed, for `hang_minutes`.
+- Processes compute, but a job that wrote before has written nothing for four times as long. Its
   silence is also ten times as long as any earlier one.
 
-A compiler may compute for hours without output: a precompile hangs only if it is idle, on all nodes
-that have not finished their part.
+A compiler may compute for hours without output, so a precompile hangs only if it is idle on all
+nodes that have not finished their part.
 
 It then asks the nodes for the stacks of all processes, compares what the workers do, and records
-the result as the watchdog of trnslurm.train does, which finds most hangs of our own jobs earlier.
+the result as the watchdog of trnslurm.train does. That watchdog finds most hangs of trnslurm's own
+recipes earlier.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from trnslurm.node.state import RUN
 _BUSY_FACTOR = 4.0
 _SILENCE_FACTOR = 10.0
 _OUTPUTS_TO_KNOW = 10
-# How long the nodes have to write stacks, and to kill their processes.
+# How long the nodes have to write stacks and to kill their processes.
 _STACKS_S = 90.0
 _KILL_S = 60.0
 _WAITS = re.compile(
@@ -44,14 +45,14 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[.\d]*/|^<")
 
 
 class Worker(NamedTuple):
-    """What a worker does while nothing goes on; rank None: the only one of its node."""
+    """A worker's activity during a hang; rank is None if it is the node's only one."""
 
     rank: int | None
     node: int
     host: str
     state: str
     program: str
-    """The program, and where in the kernel it waits."""
+    """The program, and where it waits in the kernel."""
     frames: tuple[tuple[str, int, str], ...]
 
     @property
@@ -61,17 +62,17 @@ class Worker(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it, as SIGSTOP does."""
+        """Whether a signal such as SIGSTOP has stopped it."""
         return self.state in "Tt"
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for the others: its main thread is in a library of collectives."""
+        """Whether it waits for the others: its main thread is in a collectives library."""
         return bool(self.frames and _WAITS.search(self.frames[0][0]))
 
     @property
     def place(self) -> str:
-        """The innermost line of the script's own code, and the function that it has called."""
+        """The innermost line of the script's own code, and the function that it called."""
         if not self.frames:
             return "an unknown place"
         own = next((f for f in self.frames if not _LIBRARY.search(f[0])), self.frames[0])
@@ -101,7 +102,7 @@ class HangWatch:
     def look(self, silent: Set[int] = frozenset()) -> bool:
         """Look once; return whether the step must be killed because its nodes do not end it.
 
-        `silent` are the nodes that give no sign of life.
+        `silent` are the nodes that send no heartbeat.
         """
         now = time.monotonic()
         if self._told is not None:
@@ -115,7 +116,7 @@ class HangWatch:
         return False
 
     def _hangs(self, now: float, silent: Set[int]) -> float:
-        """Return for how long nothing has come out of a job that hangs, else 0."""
+        """Return how long a hanging job has written nothing, or 0 if it does not hang."""
         if self._has_grown():
             self._longest_s = max(self._longest_s, now - self._since)
             self._since = now
@@ -127,7 +128,7 @@ class HangWatch:
         done = self._done()
         files = RUN.still_files(self._phase, self._attempt)
         reports = [read_json(file) for node, file in files.items() if node not in done]
-        # A node that works reports nothing; nor does one whose programs are all frozen.
+        # A working node reports nothing, and neither does a node whose programs are all frozen.
         working = {*range(self._hosts)} - done - files.keys() - silent
         if not reports or working:
             return 0
@@ -143,15 +144,15 @@ class HangWatch:
         return silent_s if knows and min(silent_s, quiet_s) >= busy_s else 0
 
     def _done(self) -> set[int]:
-        """Return the nodes that have finished their part, and ended, before the others."""
+        """Return the nodes that have finished their part and ended before the others."""
         compiles = self._phase == "precompile"
         files = ((node, RUN.graphs_file(self._attempt, node)) for node in range(self._hosts))
         return {node for node, file in files if compiles and file.exists()}
 
     def _has_grown(self) -> bool:
-        """Check whether a file has changed that grows while a training goes well.
+        """Check whether a file has changed that grows during normal training.
 
-        The logs, one of each node, are looked at only if the job's own files have not changed.
+        The logs, one per node, are checked only if the job's other files have not changed.
         """
         numbers = _marks((RUN.metrics_file, RUN.saved_file))
         if numbers != self._numbers:
@@ -166,7 +167,7 @@ class HangWatch:
         return now_there(RUN.state) - changed_at(Path(own) if own else RUN.checkpoints)
 
     def _conclude(self, now: float) -> None:
-        """Once all nodes have reported, or the time is over, record who holds up the others."""
+        """Record who holds up the others when all nodes have reported or the time is up."""
         assert self._asked is not None
         found = RUN.stacks_files(self._phase, self._attempt)
         if len(found) < self._hosts - len(self._done()) and now - self._asked < _STACKS_S:
@@ -185,7 +186,7 @@ class HangWatch:
 
 
 def _marks(files: Iterable[Path]) -> list[tuple[int, int]]:
-    """Return size and time of files."""
+    """Return the files' sizes and times."""
     marks = []
     for file in files:
         try:
@@ -225,7 +226,7 @@ def _culprits(workers: list[Worker], expected: int) -> tuple[list[Worker], str]:
     if waiting and others:
         return others, f"it is at {others[0].place}{for_it}"
     if waiting and silent:
-        return silent, f"it answers no signal (state {silent[0].state}){for_it}"
+        return silent, f"it does not respond to signals (state {silent[0].state}){for_it}"
     places = Counter(worker.place for worker in workers if worker.frames)
     if len(places) > 1:
         (most, count), *_ = places.most_common()
@@ -236,8 +237,8 @@ def _culprits(workers: list[Worker], expected: int) -> tuple[list[Worker], str]:
         return [], where
     if places:
         everybody = f"all are at {next(iter(places))}" if len(workers) > 1 else next(iter(places))
-        return [], f"{everybody}{': the network or the devices?' if waiting else ''}"
-    return [], f"it has no Python stacks; {workers[0].program}" if workers else "no node answers"
+        return [], f"{everybody}{' (check the network and the devices)' if waiting else ''}"
+    return [], f"it has no Python stacks; {workers[0].program}" if workers else "no node responds"
 
 
 def _who_waits(waiting: list[Worker]) -> str:
@@ -248,7 +249,7 @@ def _who_waits(waiting: list[Worker]) -> str:
 
 
 def _workers(node: int, report: Mapping[str, Any]) -> list[Worker]:
-    """Return the workers in a node's file, as far as it is whole."""
+    """Return the workers in a node's file, as far as the file is intact."""
     found = []
     listed = report.get("workers")
     for record in listed if isinstance(listed, list) else []:

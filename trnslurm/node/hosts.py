@@ -1,15 +1,15 @@
-"""Lists of hosts in messages: a few by name, many in Slurm's notation."""
+"""Host lists for messages: a few hosts by name, many in Slurm's notation."""
 
 import re
 from collections.abc import Sequence
 
 _NAMED = 8
-"""Up to this number, every host is named."""
+"""Up to this many hosts are listed by name."""
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 
 
 def brief(hosts: Sequence[str]) -> str:
-    """Return the hosts in one line: node-1,node-2, or if they are many node-[1-100,102]."""
+    """Return the hosts in one line: node-1,node-2, or node-[1-100,102] if there are many."""
     if len(hosts) <= _NAMED:
         return ",".join(hosts)
     # By the text before the number, and by the number's width if it has leading zeros.
@@ -27,14 +27,14 @@ def brief(hosts: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int], width: int) -> str:
-    """Return numbers as [1-100,102], and a single number without brackets."""
+    """Return numbers as [1-100,102], or a single number without brackets."""
     words = spans(numbers, width)
     alone = len(words) < 2 and "-" not in "".join(words)
     return "".join(words) if alone else f"[{','.join(words)}]"
 
 
 def spans(numbers: Sequence[int], width: int = 1) -> list[str]:
-    """Return numbers as 1-100 and 102; `width` fills them with zeros."""
+    """Return numbers as 1-100 and 102; `width` pads them with zeros."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:

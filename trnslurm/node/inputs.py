@@ -1,9 +1,10 @@
-"""Finds what a run takes from others, and prints the lines of bash that set its variables.
+"""Finds what a run uses from others, and prints bash lines that set its variables.
 
     python -m trnslurm.node.inputs
 
-The first attempt looks, and later ones take the same. If something is missing, or the condition of
-the run's start does not hold, why is printed instead, and the exit code is 1.
+The first attempt looks for the inputs, and later attempts use the same ones. If an input is
+missing, or the condition for the run's start does not hold, this program prints why instead, and
+the exit code is 1.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _MOST_CHARS = 300
 
 
 class MissingError(Exception):
-    """An input is not there, or is not as it must be."""
+    """An input is missing or invalid."""
 
 
 def main() -> int:
-    """Print what to set, or why the run cannot start."""
+    """Print the variables to set, or why the run cannot start."""
     taken = read_json(RUN.taken_file)
     if not taken:
         try:
             taken = _take()
         except MissingError as error:
-            # The words become a part of a JSON text in bash.
+            # The message becomes part of a JSON string in bash.
             print(re.sub(r'["\\]|[^ -~]', "?", str(error))[:_MOST_CHARS])
             return 1
         write_json(RUN.taken_file, taken)
@@ -74,11 +75,11 @@ def _found(one: Input, place: str) -> str:
     if place not in (CHECKPOINT, STEP, EXPORT):
         return f"{_number(one, place)!r}"
     if not (saved := newest(RunFiles(Path(one.run)), takes=True)):
-        raise MissingError(f"{one.name} has saved no checkpoint, in {one.run}")
+        raise MissingError(f"{one.name} has not saved a checkpoint in {one.run}")
     if place == CHECKPOINT:
         return str(saved.path)
     if not saved.step:
-        raise MissingError(f"{one.name}: the step of its checkpoint {saved.path} is not known")
+        raise MissingError(f"{one.name}: the step of its checkpoint {saved.path} is unknown")
     if place == STEP:
         return str(saved.step)
     _lay_out(RunFiles(Path(one.run)), saved.path, RunFiles(RUN.input(one.name)))
@@ -86,7 +87,7 @@ def _found(one: Input, place: str) -> str:
 
 
 def _lay_out(run: RunFiles, checkpoint: Path, alone: RunFiles) -> None:
-    """Make what export.py takes for another run: its code, and this checkpoint alone."""
+    """Make what export.py needs for another run: its code, and only this checkpoint."""
     shutil.rmtree(alone.path, ignore_errors=True)
     alone.checkpoints.mkdir(parents=True)
     alone.code.symlink_to(run.code)
@@ -95,15 +96,15 @@ def _lay_out(run: RunFiles, checkpoint: Path, alone: RunFiles) -> None:
 
 
 def _number(one: Input, metric: str) -> int | float:
-    """Return the last number that a run has reported by a name."""
+    """Return the last value of a metric that a run has reported."""
     known: dict[str, None] = {}
     for line in last_lines(RunFiles(Path(one.run)).metrics_file):
         value = line.get(metric)
         if isinstance(value, (int, float)) and math.isfinite(value):
             return value
         known |= dict.fromkeys(line)
-    told = f"only {', '.join(known)}" if known else "nothing"
-    raise MissingError(f"{one.name} has not reported {metric}, {told}")
+    told = f"it reported only {', '.join(known)}" if known else "it has reported nothing"
+    raise MissingError(f"{one.name} has not reported {metric}: {told}")
 
 
 if __name__ == "__main__":

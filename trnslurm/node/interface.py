@@ -1,8 +1,8 @@
-"""Prints the network interface on which this node reaches the master, for Gloo.
+"""Prints the network interface through which this node reaches the master, for Gloo.
 
     python -m trnslurm.node.interface MASTER_ADDR
 
-It uses no command, because an image may lack iproute2.
+It runs no commands, because an image may lack iproute2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(interface_to(words[0]))
     except (OSError, ValueError) as error:
-        print(f"error: no network interface leads to {words[0]}: {error}", file=sys.stderr)
+        print(f"error: no network interface reaches {words[0]}: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -44,17 +44,17 @@ def interface_to(master: str) -> str:
         for name, address in _addresses(probe):
             if address == own:
                 return name
-    raise ValueError(f"none has the address {own}")
+    raise ValueError(f"no interface has the address {own}")
 
 
 def _addresses(probe: socket.socket) -> Iterator[tuple[str, str]]:
-    """Yield (interface, IPv4 address), one for each address that an interface has."""
+    """Yield (interface, IPv4 address) for each address of each interface."""
     entries = array.array("B", bytes(_MOST * _ENTRY.size))
     at, length = entries.buffer_info()
     done = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", length, at))
     filled = struct.unpack("iP", done)[0]
     for name, address in _ENTRY.iter_unpack(entries.tobytes()[:filled]):
-        # A second address may have a label, as eth0:1.
+        # A second address may have a label, such as eth0:1.
         yield name.split(b"\0", 1)[0].decode().partition(":")[0], socket.inet_ntoa(address)
 
 

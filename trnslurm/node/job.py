@@ -1,4 +1,4 @@
-"""What the attempts share that start in one job's allocation."""
+"""The state that attempts in the same job allocation share."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from trnslurm.node.state import RUN
 
 
 class Job:
-    """A job, and its nodes."""
+    """A job and its nodes."""
 
     def __init__(self, options: AttemptOptions) -> None:
         self.options = options
         self.senders: list[subprocess.Popen[bytes]] = []
-        """Of messages."""
+        """Processes that send messages."""
         all_hosts = os.environ.get(Variable.ALLOCATION) or os.environ[Variable.HOSTS]
         self.allocation = all_hosts.split(",")
-        """The training's nodes, in Slurm's order, without those that were lost or found bad."""
+        """The training's nodes, in Slurm's order, without the lost and bad ones."""
         self.relay: threading.Thread | None = None
-        """Passes on what the srun of a step says that was started ahead."""
+        """Passes on the srun output of a step on standby."""
         self.served = hosts_of_roles(os.environ)
-        """The nodes of roles in each component of the job; the first has the training's, too."""
+        """The number of role nodes in each component; the first also has the training's nodes."""
         hears = options.spares or options.fewer or options.standby or any(self.served)
         # The batch script runs on the first node.
         self.beats = Beats(os.environ["MASTER_ADDR"]) if hears else None
         self.scripts = {options.nodes: options.script}
-        """The batch script for each number of nodes that the training may have."""
+        """The batch script for each node count that the training may use."""
         if options.fewer:
             most = read_json(RUN.path / PLAN).get("nodes")
             self.scripts = {most: "train.sbatch"} if isinstance(most, int) else {}
@@ -44,14 +44,16 @@ class Job:
                 self.scripts[int(file.parent.name.rpartition("-")[2])] = str(file)
 
     def components(self, job_id: str) -> dict[str, list[str]]:
-        """Return the nodes of each component of the job by its own id, without those that the
-        training lost. `job_id` is that of the first one."""
+        """Map each component's job id to its nodes, without those that the training has lost.
+
+        `job_id` is the id of the first component.
+        """
         first, *others = self.served
         ids = [job_id, *component_ids(os.environ)[1:]]
         return dict(zip(ids, [[*self.allocation, *first], *others]))
 
     def counts(self) -> list[int]:
-        """Return the node counts on which the training may continue now."""
+        """Return the node counts with which training may continue now."""
         own, graphs_needed = self.options.nodes, self.options.graphs
         return [
             count
@@ -62,7 +64,7 @@ class Job:
         ]
 
     def begin_again(self, launch: relaunch.Launch) -> None:
-        """Take over the command and the environment of the next attempt."""
+        """Use the command and the environment of the next attempt."""
         self.options.nodes, self.options.command = launch.nodes, launch.command
         os.environ.clear()
         os.environ.update(launch.environ)

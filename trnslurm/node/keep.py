@@ -1,9 +1,9 @@
-"""Deletes older checkpoints of a script while it trains: its run keeps the newest of them.
+"""Deletes a script's older checkpoints while it trains, so that its run keeps the newest ones.
 
     python -m trnslurm.node.keep --task=PID --last=N
 
-It runs on the first node. Only whole checkpoints count, and only those in the run. What is deleted
-gets a hidden name first, so that nobody takes half of it for a checkpoint.
+It runs on the first node. Only complete checkpoints count, and only those in the run. A checkpoint
+gets a hidden name before it is deleted, so that nobody uses a half-deleted one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PREFIX = ".removed-"
 
 
 def main() -> int:
-    """Look until the task ends."""
+    """Check regularly until the task ends."""
     parser = argparse.ArgumentParser(prog="keep", allow_abbrev=False)
     parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
-    parser.add_argument("--last", type=int, required=True, help="how many to keep")
+    parser.add_argument("--last", type=int, required=True, help="number of checkpoints to keep")
     options = parser.parse_args()
     with suppress(OSError):
         os.nice(10)
@@ -44,13 +44,13 @@ def main() -> int:
 
 
 def keep(run: RunFiles, last: int) -> None:
-    """Delete the checkpoints that `last` newer ones make unnecessary."""
+    """Delete checkpoints when `last` newer ones are complete."""
     for path in superseded(run, last):
         hidden = path.with_name(f"{_PREFIX}{path.name}")
         with suppress(FileNotFoundError):  # the script has deleted it
             path.rename(hidden)
             _remove(hidden)
-            say(f"deleted {path.relative_to(run.path)}: {last} newer ones are whole (keep_last)")
+            say(f"deleted {path.relative_to(run.path)}: {last} newer ones are complete (keep_last)")
 
 
 def _remove(path: Path) -> None:

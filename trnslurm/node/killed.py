@@ -1,4 +1,4 @@
-"""Tells whether the kernel ended processes of this node when a worker was killed."""
+"""Reports whether the kernel ended processes of this node when a worker was killed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NEWEST_S = 90.0  # usage notes a line a minute
 
 
 def ended_by_kernel() -> int | None:
-    """Return how many processes of this node the kernel has ended for lack of memory.
+    """Return how many processes of this node the kernel has killed because memory ran out.
 
-    The kernel counts before it kills, those over a cgroup's limit too (__oom_kill_process in
-    mm/oom_kill.c, since Linux 4.13).
+    The kernel counts before it kills, and includes processes over a cgroup's limit
+    (__oom_kill_process in mm/oom_kill.c, since Linux 4.13).
     """
     with suppress(OSError):
         text = Path("/proc/vmstat").read_text(encoding="ascii")
@@ -32,9 +32,9 @@ def ended_by_kernel() -> int | None:
 
 
 def tell_of_kill(codes: Mapping[int, int], before: int | None) -> None:
-    """Print whether the kernel ended processes of this node, if a worker was killed.
+    """If a worker was killed, print whether the kernel killed processes of this node.
 
-    `codes` are the exit codes of failed workers by rank, `before` is what ended_by_kernel returned
+    `codes` are the failed workers' exit codes by rank. `before` is what ended_by_kernel returned
     when they were started.
     """
     killed = [rank for rank, code in codes.items() if code in _KILLED]
@@ -50,7 +50,7 @@ def tell_of_kill(codes: Mapping[int, int], before: int | None) -> None:
 
 
 def _memory_before() -> str:
-    """Return how much memory was left shortly before, as this node noted it."""
+    """Return the free memory shortly before, as this node recorded it."""
     values = os.environ
     if not (run := values.get(Variable.RUN_DIR)):
         return ""

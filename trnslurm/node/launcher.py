@@ -1,16 +1,17 @@
-"""Starts the workers of a node, and tells which of them failed.
+"""Starts a node's workers, and reports which of them failed.
 
     python -m trnslurm.node.launcher --workers=32 -- train.py …
 
-It does what torchrun does in a job, without the seconds that it takes to import PyTorch. After `--`
-are Python's own words, so a module is `-m NAME`; with --program they are a command of its own. With
---once it starts once, on the first node. The nodes meet on the master port, and begin
-together. The port is free again then: worker 0 keeps the store in which the workers meet. Until the
-end the first node stays connected to the others, so that all nodes leave together, and worker 0
-after all other workers (sitecustomize.py).
+It does what torchrun does in a job, without the seconds that torchrun needs to import PyTorch. The
+arguments after `--` are Python's, so a module is `-m NAME`; with --program they are a complete
+command. With --once the command starts only once, on the first node. The nodes meet on the master
+port, and start together. Then the port is free again, and worker 0 runs the store there in which
+the workers meet. Until the end, the first node stays connected to the others, so that all nodes
+leave together, and worker 0 leaves after all other workers (sitecustomize.py).
 
-Workers get the variables that torchrun gives them, and what fails is ended as by torchrun (2.9):
-torch/distributed/elastic/agent/server/local_elastic_agent.py, multiprocessing/api.py beside agent/.
+Workers get the variables that torchrun gives them. If one fails, the others are ended as torchrun
+does it (2.9): torch/distributed/elastic/agent/server/local_elastic_agent.py, and
+multiprocessing/api.py next to agent/.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ _LOOK_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the workers of this node; return 0 if all workers of the job have ended well."""
+    """Run this node's workers; return 0 if all workers of the job have succeeded."""
     parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=1, help="on each node")
-    parser.add_argument("--once", action="store_true", help="start on the first node only")
+    parser.add_argument("--once", action="store_true", help="start only on the first node")
     ray.add_options(parser)
     once.add_options(parser)
-    parser.add_argument("--program", action="store_true", help="the words are not Python's")
+    parser.add_argument("--program", action="store_true", help="run a command, not Python")
     parser.add_argument(
-        "--fill-local-rank", action="store_true", help="replace {local_rank} in the words"
+        "--fill-local-rank", action="store_true", help="replace {local_rank} in the arguments"
     )
     parser.add_argument("words", nargs="+", metavar="WORD", help="Python's: a script, or -m MODULE")
     options = parser.parse_args(argv)
@@ -81,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Nodes:
-    """The launchers of the other nodes: for the first one all, for all others the first."""
+    """The other nodes' launchers: the first node has all of them, and the others only the first."""
 
     def __init__(self, rendezvous: Rendezvous, tells: Mapping[str, str] | None = None) -> None:
-        """Take where they meet, and what the first one tells all others then."""
+        """Store the meeting place, and what the first node tells all others there."""
         self._rendezvous = rendezvous
         self.told: Mapping[str, str] = tells or {}
         self.number, self.count = rendezvous.node, len(rendezvous.hosts)
@@ -93,15 +94,15 @@ class Nodes:
         self._joined = ExitStack()
         self._port = socket.socket()
         self._waits_for: set[int] = set()
-        """The nodes whose workers run, as far as the first node knows; for others, the first."""
+        """The nodes whose workers run, as far as the first node knows; elsewhere the first."""
         self.any_lost = False
-        """Whether a node left without saying that its workers were done: a worker failed there."""
+        """Whether a node left without reporting that its workers were done: one failed there."""
 
     def fileno(self) -> int:
         return self._poll.fileno()
 
     def meet(self) -> None:
-        """Wait until all nodes are there; raise a MeetingError if that takes too long."""
+        """Wait until all nodes have joined; raise a MeetingError if that takes too long."""
         if self.number == 0:
             self._gather()
         else:
@@ -141,11 +142,11 @@ class Nodes:
 
     @property
     def others_ended(self) -> bool:
-        """Whether this is the first node, and no other has workers that run."""
+        """Whether this is the first node and no other node has running workers."""
         return self.number == 0 and not self._waits_for
 
     def read(self) -> None:
-        """Read what has arrived: a node's workers have ended, or the node may leave."""
+        """Read what has arrived: a node's workers have ended, or this node may leave."""
         ready = {fd for fd, _ in self._poll.poll(0)}
         for node, connection in self._connections.items():
             if connection.fileno() in ready:
@@ -157,9 +158,9 @@ class Nodes:
                 self._waits_for.discard(node)
 
     def leave(self, broken: Callable[[], bool] | None = None) -> bool:
-        """Tell that the workers of this node have ended, and wait for those of all others.
+        """Report that this node's workers have ended, and wait for those of all other nodes.
 
-        Return False if `broken`, which is asked now and then, says so before.
+        Return False if `broken`, which is called regularly, returns True first.
         """
         if self.number:
             self._tell_all()
@@ -187,7 +188,7 @@ class Ended(NamedTuple):
     local_rank: int
     pid: int
     code: int
-    """Less than zero: the signal that ended it."""
+    """The exit code, or minus the signal that ended it."""
     error: str
     """What it has written to TORCHELASTIC_ERROR_FILE."""
 
@@ -208,14 +209,14 @@ class Launcher:
         self._command, self._fills = [*command], fills
         self._signals = processes.SignalQueue()
         self._running: dict[int, int] = {}
-        """The local rank of each worker that runs, by its pid."""
+        """The local rank of each running worker, by pid."""
         self._holds_worker_0: int | None = None
-        """The descriptor at whose end worker 0 may end."""
+        """The file descriptor whose end of file lets worker 0 end."""
         self._deadline: float | None = None
-        """When those are killed that were told to end."""
+        """When workers are killed that were ordered to end."""
         self._failed = False
         self._done: dict[int, float] = {}
-        """When the local ranks ended that did not fail."""
+        """The end times of the workers that did not fail, by local rank."""
 
     def run(self) -> int:
         """Start the workers, and wait for their end; return the exit code."""
@@ -230,7 +231,7 @@ class Launcher:
         return _FAILED if self._failed else self._leave()
 
     def _start(self) -> None:
-        """Start the workers, each in a session of its own, as torchrun does."""
+        """Start the workers, each in its own session, as torchrun does."""
         for local_rank in range(self._workers):
             environ = os.environ | self._variables(local_rank)
             if environ["RANK"] == "0" and environ["WORLD_SIZE"] != "1":
@@ -240,7 +241,7 @@ class Launcher:
                 self._running[processes.spawn(command, environ=environ)] = local_rank
 
     def _words(self, local_rank: int) -> list[str]:
-        """Return the command of a worker."""
+        """Return a worker's command."""
         if not self._fills:
             return self._command
         return [word.replace("{local_rank}", str(local_rank)) for word in self._command]
@@ -256,7 +257,7 @@ class Launcher:
         os.close(given)
 
     def _variables(self, local_rank: int) -> dict[str, str]:
-        """Return what torchrun sets (LocalElasticAgent._start_workers, run.config_from_args)."""
+        """Return torchrun's variables (LocalElasticAgent._start_workers, run.config_from_args)."""
         workers, node, nodes = self._workers, self._nodes.number, self._nodes.count
         rank, world = str(node * workers + local_rank), str(nodes * workers)
         found = {
@@ -265,7 +266,7 @@ class Launcher:
             "LOCAL_WORLD_SIZE": str(workers), "WORLD_SIZE": world,
             "GROUP_WORLD_SIZE": str(nodes), "ROLE_WORLD_SIZE": world,
             "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
-            # Neuron's plugin and others look at it to know that workers are started from outside.
+            # Neuron's plugin and others use it to see that workers are started from outside.
             "TORCHELASTIC_RUN_ID": "none",
             # Worker 0 keeps the store (torch/distributed/rendezvous.py, torch_xla likewise).
             "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -277,7 +278,7 @@ class Launcher:
         return found | {k: v for k, v in defaults.items() if k not in os.environ}
 
     def _watch(self) -> list[Ended]:
-        """Wait until something happens, and act on it; return the workers that failed by now."""
+        """Wait until something happens, and act on it; return the workers that have failed."""
         within_s = self._deadline and max(0.0, self._deadline - time.monotonic())
         also = [] if self._failed else [self._nodes.fileno()]
         arrived, heard = self._signals.wait(within_s, also)
@@ -299,7 +300,7 @@ class Launcher:
         return failed
 
     def _reap(self) -> list[Ended]:
-        """Return the workers that have ended, also those that did not fail."""
+        """Return the workers that have ended, including those that did not fail."""
         found = []
         for pid, local_rank in [*self._running.items()]:
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -312,7 +313,7 @@ class Launcher:
         return found
 
     def _tell_of_done(self) -> None:
-        """Tell which workers had ended when others failed: those may have waited for them."""
+        """Report which workers had ended when others failed, perhaps while waiting for them."""
         for local_rank, when in sorted(self._done.items()):
             who = self._name(local_rank, when)
             processes.say(f"trnslurm: {who} ended with exit code 0 while others ran")
@@ -349,7 +350,7 @@ class Launcher:
         return 0
 
     def _told(self, failure: Ended) -> str:
-        """Return the lines that tell of a failed worker; triage/words.py reads them."""
+        """Return the lines that report a failed worker; triage/words.py reads them."""
         code = failure.code
         what = f"exit code {code} of PID {failure.pid}"
         if code < 0:
@@ -360,7 +361,7 @@ class Launcher:
         return "\n  ".join([f"trnslurm: {head}", *failure.error.splitlines()])
 
     def _name(self, local_rank: int, when: float) -> str:
-        """Return when something happened to a worker, and which one it is."""
+        """Return the time of an event, and the name of its worker."""
         time_text = f"{utc_time(when)[:-1]}.{int(when % 1 * 1000):03}Z"
         rank = self._nodes.number * self._workers + local_rank
         return f"{time_text} rank {rank} (local rank {local_rank}, {os.uname().nodename})"
@@ -369,7 +370,7 @@ class Launcher:
         return self._errors / f"{local_rank}.json"
 
     def _error_of(self, local_rank: int) -> str:
-        """Return what a function with @record has written (errors/error_handler.py)."""
+        """Return the error that a function with @record has written (errors/error_handler.py)."""
         try:
             message: Any = json.loads(self._error_file(local_rank).read_bytes())["message"]
             stack = message["extraInfo"]["py_callstack"] if isinstance(message, dict) else message

@@ -2,9 +2,9 @@
 
     python -m trnslurm.node.local_srun --nodes 2 --output 'logs/node%n.log' -- bash node.sh train
 
-Each "node" is one run of the command in a separate session, with Slurm's variables for a node. The
-first failure ends the other nodes. All end with the script that started this program, even if that
-script is killed.
+Each "node" is one process of the command in a separate session, with Slurm's variables for a node.
+The first failure ends the other nodes. All nodes end with the script that started this program,
+even if that script is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KILL_INTERVAL_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on every node; return the exit code of srun."""
+    """Run the command on every node; return the exit code that srun would return."""
     parent = os.getppid()
     signals = processes.SignalQueue()
     options = parse(argv)
@@ -40,24 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="local_srun", usage="%(prog)s --nodes N [options] -- COMMAND [ARGUMENT ...]"
     )
-    parser.add_argument("--nodes", type=positive, required=True, help="how often to run COMMAND")
+    parser.add_argument("--nodes", type=positive, required=True, help="how many nodes run COMMAND")
     parser.add_argument(
-        "--tasks", type=positive, default=1, help="on each node: how often to run it there"
+        "--tasks", type=positive, default=1, help="how many times each node runs it"
     )
     parser.add_argument("--output", help="log file to append to; %%n is the node's number")
     parser.add_argument(
-        "--kill-wait", type=float, default=30.0, help="seconds between TERM and KILL"
+        "--kill-wait", type=float, default=30.0, help="seconds between SIGTERM and SIGKILL"
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     return parser.parse_args(argv)
 
 
 def positive(text: str) -> int:
-    """Return a number of nodes from the command line."""
+    """Parse a number of nodes from the command line."""
     number = int(text)
     if number < 1:
         raise ValueError
@@ -98,9 +98,9 @@ def task_environment(node: int, num_nodes: int, task: int, tasks: int) -> dict[s
 def wait_for_nodes(
     running: dict[int, int], signals: processes.SignalQueue, kill_wait_s: float
 ) -> int:
-    """Wait for all nodes; end them at the first failure or signal. Return the exit code.
+    """Wait for all nodes, and end them at the first failure or signal. Return the exit code.
 
-    The code is that of the failure, not of the nodes that were ended because of it.
+    The exit code is that of the failure, not of the nodes that were ended because of it.
     """
     result = 0
     deadline: float | None = None
@@ -120,7 +120,7 @@ def wait_for_nodes(
 
 
 def announce(ended: dict[int, int], asked: set[int], num_running: int) -> None:
-    """Print why the nodes are ended."""
+    """Print why the nodes are being ended."""
     tail = "; ending the other nodes" if num_running else ""
     failed = {node: code for node, code in ended.items() if code}
     for node, code in failed.items():
@@ -130,10 +130,10 @@ def announce(ended: dict[int, int], asked: set[int], num_running: int) -> None:
 
 
 def signal_nodes(running: dict[int, int], signum: int) -> None:
-    """Signal the process groups of the nodes that still run.
+    """Signal the process groups of the nodes that are still running.
 
-    The number of an ended node may belong to another group. Processes in other sessions (those of
-    workers) are ended by their node, or by end_descendants.
+    The number of an ended node may already belong to another group. Processes in other sessions,
+    such as workers, are ended by their node or by end_descendants.
     """
     for leader in running:
         processes.send(-leader, signum)

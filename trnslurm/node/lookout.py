@@ -1,12 +1,13 @@
-"""Watches the processes of one node for a hang. node.sh starts it before the workers:
+"""Watches one node's processes for a hang. node.sh starts it before the workers:
 
     (python -m trnslurm.node.lookout --task=$$ --minutes=30 &)
 
-While the node works it writes nothing. If the node's processes have not computed, or not read and
-written, for a while, it reports for how long in state/still-….json. hang.py, on the first node,
-compares all nodes. Once that program finds a hang, this one writes the stacks of all processes to
-the node's log, and what each worker does to state/stacks-….json; when hang.py has named who holds
-up the others, it kills the node's processes. It ends when its task, the process of node.sh, ends.
+While the node works, it writes nothing. If the node's processes have done no computing, or no I/O,
+for a while, it reports for how long in state/still-….json. hang.py, on the first node, compares all
+nodes. When that program finds a hang, this one writes the stacks of all processes to the node's
+log, and each worker's activity to state/stacks-….json. When hang.py has named the workers that hold
+up the others, this program kills the node's processes. It ends when its task, the process of
+node.sh, ends.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from trnslurm.node.stacks import (
 from trnslurm.node.state import RUN
 
 MOST_PERIOD_S = 10.0
-# A node reports when it has been still for this share of the time that makes a hang.
+# A node reports after this share of the time without progress that makes a hang.
 _REPORTS_AT = 0.25
-# What an idle process may use: loops that poll, and threads that send signs of life.
+# What an idle process may use for polling loops and threads that send heartbeats.
 _IDLE_CPU_SHARE = 0.02
 _LEAST_CPU_S = 0.05
 _IDLE_BYTES_PER_S = 64 << 10
 _FAULT_BYTES = 128 << 10
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Programs that wait while their processes compute where this program does not see them.
+# Programs that wait while their processes compute where this program cannot see them.
 _ELSEWHERE = {"docker", "kubectl", "podman", "ssh"}
 _SLURM_NODE = "SLURMD_NODENAME"  # of every task: setup_env in slurmstepd_job.c
 
@@ -61,22 +62,22 @@ def main() -> int:
     """Watch until the task ends."""
     parser = argparse.ArgumentParser(prog="lookout", allow_abbrev=False)
     parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
-    parser.add_argument("--minutes", type=float, required=True, help="how long a hang takes")
+    parser.add_argument("--minutes", type=float, required=True, help="minutes until a hang")
     options = parser.parse_args()
     Lookout(options.task, 60 * options.minutes).watch()
     return 0
 
 
 def period_of(limit_s: float) -> float:
-    """Return how often to look, for a hang of this length."""
+    """Return how often to look for a hang of this length."""
     return min(MOST_PERIOD_S, max(1.0, limit_s / 30))
 
 
 def own_processes() -> list[Process]:
-    """Return the attempt's processes on this node, by the variables that they inherit.
+    """Return the attempt's processes on this node, found by the variables that they inherit.
 
-    A script may start tasks on all nodes by its own srun: they have Slurm's name of their node, and
-    the number of the node on which the script runs. The programs beside it have no number.
+    A script may start tasks on all nodes with its own srun. These have their node's name from
+    Slurm, but the node number of the script. The programs next to the script have no node number.
     """
     names = (Variable.PHASE, Variable.ATTEMPT, Variable.RUN_DIR, _SLURM_NODE)
     wanted = (f"{name}={os.environ[name]}".encode() for name in names)
@@ -89,7 +90,7 @@ def tasks_in(running: list[Process]) -> list[Process]:
 
 
 def _are_elsewhere(running: list[Process]) -> bool:
-    """Check whether the node's processes wait for others that this program does not see."""
+    """Check whether the node's processes wait for others that this program cannot see."""
     names = {p.pid: name_of(p.pid) for p in running}
     if _ELSEWHERE & {*names.values()}:
         return True
@@ -99,14 +100,14 @@ def _are_elsewhere(running: list[Process]) -> bool:
 
 
 class Use(NamedTuple):
-    """What a process has used since it started."""
+    """The resources that a process has used since it started."""
 
     cpu_s: float
     read_and_written: int
 
 
 def use_of(pid: int) -> Use | None:
-    """Return what a process has used; None if it has ended."""
+    """Return the resources that a process has used, or None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         io = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
@@ -120,17 +121,17 @@ def use_of(pid: int) -> Use | None:
 
 
 class Activity:
-    """For how long the node's processes have not computed, and not read and written."""
+    """How long the node's processes have done no computing and no I/O."""
 
     def __init__(self) -> None:
         self.idle_s = self.quiet_s = 0.0
         self._at = time.monotonic()
         self._used: dict[int, Use] = {}
-        # It may compute while its processes wait for it.
+        # The device may compute while its processes wait for it.
         self._accelerator = accelerator_of(DEVICES.get(os.environ.get(Variable.DEVICE, "")))
 
     def look(self, running: list[Process]) -> None:
-        """Compare what the processes have used with the last time."""
+        """Compare the processes' resource use with the last time."""
         now = time.monotonic()
         passed_s, self._at = now - self._at, now
         used = {p.pid: use for p in running if (use := use_of(p.pid))}
@@ -148,7 +149,7 @@ class Activity:
 
 
 class Lookout:
-    """The program on one node."""
+    """The lookout on one node."""
 
     def __init__(self, task: int, limit_s: float) -> None:
         self._task = Watched(task)
@@ -161,9 +162,9 @@ class Lookout:
         self._patience_s = first.patience_s(self._node) if self._beats else math.inf
 
     def watch(self) -> None:
-        """Look every few seconds, until the task ends."""
+        """Look every few seconds until the task ends."""
         period_s = period_of(self._limit_s)
-        # A step that was started ahead has no attempt yet, and waits without being a hang.
+        # A standby step has no attempt yet. Its waiting is not a hang.
         while not RUN.state_file(self._phase, self._attempt).exists():
             if self._task_ends_within(period_s):
                 return
@@ -197,8 +198,8 @@ class Lookout:
         return self._task.gone()
 
     def _look_after_first(self) -> None:
-        """Requeue the job if its first node is lost; look once more after as long a silence."""
-        begun = RUN.state_file(self._phase, self._attempt).exists()  # it may be started ahead
+        """Requeue the job if its first node is lost. Otherwise check again after the same delay."""
+        begun = RUN.state_file(self._phase, self._attempt).exists()  # it may be on standby
         if self._beats and begun and self._beats.silent_s >= self._patience_s:
             self._patience_s += first.patience_s(self._node)
             if not first.is_missed():  # Slurm ends the job with it
@@ -207,7 +208,7 @@ class Lookout:
                 first.requeue_if_lost(self._phase, self._attempt)
 
     def _report(self) -> None:
-        """Write how long the node has been still, once that is long, until it works again."""
+        """When the node has been still for long, write for how long, until it works again."""
         activity = self._activity
         still_s = max(activity.idle_s, activity.quiet_s)
         still = still_s >= _REPORTS_AT * self._limit_s
@@ -228,9 +229,9 @@ class Lookout:
             self._kill(running)
 
     def _end(self, beats: Sender) -> None:
-        """Kill the node's processes, and tell when they are gone.
+        """Kill the node's processes, and report when they are gone.
 
-        The task is the last: with it Slurm kills this program.
+        The task is the last process, because with it Slurm kills this program.
         """
         processes.send(self._task.pid, signal.SIGSTOP)
         while others := [p for p in own_processes() if p.pid != self._task.pid]:
@@ -241,7 +242,7 @@ class Lookout:
         processes.send(self._task.pid, signal.SIGKILL)
 
     def _kill(self, running: list[Process]) -> None:
-        # The launcher first, so that it reports no end of its workers.
+        # The launcher first, so that it does not report the ends of its workers.
         processes.send(self._task.pid, signal.SIGKILL)
         for process in running:
             processes.send(process.pid, signal.SIGKILL)
@@ -262,7 +263,7 @@ class Lookout:
             if process in workers and process.rank is not None:
                 who = f"worker {process.rank}"
             head = f"no progress: stacks of {who} (node {self._node}, {host}), {what_is(process)}"
-            processes.say(f"{head}\n{text or '  it writes none'}")
+            processes.say(f"{head}\n{text or '  it wrote no stacks'}")
             if process in workers:
                 yield facts_of(process, text)
 

@@ -1,13 +1,13 @@
 """The nodes of a job meet on the master port: node 0 listens, and the others connect to it.
 
 The preflight, the checkup and the launcher use this protocol. Messages are lines of JSON. Node 0
-sends the name of the meeting, so that a node recognizes another program on the same port. The node
-sends its number. Then the two exchange the data of the meeting, and node 0 sends its answer. The
-node closes the connection first: otherwise a lingering connection would occupy node 0's port, which
-the workers need next.
+sends the meeting's name, so that a node can tell it from another program on the same port. The node
+sends its number. Then they exchange the meeting's data, and node 0 sends its answer. The node
+closes the connection first, because a lingering connection would occupy node 0's port, which the
+workers need next.
 
-To time a link, one side sends a stream of bytes for a second, or 64 MiB. TCP shows a bad cable and
-a throttled or wrong interface; the workers' all-reduce measures EFA.
+To time a link, one side sends a stream of bytes for a second, or 64 MiB. TCP reveals a bad cable
+and a throttled or wrong interface. The workers' all-reduce measures EFA.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ _MORE, _END = b"+", b"."
 MAX_STREAM_BYTES = 64 << 20
 MAX_STREAM_S = 1.0
 _SILENT_S = 60.0
-"""How long the other side of a stream may be silent, while a slow link empties its buffers."""
+"""How long the other side may be silent after a stream, while a slow link drains its buffers."""
 
 
 class MeetingError(Exception):
-    """Why nodes cannot meet."""
+    """The reason why nodes cannot meet."""
 
 
 class Rendezvous(Frozen):
-    """The place where the nodes of an attempt meet, and the number of this node."""
+    """The place where an attempt's nodes meet, and this node's number."""
 
     purpose: str
     node: int
@@ -57,17 +57,17 @@ class Rendezvous(Frozen):
 
     @property
     def name(self) -> str:
-        """The name of the meeting, which no other meeting has.
+        """The meeting's name, which no other meeting has.
 
-        It has no path of the run directory, because nodes may see different paths, and a hash of
-        the hosts, because every node sends and receives the name.
+        The name does not contain the path of the run directory, because nodes may see different
+        paths. It contains a hash of the hosts, because every node sends and receives the name.
         """
         hosts = hashlib.sha256(",".join(self.hosts).encode()).hexdigest()
         return f"{self.purpose} {self.run.name} {self.phase} {self.attempt} {hosts}"
 
 
 def read_rendezvous(purpose: str) -> Rendezvous:
-    """Return the rendezvous that batch script and srun describe in the environment."""
+    """Return the rendezvous that the batch script and srun describe in the environment."""
     environ = os.environ
     return Rendezvous(
         purpose=purpose,
@@ -92,9 +92,9 @@ class Connection:
         return self._connection.fileno()
 
     def keep_alive(self) -> None:
-        """Keep the connection in the memory of switches and firewalls while it is silent.
+        """Keep the silent connection alive in switches and firewalls.
 
-        Security groups of newer EC2 instances forget one after 350 s:
+        Security groups of newer EC2 instances forget an idle connection after 350 s:
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/security-group-connection-tracking.html
         """
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -106,7 +106,7 @@ class Connection:
         self._connection.sendall(json.dumps(data).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """Wait for a message; raise a ValueError if anything else arrives, or the stream ends."""
+        """Wait for a message; raise a ValueError if the stream ends or contains anything else."""
         self._connection.settimeout(max(0.01, timeout_s))
         line = self._file.readline(_MAX_MESSAGE_BYTES)
         data = json.loads(line) if line.endswith(b"\n") else None
@@ -124,21 +124,21 @@ class Connection:
         self._connection.sendall(_END)
 
     def time_stream(self) -> float:
-        """Read the stream of the other side; return MB/s."""
+        """Read the other side's stream; return MB/s."""
         self._connection.settimeout(_SILENT_S)
         start, received = time.monotonic(), 0
         while (mark := self._file.read(1)) == _MORE:
             received += len(self._file.read(len(_CHUNK)))
         if mark != _END:
-            raise ValueError("the other side is gone")
+            raise ValueError("the other side has disconnected")
         return received / 1e6 / max(1e-6, time.monotonic() - start)
 
     def await_end(self, timeout_s: float) -> None:
-        """Wait until the other side closes the connection; reset it if that takes longer."""
+        """Wait until the other side closes the connection, and reset it if that takes longer."""
         try:
             self._connection.settimeout(max(0.01, timeout_s))
             if self._file.read(1):
-                raise ValueError("the other side sent a message too many")
+                raise ValueError("the other side sent an extra message")
         except (OSError, ValueError):
             with suppress(OSError):
                 self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -153,7 +153,7 @@ class Connection:
 class Meeting:
     """Node 0's side of a meeting.
 
-    `hear` exchanges data with one node until a deadline, and returns the value that `heard` keeps
+    `hear` exchanges data with one node until a deadline, and returns the value that `heard` stores
     for the node. Each node has a separate thread.
     """
 
@@ -167,16 +167,16 @@ class Meeting:
             self._server = socket.create_server(("", rendezvous.port), backlog=4096)
         except OSError as error:
             raise MeetingError(
-                f"master port {rendezvous.port} is taken ({error.strerror}); submit again, which "
-                "chooses another port, or end the program that holds it (ss -ltnp)"
+                f"master port {rendezvous.port} is taken ({error.strerror}); submit again to use "
+                "another port, or end the program that holds it (ss -ltnp)"
             ) from None
 
     def open(self, deadline: float) -> None:
-        """Begin to accept the other nodes."""
+        """Start accepting the other nodes."""
         threading.Thread(target=self._accept, args=(deadline,), daemon=True).start()
 
     def wait(self, deadline: float) -> None:
-        """Wait until all other nodes were heard, or the deadline has passed."""
+        """Wait until all other nodes have been heard, or the deadline has passed."""
         others = len(self._rendezvous.hosts) - 1
         with self._changed:
             self._changed.wait_for(
@@ -184,7 +184,7 @@ class Meeting:
             )
 
     def answer(self, answers: Mapping[int, Any], within_s: float = 1.0) -> None:
-        """Send the nodes that were heard their answers, wait until they close, free the port."""
+        """Send the heard nodes their answers, wait until they close, and free the port."""
         with self._changed:
             self._over = True
             connections = [(c, answers[node]) for node, c in self._connections.items()]
@@ -196,7 +196,7 @@ class Meeting:
         self.close()
 
     def close(self) -> None:
-        """Free the port, which also ends a thread that waits in accept."""
+        """Free the port. This also ends a thread that waits in accept."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -225,7 +225,7 @@ class Meeting:
                 self.heard[node], self._connections[node] = heard, connection
                 self._changed.notify()
         except (OSError, ValueError, LookupError, TypeError):
-            connection.close()  # another program, or a node that has gone and will be missing
+            connection.close()  # another program, or a node that has gone
 
 
 def _end(connection: Connection, answer: Any, within_s: float) -> None:
@@ -249,7 +249,7 @@ def join(rendezvous: Rendezvous, reach_s: float) -> Iterator[Connection]:
 
 
 def _reach(rendezvous: Rendezvous, node0: str, reach_s: float) -> Connection:
-    """Connect to node 0, which may begin later than this node."""
+    """Connect to node 0, which may start later than this node."""
     address = (rendezvous.address, rendezvous.port)
     deadline = time.monotonic() + reach_s
     while True:
@@ -261,9 +261,9 @@ def _reach(rendezvous: Rendezvous, node0: str, reach_s: float) -> Connection:
             try:
                 if connection.receive(MESSAGE_S).get("meeting") == rendezvous.name:
                     return connection
-                why = "another job answers there"
+                why = "another job is using that port"
             except (OSError, ValueError):
-                why = "another program answers there"
+                why = "another program is using that port"
             connection.close()
         if time.monotonic() > deadline:
             raise MeetingError(f"cannot reach {node0} ({why})")

@@ -1,4 +1,4 @@
-"""How much memory of this node a job has, and can still use."""
+"""How much of this node's memory a job has, and can still use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class HostMemory(NamedTuple):
-    """GiB that a job can still use, of those that it may use."""
+    """The memory in GiB that a job may use, and how much of it is still free."""
 
     left: float
     whole: float
 
 
 def memory() -> HostMemory:
-    """Return the memory that the node has, or the tightest of the cgroups of this process."""
+    """Return the node's memory, or the limits of the tightest cgroup around this process."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     left, whole = (
         re.search(rf"^{n}: +(\d+) kB$", text, re.M) for n in ("MemAvailable", "MemTotal")
@@ -32,7 +32,7 @@ def available_gib() -> float:
 
 
 def _of_cgroups() -> Iterator[HostMemory]:
-    """Yield what each cgroup around this process allows; cached files do not count as used."""
+    """Yield what each cgroup around this process allows. Cached files do not count as used."""
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2

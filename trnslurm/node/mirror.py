@@ -1,7 +1,8 @@
-"""Starts the program that copies checkpoints to S3 beside a training, and waits for it at the end.
+"""Starts the program that copies checkpoints to S3 during training, and waits for it at the end.
 
-The program is trnslurm.mirror, which needs boto3; this module needs the standard library only. Its
-death, its errors and its slowness are no training's: it is started again, or left alone.
+The program is trnslurm.mirror, which needs boto3. This module needs only the standard library. If
+the program dies, fails or is slow, training is not affected: the program is restarted or left
+alone.
 """
 
 import functools
@@ -27,23 +28,23 @@ _POLL_S = 0.05
 
 
 def begins_elsewhere() -> str:
-    """Return the place in S3 whose newest checkpoint the run has yet to fetch; empty: none."""
+    """Return the S3 location whose newest checkpoint the run still has to fetch, or ""."""
     place = read_json(RUN.record_file).get("copied_from")
     return place if isinstance(place, str) and not has_saved(RUN) else ""
 
 
 def start_fetching(place: str) -> int:
-    """Start to fetch that checkpoint; return the pid."""
+    """Start fetching that checkpoint; return the pid."""
     return processes.spawn([*_command(), "fetch", place], own_session=False)
 
 
 def why_not() -> str:
-    """Return the last error of the program."""
+    """Return the program's last error."""
     return str(read_json(RUN.mirrored_file).get("why") or "")
 
 
 def _harmless(act: Callable[["MirrorProcess"], None]) -> Callable[["MirrorProcess"], None]:
-    """Log an error of a method, and do without the program from then on."""
+    """Log an error of a method, and continue without the program from then on."""
 
     @functools.wraps(act)
     def do(mirror: "MirrorProcess") -> None:
@@ -57,7 +58,7 @@ def _harmless(act: Callable[["MirrorProcess"], None]) -> Callable[["MirrorProces
 
 
 class MirrorProcess:
-    """The copies of the checkpoints that a training makes."""
+    """The process that copies a training run's checkpoints."""
 
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted and bool(read_json(RUN.mirror_file).get("place"))
@@ -67,7 +68,7 @@ class MirrorProcess:
 
     @_harmless
     def look(self) -> None:
-        """Start the program, and again a minute after it has died."""
+        """Start the program, or restart it a minute after it has died."""
         self._reap()
         if self.wanted and not self.pid and time.monotonic() >= self.again_at:
             self.again_at = time.monotonic() + _AGAIN_S
@@ -88,13 +89,13 @@ class MirrorProcess:
             os.write(self._stdin, _FINISH)
 
     def runs(self) -> bool:
-        """Check whether the program runs."""
+        """Check whether the program is running."""
         self._reap()
         return self.pid != 0
 
     @_harmless
     def end(self) -> None:
-        """End the program now: the next attempt's sends the rest."""
+        """End the program now. The next attempt's program sends the rest."""
         deadline, told = time.monotonic() + _END_S, signal.SIGTERM
         self._reap()
         while self.pid:
@@ -105,7 +106,7 @@ class MirrorProcess:
             self._reap()
 
     def missing(self) -> str:
-        """Say which checkpoint is not in S3, and why; empty if that is none."""
+        """Return which checkpoint is not in S3 and why, or "" if none is missing."""
         newest, copied = newest_step(RUN), read_json(RUN.mirrored_file).get("step")
         if not self.wanted or not newest or copied == newest:
             return ""
@@ -122,7 +123,7 @@ class MirrorProcess:
         os.close(self._stdin)
         self.pid = self._stdin = 0
         if not self._finishes and processes.exit_code(status) != 128 + signal.SIGTERM:
-            say("warning: the program that copies checkpoints to S3 has ended; started again soon")
+            say("warning: the program that copies checkpoints to S3 has ended; restarting it soon")
 
 
 def _command() -> list[str]:

@@ -1,14 +1,16 @@
-"""Sends messages about a run to a command, a webhook, a plug-in, or several of these.
+"""Sends messages about a run to a command, a webhook, a plug-in, or a combination of them.
 
     python -m trnslurm.node.notify 10 < message.json    # in a run directory; at most 10 seconds
 
 The run's notify.json names the events and the recipients. This program is a separate process, so
-that no command or server can delay or end a training. It prints one line per recipient on stderr.
+that no command or server can delay or end a training run. It prints one line per recipient to
+stderr.
 
-The URL of a webhook is usually a secret, because whoever has the URL can write to the channel. So
-it is read from a private file when it is needed, and only its host is ever printed.
+A webhook's URL is usually a secret, because anyone who has it can write to the channel. So this
+program reads it from a private file when it is needed, and prints only its host.
 
-A plug-in is a function of another package, whose code the run has (trnslurm/render/plugins.py).
+A plug-in is a function in another package. The run has a copy of its code
+(trnslurm/render/plugins.py).
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ EVENT_OF = {
     State.NODE_FAIL: "failure",
     State.LOST: "failure",
 }
-"""The event that the final state of an attempt, or of a run, is."""
+"""The event for the final state of an attempt or a run."""
 # Shares of the time limit: for each try, and for the pauses between tries.
 _TRIES, _PAUSES = (0.4, 0.25, 0.2), (0.03, 0.07)
 _AGAIN = (408, 429)  # in addition to 5xx
@@ -61,27 +63,30 @@ _TAIL_BYTES = 300
 
 Message = dict[str, Any]
 Way = Callable[[str, Message, float], str]
-"""Sends a message to a target within so many seconds, and returns a text about the result, or
-raises an error: the built-in ways, and the object of a notifier's plug-in."""
+"""A function that sends a message to a target within a time limit.
+
+It returns a text about the result or raises an error. The built-in ways are such functions, and so
+is the object of a notifier plug-in.
+"""
 
 
 class NotifyError(Exception):
-    """Why a message cannot be sent; never contains the URL."""
+    """The reason why a message cannot be sent. It never contains the URL."""
 
 
 class Recipients(Frozen):
-    """The recipients of messages, and the events that they get."""
+    """The recipients of messages, and the events that they receive."""
 
     command: str
     webhook: str
-    """The path of the file with the URL."""
+    """The path of the file that contains the URL."""
     plugin: str
     """NAME or NAME:TARGET."""
     events: tuple[str, ...]
 
 
 def read_notify(run: RunFiles) -> Recipients | None:
-    """Return the contents of notify.json; None if it names no recipient."""
+    """Return the contents of notify.json, or None if it names no recipient."""
     said = read_json(run.notify_file)
     events, ways = said.get("events"), {k: said.get(k) or "" for k in ("plugin", *WAYS)}
     if not (isinstance(events, list) and all(isinstance(to, str) for to in ways.values())):
@@ -101,7 +106,7 @@ def compose(
     reason: str = "",
     what_next: str = "",
 ) -> Message:
-    """Return the message of an event."""
+    """Return the message for an event."""
     about = read_json(run.plan_file) | read_json(run.record_file)
     lines = [*islice(last_lines(run.metrics_file), _LINES_WITHOUT_LOSS)] if phase == "train" else []
     found: Message = {
@@ -122,7 +127,7 @@ def compose(
 
 
 def _newest(lines: Sequence[Message], key: str) -> Any:
-    """Return the latest value of a metric; None if there is none, or it is not finite."""
+    """Return a metric's latest value, or None if it is missing or not finite."""
     value = next((line[key] for line in lines if key in line), None)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
@@ -130,7 +135,7 @@ def _newest(lines: Sequence[Message], key: str) -> Any:
 
 
 def _line(message: Message) -> str:
-    """Return the message in one line."""
+    """Return the message as one line."""
     phase, attempt, nodes = message["phase"], message["attempt"], message["nodes"]
     which = f" (attempt {attempt})" if attempt > 1 else ""
     what = {"start": f"{phase} starts", "stall": "no progress", "notice": "note"}.get(
@@ -150,9 +155,9 @@ def _line(message: Message) -> str:
 
 
 def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.Popen[bytes]:
-    """Start this program with a message, in a separate process group, which TERM does not end.
+    """Start this program with a message, in its own process group, which SIGTERM does not end.
 
-    Slurm sends TERM to every process of a job that is ending; a blocked signal is inherited.
+    Slurm sends SIGTERM to every process of a job that is ending. A blocked signal is inherited.
     """
     held_back = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
@@ -172,7 +177,7 @@ def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.
 
 
 def end_sender(sender: subprocess.Popen[bytes], within_s: float) -> bool:
-    """Wait for a sender, then kill it and all that it started; return whether it had ended."""
+    """Wait for a sender, then kill it and all its processes; return whether it had ended."""
     try:
         sender.wait(max(0.0, within_s))
     except subprocess.TimeoutExpired:
@@ -184,7 +189,7 @@ def end_sender(sender: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send the message on stdin; return 1 if it was sent to no recipient."""
+    """Send the message on stdin; return 1 if no recipient received it."""
     (limit,) = sys.argv[1:] if argv is None else argv
     limit_s, run = float(limit), RunFiles(Path())
     message, notify = json.loads(sys.stdin.buffer.read()), read_notify(run)
@@ -198,11 +203,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             said = way(target, message, limit_s) or "done"
         except NotifyError as error:
             said = str(error)
-        except Exception as error:  # its text might contain the URL
+        except Exception as error:  # its message might contain the URL
             said = f"not sent ({type(error).__name__})"
         else:
             sent.append(name)
-        if name in threads:  # else it was too late
+        if name in threads:  # otherwise it was too late
             _say(f"notify: {event}: {name}: {said}")
 
     deadline = time.monotonic() + limit_s
@@ -220,11 +225,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_json_once(told, {"time": message["time"], "by": sent})
     if len(threads) < len(ways) and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # including the processes of the command
-    os._exit(0 if sent else 1)  # does not wait for a name that is still being looked up
+    os._exit(0 if sent else 1)  # does not wait for a pending DNS lookup
 
 
 def ways_to(notify: Recipients, run: RunFiles) -> dict[str, tuple[Way, str]]:
-    """Return how a message is sent to each recipient, and the recipient, by the way's name."""
+    """Return, by the name of each way, the function that sends a message, and its recipient."""
     found: dict[str, tuple[Way, str]] = {
         name: (way, target) for name, way in WAYS.items() if (target := getattr(notify, name))
     }
@@ -235,19 +240,19 @@ def ways_to(notify: Recipients, run: RunFiles) -> dict[str, tuple[Way, str]]:
 
 
 def _by_plugin(place: Path, target: str, message: Message, limit_s: float) -> str:
-    """Send the message by a plug-in's function; an error names its package."""
+    """Send the message through a plug-in's function. An error names its package."""
     from importlib.metadata import EntryPoint  # takes 40 ms
 
     about = read_json(place / NOTIFIER)
     if not about:
-        raise NotifyError(f"the run has no code of this plug-in in {place}")
-    sys.path.insert(0, str(place.absolute()))  # before what the nodes have
+        raise NotifyError(f"the run has no code for this plug-in in {place}")
+    sys.path.insert(0, str(place.absolute()))  # before the nodes' own packages
     sys.dont_write_bytecode = True
     try:
         send: Way = EntryPoint(place.name, about["entry"], "trnslurm.notifiers").load()
         said = send(target, message, limit_s)
     except (Exception, SystemExit) as error:
-        # Other errors' texts might contain a secret, such as a URL with a token.
+        # Other errors' messages might contain a secret, such as a URL with a token.
         shown = type(error) in (RuntimeError, ImportError, ModuleNotFoundError)
         what = f"{type(error).__name__}{f': {error}' if shown else ''}"
         raise NotifyError(f"not sent by {about['package']} ({what})") from error
@@ -255,7 +260,7 @@ def _by_plugin(place: Path, target: str, message: Message, limit_s: float) -> st
 
 
 def run_command(command: str, message: Message, limit_s: float) -> str:
-    """Run a shell line with the message on stdin; return a text about the result."""
+    """Run a shell command with the message on stdin; return a text about the result."""
     process = subprocess.Popen(
         ["bash", "-c", command],
         stdin=subprocess.PIPE,
@@ -286,7 +291,7 @@ def run_command(command: str, message: Message, limit_s: float) -> str:
 
 
 def read_webhook(path: str | Path) -> str:
-    """Return the URL in a webhook's file; refuse a file that is not private, or has no URL."""
+    """Return the URL in a webhook's file. Refuse a file that is not private or has no URL."""
     file = Path(os.path.expanduser(path))  # noqa: PTH111  never raises
     try:
         with open_file(file) as stream:
@@ -294,7 +299,7 @@ def read_webhook(path: str | Path) -> str:
     except OSError as error:
         raise NotifyError(f"{file}: {error.strerror}") from None
     if about.st_uid != os.geteuid():
-        raise NotifyError(f"{file} belongs to another user: make one of your own")
+        raise NotifyError(f"{file} belongs to another user: create your own file")
     if stat.S_IMODE(about.st_mode) & 0o077:
         mode = f"{stat.S_IMODE(about.st_mode):04o}"
         raise NotifyError(f"{file} has mode {mode}, and a URL in it is a secret: chmod 600 it")
@@ -307,7 +312,7 @@ def read_webhook(path: str | Path) -> str:
     if not whole or len(text) > _LONGEST_URL or not all("!" <= c <= "~" for c in url):
         raise NotifyError(f"{file}: expected one line with a URL, http:// or https://")
     if parts.username is not None:
-        raise NotifyError(f"{file}: its URL has a user's name, which webhooks do not take")
+        raise NotifyError(f"{file}: its URL contains a user name, which webhooks do not accept")
     return url
 
 
@@ -316,7 +321,7 @@ def _body(message: Message) -> bytes:
 
 
 def post(file: str, message: Message, limit_s: float) -> str:
-    """Send the message to the URL in a file, with retries; return a text about the result."""
+    """Post the message to the URL in a file, with retries; return a text about the result."""
     url, body = read_webhook(file), _body(message)
     host, why, number = urlsplit(url).hostname, "", 0
     for number, share in enumerate(_TRIES, 1):
@@ -331,7 +336,7 @@ def post(file: str, message: Message, limit_s: float) -> str:
 
 
 def _try(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
-    """Send the message once; return why it was not sent, and whether another try may help."""
+    """Send the message once; return why it was not sent, and whether a retry may help."""
     found = [(_late(limit_s), True)]
     # A thread, because a socket's timeout limits a single read, and not the look-up of a name.
     thread = threading.Thread(
@@ -349,7 +354,7 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
     import urllib.request
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
-        """Follows no redirect, because the message is for the host in the file."""
+        """Follows no redirect, because the message is meant for the host in the file."""
 
         def redirect_request(self, *_: Any) -> None:
             return None
@@ -367,8 +372,8 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
         with suppress(ValueError):  # not the server's phrase, which may be anything
             word = f" {http.HTTPStatus(code).phrase}"
         if 300 <= code < 400:
-            return f"it answers {code}{word}, and redirects are not followed", False
-        return f"it answers {code}{word}", code >= 500 or code in _AGAIN
+            return f"it responded {code}{word}, and redirects are not followed", False
+        return f"it responded {code}{word}", code >= 500 or code in _AGAIN
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -387,7 +392,7 @@ def _late(limit_s: float) -> str:
 
 
 def _say(line: str) -> None:
-    """Write a line to the log in one piece."""
+    """Write a line to the log in one write."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="replace"))
 

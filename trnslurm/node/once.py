@@ -1,7 +1,7 @@
-"""Runs a command on the first node only, as sbatch runs a batch script; the other nodes wait.
+"""Runs a command on the first node only, as sbatch runs a batch script, while the others wait.
 
-With --given the command gets the environment that the job was submitted with, as the batch script
-has kept it, and the variables of this run. Its own srun then starts steps of the job.
+With --given, the command gets the environment in which the job was submitted, as saved by the batch
+script, and this run's variables. Its own srun then starts job steps.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from trnslurm.node import processes
 _LOOK_S = 1.0
 _BROKEN_S = 5.0
 _TAIL_BYTES = 64 << 10
-# The words of _task_finish in srun's task_state, and of strsignal(3).
+# The words are from _task_finish in srun's task_state, and from strsignal(3).
 _TASK_FAILED = re.compile(r"(?m)^srun: error: ([\w.-]+): (tasks? [\d,-]+): ([A-Z][\w ()]+)$")
 _FAILED = 1
-# What a step has, and a batch script has not.
+# Variables that a step has, but a batch script does not.
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CLUSTER")
 _FIRST = {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
 class Meets(Protocol):
-    """The launchers of the other nodes."""
+    """The launchers on the other nodes."""
 
     number: int
 
     def leave(self, broken: Callable[[], bool] | None = None) -> bool:
-        """Leave together with them; return False if `broken` says so before."""
+        """Leave together with them; return False if `broken` returns True first."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a batch script."""
+    """Add a batch script's options."""
     parser.add_argument("--given", action="store_true", help="give it the submitter's environment")
-    parser.add_argument("--keep", default="", metavar="NAME,…", help="and these variables")
-    parser.add_argument("--directory", default=".", help="where it runs, below work/ or anywhere")
+    parser.add_argument("--keep", default="", metavar="NAME,…", help="also keep these variables")
+    parser.add_argument("--directory", default=".", help="its directory, below work/ or absolute")
     parser.add_argument("--array", default="", metavar="N,…", help="the indices of its job array")
-    parser.add_argument("--task", default="", metavar="N", help="its own of these")
-    parser.add_argument("--signal", default="", help="as in #SBATCH --signal, without the time")
+    parser.add_argument("--task", default="", metavar="N", help="this task's index among these")
+    parser.add_argument("--signal", default="", help="as in #SBATCH --signal, but without the time")
 
 
 class Once:
-    """A command that runs on the first node, and may start tasks on all."""
+    """A command that runs on the first node and may start tasks on all nodes."""
 
     def __init__(self, nodes: Meets, command: Sequence[str], options: argparse.Namespace) -> None:
         self._nodes, self._command, self._options = nodes, [*command], options
         self._signals = processes.SignalQueue()
 
     def run(self) -> int:
-        """Run it here, or wait until it has ended; return the exit code."""
+        """Run the command here, or wait until it has ended; return the exit code."""
         code = 0 if self._nodes.number else self._run_here()
         if code == 0:
             for signum in processes.heard_end_signals():
@@ -100,27 +100,27 @@ class Once:
         return processes.exit_code(ended[1])
 
     def _is_broken(self) -> bool:
-        """Check whether something is gone without which the command cannot go on."""
+        """Check whether anything has failed that the command needs to continue."""
         return False
 
 
 class Wish:
-    """The signal that a batch script wants before its time limit: trnslurm has that from Slurm."""
+    """The signal that a batch script requests before its time limit; Slurm sends it to trnslurm."""
 
     def __init__(self, text: str) -> None:
         to, _, name = text.rpartition(":")
-        self._alone = "B" in to  # else the steps get it
+        self._alone = "B" in to  # otherwise the steps get it
         self._signum = _number(name) if text else None
         files = RunFiles(Path(os.environ[Variable.RUN_DIR]))
         self._asked = files.stop_file("train", int(os.environ[Variable.ATTEMPT]))
 
     @property
     def open(self) -> bool:
-        """Whether the script still waits for it."""
+        """Whether the script is still waiting for the signal."""
         return self._signum is not None
 
     def look(self, pid: int) -> None:
-        """Send the signal once the run is asked to stop."""
+        """Send the signal when the run is asked to stop."""
         if self._signum is None or not self._asked.exists():
             return
         to = [pid] if self._alone else [p for p in processes.descendants() if p != pid]
@@ -131,7 +131,7 @@ class Wish:
 
 
 def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[str, str]:
-    """Return the environment that the job was submitted with, and the variables of this run."""
+    """Return the environment in which the job was submitted, with this run's variables."""
     raw = base64.b64decode(environ[Variable.GIVEN]).decode(errors="surrogateescape")
     found = dict(line.split("=", 1) for line in raw.split("\0") if "=" in line)
     run = {k: v for k, v in environ.items() if k.startswith(("TRNSLURM_", "WANDB_")) or k in keep}
@@ -140,24 +140,24 @@ def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[s
     run["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     # Slurm's commands, if they were not on the submitter's PATH.
     found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH"), environ.get("PATH"))))
-    found.pop("SLURM_OPEN_MODE", None)  # for srun, too, and from a line that is not the script's
+    found.pop("SLURM_OPEN_MODE", None)  # also for srun, and from a line that is not in the script
     found |= {name: environ[name] for name in ("SLURMD_NODENAME",) if name in environ}
     return found | run | {"PYTHONUNBUFFERED": "1"}
 
 
 def went_on(log: Path) -> str:
-    """Return that a batch script went on after its own srun had failed; empty: none has."""
+    """Return that a batch script continued after its own srun had failed, or "" if none did."""
     with suppress(OSError), open_file(log) as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         said = [*_TASK_FAILED.finditer(stream.read().decode(errors="replace"))]
         if said:
             host, task, what = said[0].groups()
-            return f"its srun failed, and the script went on: {task} on {host}: {what}"
+            return f"its srun failed, but the script continued: {task} on {host}: {what}"
     return ""
 
 
 def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of this step, so that srun starts steps of the job."""
+    """Return the environment without this step's variables, so that srun starts job steps."""
     found = {
         name: value
         for name, value in environ.items()
@@ -181,7 +181,7 @@ def _task_of_array(environ: Mapping[str, str], task: str, array: str) -> dict[st
 
 
 def _number(name: str) -> int:
-    """Return a signal's number; its name may lack SIG."""
+    """Return a signal's number. Its name may lack SIG."""
     if name.isdecimal():
         return int(name)
     return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]

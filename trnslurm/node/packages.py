@@ -1,4 +1,4 @@
-"""Tells which versions of packages met in a failed job's Python, by that Python's own metadata."""
+"""Reports the package versions in a failed job's Python environment, from its own metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_DEVELOPERS = re.compile(r"(?i)dev|test|doc|lint|quality|bench|example|build|
 
 
 def packages(modules: Iterable[str]) -> dict[str, Any]:
-    """Return the packages that have these modules, and what they ask of each other."""
+    """Return the packages that contain these modules, and what they require of each other."""
     found = {m: each for m in modules if (each := _package_of(m))}
     # Workers may import from a copy of these packages on their node's own disk.
     places = {} if os.environ.get(Variable.ARCHIVE) else found
@@ -30,7 +30,7 @@ def packages(modules: Iterable[str]) -> dict[str, Any]:
 
 
 def _package_of(module: str) -> importlib.metadata.Distribution | None:
-    """Return the package of a module; most have the same name."""
+    """Return a module's package. Most have the same name."""
     with suppress(importlib.metadata.PackageNotFoundError, ValueError):
         return importlib.metadata.distribution(module)
     names = importlib.metadata.distributions()
@@ -46,14 +46,14 @@ def _name(package: importlib.metadata.Distribution) -> str:
 def _asks(
     found: Collection[importlib.metadata.Distribution],
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield who asks for which version of another of the packages, and whether it is that one."""
+    """Yield which package requires which version of another, and whether that is installed."""
     try:
         from packaging.requirements import InvalidRequirement, Requirement
-    except ImportError:  # nearly every package for training brings it
+    except ImportError:  # nearly every training package installs it
         return
     versions = {_name(each): each.version for each in found}
     for each in found:
-        # What only some of its functions need is in an extra, as accelerate is for transformers.
+        # Requirements of only some functions are extras, such as accelerate for transformers.
         extras = each.metadata.get_all("Provides-Extra") or ()
         uses = ["", *(extra for extra in extras if not _OF_DEVELOPERS.search(extra))]
         for text in each.requires or ():

@@ -2,9 +2,9 @@
 
     python -m trnslurm.node.ports JOB_ID RESTART_COUNT
 
-The choice depends on job and restart alone, as far as the ports are free, so that logs are easy to
+If the ports are free, the choice depends only on the job and the restart, so that logs are easy to
 compare. Another restart gets other ports, because a process of the earlier attempt may still hold
-the earlier ones.
+its ports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 PREFERRED = (range(20000, 30000), range(10000, 20000), range(1024, 65536))
 MIN_CHOICE = 1000
 STRIDE = 64
-"""Distance between the ports of two restarts, for ports that are not free."""
+"""The distance between the ports of two restarts, for ports that are not free."""
 _LISTENS = "0A"
 EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # for IPv6 as well
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="ports")
     parser.add_argument("job_id", metavar="JOB_ID", help="any text")
     parser.add_argument("restart_count", metavar="RESTART_COUNT", type=int)
@@ -46,7 +46,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose(job_id: str, restart_count: int, count: int, address: str | None) -> list[int]:
-    """Return the first free ports from this attempt's place in the range, or exit with an error."""
+    """Return the first free ports from this attempt's position in the range, or exit."""
     ephemeral = ephemeral_range()
     ports = usable_ports(ephemeral)
     chosen: list[int] = []
@@ -63,13 +63,13 @@ def choose(job_id: str, restart_count: int, count: int, address: str | None) -> 
 
 
 def port_of(what: str, number: int, ports: Sequence[int]) -> int:
-    """Return one of these ports, by a name and a number; the next number has the next port."""
+    """Return one of these ports by a name and a number. The next number gets the next port."""
     digest = hashlib.sha256(what.encode(errors="surrogateescape")).digest()
     return ports[(int.from_bytes(digest[:8], "big") + number) % len(ports)]
 
 
 def ephemeral_range() -> range:
-    """Return the ports that the kernel may give to an outgoing connection at any time."""
+    """Return the ports that the kernel may use for an outgoing connection at any time."""
     first, last = EPHEMERAL_FILE.read_text(encoding="ascii").split()
     return range(int(first), int(last) + 1)
 
@@ -85,7 +85,7 @@ def usable_ports(ephemeral: range) -> list[int]:
 
 
 def is_free(port: int, address: str | None = None, *, lingers: bool = True) -> bool:
-    """Return whether a server could listen on the port, over IPv4 and IPv6 (and on the address).
+    """Check whether a server could listen on the port, over IPv4 and IPv6 (and on the address).
 
     With `lingers`, a port whose last connections linger is not free, as for a server without
     SO_REUSEADDR.
@@ -98,7 +98,7 @@ def is_free(port: int, address: str | None = None, *, lingers: bool = True) -> b
 
 
 def address_family(address: str) -> socket.AddressFamily:
-    """Return the family of an address, IPv4 or IPv6."""
+    """Return an address's family, IPv4 or IPv6."""
     try:
         return socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
     except socket.gaierror as error:
@@ -108,7 +108,7 @@ def address_family(address: str) -> socket.AddressFamily:
 def can_bind(
     family: socket.AddressFamily, address: str, port: int, *, lingers: bool = True
 ) -> bool:
-    """Try to bind; with `lingers` without SO_REUSEADDR."""
+    """Try to bind the port, with `lingers` without SO_REUSEADDR."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(not lingers))
@@ -118,7 +118,7 @@ def can_bind(
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL and address != "::":
             raise SystemExit(f"error: ports: {address} is not an address of this node") from error
-        # A host without IPv6 cannot have the port taken there.
+        # On a host without IPv6, the port cannot be taken there.
         return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
     return True
 
@@ -134,7 +134,7 @@ def who_holds(port: int) -> str:
                 if columns[3] == _LISTENS and int(columns[1].rpartition(":")[2], 16) == port:
                     users[f"socket:[{columns[9]}]"] = int(columns[7])
     for fd in Path("/proc").glob("[0-9]*/fd/*") if users else ():
-        with suppress(OSError):  # another user's, or it has ended
+        with suppress(OSError):  # it belongs to another user, or has ended
             if str(fd.readlink()) in users:
                 process = fd.parents[1]
                 name = (process / "comm").read_text(errors="replace").strip()

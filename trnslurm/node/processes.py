@@ -1,7 +1,7 @@
-"""Starts, collects and ends processes for the node programs, and leaves none behind.
+"""Starts, reaps and ends processes for the node programs, and leaves none behind.
 
-A subreaper adopts every orphan among its descendants. So a subreaper that has no child left has no
-descendant left, even after double forks, new sessions and killed parents.
+A subreaper adopts every orphan among its descendants. So a subreaper without children has no
+descendants left, even after double forks, new sessions and killed parents.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn
 
 END_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 TERM_WAIT_S = 2.0
-"""How long left-over descendants have between TERM and KILL."""
+"""How long left-over descendants have between SIGTERM and SIGKILL."""
 KILL_WAIT_S = 30.0
-"""How long workers have: as with torchrun (PContext.close in multiprocessing/api.py)."""
+"""How long workers have, as with torchrun (PContext.close in multiprocessing/api.py)."""
 _TOOL_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stat(NamedTuple):
-    """A process in /proc/PID/stat; start_ticks distinguishes processes that had the same pid."""
+    """A process in /proc/PID/stat. start_ticks distinguishes processes with the same pid."""
 
     state: str
     parent: int
@@ -41,10 +41,10 @@ class Stat(NamedTuple):
 
 
 class SignalQueue:
-    """Collects signals, SIGCHLD included, so that a program can wait for them.
+    """Collects signals, including SIGCHLD, so that a program can wait for them.
 
-    It installs handlers rather than SIG_IGN, because bash cannot trap a signal that it inherits as
-    ignored. An ignored HUP stays ignored, as nohup demands.
+    It installs handlers instead of SIG_IGN, because bash cannot trap a signal that it inherits as
+    ignored. An ignored SIGHUP stays ignored, as nohup requires.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SignalQueue:
             signal.signal(signum, _note)
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> tuple[set[int], bool]:
-        """Wait; return the signals that arrived, and whether a descriptor of `also` is ready."""
+        """Wait; return the signals that arrived, and whether a descriptor in `also` is ready."""
         ready, _, _ = select.select([self._fd, *also], [], [], timeout_s)
         try:
             return set(os.read(self._fd, 4096)), any(fd in ready for fd in also)
@@ -65,14 +65,14 @@ class SignalQueue:
 
 
 def heard_end_signals() -> frozenset[signal.Signals]:
-    """Return the signals that end this process; under nohup, HUP does not."""
+    """Return the signals that end this process; under nohup, SIGHUP is not among them."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return END_SIGNALS - {signal.SIGHUP} if ignored else END_SIGNALS
 
 
 @contextlib.contextmanager
 def handling(signals: Iterable[int], handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Handle these signals in the block."""
+    """Handle these signals within the block."""
     before = {signum: signal.signal(signum, handler) for signum in signals}
     try:
         yield
@@ -82,9 +82,9 @@ def handling(signals: Iterable[int], handler: Callable[[int, object], None]) -> 
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel send TERM to this process when `parent`, its parent, dies.
+    """Let the kernel send SIGTERM to this process when `parent`, its parent, dies.
 
-    For Linux the parent is the thread that started this process: it must not end early.
+    To Linux, the parent is the thread that started this process, so that thread must not end early.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the call
@@ -104,7 +104,7 @@ def spawn(
     environ: Mapping[str, str] = os.environ,
     own_session: bool = True,
 ) -> int:
-    """Start a command in a new session, stdin empty, output appended; return its pid."""
+    """Start a command in a new session with empty stdin, and append its output; return its pid."""
     parent = os.getpid()
     # A signal that reaches the child before its handlers are reset would be lost: block all.
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
@@ -118,7 +118,7 @@ def spawn(
 
 
 def start_group(command: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
-    """Start a command in a process group of its own, in this session."""
+    """Start a command in its own process group, in this session."""
     # Popen's process_group is new in Python 3.11.
     own: dict[str, Any] = {"preexec_fn": os.setpgrp}
     if sys.version_info >= (3, 11):
@@ -128,7 +128,7 @@ def start_group(command: Sequence[str], **streams: Any) -> subprocess.Popen[byte
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield pid and exit code of the children that have ended (128 + signal if killed)."""
+    """Yield the pid and exit code of each child that has ended (128 + signal if it was killed)."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -146,7 +146,7 @@ def exit_code(wait_status: int) -> int:
 
 
 def end_descendants(term_wait_s: float = TERM_WAIT_S) -> None:
-    """Send TERM, later KILL, to all descendants of this subreaper; return when none is left."""
+    """Send SIGTERM, later SIGKILL, to all descendants of this subreaper until none is left."""
     deadline = time.monotonic() + term_wait_s
     told: set[int] = set()
     while _has_children():
@@ -162,7 +162,7 @@ def end_descendants(term_wait_s: float = TERM_WAIT_S) -> None:
 
 
 def descendants() -> list[int]:
-    """Return the pids below this process, as one pass over /proc finds them."""
+    """Return the pids of this process's descendants, as found in one pass over /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))):
@@ -177,24 +177,24 @@ def descendants() -> list[int]:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Return a process's entry in /proc; None if there is no such process (a zombie counts)."""
+    """Return a process's entry in /proc, or None if it does not exist. A zombie counts."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The command's name, in parentheses, may itself hold blanks and parentheses.
+    # The command's name, in parentheses, may itself contain blanks and parentheses.
     fields = text.rpartition(")")[2].split()
     return Stat(fields[0], int(fields[1]), int(fields[19]))
 
 
 def send(pid: int, signum: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def say(text: str, log_fd: int | None = None) -> None:
-    """Write a line to a log; a log whose reader has gone must not stop a clean-up."""
+    """Write a line to a log. A log whose reader has gone must not stop a clean-up."""
     with contextlib.suppress(OSError):
         os.write(
             _STDERR if log_fd is None else log_fd, f"{text}\n".encode(errors="surrogateescape")
@@ -203,7 +203,7 @@ def say(text: str, log_fd: int | None = None) -> None:
 
 def open_log(path: str) -> int:
     """Open a log file to append to."""
-    # Without O_NONBLOCK, a pipe of this name would be waited for.
+    # Without O_NONBLOCK, opening a pipe of this name would block.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o666)
     os.set_blocking(fd, True)
@@ -211,7 +211,7 @@ def open_log(path: str) -> int:
 
 
 def ask_tool(*command: str, limit_s: float = _TOOL_S) -> tuple[int | None, str]:
-    """Return a tool's exit code and what it printed; None: there is no such tool."""
+    """Return a tool's exit code and output; the code is None if the tool is not installed."""
     if not shutil.which(command[0]):
         return None, ""
     try:
@@ -230,8 +230,8 @@ def ask_tool(*command: str, limit_s: float = _TOOL_S) -> tuple[int | None, str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that a tool printed, cut to 200 characters."""
-    return (text.strip().splitlines() or ["it prints nothing"])[-1][:200]
+    """Return the last line that a tool printed, truncated to 200 characters."""
+    return (text.strip().splitlines() or ["it printed nothing"])[-1][:200]
 
 
 def _exec(
@@ -278,4 +278,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _note(_signum: int, _frame: object) -> None:
-    """Do nothing, because the wake-up descriptor has the signal."""
+    """Do nothing, because the wake-up descriptor receives the signal."""

@@ -1,12 +1,12 @@
-"""Joins the nodes of a job to a Ray cluster, whose driver is the command on the first node.
+"""Joins a job's nodes into a Ray cluster, whose driver is the command on the first node.
 
     python -m trnslurm.node.ray NODES
 
-The launcher's `--once --ray` does it; this command waits until so many nodes have joined.
+The launcher's `--once --ray` does it. The command above waits until NODES nodes have joined.
 
-A cluster without a token runs what anybody on the network sends it. Ray has tokens since 2.52
-(RAY_AUTH_MODE in ray/_private/authentication/); older ones do not read the variables. The first
-node makes one, and tells it to the others as the nodes meet: it is in no file.
+A cluster without a token runs whatever anybody on the network sends it. Ray has tokens since 2.52
+(RAY_AUTH_MODE in ray/_private/authentication/). Older versions do not read the variables. The first
+node makes a token, and sends it to the others when the nodes meet. It is never stored in a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JOIN_S = 600.0
 """How long the nodes may take to join."""
 _LOOK_S = 0.5
 _LONGEST = 24
-"""A path below is that of a socket, which has at most 107 characters (unix(7))."""
+"""Leaves room for the paths of sockets below it, which have at most 107 characters (unix(7))."""
 _SHOWN = 15
 _TELLING = ("gcs_server.err", "gcs_server.out", "raylet.err", "raylet.out")
 _ERROR = re.compile(r" [EF] \d+ |Check failed")
@@ -46,13 +46,13 @@ _FAILED = 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a Ray cluster."""
-    parser.add_argument("--ray", action="store_true", help="likewise, on a Ray cluster")
-    parser.add_argument("--ray-option", action="append", default=[], help="of `ray start`")
+    """Add a Ray cluster's options."""
+    parser.add_argument("--ray", action="store_true", help="the same, on a Ray cluster")
+    parser.add_argument("--ray-option", action="append", default=[], help="options for `ray start`")
 
 
 def new_cluster() -> dict[str, str]:
-    """Return what all nodes of a new cluster must know; the first one makes it."""
+    """Return what all nodes of a new cluster must know. The first node creates it."""
     place = tempfile.gettempdir()
     parent = tempfile.mkdtemp(prefix="ray-", dir=place if len(place) <= _LONGEST else "/tmp")
     address = f"{os.environ['MASTER_ADDR']}:{os.environ[Variable.DEVICE_PORT]}"
@@ -60,7 +60,7 @@ def new_cluster() -> dict[str, str]:
 
 
 class RayNode:
-    """This node's part in a cluster."""
+    """This node's part of a cluster."""
 
     def __init__(self, cluster: Mapping[str, str], options: Sequence[str], *, first: bool) -> None:
         self._cluster, self._options, self._first = cluster, options, first
@@ -94,21 +94,21 @@ class RayNode:
         os.close(log)
 
     def has_ended(self) -> bool:
-        """Check whether Ray has ended here, which nobody asked it to."""
+        """Check whether Ray has ended here without being asked to."""
         if self._pid and os.waitpid(self._pid, os.WNOHANG)[0]:
             self._pid = 0
         return not self._pid
 
     def say_why(self) -> None:
-        """Print the last lines of Ray's own programs."""
+        """Print the last lines of the logs of Ray's own programs."""
         logs = Path(self._cluster["directory"]) / "r/session_latest/logs"
         for file in (self._said, *(logs / name for name in _TELLING)):
             with suppress(OSError):
                 lines = file.read_text(errors="replace").splitlines()
-                if file.suffix == ".out":  # which dumps the state of all each minute
+                if file.suffix == ".out":  # which dumps its whole state every minute
                     lines = [line for line in lines if _ERROR.search(line)]
                 if lines := lines[-_SHOWN:]:
-                    processes.say("\n".join([f"ray: the end of {file.name}:", *lines]))
+                    processes.say("\n".join([f"ray: the last lines of {file.name}:", *lines]))
         processes.say(f"error: Ray has ended on {os.uname().nodename}")
 
     def end(self) -> None:
@@ -121,14 +121,14 @@ class RayNode:
 
 
 def _own_address(master: str) -> str:
-    """Return the address from which this node reaches the first one."""
+    """Return the address from which this node reaches the first node."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((master, 9))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 class OnRay(Once):
-    """A command on the first node, which is the driver of a Ray cluster of all nodes."""
+    """A command on the first node that is the driver of a Ray cluster of all nodes."""
 
     def __init__(self, nodes: Nodes, command: Sequence[str], options: argparse.Namespace) -> None:
         super().__init__(nodes, command, options)
@@ -136,7 +136,7 @@ class OnRay(Once):
         self._many = nodes.count
 
     def run(self) -> int:
-        """Join the cluster; on the first node run the command. Return the exit code."""
+        """Join the cluster. On the first node, run the command. Return the exit code."""
         processes.become_subreaper()
         try:
             if not find_spec("ray"):
@@ -174,7 +174,7 @@ def _fail(*_: object) -> NoReturn:
 
 
 def wait(nodes: int) -> int:
-    """Wait until so many nodes have joined; return 0 if they have."""
+    """Wait until this many nodes have joined; return 0 if they have."""
     ray: Any = __import__("ray")
     deadline, alive = time.monotonic() + JOIN_S, 0
     while time.monotonic() < deadline:
@@ -186,7 +186,7 @@ def wait(nodes: int) -> int:
                     return 0
                 time.sleep(_LOOK_S)
         time.sleep(_LOOK_S)
-    processes.say(f"error: after {JOIN_S:.0f} s {alive} of {nodes} nodes had joined Ray's cluster")
+    processes.say(f"error: only {alive} of {nodes} nodes joined the Ray cluster in {JOIN_S:.0f} s")
     return 1
 
 

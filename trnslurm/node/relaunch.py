@@ -1,11 +1,11 @@
 """Starts the next attempt of a job within its allocation, without a requeue.
 
-The batch script is run again in a child, which does all that comes before the last line: it takes
-the next number, sets the environment and chooses the ports. Its last line then only tells this
-program the command and the environment of the next attempt.
+The batch script runs again in a child process, and does everything that precedes its last line: it
+takes the next attempt number, sets the environment and chooses the ports. Its last line then only
+reports the next attempt's command and environment to this program.
 
-Once a training has saved something, the next attempt is even started ahead: standby.py keeps its
-workers waiting.
+When training has saved a checkpoint, workers of the next attempt are even started in advance:
+standby.py keeps them waiting.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trnslurm.node.steps import kept_of_slurm
 _PATH = "/usr/local/bin:/usr/bin:/bin"  # until the script sets its own
 _AT_ONCE = 1 << 20
 _END_S = 5.0
-# Variables that this program has set for the attempt that runs.
+# Variables that this program has set for the running attempt.
 _KNOWN_LATE = (Variable.GRAPH_KEY, Variable.BEATS, NO_KILL)
 _POLL_S = 0.1
 
@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 def answer(nodes: int, command: list[str]) -> bool:
-    """Tell node count, command and environment, if another program asks; return whether one did."""
+    """Report node count, command and environment if another program asks; return whether it did."""
     asked = os.environ.pop(Variable.ASKED, "")
     if asked:
         with os.fdopen(int(asked), "w", encoding="ascii") as pipe:
@@ -58,15 +58,15 @@ def answer(nodes: int, command: list[str]) -> bool:
 
 
 def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -> Launch | int:
-    """Run the batch script for its next launch; return that, or the exit code if it fails.
+    """Run the batch script for its next launch; return the launch, or the exit code on failure.
 
-    Signals that arrive meanwhile are left for the next attempt. Slurm sends TERM to the script too.
-    `hosts` are its nodes. `ahead` is the attempt to prepare; without it the next number is taken at
-    once.
+    Signals that arrive meanwhile are left for the next attempt. Slurm sends SIGTERM to the script
+    too. `hosts` are the attempt's nodes. `ahead` is the number of the attempt to prepare. Without
+    it, the script takes the next number at once.
     """
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
-    # What the script says beside a training is not about the attempt that runs.
+    # The script's output during training is not about the running attempt.
     silent = os.open(os.devnull, os.O_WRONLY) if ahead else None
     child = processes.spawn(
         ["bash", "--", script],
@@ -86,7 +86,7 @@ def ask(script: str, restarts: int, hosts: Sequence[str] = (), ahead: int = 0) -
         open_ = open_ and (bool(part) or not ready)
         pid, status = os.waitpid(child, os.WNOHANG if open_ else 0)
     os.set_blocking(ours, False)
-    with suppress(BlockingIOError):  # what it told between the last look and its end
+    with suppress(BlockingIOError):  # what it reported between the last look and its end
         while open_ and (part := os.read(ours, _AT_ONCE)):
             told += part
     os.close(ours)
@@ -107,25 +107,25 @@ def _environ(environ: Mapping[str, str], restarts: int) -> dict[str, str]:
 
 
 class Standby:
-    """The next attempt, started ahead, as far as it has come."""
+    """The next attempt on standby, as far as it has been prepared."""
 
     def __init__(self, script: str, state: Attempt) -> None:
-        """Take the batch script, and the attempt that runs."""
+        """Store the batch script, and the running attempt."""
         self._script, self._state = script, state
         self.attempt = state.attempt + 1
         self._launch: Launch | None = None
         self.step = self._stdin = 0
-        """The pid of its step."""
+        """The pid of its job step."""
         self._trains = False
         self.relay: threading.Thread | None = None
-        """Passes on what srun says, once the step trains."""
+        """Passes on srun's output when the step trains."""
 
     def prepare(self) -> Prepared:
-        """Ask the batch script for the command and the environment."""
+        """Get the command and the environment from the batch script."""
         hosts = self._state.hosts.split(",")
         launch = ask(self._script, self._state.restarts, hosts, self.attempt)
         if isinstance(launch, int):
-            processes.say("warning: no workers are started ahead for the next attempt")
+            processes.say("warning: the next attempt has no standby workers")
             return Prepared(possible=False)
         self._launch = launch
         return Prepared(possible=True)
@@ -149,7 +149,7 @@ class Standby:
         self.relay.start()
 
     def has_ended(self) -> bool:
-        """Check once whether the step has ended: a node cannot, and has said why."""
+        """Check once whether the step has ended, as it does on a node that cannot stand by."""
         if self._trains or not self.step or not os.waitpid(self.step, os.WNOHANG)[0]:
             return False
         self.step = 0
@@ -157,7 +157,7 @@ class Standby:
         return True
 
     def _pass_on(self, said: int) -> None:
-        # Before, it would be taken for the end of the attempt that runs.
+        # Earlier, it would be mistaken for the end of the running attempt.
         while part := os.read(said, _AT_ONCE):
             if self._trains:
                 os.write(2, part)
@@ -166,7 +166,8 @@ class Standby:
     def go(self) -> Launch | None:
         """Let the workers train as the next attempt; return how it was launched.
 
-        None: it has nothing to begin with, or another job has taken its number.
+        Return None if there is no checkpoint to resume from or another job has taken the attempt
+        number.
         """
         newest = newest_checkpoint(RUN)
         if not self.step or not self._launch or not newest:
@@ -186,7 +187,7 @@ class Standby:
         return self._launch
 
     def end(self, *, wait: bool = True) -> None:
-        """End the workers that wait, unless they train by now."""
+        """End the waiting workers, unless they are training by now."""
         if self._trains:
             return
         if self._stdin:

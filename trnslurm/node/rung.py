@@ -1,10 +1,10 @@
-"""Takes the run of a task of a rung, as the task starts: the j-th best run of the rung before.
+"""Assigns a run to a rung's task when the task starts: the j-th best run of the previous rung.
 
     python -m trnslurm.node.rung RUNS/SWEEP/rung-2 TASK JOB
 
-It prints the run's name, or nothing if there is no run for the task; what it says is for the log.
-The first task to start ranks the runs, and the others read its ranking. A task that is requeued
-finds its link, and takes the same run again.
+It prints the run's name, or nothing if there is no run for the task. Messages go to the log. The
+first task to start ranks the runs, and the others read its ranking. A task that is requeued finds
+its link and uses the same run again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trnslurm.node.processes import say
 
 
 def main(argv: list[str]) -> int:
-    """Take a run."""
+    """Take a run for this task."""
     place, task, job = Path(argv[0]), int(argv[1]), argv[2]
     if name := take(place, task, job):
         print(name)
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
 
 
 def take(place: Path, task: int, job: str) -> str:
-    """Take the run of a task, and return its name; empty: there is none."""
+    """Take a task's run and return its name, or an empty string if there is none."""
     sweep, number = place.parent, int(re.sub(r"\D", "", place.name))
     halving = read_halving(sweep)
     if halving is None:
-        raise SystemExit(f"error: {sweep} does not say its rungs")
+        raise SystemExit(f"error: {sweep} does not define its rungs")
     link = place / str(task)
     if link.is_symlink():
         run = RunFiles(link.resolve())
@@ -66,7 +66,7 @@ def take(place: Path, task: int, job: str) -> str:
 
 
 def _ranking(sweep: Path, halving: Halving, rung: int) -> Ranking:
-    """Return the ranking of a rung: that of the task which was first to write one."""
+    """Return a rung's ranking: the one by the first task that wrote a ranking."""
     found = read_ranking(sweep, rung)
     if found is None:
         runs = [RunFiles(sweep.parent / name) for name in halving.runs]
@@ -99,7 +99,7 @@ def _tell(ranking: Ranking, halving: Halving, number: int) -> None:
 
 
 def _why_not(run: RunFiles, number: int, *, taken: bool) -> str:
-    """Return why a run cannot be taken; empty: it can."""
+    """Return why a run cannot be taken, or an empty string if it can."""
     at = read_place(run)
     if not run.record_file.is_file():
         return "was removed"
@@ -109,9 +109,10 @@ def _why_not(run: RunFiles, number: int, *, taken: bool) -> str:
 
 
 def _move(run: RunFiles, halving: Halving, number: int, job: str) -> None:
-    """Note in a run's files that it goes on in this rung, as a task of this job.
+    """Record in a run's files that it continues in this rung, as a task of this job.
 
-    The record is first: who has an older one sees that, and not a run at the end of its last rung.
+    The record comes first. A reader with an older record then sees the move, and not a run that has
+    ended in its last rung.
     """
     record = read_json(run.record_file)
     if record.get("jobs", {}).get(TRAIN) != job:  # otherwise the task was requeued
@@ -122,7 +123,7 @@ def _move(run: RunFiles, halving: Halving, number: int, job: str) -> None:
 def _moved(
     run: RunFiles, record: dict[str, Any], halving: Halving, number: int, job: str
 ) -> dict[str, Any]:
-    """Return the record of a run that goes on as a task of this job."""
+    """Return the record of a run that continues as a task of this job."""
     jobs = record.get("jobs", {})
     before = {
         "nodes": record["nodes"],

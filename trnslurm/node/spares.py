@@ -1,8 +1,8 @@
-"""Runs a command on a job's spare nodes, once on each: those that take no part in the attempt.
+"""Runs a command once on each spare node of a job, which is a node outside the attempt.
 
     python -m trnslurm.node.spares COMMAND [ARGUMENT ...]
 
-The first words may be options of srun, as those of a container's runtime are.
+The first arguments may be srun options, such as those of a container runtime.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trnslurm.contract.variables import Variable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Become srun; without a spare, end."""
+    """Become srun, or end if there are no spares."""
     words = [*(sys.argv[1:] if argv is None else argv)]
     if not words:
         print("usage: spares COMMAND [ARGUMENT ...]", file=sys.stderr)
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def spare_nodes(environ: Mapping[str, str]) -> list[str]:
-    """Return the nodes of the allocation that are not among the attempt's."""
+    """Return the nodes of the allocation that are not in the attempt."""
     chosen = environ[Variable.HOSTS].split(",")
     return [node for node in environ[Variable.ALLOCATION].split(",") if node not in chosen]
 

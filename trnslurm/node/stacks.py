@@ -1,11 +1,11 @@
-"""The stacks of a run's processes on one node, as they write them themselves or py-spy sees them.
+"""The stacks of a run's processes on one node, written by the processes or by py-spy.
 
     python -m trnslurm.node.stacks RUN PHASE ATTEMPT
 
-As a program it prints what each worker of an attempt does, as JSON: `trnslurm stacks` asks it on
-all nodes by srun. srun passes on at most 1024 bytes of a task's output at a time
-(SLURM_IO_MAX_MSG_LEN in io_hdr.h), so that longer lines of several nodes would mix: a worker's JSON
-comes in parts, each with the worker's name.
+As a program, it prints what each worker of an attempt does, as JSON. `trnslurm stacks` runs it on
+all nodes through srun. srun passes on at most 1024 bytes of a task's output at a time
+(SLURM_IO_MAX_MSG_LEN in io_hdr.h), so longer lines from several nodes would mix. Therefore a
+worker's JSON comes in parts, each with the worker's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 
-# The name of that file in startup/sitecustomize.py, which this program must not import.
+# The same name as in startup/sitecustomize.py, which this program must not import.
 STACKS_FILE = "trnslurm-stacks"
 # How long a process may take to write its stacks.
 _STACKS_S = 2.0
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def in_parts(who: str, text: str) -> Iterator[str]:
-    """Yield ASCII text in lines that srun does not break: whose it is, which part of how many."""
+    """Yield ASCII text in lines short enough for srun, each with the worker and its part number."""
     parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
     for number, part in enumerate(parts):
         yield f"{_PARTS} {who} {number} {len(parts)} {part}"
@@ -75,20 +75,20 @@ def joined(lines: Iterable[str]) -> list[str]:
 
 
 class Process(NamedTuple):
-    """A process of this node's part of the job."""
+    """A process of the job on this node."""
 
     pid: int
     parent: int
     state: str
     rank: int | None
     step: str = ""
-    """The step of Slurm that started it; empty: no variable tells."""
+    """The Slurm job step that started it, or an empty string if no variable says so."""
     task: int | None = None
-    """Its task's number in that step."""
+    """The number of its task in that step."""
 
 
 def processes_with(wanted: Iterable[bytes], also: bytes = b"") -> list[Process]:
-    """Return the processes that have all these variables, `NAME=VALUE`, and one of any value."""
+    """Return the processes that have all these variables, `NAME=VALUE`, and `NAME` of any value."""
     needed, found = set(wanted), []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -108,7 +108,7 @@ def processes_with(wanted: Iterable[bytes], also: bytes = b"") -> list[Process]:
 
 
 def _number(variables: Sequence[bytes], name: bytes) -> int | None:
-    """Return the value of a variable that is a number; None without one."""
+    """Return the value of a numeric variable, or None without one."""
     value = _value(variables, name)
     return int(value) if value and value.isdigit() else None
 
@@ -119,9 +119,9 @@ def _value(variables: Sequence[bytes], name: bytes) -> bytes | None:
 
 
 def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> list[Process]:
-    """Return each rank's topmost process, with those in `otherwise` for ranks that have none.
+    """Return each rank's topmost process, or from `otherwise` for ranks that have none.
 
-    Without ranks it is the topmost process of the node.
+    Without ranks, return the node's topmost process.
     """
     ranks = {process.pid: process.rank for process in running}
     found = [p for p in running if p.rank is not None and ranks.get(p.parent) != p.rank]
@@ -131,29 +131,29 @@ def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> lis
 
 
 def name_of(pid: int, file: str = "comm") -> str:
-    """Return the name of a process's program, or another line of /proc; empty if it has ended."""
+    """Return the name of a process's program, or another line of /proc; "" if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/{file}").read_text(errors="replace").strip()
     return ""
 
 
 def what_is(process: Process) -> str:
-    """Return the program of a process, its state, and where in the kernel it waits."""
+    """Return a process's program, its state, and where it waits in the kernel."""
     waits = name_of(process.pid, "wchan")
     return f"{name_of(process.pid)}: state {process.state}, {waits or '-'}"
 
 
 def stacks_of(pid: int, until: float = math.inf) -> str:
-    """Return the stacks of a Python process; empty if there are none to get.
+    """Return a Python process's stacks, or an empty string if there are none.
 
-    A process that does not offer them, or does not answer, is asked by py-spy if the node has it,
-    until a time.
+    If a process does not offer its stacks or does not respond, py-spy gets them, if the node has it
+    and the time limit permits.
     """
     return _own_stacks(pid) or (_stacks_by_py_spy(pid) if time.monotonic() < until else "")
 
 
 def _stacks_by_py_spy(pid: int) -> str:
-    """Return the stacks as py-spy dumps them, in the form of faulthandler."""
+    """Return the stacks from py-spy's dump, in faulthandler's format."""
     code, said = processes.ask_tool(
         "py-spy", "dump", "--json", "--pid", str(pid), limit_s=_PY_SPY_S
     )
@@ -174,7 +174,7 @@ def _stacks_by_py_spy(pid: int) -> str:
 
 
 def _own_stacks(pid: int) -> str:
-    """Return the stacks that a process writes itself, by startup/sitecustomize.py."""
+    """Return the stacks that a process writes itself, through startup/sitecustomize.py."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as entries:
             links = [(entry.path, Path(entry.path).readlink().name) for entry in entries]
@@ -197,7 +197,7 @@ def _catches(pid: int, signum: int) -> bool:
 
 
 def _read_on(fd: int, begin: int) -> str:
-    """Return what is written to a file, once it has stopped to grow."""
+    """Return what is written to a file, as soon as the file stops growing."""
     end = time.monotonic() + _STACKS_S
     size = begin
     while time.monotonic() < end:
@@ -209,7 +209,7 @@ def _read_on(fd: int, begin: int) -> str:
 
 
 def facts_of(process: Process, text: str) -> dict[str, Any]:
-    """Return what a process does, by its stacks."""
+    """Return what a process does, according to its stacks."""
     return {
         "rank": process.rank,
         "state": process.state,
@@ -224,7 +224,7 @@ def main_frames(text: str) -> list[tuple[str, int, str]]:
     heads = list(_THREAD.finditer(text))
     if not heads:
         return []
-    # The signal is handled by the main thread if it can; else that is the last one.
+    # The main thread handles the signal if it can. Otherwise it is the last one.
     head = next((h for h in heads if h[1] == "Current thread"), heads[-1])
     end = next((h.start() for h in heads if h.start() > head.start()), len(text))
     frames = _FRAME.findall(text, head.end(), end)

@@ -1,4 +1,4 @@
-"""Stages the environment of a job's Python: workers import from a copy on their node's own disk.
+"""Stages a job's Python environment: workers import from a copy on their node's own disk.
 
     python -m trnslurm.node.staging pack SHARED
     python -m trnslurm.node.staging unpack ARCHIVE LOCAL
@@ -6,8 +6,8 @@
 Each worker that imports from a shared file system reads thousands of files there. `pack`, once per
 attempt, makes one archive of the environment in SHARED, or finds that the last archive is current.
 `unpack`, on each node, reads the whole archive into LOCAL, or finds the copy of an earlier job
-there. They print the archive, and the Python of the copy. Staging never fails a training: if it is
-not possible, it prints a warning with the reason, and workers use the shared environment.
+there. They print the archive, and the Python of the copy. Staging never fails a run: if it is not
+possible, it prints a warning with the reason, and the workers use the shared environment.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from typing import IO, Any
 from trnslurm.contract.files import is_private
 
 KEPT = 3
-"""The number of archives, and of copies on a node; the longest unused is removed first."""
+"""The number of archives, and of copies on a node. The one unused for longest is removed first."""
 SIGNS = ("pyvenv.cfg", "conda-meta")
-"""A file or directory at the top of an environment: of venv and uv, or of conda."""
+"""A file or directory at the top of an environment, made by venv and uv, or by conda."""
 _NEW = ".new-"
-_THREADS = 32  # a shared file system answers many requests at once, each with a delay
+_THREADS = 32  # a shared file system serves many requests at once, each with a delay
 _AHEAD = 256
 _SMALL = 2**20
 _BLOCK = 2**20
@@ -47,7 +47,7 @@ class StagingError(Exception):
 
 
 class Checksummed(io.BufferedIOBase):
-    """A file that is read or written in sequence, and a checksum of its data."""
+    """A file that is read or written sequentially, and a checksum of its data."""
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Checksummed(io.BufferedIOBase):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack or unpack; print the archive or a Python."""
+    """Pack or unpack; print the archive or the copy's Python."""
     words = sys.argv[1:] if argv is None else argv
     if [*words[:1], len(words)] not in (["pack", 2], ["unpack", 3]):
         print("usage: staging pack SHARED | unpack ARCHIVE LOCAL", file=sys.stderr)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     answer = sys.executable if words[0] == "unpack" else ""
     try:
         answer = str(pack(*paths) if words[0] == "pack" else unpack(*paths))
-    except Exception as error:  # whatever the reason, the shared environment can be used
+    except Exception as error:  # whatever the reason, the shared environment still works
         why = error.args[0] if isinstance(error, StagingError) else _words(error)
         host = os.uname().nodename
         print(f"warning: {host}: workers use the shared environment: {why}", file=sys.stderr)
@@ -101,7 +101,7 @@ def pack(shared: Path) -> Path:
 
 
 def unpack(archive: Path, local: Path) -> Path:
-    """Return the Python of this node's copy."""
+    """Return the Python interpreter of this node's copy."""
     if not local.is_dir():
         raise StagingError(f"there is no directory {local}")
     place, (name, checksum) = own_directory(local), archive.stem.split("-")
@@ -112,7 +112,7 @@ def unpack(archive: Path, local: Path) -> Path:
         with _locked(place) as locked:
             if not _is_whole(copy, name):
                 if _in_use(copy):
-                    raise StagingError(f"{copy} was changed, and is in use: remove it later")
+                    raise StagingError(f"{copy} was modified and is in use: remove it later")
                 shutil.rmtree(copy, ignore_errors=True)
                 _make_room(place, (p for p in place.iterdir() if p.is_dir()), locked)
                 _read_archive(archive, checksum, copy)
@@ -128,15 +128,15 @@ def own_directory(parent: Path) -> Path:
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
     if not is_private(place):
-        raise StagingError(f"{place} is not a directory of your own of mode 0700: remove it")
+        raise StagingError(f"{place} is not your own directory with mode 0700: remove it")
     return place
 
 
 def identity(entries: Iterable[tarfile.TarInfo], prefix: str) -> str:
-    """Return a checksum of an environment, or of a copy: names, sizes and times of its files.
+    """Return a checksum of an environment or copy: names, sizes and times of its files.
 
-    It does not read contents, because that takes as long as staging saves. It ignores modes, and
-    bytecode, which any use of the environment may add.
+    It does not read contents, because that would take as long as staging saves. It ignores modes,
+    and bytecode, which any use of the environment may add.
     """
     whole = hashlib.blake2b(os.fsencode(prefix))
     for entry in entries:
@@ -147,9 +147,9 @@ def identity(entries: Iterable[tarfile.TarInfo], prefix: str) -> str:
 
 
 def list_files(directory: Path) -> list[tarfile.TarInfo]:
-    """Return the archive's headers for all files and links below a directory, by name.
+    """Return the archive headers for all files and links below a directory, by name.
 
-    Hard links are separate files.
+    Hard links become separate files.
     """
 
     def header(path: str, status: os.stat_result) -> tarfile.TarInfo:
@@ -195,7 +195,7 @@ def _locked(place: Path, *, exclusive: bool = True) -> Iterator[bool]:
 
 
 def _make_room(place: Path, made: Iterable[Path], locked: bool) -> None:
-    """Remove the longest unused of these, and incomplete ones that a dead process left."""
+    """Remove those unused for longest, and incomplete ones left by dead processes."""
     unused = sorted(
         (path for path in made if not path.name.startswith(_NEW)),
         key=lambda path: path.stat().st_mtime,
@@ -267,7 +267,7 @@ def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
     begun, new, size = time.monotonic(), copy.with_name(_NEW + copy.name), archive.stat().st_size
     free = shutil.disk_usage(copy.parent).free
     if free < 1.1 * size:  # small files take whole blocks
-        raise StagingError(f"{copy.parent} has {_gib(free)} free, the archive has {_gib(size)}")
+        raise StagingError(f"{copy.parent} has {_gib(free)} free, but the archive has {_gib(size)}")
     try:
         new.mkdir()
         with archive.open("rb") as file:
@@ -287,7 +287,7 @@ def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, directory: Path) -> None:
-    """Write all files; small ones in parallel, because creating a file takes most of the time."""
+    """Write all files, small ones in parallel, because creating files takes most of the time."""
     waiting: deque[Future[None]] = deque()
     parent = directory
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -318,7 +318,7 @@ def _write(path: Path, member: tarfile.TarInfo, data: IO[bytes]) -> None:
 
 
 def _check_python(copy: Path) -> None:
-    """Refuse a copy whose Python does not start, or imports from another directory."""
+    """Refuse a copy whose Python does not start or imports from another directory."""
     command = [str(copy / "bin/python"), "-c", "import sys; print(sys.prefix)"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode or done.stdout.strip() != str(copy):

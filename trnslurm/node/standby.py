@@ -1,12 +1,12 @@
-"""Starts the next attempt's workers ahead, up to the moment at which they would train.
+"""Starts standby workers for the next attempt, up to the point at which they would train.
 
     python -m trnslurm.node.standby --workers=32 -- python -m trnslurm.node.launcher …
 
-node.sh becomes this program in a second step on the nodes of a training. It starts the launcher,
+node.sh becomes this program in a second job step on the training nodes. It starts the launcher,
 whose workers import what their script imports, and then wait at the gate: a file that this program
-keeps locked. They touch no device. At a line of JSON on its stdin, which srun passes on from the
-attempt's program, it opens the gate, and ends as the launcher does. At the end of stdin the
-attempt's program has ended, and the workers are ended.
+keeps locked. They touch no device. When a line of JSON arrives on stdin, which srun passes on from
+the attempt program, this program opens the gate, and ends when the launcher does. End of file on
+stdin means that the attempt program has ended. Then the workers are ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trnslurm.node import processes
 from trnslurm.node.memory import available_gib
 
 RESUME = "@resume@"
-"""The place of the newest checkpoint in the workers' arguments, until it is known."""
+"""The placeholder for the newest checkpoint in the workers' arguments, until it is known."""
 # Measured with torch and transformers on a CPU: 0.5 GiB, of which half is shared.
 _GIB_PER_WORKER = 1.0
 _KEEPS_FREE = 0.1
@@ -37,27 +37,27 @@ _MOST_BYTES = 1 << 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the workers, and open the gate when told; return the launcher's exit code."""
+    """Start the workers, and open the gate on request; return the launcher's exit code."""
     signals = processes.SignalQueue()
     parser = argparse.ArgumentParser(prog="standby", allow_abbrev=False)
     parser.add_argument("--workers", type=int, required=True, help="on this node")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(argv)
     if lacks := memory_lacks(options.workers):
-        processes.say(f"standby: none on {os.uname().nodename}, {lacks}")
+        processes.say(f"standby: no workers on {os.uname().nodename}, {lacks}")
         return 0
     processes.become_subreaper()
     return _Gate(options.command, signals).run()
 
 
 def memory_lacks(workers: int) -> str:
-    """Return why the memory here is too short for so many more workers; empty: it is not."""
+    """Return why there is too little memory for so many more workers, or "" if there is enough."""
     known = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
     total, available = int(known["MemTotal"]) / (1 << 20), available_gib()
     needs = workers * _GIB_PER_WORKER + _KEEPS_FREE * total
     if available >= needs:
         return ""
-    return f"which has {available:.0f} GiB of memory available, and needs {needs:.0f}"
+    return f"which has {available:.0f} GiB of memory available, but needs {needs:.0f}"
 
 
 class _Gate:
@@ -65,15 +65,15 @@ class _Gate:
 
     def __init__(self, command: Sequence[str], signals: processes.SignalQueue) -> None:
         self._signals = signals
-        self._file = os.memfd_create("trnslurm-gate")  # in memory: a KILL leaves no file behind
+        self._file = os.memfd_create("trnslurm-gate")  # in memory: SIGKILL leaves no file behind
         fcntl.flock(self._file, fcntl.LOCK_EX)
         environ = os.environ | {Variable.GATE: f"/proc/{os.getpid()}/fd/{self._file}"}
-        # Slurm finds the processes of a job by their session.
+        # Slurm finds a job's processes by their session.
         self._launcher = processes.spawn(command, environ=environ, own_session=False)
         self._open = False
 
     def run(self) -> int:
-        """Wait for the order or the end; return the launcher's exit code."""
+        """Wait for the order to start or end; return the launcher's exit code."""
         told = b""
         while True:
             arrived, ready = self._signals.wait(None, () if self._open else (0,))
@@ -94,25 +94,25 @@ class _Gate:
 
 
 def wait() -> None:
-    """Import what the script imports first, and wait at the gate; sitecustomize.py calls this."""
+    """Import what the script imports first, and wait at the gate; called by sitecustomize.py."""
     try:
         _wait()
     except Exception as error:
-        # Not an exception, with which Python would go on to the script.
+        # Not an exception, after which Python would continue with the script.
         processes.say(f"standby: {error}")
         os._exit(1)
 
 
 def _wait() -> None:
-    # A process that is started by an import must not wait.
+    # A process that an import starts must not wait.
     gate = Path(os.environ.pop(Variable.GATE))
-    with suppress(Exception):  # the script itself will tell
+    with suppress(Exception):  # the script itself will report it
         for name, parts in leading_imports(*_script()):
             # As the import statement does: transformers loads a model's code only when it is named.
             __import__(name, fromlist=parts)
     torch: Any = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
-        raise RuntimeError("an import of the script uses a GPU, so its workers cannot wait")
+        raise RuntimeError("one of the script's imports uses a GPU, so no workers can stand by")
     with gate.open(encoding="utf-8") as stream:
         fcntl.flock(stream, fcntl.LOCK_SH)
         environ: dict[str, str] = json.loads(stream.read())
@@ -122,7 +122,7 @@ def _wait() -> None:
 
 
 def _script() -> tuple[Path, Path]:
-    """Return the file that Python runs, and the directory that it puts on the path for it."""
+    """Return the file that Python runs, and the directory that Python adds to the path for it."""
     if sys.argv[0] != "-m":
         return Path(sys.argv[0]), Path(sys.argv[0]).absolute().parent
     # Not by importlib, which would import the module's package, nor by sys.orig_argv, which is new
@@ -134,11 +134,11 @@ def _script() -> tuple[Path, Path]:
 
 
 def leading_imports(script: Path, directory: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield what a script imports before anything else, up to a module of its project.
+    """Yield what a script imports first, up to a module of its project.
 
-    Each is a module, and the names that the script imports from it.
+    Each item is a module, and the names that the script imports from it.
 
-    What follows may depend on what the script does first, such as set a variable.
+    Later imports may depend on what the script does first, such as set a variable.
     """
     for statement in ast.parse(script.read_bytes()).body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -157,7 +157,7 @@ def leading_imports(script: Path, directory: Path) -> Iterator[tuple[str, list[s
 
 
 def _is_own(package: str, directory: Path) -> bool:
-    """Check whether a package lies beside the script, or elsewhere in the copy of its project."""
+    """Check whether a package is next to the script, or elsewhere in the copy of its project."""
     if any((directory / f"{package}{end}").exists() for end in ("", ".py")):
         return True
     spec = importlib.util.find_spec(package)

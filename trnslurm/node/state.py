@@ -1,4 +1,4 @@
-"""What an attempt's program records: its state file, the heartbeat, and what the run has saved."""
+"""What the attempt program records: its state file, the heartbeat, and what the run has saved."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ HEARTBEAT_S = 30.0
 
 
 def note(attempt: Attempt) -> None:
-    """Write an attempt's state file; an error, such as a full disk, is only logged."""
+    """Write an attempt's state file. An error, such as a full disk, is only logged."""
     try:
         attempt.write(RUN)
     except OSError as error:
@@ -29,8 +29,8 @@ def note(attempt: Attempt) -> None:
 def saved_by_now() -> tuple[int, float]:
     """Return the newest saved step, and when a custom script last saved anything.
 
-    Of a script that resumes only from a checkpoint that its run names, only such a one counts; the
-    time is 0 if there is none but what it has reported.
+    If the script resumes only from a checkpoint that its run names, only such a checkpoint counts.
+    The time is 0 if the script has only reported checkpoints.
     """
     own, one = os.environ.get(Variable.CHECKPOINTS), newest(RUN)
     looks = own and not saves_whole()
@@ -39,25 +39,25 @@ def saved_by_now() -> tuple[int, float]:
 
 
 def has_saved_since(attempt: Attempt) -> bool:
-    """Check whether there is a newer checkpoint than the one with which an attempt began."""
+    """Check whether there is a newer checkpoint than the one with which an attempt started."""
     step, changed = saved_by_now()
     return step > attempt.checkpoint or (saves_whole() and changed > attempt.changed)
 
 
 def saves_whole() -> bool:
-    """Check whether only whole checkpoints of a custom script count as saved."""
+    """Check whether only complete checkpoints of a custom script count as saved."""
     return os.environ.get(Variable.RESUMES) == "told"
 
 
 def knows_resuming() -> bool:
-    """Check whether a job of trnslurm runs, or a script that states how it resumes."""
+    """Check whether the run is a recipe, or a script that states how it resumes."""
     custom = Variable.CHECKPOINTS in os.environ
     return not custom or os.environ.get(Variable.RESUMES) in ("told", "looks")
 
 
 @cache
 def start_heartbeat() -> None:
-    """Touch the heartbeat from now on, once; its age shows how long a silent job has been lost."""
+    """Start touching the heartbeat, once. Its age shows how long a silent job has been lost."""
 
     def beat() -> None:
         while True:

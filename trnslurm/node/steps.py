@@ -1,4 +1,4 @@
-"""Steps of a job beside its training."""
+"""The job steps that run alongside training."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from trnslurm.contract.variables import Variable
 from trnslurm.node import processes
 
 SUCCESSOR = "trnslurm.node.attempt.successor"
-# The batch script keeps the same variables of Slurm when it closes its environment.
+# The batch script keeps the same Slurm variables when it clears its environment.
 _KEPT = (
     *("SLURM_CONF", "SLURM_JOB", "SLURM_GPUS_PER_NODE", "SLURM_NODE_ALIASES", "SLURM_SPANK_"),
     *("SLURM_HET_SIZE", Variable.STEP, Variable.TASK),
@@ -22,13 +22,13 @@ def kept_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what Slurm has set for one step: srun would read it."""
+    """Return an environment without Slurm's variables for one step, which srun would read."""
     others = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
     return others | kept_of_slurm(environ)
 
 
 def srun_on(hosts: Sequence[str]) -> list[str]:
-    """Return the srun that starts a program once on each of these nodes, beside all else."""
+    """Return an srun that starts a program once on each of these nodes, next to all else."""
     many = len(hosts)
     size = f"--nodes={many} --ntasks={many} --ntasks-per-node=1 --cpus-per-task=1"
     beside = "--cpu-bind=none --overlap --input=none"
@@ -36,16 +36,16 @@ def srun_on(hosts: Sequence[str]) -> list[str]:
 
 
 class Successor:
-    """What waits on another node to go on if the first one, with this program, is lost."""
+    """The program that waits on another node to take over if the first node is lost."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """Take this program's arguments."""
+        """Store this program's arguments."""
         self._argv = [*argv]
         self._hosts: list[str] = []
         self._pid = 0
 
     def begin(self, hosts: Sequence[str], log: Path) -> None:
-        """Have it wait on the second of the job's nodes, the first of which is this one."""
+        """Start it on the second of the job's nodes. The first node is this one."""
         if self._pid and self._hosts == [*hosts]:
             return
         self.end()
@@ -70,7 +70,7 @@ class Successor:
         return True
 
     def end(self) -> None:
-        """End it. Slurm ends its task, which nobody waits for."""
+        """End it. Slurm ends its task, which nothing waits for."""
         if self._pid:
             processes.send(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

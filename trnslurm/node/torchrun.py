@@ -1,12 +1,12 @@
-"""torchrun, but its process ends at once, and tells whether the kernel killed a worker.
+"""torchrun, but its process ends at once, and reports whether the kernel killed a worker.
 
     python -m trnslurm.node.torchrun --nnodes=2 … train.py …
 
-Python takes a third of a second to tear PyTorch down. srun ends the nodes after the one that failed
-first, so that the next attempt waits for it twice.
+Python takes a third of a second to tear PyTorch down. srun first waits for the failed node and then
+ends the others, so the next attempt would wait for this twice.
 
-The first node has the store in which the nodes meet after the training. It ends after the others:
-else they print that the connection was closed, on a run that completed.
+The first node has the store in which the nodes meet after training. It ends after the others.
+Otherwise, these would print that the connection was closed, although the run completed.
 """
 
 import atexit
@@ -39,7 +39,7 @@ def run() -> int:
         return 1
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        failures = getattr(error, "failures", {})  # of torchrun's ChildFailedError
+        failures = getattr(error, "failures", {})  # from torchrun's ChildFailedError
         tell_of_kill({rank: failure.exitcode for rank, failure in failures.items()}, before)
         return 1
     return 0
@@ -48,12 +48,12 @@ def run() -> int:
 def _leave_last(barrier: Callable[..., None]) -> Callable[..., None]:
     """Return torchrun's barrier, after which the first node waits for the others to pass it.
 
-    Only _exit_barrier of torch.distributed.elastic.agent.server.api calls the barrier.
+    Only _exit_barrier in torch.distributed.elastic.agent.server.api calls the barrier.
     """
 
     def pass_barrier(store: Any, world_size: int, *args: Any, **options: Any) -> None:
         barrier(store, world_size, *args, **options)
-        with suppress(RuntimeError):  # the store has gone, and nobody waits for this node
+        with suppress(RuntimeError):  # the store is gone, and no node waits for this one
             store.add(_LEFT, 1)
             deadline = time.monotonic() + _LEAVE_S
             while os.environ.get("SLURM_NODEID") == "0" and time.monotonic() < deadline:

@@ -1,1 +1,1 @@
-"""Asks a node's accelerators: are they there, do they work, what do they do?"""
+"""Queries a node's accelerators: whether they are present, whether they work, and what they do."""

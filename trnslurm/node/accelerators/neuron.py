@@ -1,4 +1,4 @@
-"""Asks AWS's tools and driver about Neuron devices."""
+"""Queries AWS's Neuron tools and driver about Neuron devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trnslurm.node.usage.devices import DeviceReport, DeviceUse, Errors, Tool
 _COUNTERS = Path("/sys/devices/virtual/neuron_device")
 _TOOL_S = 10.0
 _BUSY_S = 5.0
-"""How long the processes of an earlier job have to leave the devices."""
+"""How long the processes of an earlier job may take to release the devices."""
 
 
 class NeuronDevices(Accelerator):
@@ -29,14 +29,12 @@ class NeuronDevices(Accelerator):
         self._executed = -1
 
     def check(self, needs: Needs) -> Checked:
-        """Check that neuron-ls shows all devices, and enough free NeuronCores."""
+        """Check that neuron-ls shows all devices and enough free NeuronCores."""
         deadline = time.monotonic() + _BUSY_S
         while True:
             listed = _neuron_ls()
             if isinstance(listed, str):
-                return Checked(
-                    problem=f"{listed}; look at the driver (modinfo neuron) and the image"
-                )
+                return Checked(problem=f"{listed}; check the driver (modinfo neuron) and the image")
             if len(listed) < needs.devices:
                 return Checked(
                     fact=str(len(listed)),
@@ -48,14 +46,15 @@ class NeuronDevices(Accelerator):
             if free >= needs.workers:
                 return Checked(fact=str(len(listed)))
             if not holders:
-                text = f"its devices have {free} NeuronCores, the job needs {needs.workers}; "
+                text = f"its devices have {free} NeuronCores, but the job needs {needs.workers}; "
                 return Checked(problem=f"{text}correct workers_per_node in the cluster profile")
             if time.monotonic() > deadline:
                 first = f"pid {holders[0].get('pid')}, {holders[0].get('command')}"
-                text = (
-                    f"{free} of the {needs.workers} NeuronCores it needs are free; end what holds"
+                text = f"{free} of the {needs.workers} NeuronCores it needs are free; "
+                return Checked(
+                    fact=str(len(listed)),
+                    problem=f"{text}end the process that holds the others ({first})",
                 )
-                return Checked(fact=str(len(listed)), problem=f"{text} the others ({first})")
             time.sleep(0.5)
 
     def usage_tools(self, seconds: float) -> list[Tool]:
@@ -64,13 +63,13 @@ class NeuronDevices(Accelerator):
 
     def works(self) -> bool:
         """Check whether a core has executed a graph since the last call."""
-        # The driver counts what each core has executed; neuron-sysfs-user-guide of AWS.
+        # The driver counts executions per core: see AWS's neuron-sysfs-user-guide.
         before, self._executed = self._executed, executed_graphs()
         return self._executed != before
 
 
 def _neuron_ls() -> list[dict[str, Any]] | str:
-    """Return the devices, or what is wrong; without the tool, count device files."""
+    """Return the devices, or what is wrong. Without neuron-ls, count the device files."""
     code, said = ask_tool("neuron-ls", "--json-output", limit_s=_TOOL_S)
     if code is None:
         files = [f for f in Path("/dev").glob("neuron*") if re.fullmatch(r"neuron\d+", f.name)]
@@ -84,7 +83,7 @@ def _neuron_ls() -> list[dict[str, Any]] | str:
 
 
 def executed_graphs() -> int:
-    """Return how many graphs all Neuron cores of this node have executed."""
+    """Return the number of graphs that all Neuron cores of this node have executed."""
     total = 0
     for file in _COUNTERS.rglob("success/total"):
         with suppress(OSError, ValueError):
@@ -93,7 +92,7 @@ def executed_graphs() -> int:
 
 
 def _neuron_config(seconds: float) -> str:
-    """Return a file with neuron-monitor's configuration: what, and how often."""
+    """Return a file with neuron-monitor's configuration: what it reports, and how often."""
     fd = os.memfd_create("neuron-monitor", 0)
     metrics = ("neuroncore_counters", "memory_used", "execution_stats")
     config = {
@@ -106,7 +105,7 @@ def _neuron_config(seconds: float) -> str:
 
 
 def read_neuron_monitor(lines: list[str]) -> DeviceReport | None:
-    """Read the last whole report; each is a line of JSON (neuron-monitor-user-guide of AWS)."""
+    """Read the last complete report: one line of JSON (see AWS's neuron-monitor-user-guide)."""
     for line in reversed(lines):
         with suppress(ValueError, RecursionError):
             if isinstance(report := json.loads(line), dict):
@@ -149,7 +148,7 @@ def _of_neuron(report: Mapping[str, Any]) -> DeviceReport:
 
 
 def _at(data: Any, *names: str) -> Mapping[str, Any]:
-    """Return an object inside others; empty if it is not there."""
+    """Return a nested object, or an empty one if it is missing."""
     for name in names:
         data = data.get(name) if isinstance(data, Mapping) else None
     return data if isinstance(data, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Asks nvidia-smi about GPUs."""
+"""Queries GPUs through nvidia-smi."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NVIDIA_SMI_S = 30.0
 """Without nvidia-persistenced, the first call after a boot or a job takes 1 to 3 s for each GPU:
 https://docs.nvidia.com/deploy/driver-persistence/overview.html"""
 _TOOL_S = 10.0
-# NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReasons). A cap on power, 0x4, is how a
-# busy GPU usually runs.
+# NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReasons). A busy GPU usually runs at its
+# power cap, 0x4.
 _BY_HEAT, _BY_POWER = 0x20 | 0x40, 0x8 | 0x80
 _NVIDIA_FIELDS = (
     *("index", "utilization.gpu", "memory.used", "power.draw", "clocks.sm"),
@@ -28,7 +28,7 @@ class NvidiaGpus(Accelerator):
     """The GPUs of a node."""
 
     # p5en: awslabs/awsome-distributed-ai, 4.validation_and_observability/2.gpu-cluster-healthcheck
-    # (checks/2-efa-enumeration.sh). Not of Trainium, whose checks end after 12 s.
+    # (checks/2-efa-enumeration.sh). Not for Trainium, whose checks end after 12 s.
     efa_late_s = 15
 
     def check(self, needs: Needs) -> Checked:
@@ -40,28 +40,26 @@ class NvidiaGpus(Accelerator):
             )
         number = sum(line.startswith("GPU ") for line in said.splitlines())
         if number < needs.workers:
-            text = (
-                f"nvidia-smi shows {number} GPUs, the job needs {needs.workers} ({last_line(said)})"
-            )
-            return Checked(fact=str(number), problem=f"{text}; look at dmesg, replace the instance")
+            text = f"nvidia-smi shows {number} of {needs.workers} needed GPUs ({last_line(said)})"
+            return Checked(fact=str(number), problem=f"{text}; check dmesg, replace the instance")
         return Checked(fact=str(number))
 
     def efa_warning(self) -> str:
-        """Return a warning if NCCL's plugin for EFA is nowhere that the loader searches."""
+        """Return a warning if the loader's search path does not contain NCCL's plugin for EFA."""
         directories = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
         _, known = ask_tool("ldconfig", "-p", limit_s=_TOOL_S)
         if "libnccl-net" in known or any([*Path(d).glob("libnccl-net*.so")] for d in directories):
             return ""
         return (
             "no libnccl-net*.so (aws-ofi-nccl) in LD_LIBRARY_PATH or ldconfig -p: NCCL would use "
-            "TCP; install it, or name its directory in the profile's activate"
+            "TCP; install it, or add its directory in the profile's activate"
         )
 
     def usage_tools(self, seconds: float) -> list[Tool]:
-        """Return nvidia-smi with the fields of newer drivers, of older ones, and with neither."""
+        """Return nvidia-smi commands: with newer drivers' fields, with older ones, with neither."""
         own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         which = [f"--id={own}"] if re.fullmatch(r"[\w,-]+", own) else []
-        # The first name is of drivers since 535; both are in `nvidia-smi --help-query-gpu`.
+        # Drivers since 535 use the first name; `nvidia-smi --help-query-gpu` lists both.
         fields = ["clocks_event_reasons.active", "clocks_throttle_reasons.active", ""]
         return [
             Tool(
@@ -76,18 +74,18 @@ class NvidiaGpus(Accelerator):
         ]
 
     def works(self) -> bool:
-        """Check whether a GPU computes, or cannot be asked."""
+        """Check whether a GPU is computing, or cannot be queried."""
         # A node may be shared with other jobs, which have other GPUs.
         own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         query = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         query += [f"--id={own}"] if own else []
         code, said = ask_tool("nvidia-smi", *query)
-        # A part of a GPU (MIG) has no utilization: "[N/A]".
+        # A GPU partition (MIG) has no utilization: "[N/A]".
         return code != 0 or any(word != "0" for word in said.split())
 
 
 def read_nvidia_smi(lines: list[str]) -> DeviceReport | None:
-    """Read the last line of each GPU. A part of a GPU (MIG) has no utilization: [N/A]."""
+    """Read the last line of each GPU. A GPU partition (MIG) has no utilization: [N/A]."""
     devices: dict[int, DeviceUse] = {}
     errors: Errors = {}
     for line in lines:

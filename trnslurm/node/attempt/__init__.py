@@ -2,6 +2,6 @@
 
     exec python -m trnslurm.node.attempt --max-crashes=3 --requeue -- srun … bash node.sh train
 
-machine.py decides, and neither reads nor waits: it is told events, and answers with decisions.
-program.py tells it the events and carries the decisions out, the slow ones in threads.
+machine.py decides. It neither reads nor waits: it gets events and returns decisions. program.py
+passes it the events and carries out the decisions, slow ones in threads.
 """

@@ -1,4 +1,4 @@
-"""What the machine of an attempt is told, and what it decides."""
+"""The events that an attempt's machine gets, and the decisions that it makes."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from trnslurm.node.ending import Ending
 
 @dataclass(frozen=True)
 class Event:
-    """Something has happened, or an answer has come."""
+    """Something has happened, or a reply has arrived."""
 
 
 class Cue(Enum):
-    """An event that carries nothing but its name."""
+    """An event that carries no data."""
 
     TICK = "tick"
-    """The time has come for which the machine asked."""
+    """The time that the machine asked for has come."""
     COMMITTED = "committed"
-    """The compiled graphs are complete, and in the cache."""
+    """The compiled graphs are complete and in the cache."""
     SAVE_ASKED = "save asked"
-    """A signal asks for a last checkpoint: the time limit is near, or a user cancels."""
+    """A signal asks for a last checkpoint: the time limit is near, or a user cancels the job."""
     AHEAD_ENDED = "ahead ended"
-    """The step that was started ahead has ended."""
+    """The job step of the standby workers has ended."""
     COPIED = "copied"
     """The last checkpoint is in S3, or nothing copies it."""
 
 
 @dataclass(frozen=True)
 class MayBegin(Event):
-    """The attempt may begin."""
+    """The attempt may start."""
 
     kill_wait_s: float
-    """The time between TERM and KILL."""
+    """The time between SIGTERM and SIGKILL."""
     elsewhere: str = ""
-    """The place in S3 of its first checkpoint, if that must be fetched."""
+    """The S3 location of its first checkpoint, if that must be fetched."""
     checkpoint: int = 0
     changed: float = 0.0
 
 
 @dataclass(frozen=True)
 class Refused(Event):
-    """The attempt may not begin, or a part of it has failed."""
+    """The attempt may not start, or a part of it has failed."""
 
     code: int
     message: str = ""
@@ -57,12 +57,12 @@ class Refused(Event):
     reason: str = ""
     cause: str | None = None
     doing: str = ""
-    """What has failed, for the reason of the attempt's end."""
+    """What has failed, for the attempt's reason."""
 
 
 @dataclass(frozen=True)
 class HasCheckpoint(Event):
-    """The first checkpoint is there."""
+    """The attempt's first checkpoint is here."""
 
     checkpoint: int = 0
     changed: float = 0.0
@@ -78,23 +78,23 @@ class Keyed(Event):
 
 @dataclass(frozen=True)
 class Served(Event):
-    """All servers of the job's roles are ready."""
+    """All servers for the job's roles are ready."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Where they are."""
+    """The variables with their addresses."""
 
 
 @dataclass(frozen=True)
 class ServerFailed(Event):
-    """A server does not come back, or has another node: the training must begin again."""
+    """A server is gone for good or has moved to another node, so training must restart."""
 
     why: str
     log: str = ""
-    """The name of its log, ROLE-NUMBER, if that may tell more."""
+    """The name of its log, ROLE-NUMBER, if the log may say more."""
     lost: tuple[str, ...] = ()
-    """Nodes that do not answer."""
+    """Nodes that do not respond."""
     here: bool = True
-    """Whether the job has the nodes that its roles need."""
+    """Whether the job has enough nodes for its roles."""
 
 
 @dataclass(frozen=True)
@@ -103,46 +103,46 @@ class StepEnded(Event):
 
     code: int
     aborted: bool = False
-    """Whether srun has aborted it: it may still return 0."""
+    """Whether srun has aborted the step. It may still return 0."""
     began: bool = True
-    """Whether a node has begun its part."""
+    """Whether any node started its part."""
     left_over: bool = False
-    """Whether srun has not waited for the end of all tasks."""
+    """Whether srun did not wait for all tasks to end."""
 
 
 @dataclass(frozen=True)
 class Terminated(Event):
-    """A signal asks to end: the job is ended, or requeued."""
+    """A signal asks the program to end: the job is being ended or requeued."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Looked(Event):
-    """What the files of the run say by now."""
+    """What the run's files say at this time."""
 
     saved: bool = False
-    """Whether there is a newer checkpoint than at the beginning."""
+    """Whether there is a newer checkpoint than at the start."""
     hangs: bool = False
-    """Whether the step must be ended: it hangs, and its nodes do not end it."""
+    """Whether the step must be ended because it hangs and its nodes do not end it."""
     enough: EndCause = EndCause.NONE
     """Why the workers must save and end now: a cap is near, or no more steps are needed."""
     grace_s: float = 0.0
-    """How long they have for that."""
+    """How long the workers have for their last save then."""
     grows: bool = False
-    """Whether the training should start again on more nodes, which are free."""
+    """Whether training should restart on more nodes, which are free."""
 
 
 @dataclass(frozen=True)
 class Told(Event):
-    """What the controller says of the job: what ends it, or RUNNING."""
+    """What the controller says about the job: what ends it, or RUNNING."""
 
     state: State
 
 
 @dataclass(frozen=True)
 class Answered(Event):
-    """Which of the nodes that were asked answer."""
+    """Which of the queried nodes respond."""
 
     asked: frozenset[str]
     silent: frozenset[str]
@@ -150,54 +150,54 @@ class Answered(Event):
 
 @dataclass(frozen=True)
 class Judged(Event):
-    """How a training has ended, and where it could go on."""
+    """How training ended, and where it could continue."""
 
     ending: Ending | None
-    """None: as its exit code says."""
+    """None if the exit code decides."""
     code: int
     hosts: Sequence[str] = ()
-    """The nodes for another attempt in the job; empty: too few are fit."""
+    """The nodes for another attempt in the job, or none if too few are fit."""
     bad: Any = None
-    """The change of the nodes that the job leaves out."""
+    """The change to the nodes that the job leaves out."""
     lost: Sequence[str] = ()
-    """Nodes of the job, not only of the attempt."""
+    """Lost nodes of the whole job, not only of the attempt."""
 
 
 @dataclass(frozen=True)
 class Launched(Event):
-    """The next attempt of the job is ready, or its script has failed."""
+    """The job's next attempt is ready, or its script has failed."""
 
     state: Attempt | None
     code: int = 0
     runs: bool = False
-    """Whether its step was started ahead, and trains by now."""
+    """Whether its step ran on standby and is training now."""
     launch: Any = None
     """Its command and environment."""
 
 
 @dataclass(frozen=True)
 class Prepared(Event):
-    """The next attempt may be started ahead, or it cannot be."""
+    """Standby workers for the next attempt can be started, or they cannot."""
 
     possible: bool
 
 
 @dataclass(frozen=True)
 class Requeued(Event):
-    """Slurm starts the job again, or why not."""
+    """Slurm will start the job again, or the reason why not."""
 
     why_not: str = ""
 
 
 def brief(event: object) -> str:
-    """Return an event in a few words: what it is, and what decides what follows."""
+    """Return an event in a few words: its kind and the fields that decide what follows."""
     if isinstance(event, Cue):
         return str(event.value)
     if isinstance(event, StepEnded):
         ends = [f"code {event.code}", "aborted" * event.aborted, "left over" * event.left_over]
         return f"step ended: {', '.join(filter(None, ends))}"
     if isinstance(event, Answered):
-        return f"answered: {', '.join(sorted(event.silent)) or 'no node'} does not"
+        return f"asked: {', '.join(sorted(event.silent)) or 'no node'} did not respond"
     if isinstance(event, Told):
         return f"told: {event.state}"
     if isinstance(event, Judged) and event.ending:
@@ -216,36 +216,36 @@ def brief(event: object) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """Something is to be done."""
+    """Something that must be done."""
 
 
 class Act(Enum):
-    """A decision that carries nothing but its name."""
+    """A decision that carries no data."""
 
     CHECK = "check"
-    """Find out whether the attempt may begin: MayBegin or Refused."""
+    """Find out whether the attempt may start: MayBegin or Refused."""
     END_FETCH = "end fetch"
-    """Give up fetching."""
+    """Stop fetching."""
     KEY = "key"
-    """Find the key of the graphs: Keyed or Refused."""
+    """Compute the key of the graphs: Keyed or Refused."""
     SERVE = "serve"
-    """Start the servers of the job's roles, or those that have failed: Served or ServerFailed."""
+    """Start the servers of the job's roles, or restart failed ones: Served or ServerFailed."""
     HOLD_SERVERS = "hold servers"
-    """Start no server again."""
+    """Restart no more servers."""
     COMMIT = "commit"
     """Verify and store the compiled graphs: Committed or Refused."""
     BEGIN = "begin"
-    """The attempt runs from now on: begin what goes on beside its step."""
+    """The attempt is running from now on: start what runs alongside its step."""
     START = "start"
     """Start the step: StepEnded."""
     RECORD = "record"
     """Write the attempt's record."""
     ASK_WHAT_ENDS = "ask what ends"
-    """Ask what ends the job: Told."""
+    """Ask Slurm what ends the job: Told."""
     PREPARE = "prepare"
-    """Prepare the next attempt, to start it ahead: Prepared."""
+    """Prepare the next attempt, for its standby workers: Prepared."""
     START_AHEAD = "start ahead"
-    """Start the step that was prepared, up to its gate: AheadEnded."""
+    """Start the prepared step, which waits at its gate: AheadEnded."""
     COPY = "copy"
     """Wait until S3 has the last checkpoint: Copied."""
 
@@ -259,14 +259,14 @@ class Fetch(Decision):
 
 @dataclass(frozen=True)
 class Signal(Decision):
-    """Send a signal to the step's process here."""
+    """Send a signal to this step's process on this node."""
 
     signum: int
 
 
 @dataclass(frozen=True)
 class EndNodes(Decision):
-    """Tell these nodes to kill their processes: Beat."""
+    """Order these nodes to kill their processes: Beat."""
 
     nodes: frozenset[int]
 
@@ -280,70 +280,70 @@ class EndOrphans(Decision):
 
 @dataclass(frozen=True)
 class AskToStop(Decision):
-    """Ask the workers to save and to end together; without a cause: as a user or Slurm says."""
+    """Ask all workers to save and end together, for this cause or else a user or Slurm."""
 
     cause: EndCause | None = None
 
 
 @dataclass(frozen=True)
 class AskNodes(Decision):
-    """Ask which nodes answer: Answered."""
+    """Ask which nodes respond: Answered."""
 
     hosts: frozenset[str]
 
 
 @dataclass(frozen=True)
 class LookAtFiles(Decision):
-    """Look at the files of the run: Looked."""
+    """Read the files of the run: Looked."""
 
     silent: frozenset[int] = frozenset()
-    """The nodes that give no sign of life."""
+    """The nodes that send no heartbeat."""
 
 
 @dataclass(frozen=True)
 class Judge(Decision):
-    """Find out how the training has ended: Judged."""
+    """Find out how training ended: Judged."""
 
     code: int
     lost: tuple[str, ...] = ()
     stays: bool = True
-    """Whether the job is likely to go on here: no processes are left over, no limit is near."""
+    """Whether the job can probably continue here: no processes are left and no limit is near."""
     capped: bool = False
     server: ServerFailed | None = None
-    """The server for which the training was ended."""
+    """The server because of which training was ended."""
 
 
 @dataclass(frozen=True)
 class EndAhead(Decision):
-    """End the step that waits."""
+    """End the step that waits on standby."""
 
     wait: bool = True
 
 
 @dataclass(frozen=True)
 class LaunchNext(Decision):
-    """Launch the next attempt in the job: Launched."""
+    """Launch the job's next attempt: Launched."""
 
     hosts: tuple[str, ...]
     ahead: bool
-    """Whether to use the step that waits."""
+    """Whether to use the step that waits on standby."""
 
 
 @dataclass(frozen=True)
 class Requeue(Decision):
-    """Give up these nodes, have Slurm start the job again, and leave out the bad ones: Requeued."""
+    """Release these nodes, let Slurm start the job again, and leave out the bad ones: Requeued."""
 
     lost: tuple[str, ...]
     bad: Any = None
     already: bool = False
     """Whether Slurm has requeued it already."""
     leaves: bool = True
-    """Whether the job gives up its lost nodes first."""
+    """Whether the job releases its lost nodes first."""
 
 
 @dataclass(frozen=True)
 class Close(Decision):
-    """Write the final record, say why, send messages."""
+    """Write the final record, print the reason, and send messages."""
 
     code: int
     again: bool = False
@@ -359,6 +359,6 @@ class EndProgram(Decision):
 
 @dataclass(frozen=True)
 class Say(Decision):
-    """Write an error into the log."""
+    """Write an error to the log."""
 
     text: str = field(default="")

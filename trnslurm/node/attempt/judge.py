@@ -1,4 +1,4 @@
-"""What is read before an attempt begins and after it has ended, for the machine to decide."""
+"""Reads what the machine needs to decide, before an attempt starts and after it has ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _STDOUT = 1
 def begins(
     state: Attempt, options: AttemptOptions, caps: Caps, controller: Controller
 ) -> e.MayBegin | e.Refused:
-    """Refuse a cancelled run, a wrong node count, and a run that crashed too often."""
+    """Refuse a cancelled run, a wrong node count, or a run that crashed too often."""
     trains = state.phase == "train"
     if trains:
         state.checkpoint, state.changed = saved_by_now()
@@ -58,19 +58,19 @@ def begins(
     done = (each.state is State.COMPLETED for each in earlier_attempts(state))
     if trains and state.restarts and any(done):
         # attempt/successor.py has requeued the job, so that it can complete.
-        return e.Refused(0, "", State.COMPLETED, "the attempt before has trained to the end")
+        return e.Refused(0, "", State.COMPLETED, "the previous attempt completed the training")
     planned, nodes, spares = options.nodes, state.nodes, options.spares
     if options.fewer:
         nodes = len(state.hosts.split(","))
     expected = planned + (0 if options.fewer else spares) + options.served
     if planned and nodes != expected:  # the plan's arithmetic is for one node count
         wanted = f"{planned} nodes and {spares} spare" if spares else f"{planned} nodes"
-        wanted += f" and {options.served} of roles" if options.served else ""
-        message = f"this script is for {wanted}, the allocation has {nodes}"
+        wanted += f" and {options.served} for roles" if options.served else ""
+        message = f"this script is for {wanted}, but the allocation has {nodes}"
         message = f"{message}: render it again with --nodes {nodes - spares - options.served}"
         return e.Refused(2, message, doing="checking the allocation")
     controller.learn_config()
-    # A crash counts even if the attempt could not record it, as when its node died.
+    # A crash counts even if the attempt could not record it, for example because its node died.
     counts = trains and controller.requeues
     if counts and (given_up := reason_to_give_up(state, options.max_crashes)):
         return e.Refused(1, given_up, State.FAILED, given_up)
@@ -79,7 +79,7 @@ def begins(
 
 
 class Judgement:
-    """How an attempt has ended, from all that is left of it."""
+    """How an attempt has ended, judged from everything that it left."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Judgement:
         self._controller, self._caps = controller, caps
 
     def of(self, asked: e.Judge) -> e.Judged:
-        """Find out how a training ended, and on which nodes it could go on."""
+        """Find out how training ended, and on which nodes it could continue."""
         state, options, code = self._state, self._options, asked.code
         allocation = self._job.allocation
         stop = RUN.stop_file("train", state.attempt)
@@ -102,7 +102,7 @@ class Judgement:
         if not (code or lacks or stop.exists()):
             return e.Judged(None, code)
         hosts = state.hosts.split(",")
-        # Not once Slurm is ending the job, which leaves no time to read logs.
+        # When Slurm is ending the job, there is no time to read logs.
         found = self.found if code and state.state is State.RUNNING else None
         reported = self._controller.host_names(lost_nodes(state))
         gone = [*asked.lost, *(asked.server.lost if asked.server else ())]
@@ -146,17 +146,17 @@ class Judgement:
         return e.Judged(ending, code, tuple(hosts_then), change, tuple(lost))
 
     def _can_do_without(self, bad: Iterable[str]) -> int:
-        """Return how many of the bad nodes and of those left out before it can do without."""
+        """Return how many of the bad nodes and of those already left out the job can do without."""
         options, counts = self._options, self._job.scripts
-        # With graphs, the job asks for all nodes of its range.
+        # With graphs, the job requests all nodes of its range.
         starts_on_fewer = options.fewer and not options.graphs
         needed = min(counts) if starts_on_fewer else max(counts) + options.spares
-        needed += len(self._job.served[0])  # the others are in other partitions
+        needed += len(self._job.served[0])  # the other nodes are in other partitions
         return self._controller.can_do_without(needed, {*bad, *left_out.read_excluded()})
 
     @cached_property
     def found(self) -> Finding | None:
-        """The cause of a failure according to the logs; errors of this search are only logged."""
+        """The cause of a failure according to the logs. Errors of this search are only logged."""
         try:
             phase, attempt = self._state.phase, self._state.attempt
             with budget():  # for both
@@ -171,7 +171,7 @@ class Judgement:
             return None
 
     def say_why(self) -> None:
-        """Print the cause of a failure; errors here are only logged."""
+        """Print the cause of a failure. Errors of this search are only logged."""
         try:
             state, found = self._state, self.found
             lines = found.report() if found else nothing_found(RUN.path, state.phase, state.attempt)

@@ -1,7 +1,7 @@
 """The attempts of a job as a state machine: events in, decisions out.
 
-It neither reads nor writes, asks nor waits, and knows the time only as it is told. TABLE, at the
-end, says which event does what in which stage; all others change nothing.
+It does no I/O, never waits, and gets the time from its caller. TABLE, at the end, says what each
+event does in each stage. Events that are not in it change nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from trnslurm.node.hosts import brief
 
 TERMINATED = 128 + signal.SIGTERM
 LOOK_S = 10.0
-"""How often the files of the run are looked at."""
+"""How often the run's files are read."""
 AHEAD_AFTER_S = 60.0
-"""How long an attempt runs before the next one is started ahead."""
-# The program ends within this share of the time between TERM and KILL.
+"""How long an attempt runs before standby workers for the next attempt are started."""
+# The program ends within this share of the time between SIGTERM and SIGKILL.
 _LAST_SHARE = 0.9
-# Of the time between TERM and KILL, the step has this share. The rest is for the end of the program
-# itself: these seconds, if there are as many.
+# The step gets this share of the time between SIGTERM and SIGKILL. The rest is for the end of the
+# program itself: these seconds, if there is enough time.
 _PATIENCE_SHARE, _LEAST_SHARE = 0.75, 0.3
 _OWN_END_S = 3.0
 TELL_AGAIN_S = 0.5
 END_WITHIN_S = 15.0
-"""How long the nodes have to kill their processes, since the last of them did or was lost."""
+"""How long the nodes have to kill their processes, since the last node did so or was lost."""
 _ASK_AGAIN_S, _MOST_PAUSE_S = 10.0, 60.0
 _BY_SLURM = {
     State.REQUEUED: (State.REQUEUED, "requeued"),
@@ -41,9 +41,9 @@ _BY_SLURM = {
     State.PREEMPTED: (State.PREEMPTED, "preempted"),
     State.CANCELLED: (State.CANCELLED, ""),
     State.RUNNING: (State.CANCELLED, ""),
-    State.LOST: (State.FAILED, "Slurm had forgotten the job, and ended it"),
+    State.LOST: (State.FAILED, "Slurm no longer knew the job and ended it"),
 }
-"""What an attempt becomes, and why, by what the controller says."""
+"""The state and reason that an attempt gets, by what the controller says."""
 
 
 Happening = Union[e.Event, e.Cue, Beat]
@@ -52,12 +52,12 @@ Kind = Union[type[e.Event], type[Beat], e.Cue]
 
 
 def kind_of(event: Happening) -> Kind:
-    """Return what TABLE knows an event by."""
+    """Return the kind by which TABLE looks up an event."""
     return event if isinstance(event, e.Cue) else type(event)
 
 
 class Stage(Meant):
-    """Where an attempt stands, and what its program does there."""
+    """The stage that an attempt is in, and what its program does in this stage."""
 
     CHECKING = "checking", "asks whether the attempt may begin"
     FETCHING = "fetching", "fetches its first checkpoint from S3"
@@ -78,7 +78,7 @@ class Stage(Meant):
 
 
 class Ahead(Name):
-    """How far the next attempt is that is started ahead."""
+    """The state of the standby workers for the next attempt."""
 
     NONE = "none"
     PREPARING = "preparing"
@@ -87,26 +87,26 @@ class Ahead(Name):
 
 
 class Rules(Frozen):
-    """What holds for all attempts of a job."""
+    """The rules that hold for all attempts of a job."""
 
     trains: bool
     graphs: bool = False
     compiles: bool = False
-    """Whether the phase makes the graphs."""
+    """Whether the phase compiles the graphs."""
     beats: bool = False
-    """Whether the nodes give signs of life."""
+    """Whether the nodes send heartbeats."""
     replaces: bool = False
-    """Whether the job can go on without a node."""
+    """Whether the job can continue without a node."""
     standby: bool = False
     looks_s: float | None = None
-    """How often the files of the run are looked at; None: never."""
+    """How often the run's files are read, or None for never."""
     retry_s: tuple[float, ...] = ()
     signals_workers: bool = True
-    """Whether the workers get the TERM that ends the job, and KILL after a while."""
+    """Whether the workers get the SIGTERM that ends the job, and SIGKILL some time later."""
     roles: bool = False
-    """Whether servers run beside the training."""
+    """Whether servers run alongside training."""
     in_step: bool = False
-    """Whether the run is a step of a job that a user holds."""
+    """Whether the run is a job step in a job that a user holds."""
 
 
 class Machine:
@@ -117,44 +117,44 @@ class Machine:
     ) -> None:
         self.rules, self.state, self.now = rules, state, now
         self.allocation = [*allocation]
-        """The nodes of the job, without those that it has lost or found bad."""
+        """The job's nodes, without the lost and bad ones."""
         self.home = self.allocation[0]
-        """The node of this program."""
+        """The node on which this program runs."""
         self.roll = Roll()
         self.stage = Stage.CHECKING
         self.code = 0
         self._out: list[Decision] = []
         self._answers: set[str] = set()
-        """The nodes that have answered once."""
+        """The nodes that have responded at least once."""
         self.kill_wait_s = 30.0
-        """The time between TERM and KILL."""
+        """The time between SIGTERM and SIGKILL."""
         self._term_pending = self._save_pending = False
-        """Signals that came between two attempts."""
+        """The signals that arrived between two attempts."""
         self._reset()
 
     def _reset(self) -> None:
-        """Forget the attempt before."""
+        """Forget the previous attempt."""
         self.doing = "starting"
         self.lost: set[str] = set()
         self.left_over = False
-        """Whether processes of the step may be left on the nodes."""
+        """Whether processes of the step may still be on the nodes."""
         self.launched = False
-        """Whether the nodes have run, so that their logs may explain a failure."""
+        """Whether the nodes have started, so that their logs may explain a failure."""
         self.term = self.saves = False
-        """Whether Slurm ends the job; whether the workers were asked to save."""
+        """Whether Slurm is ending the job, and whether the workers were asked to save."""
         self.last_moment = math.inf
-        """When this program must have ended, because KILL follows."""
+        """When this program must have ended, because SIGKILL follows."""
         self.ahead = Ahead.NONE
         self._told: State | None = None
         self._srun_gave_up = False
         self._ended_early: e.StepEnded | None = None
-        """How the step ended that was started ahead, before the attempt had begun."""
+        """How the standby step ended, if it ended before the attempt had started."""
         self._step_runs = self._looking = self._tells = self._aborted = False
         self._capped = self._grows = False
         self._tries = 0
         self._unanswered = 0
         self._left = -1
-        """How many nodes have yet to kill their processes."""
+        """How many nodes must still kill their processes."""
         self._deadline = self._again_at = self._capped_at = self._give_up_at = math.inf
         self._watch_at = self._look_at = self._tell_at = self._ahead_at = math.inf
         self._why = ""
@@ -164,24 +164,24 @@ class Machine:
         self._code = 0
         self._judged_as = e.Judged(None, 0)
         self._server: e.ServerFailed | None = None
-        """The server for which the step was ended."""
+        """The server because of which the step was ended."""
 
     # -- from outside
 
     def begin(self, now: float) -> list[Decision]:
-        """Begin the first attempt, and return what is to be done."""
+        """Start the first attempt, and return what must be done."""
         self.now = now
         self._check()
         return self._taken()
 
     def take_over(self, now: float, *, saves: bool) -> list[Decision]:
-        """Go on on the second node, as the first one is lost, and the program there.
+        """Take over on the second node, because the first node and its program are lost.
 
-        `saves`: whether that program has asked the workers to save.
+        `saves` says whether that program has asked the workers to save.
         """
         self.now, self.stage = now, Stage.ENDING
         self.doing = f"taking over from {self.home}"
-        self.state.become(State.RUNNING)  # if it had ended, the next one never began
+        self.state.become(State.RUNNING)  # if it had ended, the next one never started
         self.lost.add(self.home)
         self._answers.add(self.home)  # or its silence would mean nothing
         self.home = self.allocation[1]
@@ -190,7 +190,7 @@ class Machine:
         return self._taken()
 
     def on(self, event: Happening, now: float) -> list[Decision]:
-        """Take an event, and return what is to be done."""
+        """Process an event, and return what must be done."""
         self.now = now
         kind = kind_of(event)
         if self.stage is Stage.OVER:
@@ -205,13 +205,13 @@ class Machine:
 
     @property
     def patience_s(self) -> float:
-        """How long after TERM to wait for the step to end."""
+        """How long after SIGTERM to wait for the step to end."""
         most = min(_PATIENCE_SHARE * self.kill_wait_s, self.kill_wait_s - _OWN_END_S)
         return max(most, _LEAST_SHARE * self.kill_wait_s)
 
     @property
     def wakes_at(self) -> float:
-        """When the machine wants a Tick; infinite: never."""
+        """When the machine wants a TICK, or infinity for never."""
         if self.stage is Stage.PAUSING:
             return self._again_at
         if self.stage is Stage.RUNNING:
@@ -270,7 +270,7 @@ class Machine:
         self._run()
 
     def _server_failed(self, event: e.ServerFailed) -> None:
-        """End the training: it cannot go on as it is."""
+        """End the training, which cannot continue as it is."""
         if self._server:
             return
         self._server, self.state.server = event, event.log
@@ -314,7 +314,7 @@ class Machine:
         self._decide(e.Act.START)
 
     def _tick(self, _: e.Cue) -> None:
-        """Look after the step, as often as it needs."""
+        """Check the step as often as it needs."""
         if self.now >= self._capped_at:
             self._end_step()
             return
@@ -331,24 +331,24 @@ class Machine:
                 self._decide(e.LookAtFiles(frozenset(self.roll.silent(self.now))))
 
     def _ask_silent(self, nodes: Set[int]) -> None:
-        """Ask about nodes that give no sign of life, all in one question."""
+        """Ask about the nodes that send no heartbeat, all in one query."""
         silent = self._named(nodes) - self.lost - self._asking
         self._ask(host for host in silent if self._ask_at.get(host, 0.0) <= self.now)
 
     def _ask(self, hosts: Iterable[str]) -> None:
         if asked := frozenset(hosts):
             self._asking |= asked
-            for host in asked:  # one that answers, and gives no sign, is asked less and less
+            for host in asked:  # a node that responds without heartbeats is asked less often
                 pause_s = self._pause_s.get(host, _ASK_AGAIN_S)
                 self._ask_at[host] = self.now + pause_s
                 self._pause_s[host] = min(2 * pause_s, _MOST_PAUSE_S)
             self._decide(e.AskNodes(asked))
 
     def _answered(self, event: e.Answered) -> None:
-        """Note who answers; who does not, and gives no sign of life either, is lost."""
+        """Note which nodes respond. A node that neither responds nor sends heartbeats is lost."""
         self._asking -= event.asked
         self._answers |= event.asked - event.silent
-        # If nobody has ever answered, it may be the network that lets no question through.
+        # If no node has ever responded, the network may block all queries.
         gone = event.silent & {*self.allocation} if self._answers else set()
         if self.stage is Stage.RUNNING:
             gone &= self._named(self.roll.silent(self.now)) if self.rules.replaces else set()
@@ -388,7 +388,7 @@ class Machine:
     def _end_step(self) -> None:
         """End the step at once: nodes are lost, it hangs, or a cap is reached."""
         self.stage = Stage.ENDING
-        self._ask_at, self._pause_s = {}, {}  # who has answered is asked again at once
+        self._ask_at, self._pause_s = {}, {}  # nodes that have responded are asked again at once
         if self.rules.in_step:
             # What a killed srun leaves on the nodes would stay in the user's job.
             self._decide(e.Signal(signal.SIGTERM))  # srun then kills its tasks
@@ -404,7 +404,7 @@ class Machine:
             self._give_up()
 
     def _end_nodes(self) -> None:
-        """Tell the nodes to end their processes, and kill srun once all have."""
+        """Order the nodes to end their processes, and kill srun when all have done so."""
         left = self._still_there()
         if len(left) != self._left:
             self._left, self._give_up_at = len(left), self.now + END_WITHIN_S
@@ -415,7 +415,7 @@ class Machine:
         self._decide(e.EndNodes(left))
 
     def _still_there(self) -> frozenset[int]:
-        """Return the nodes that have yet to kill their processes."""
+        """Return the nodes that must still kill their processes."""
         there = {number for number, host in enumerate(self.hosts) if host not in self.lost}
         return frozenset(there - self.roll.ended)
 
@@ -429,7 +429,7 @@ class Machine:
         self._decide(e.Signal(signal.SIGKILL))
 
     def _tick_of_end(self, _: e.Cue) -> None:
-        if (late_s := self.now - self.wakes_at) > PERIOD_S:  # this program stood still, not they
+        if (late_s := self.now - self.wakes_at) > PERIOD_S:  # this program was frozen
             self._give_up_at += late_s
         if self.now >= self._deadline:
             self._kill()
@@ -447,7 +447,7 @@ class Machine:
         self._step_runs = False
         code = event.code
         may_retry = self._tries < len(self.rules.retry_s) and self.stage is Stage.RUNNING
-        # Once anything was started a node's log is there, and the exit code is the job's own.
+        # After any start there is a node log, and the exit code is the job's own.
         if code and not event.began and may_retry and not self._asked_to_end:
             self.stage = Stage.PAUSING
             self._again_at = self.now + self.rules.retry_s[self._tries]
@@ -459,7 +459,7 @@ class Machine:
         self._step_runs, self._ended_early = False, event
 
     def _over(self, code: int, *, aborted: bool = False, left_over: bool = False) -> None:
-        """Go on after the last step of the attempt."""
+        """Continue after the last step of the attempt."""
         if self.term and not self.rules.trains:
             self._leave(TERMINATED)
             return
@@ -478,7 +478,7 @@ class Machine:
         return self.term or (self.rules.trains and self.saves)
 
     def _go_on(self) -> None:
-        """Once the answers are there, decide about the attempt."""
+        """Decide about the attempt when all replies have arrived."""
         if self._unanswered or self._asking:
             return
         if self.term:
@@ -498,7 +498,7 @@ class Machine:
         if self._aborted:
             code = code or 1
         self._code = code
-        if self._srun_gave_up:  # nodes that are gone are a reason, and have no processes
+        if self._srun_gave_up:  # lost nodes are a reason, and have no processes
             ended = self._named(self.roll.ended) | self.lost
             self.left_over |= not (self.lost and ended.issuperset(self.hosts))
         if code == 0 and self.rules.graphs and self.rules.compiles:
@@ -541,7 +541,7 @@ class Machine:
             self._leave(0 if ending.state is State.COMPLETED else self._exit_code)
 
     def _confirm(self) -> None:
-        """Start again, unless the job is being ended: ask if a signal has come meanwhile."""
+        """Start again unless the job is being ended. If a signal has arrived, ask Slurm first."""
         if self._term_pending:
             self.stage = Stage.CONFIRMING
             self._ask_what_ends()
@@ -566,7 +566,7 @@ class Machine:
             if not already:
                 self._expect_kill()
             self._decide(
-                e.Act.RECORD,  # before Slurm is asked: KILL may follow
+                e.Act.RECORD,  # before Slurm is asked: SIGKILL may follow
                 e.Requeue(tuple(judged.lost), judged.bad, already=already, leaves=leaves),
             )
 
@@ -578,7 +578,7 @@ class Machine:
 
     @property
     def _exit_code(self) -> int:
-        """After exit code 0 as well: runs that wait for its success must wait."""
+        """Nonzero even after exit code 0, because runs that wait for success must keep waiting."""
         failed = self.state.cause in (EndCause.CRASH, EndCause.ERROR)
         return self._code if failed else TERMINATED
 
@@ -587,7 +587,8 @@ class Machine:
         assert ending
         still_runs = self._told is State.RUNNING and not self._term_pending
         if ending.cause is EndCause.GROWS and hosts and still_runs:
-            self.state.become(State.RESTARTED, f"it could not be requeued for more: {why_not}")
+            why = f"it could not be requeued for more nodes: {why_not}"
+            self.state.become(State.RESTARTED, why)
             self._launch([*hosts])
             return
         why = f"{self.state.reason}; it could not be requeued: {why_not}"
@@ -601,10 +602,10 @@ class Machine:
         gone = {*self.hosts} - {*hosts} | self.lost
         self.allocation = [host for host in self.allocation if host not in gone]
         ready = self.ahead is Ahead.WAITING and hosts == self.hosts
-        # Each of its nodes gives signs of life as well: a frozen one does not.
+        # Each of its nodes must send heartbeats as well: a frozen node does not.
         ahead = ready and self.roll.all_ahead(len(hosts), self.now)
         if self.ahead is Ahead.WAITING and not ahead:
-            self._decide(e.EndAhead(wait=ready))  # a lost node of the step does not answer
+            self._decide(e.EndAhead(wait=ready))  # a lost node of the step does not respond
         self.ahead = Ahead.OVER
         self._decide(e.Close(self._code, again=True), e.LaunchNext(tuple(hosts), ahead))
 
@@ -633,7 +634,7 @@ class Machine:
     # -- signals
 
     def _terminate(self, event: e.Terminated) -> None:
-        """Record what ends the attempt: scancel, the time limit, preemption or a requeue."""
+        """Record what ends the attempt: scancel, the time limit, preemption, or a requeue."""
         if self.term:
             return
         self.term, self._why = True, event.why
@@ -642,7 +643,7 @@ class Machine:
             self._decide(e.Act.HOLD_SERVERS)
         if self.rules.trains:
             self._decide(e.AskToStop(EndCause.TERMINATED))
-        self._become(State.CANCELLED, event.why)  # at once: KILL may come before the answer
+        self._become(State.CANCELLED, event.why)  # at once: SIGKILL may come before the reply
         self._ask_what_ends()
         if self._step_runs:
             self.stage = Stage.ENDING
@@ -656,7 +657,7 @@ class Machine:
 
     def _end_by_term(self) -> None:
         if self.rules.trains and self.rules.signals_workers:
-            # torchrun leaves its workers at a second TERM.
+            # torchrun abandons its workers at a second SIGTERM.
             self._deadline = min(self._deadline, self.now + self.patience_s)
         else:
             self._decide(e.Signal(signal.SIGTERM))
@@ -665,7 +666,7 @@ class Machine:
         self._unanswered -= 1
         self._told = event.state
         if self.stage is Stage.CONFIRMING:
-            if event.state is State.RUNNING:  # no answer, perhaps; but a signal has come
+            if event.state is State.RUNNING:  # or no answer, but a signal came
                 self._told = State.CANCELLED
             self._term_pending = False
             self._start_again()
@@ -679,7 +680,7 @@ class Machine:
             self._close(self._code)
 
     def _note_term(self, _: e.Terminated) -> None:
-        """Note a signal that comes once the step has ended: what it means is asked in time."""
+        """Note a signal that arrives after the step has ended. Its meaning is queried later."""
         self._term_pending = True
 
     def _save(self, _: e.Cue) -> None:
@@ -695,7 +696,7 @@ class Machine:
     # -- the last things
 
     def _leave(self, code: int) -> None:
-        """End the attempt, after a complete training once S3 has its last checkpoint."""
+        """End the attempt. After a completed training, wait until S3 has the last checkpoint."""
         self._code = code
         if self._unanswered:
             self.stage = Stage.LEAVING
@@ -778,12 +779,12 @@ TABLE: Mapping[tuple[Stage, Kind], _Act] = {
     (Stage.COPYING, e.Cue.COPIED): Machine._copied,
     (Stage.COPYING, e.Terminated): Machine._copied,  # the training itself is complete
     **{(stage, e.Terminated): Machine._terminate for stage in (*_NO_STEP, *_WITH_STEP)},
-    # A requeue is a TERM as well.
+    # A requeue sends SIGTERM as well.
     **{(stage, e.Terminated): Machine._note_term for stage in (*_AFTER, Stage.REQUEUING)},
     **{(stage, e.Cue.SAVE_ASKED): Machine._save for stage in (*_NO_STEP, *_WITH_STEP)},
     **{(stage, e.Cue.SAVE_ASKED): Machine._note_save for stage in (*_AFTER, Stage.REQUEUING)},
 }
-"""What an event does in a stage."""
+"""What each event does in each stage."""
 ALWAYS: Mapping[Kind, _Act] = {
     Beat: Machine._beat,
     e.Looked: Machine._looked,
@@ -792,4 +793,4 @@ ALWAYS: Mapping[Kind, _Act] = {
     e.Prepared: Machine._prepared,
     e.Cue.AHEAD_ENDED: Machine._ahead_ended,
 }
-"""What an event does in any stage."""
+"""What an event does in every stage."""

@@ -1,9 +1,9 @@
-"""Tells the machine what happens, and does what it decides.
+"""Passes events to the machine, and carries out its decisions.
 
 This program owns the attempts' state files and the heartbeat, and receives Slurm's signals. Its
-input is the environment (TRNSLURM_*) and the state file that the batch script has begun. What may
-take long, as a question to Slurm, a look at a shared disk or the search of a cause, is done in a
-thread; its answer is an event like any other.
+input is the environment (TRNSLURM_*) and the state file that the batch script has created. Work
+that may take long, such as a Slurm query, a look at a shared disk or the search for a cause, runs
+in a thread. Its result is an event like any other.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _STDOUT = 1
 _RELAY_S = 2.0
 _FOLLOW_S = 30.0
 _SERVERS_S = 60.0
-"""How long the servers of roles have to end, one role after the other."""
+"""How long the role servers have to end, one role after another."""
 _WRITE_S, _LAST_WRITE_S = 10.0, 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code of the batch script."""
-    signals = processes.SignalQueue()  # first: before this TERM would kill without a record
+    """Run the command, and return the batch script's exit code."""
+    signals = processes.SignalQueue()  # first: SIGTERM would kill without a record
     options = parse(sys.argv[1:] if argv is None else argv)
     if relaunch.answer(options.nodes, options.command):
         return 0
@@ -77,18 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Lane:
-    """Does things one after the other, beside the program: writes to a disk that may be slow."""
+    """Runs tasks in order, in the background: writes to a disk that may be slow."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def put(self, task: Callable[[], object]) -> None:
-        """Do this after all before."""
+        """Run this after all earlier tasks."""
         self._tasks.put(task)
 
     def flush(self, within_s: float = _WRITE_S) -> None:
-        """Wait until all is done, but not for ever."""
+        """Wait until all tasks are done, but not forever."""
         done = threading.Event()
         self._tasks.put(done.set)
         done.wait(within_s)
@@ -110,7 +110,7 @@ class Program:
         signals: processes.SignalQueue,
         argv: Sequence[str],
     ) -> None:
-        """Take the options as they are read, and as they are given."""
+        """Store the parsed options and the original arguments."""
         self._options, self._signals = options, signals
         self._job = Job(options)
         phase, number = os.environ[Variable.PHASE], int(os.environ[Variable.ATTEMPT])
@@ -120,7 +120,7 @@ class Program:
         os.set_blocking(self._woken, False)
         self._files = Lane()
         self._step = self._fetching = 0
-        """The pids of srun, or of its stand-in, and of what fetches a checkpoint."""
+        """The pids of srun or its stand-in, and of the process that fetches a checkpoint."""
         self._copies = False
         self._standby: relaunch.Standby | None = None
         state = _own(read_attempt(RUN, phase, number), os.environ)
@@ -152,10 +152,10 @@ class Program:
         if self._trains and rules.replaces and may_outlive and first.is_missed():
             self._successor = Successor(argv)
         self._lost_first = ""
-        """The first node, if this program goes on for the one on it."""
+        """The first node, if this program has taken over from the program there."""
 
     def _open(self, state: Attempt) -> None:
-        """Begin what belongs to one attempt."""
+        """Open the files of one attempt."""
         self._caps = Caps(RUN, read_json(RUN.caps_file))
         self._mirror = MirrorProcess(wanted=self._trains)
         self._follow = Follow(RUN, wanted=self._trains and self._controller.requeues)
@@ -168,11 +168,11 @@ class Program:
         self._before = (0, 0)
 
     def run(self) -> int:
-        """Run all attempts of the job; return the exit code."""
+        """Run all attempts of the job, and return the exit code."""
         return self._run(self._machine.begin)
 
     def take_over(self, first_node: str, end_orphans: Callable[[Sequence[str]], int]) -> int:
-        """Go on for the program on a lost first node; `end_orphans` returns 0 once all have."""
+        """Take over from a lost first node; `end_orphans` returns 0 when all processes are gone."""
         self._lost_first, self._end_orphans = first_node, end_orphans
         state = self._machine.state
         cause = read_json(RUN.stop_file(state.phase, state.attempt)).get("cause")
@@ -200,7 +200,7 @@ class Program:
     # -- events
 
     def _wait(self) -> Iterator[Happening]:
-        """Wait until something happens, and yield it."""
+        """Wait until something happens, and yield the event."""
         wakes_at = self._machine.wakes_at
         if self._copies:
             wakes_at = min(wakes_at, time.monotonic() + machine.LOOK_S)
@@ -211,7 +211,7 @@ class Program:
         with suppress(BlockingIOError):
             os.read(self._woken, 1 << 12)
         if arrived & processes.END_SIGNALS:
-            # The guard of a job on this machine says why it ends it.
+            # The guard of a job on this machine says why it ends the job.
             here = isinstance(self._controller, NoController)
             why = str(read_json(RUN.guard_file).get("why", "")) if here else ""
             yield e.Terminated("" if why and RUN.cancelled_file.exists() else why)
@@ -227,7 +227,7 @@ class Program:
             yield e.Cue.TICK
 
     def _ended(self) -> Iterator[e.Event | e.Cue]:
-        """Yield what the end of processes means."""
+        """Yield the events for processes that have ended."""
         if self._step and (code := _code_of(self._step)) is not None:
             self._step = 0
             self._answer(partial(self._end_of_step, code), e.StepEnded(code))
@@ -257,13 +257,13 @@ class Program:
         return e.HasCheckpoint(*saved_by_now())
 
     def _tell(self, event: Happening) -> None:
-        """Tell the machine, and do what it decides."""
+        """Pass an event to the machine, and carry out its decisions."""
         if isinstance(event, e.Launched) and event.state:
             self._job.begin_again(event.launch)
             self._open(event.state)
             if event.runs and self._standby:
                 self._step, self._job.relay = self._standby.step, self._standby.relay
-                if not self._step:  # it ended as it was told to train
+                if not self._step:  # it ended when it was ordered to train
                     self._results.put(e.StepEnded(1))
             self._standby = None
         if isinstance(event, e.Served):
@@ -278,7 +278,7 @@ class Program:
             self._files.put(partial(_append, RUN.stages_file, line))
 
     def _answer(self, task: Callable[[], e.Event | e.Cue], otherwise: e.Event) -> None:
-        """Do a task beside the program; its result is an event."""
+        """Run a task in the background. Its result is an event."""
 
         def do() -> None:
             event: e.Event | e.Cue
@@ -395,7 +395,7 @@ class Program:
         return e.Cue.COMMITTED
 
     def _begin(self, state: Attempt) -> None:
-        """Begin what goes on beside the step."""
+        """Start what runs alongside the step."""
         newest = newest_checkpoint(RUN)
         os.environ[Variable.RESUME] = str(newest.absolute()) if newest else ""
         self._listen()
@@ -409,7 +409,7 @@ class Program:
         self._messages.begun(earlier_attempts(state))
 
     def _listen(self) -> None:
-        """Tell nodes and successor where to send their signs of life."""
+        """Tell the nodes and the successor where to send their heartbeats."""
         if beats := self._job.beats:
             os.environ[Variable.BEATS] = beats.place
         if self._successor:
@@ -471,7 +471,7 @@ class Program:
     def _judge(self, decision: e.Judge) -> e.Event:
         self._stay_if_replaced()
         judged = self._judgement.of(decision)
-        self._stay_if_replaced()  # it reads logs, which takes a while
+        self._stay_if_replaced()  # it reads logs, which may take long
         return judged
 
     def _stay_if_replaced(self) -> None:
@@ -481,11 +481,11 @@ class Program:
             _leave_to(other)
 
     def _requeue(self, decision: e.Requeue) -> e.Event:
-        self._files.flush()  # the record says so before Slurm is asked: KILL may follow
+        self._files.flush()  # the record says so before Slurm is asked: SIGKILL may follow
         controller = self._controller
         components = self._job.components(self._machine.state.job_id)
         if self._successor and not decision.already and controller.is_reached():
-            self._stay_if_replaced()  # a node that was cut off is back
+            self._stay_if_replaced()  # a node that had lost its network is back
         every = [host for hosts in components.values() for host in hosts]
         if decision.leaves and (gone := {*decision.lost, *controller.silent(every)}):
             # A requeue would wait for them.
@@ -501,7 +501,7 @@ class Program:
         return e.Requeued(refused)
 
     def _close(self, code: int, *, again: bool = False) -> int:
-        """Write the final state of an attempt, and say why it ended; return its exit code."""
+        """Write an attempt's final state, print why it ended, and return its exit code."""
         made = self._machine
         state, judged = made.state, self._judgement
         if state.under_way:
@@ -536,7 +536,7 @@ class Program:
 
 
 def _own(state: Attempt, environ: Mapping[str, str]) -> Attempt:
-    """Note in an attempt's record where it runs."""
+    """Record where an attempt runs."""
     state.host, state.pid = os.uname().nodename, os.getpid()
     apart = sum(map(len, hosts_of_roles(environ)[1:]))
     state.nodes = int(environ.get("SLURM_JOB_NUM_NODES", 0)) + apart
@@ -551,18 +551,18 @@ def _of(launch: relaunch.Launch) -> Attempt:
 
 
 def _other_of_job(before: Attempt, number: int) -> Attempt | None:
-    """Return the attempt of this job that another program has begun after `before`."""
+    """Return the attempt of this job that another program has started after `before`."""
     between = (read_attempt(RUN, before.phase, n) for n in range(before.attempt + 1, number))
     job = before.job_id, before.restarts
     return next((each for each in between if (each.job_id, each.restarts) == job), None)
 
 
 def _leave_to(other: Attempt) -> NoReturn:
-    """Wait for the job's end: this node was lost for a while, and another one has gone on.
+    """Wait for the job's end: this node was lost for a while, and another node has taken over.
 
-    The end of this program would be the end of the job.
+    The job would end with this program.
     """
-    processes.say(f"attempt {other.attempt} was begun on {other.host}, which continues the job")
+    processes.say(f"attempt {other.attempt} was started on {other.host}, which continues the job")
     while True:
         time.sleep(_WRITE_S)
 
@@ -573,13 +573,13 @@ def _append(file: Path, line: Mapping[str, object]) -> None:
 
 
 def _code_of(pid: int) -> int | None:
-    """Return the exit code of a child; None while it runs."""
+    """Return a child's exit code, or None if it is still running."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     return processes.exit_code(status) if ended else None
 
 
 def _ask_to_stop(file: Path, cause: EndCause | None) -> None:
-    """Ask the workers to save and to end together: worker 0 looks for this file."""
+    """Ask the workers to save and end together. Worker 0 looks for this file."""
     if cause is None:
         cause = EndCause.CANCELLED if RUN.cancelled_file.exists() else EndCause.TIME_LIMIT
     with suppress(OSError):

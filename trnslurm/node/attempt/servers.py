@@ -1,4 +1,4 @@
-"""Starts the program that keeps the servers of a job's roles, and hears what it tells."""
+"""Starts the program that runs the servers for a job's roles, and reads its reports."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MORE_S = 5.0
 
 
 class Servers:
-    """The servers of the job's roles."""
+    """The servers for the job's roles."""
 
     def __init__(self, command: Sequence[str], state: Attempt, *, own_session: bool) -> None:
-        """Take the commands that start one of them; empty: there are none."""
+        """Store the command that starts them; an empty command means that there are none."""
         self._command, self._own_session = [*command], own_session
         self._job = [state.job_id, str(state.restarts)]
         self._pid = self._says = self._hears = 0
         self._said = b""
 
     def serve(self) -> None:
-        """Start them, or those that have failed again: Served or ServerFailed."""
+        """Start the servers, or restart failed ones: Served or ServerFailed."""
         if self._pid:
             self._tell("again")
             return
@@ -50,28 +50,28 @@ class Servers:
         os.close(tells)
 
     def filenos(self) -> list[int]:
-        """Return the descriptor that has something to read once they have told something."""
+        """Return the file descriptor that becomes readable when the servers report something."""
         return [self._hears] if self._hears else []
 
     def read(self) -> Iterator[e.Event]:
-        """Yield what they have told."""
+        """Yield what the servers have reported."""
         if not self._hears or not select.select([self._hears], [], [], 0)[0]:
             return
         said = os.read(self._hears, _AT_ONCE)
         if not said:
             self._forget()
-            yield e.ServerFailed("the program that keeps the servers of the roles has ended")
+            yield e.ServerFailed("the program that runs the role servers has ended")
             return
         *lines, self._said = (self._said + said).split(b"\n")
         for line in lines:
             yield _event(json.loads(line))
 
     def hold(self) -> None:
-        """Start none again: the job is being ended."""
+        """Restart no more servers, because the job is being ended."""
         self._tell("hold")
 
     def finish(self, within_s: float) -> None:
-        """End all, and wait for that."""
+        """End all servers, and wait for their ends."""
         if not self._pid:
             return
         within_s = max(within_s, 0.0)
@@ -88,7 +88,7 @@ class Servers:
 
     def _tell(self, line: str) -> None:
         if self._says:
-            with suppress(OSError):  # it has ended, and is heard to have ended
+            with suppress(OSError):  # it has ended, and its end was reported
                 os.write(self._says, f"{line}\n".encode())
 
     def _forget(self) -> None:

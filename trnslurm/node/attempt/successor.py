@@ -1,19 +1,19 @@
-"""Goes on with a job that has lost its first node, and with it the program of its attempts.
+"""Takes over a job that has lost its first node, and with it the attempt program.
 
     srun --nodelist=NODE2 … python -m trnslurm.node.attempt.successor OPTIONS -- COMMAND
 
-With --no-kill Slurm leaves such a job its other nodes, and ends only the steps that had a part on
-the lost one (kill_running_job_by_node_name in src/slurmctld/job_mgr.c, _kill_step_on_node in
-step_mgr.c). So this program waits on the second node in a step of its own. It sends the first node
-signs of life as all nodes do, and reads its answers. It takes over if no node of the job reaches
-the first one any more. The batch script is gone by then: at the end of the training this program
-ends the job.
+With --no-kill, Slurm leaves such a job its other nodes, and ends only the steps that were running
+on the lost node (kill_running_job_by_node_name in src/slurmctld/job_mgr.c, _kill_step_on_node in
+step_mgr.c). So this program waits on the second node in its own job step. It sends heartbeats to
+the first node as all nodes do, and reads the replies. It takes over when no node of the job can
+reach the first node any more. The batch script is gone by then, so this program ends the job when
+training ends.
 
     srun … python -m trnslurm.node.attempt.successor --sees ADDRESS PORT
     srun … python -m trnslurm.node.attempt.successor --end
 
-are its two questions to each node: do you reach the first one, and, after that, are the processes
-of the attempt gone? The exit code 0 means that they are, and that nobody reaches it.
+ask each node two questions: can you reach the first node, and later, are the processes of the
+attempt gone? Exit code 0 means that they are gone, or that no node reaches the first node.
 """
 
 import os
@@ -39,12 +39,12 @@ from trnslurm.node.state import RUN
 from trnslurm.node.steps import SUCCESSOR, as_batch_script, srun_on
 
 END_S = 15.0
-"""How long the processes of a node may take to end."""
+"""How long a node's processes may take to end."""
 _ASK_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Wait until the first node is lost, and take over; return the exit code of the training."""
+    """Wait until the first node is lost, take over, and return the training's exit code."""
     if argv[:1] == ["--sees"]:
         return int(answers(argv[1], int(argv[2])))
     if argv[:1] == ["--end"]:
@@ -53,15 +53,15 @@ def main(argv: Sequence[str]) -> int:
     first, own, *others = os.environ[Variable.ALLOCATION].split(",")
     state = _newest()
     controller = Controller(state.job_id, state.restarts, options.retry_s)
-    controller.learn_addresses([first, own, *others])  # later Slurm may be away itself
+    controller.learn_addresses([first, own, *others])  # later Slurm itself may be unavailable
     if not controller.answers(first):
-        processes.say(f"no node could take over from {first}: its slurmd does not answer others")
+        processes.say(f"no node can take over from {first}: its slurmd does not answer other nodes")
         return 0
     sender = Sender(0, 0)
     ask_after_s = SILENT_S
     while True:
         select.select([sender], [], [], sender.send_if_due())
-        sender.told_to_end()  # reads the answers
+        sender.told_to_end()  # reads the replies
         if sender.silent_s < SILENT_S:
             ask_after_s = SILENT_S
         elif sender.silent_s >= ask_after_s:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
                 break
             ask_after_s = sender.silent_s + SILENT_S
     sender.close()
-    processes.say(f"{first}, the first node of the job, is lost: {own} goes on")
+    processes.say(f"{first}, the first node of the job, is lost: {own} takes over")
     os.environ["MASTER_ADDR"] = ipv4((controller.address_of(own) or [own])[0])
     return _take_over(options, argv, controller, first)
 
@@ -80,7 +80,7 @@ def _newest() -> Attempt:
 
 
 def _is_lost(controller: Controller, first: str, others: Sequence[str]) -> bool:
-    """Check whether neither this node nor another one reaches the first one."""
+    """Check that neither this node nor any other node reaches the first node."""
     if controller.answers(first) or controller.what_ends_job() is not State.RUNNING:
         return False
     if not (address := controller.address_of(first)):
@@ -90,7 +90,7 @@ def _is_lost(controller: Controller, first: str, others: Sequence[str]) -> bool:
 
 
 def _ask(hosts: Sequence[str], *words: str) -> int:
-    """Ask these nodes; return 0 if all say yes."""
+    """Ask these nodes; return 0 if all of them say yes."""
     python = [os.environ[Variable.PYTHON], "-m", SUCCESSOR, *words]
     try:
         return subprocess.run(
@@ -105,7 +105,7 @@ def _ask(hosts: Sequence[str], *words: str) -> int:
 
 
 def _orphans_end() -> bool:
-    """Kill what the attempts of the job have left on this node; return whether all has ended."""
+    """Kill what the job's attempts have left on this node; return whether all of it has ended."""
     deadline = time.monotonic() + END_S
     while left := [pid for pid in _pids() if _is_orphan(pid)]:
         if time.monotonic() > deadline:
@@ -122,7 +122,7 @@ def _pids() -> Iterator[int]:
 
 
 def _is_orphan(pid: int) -> bool:
-    """Check whether a process of the run is one of node.sh, or of its step."""
+    """Check whether a process of the run belongs to node.sh or its job step."""
     try:
         command, words = (
             Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0") for name in ("cmdline", "environ")
@@ -130,7 +130,7 @@ def _is_orphan(pid: int) -> bool:
     except OSError:
         return False
     variables = dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
-    if Variable.NODE in variables:  # a container may not have Slurm's variables
+    if Variable.NODE in variables:  # a container may lack Slurm's variables
         return True
     own = variables.get("SLURM_JOB_ID") == os.environ["SLURM_JOB_ID"]
     return own and "SLURM_STEP_ID" in variables and SUCCESSOR.encode() not in command
@@ -139,7 +139,7 @@ def _is_orphan(pid: int) -> bool:
 def _take_over(
     options: AttemptOptions, argv: Sequence[str], controller: Controller, first: str
 ) -> int:
-    """Run the attempts from now on, and end the job after them."""
+    """Run the attempts from now on, and end the job after the last one."""
     signals = processes.SignalQueue()
     state = _newest()
     environ = as_batch_script(os.environ)
@@ -149,7 +149,7 @@ def _take_over(
     os.environ[Variable.HOSTS] = state.hosts or os.environ[Variable.HOSTS]
     options.script = str(RUN.script("train"))
     code = 0
-    # A first node that was cut off may have recorded a requeue of which Slurm knows nothing.
+    # A first node without a network may have recorded a requeue that Slurm does not know about.
     if state.under_way or state.state in (State.RESTARTED, State.REQUEUED):
         program = Program(options, signals, argv)
         code = program.take_over(first, lambda hosts: _ask(hosts, "--end"))

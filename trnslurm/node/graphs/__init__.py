@@ -1,4 +1,4 @@
 """Graphs compiled before training: their content key, and the manifest that lists their files.
 
-Standard library only: the launcher and the programs on the nodes use it.
+Standard library only, because the launcher and the programs on the nodes use it.
 """

@@ -5,9 +5,9 @@
 The compile's output passes through unchanged, and signals are forwarded to the compile. If the
 trial run fails, this program fails too, so that srun ends the other nodes, whose workers would wait
 for this node's workers. After the trial run the exit code is 0, because srun would otherwise end
-the other nodes while they compile. Missing graphs are recorded, and fail the precompile when all
-nodes have ended. On xla-cpu and torchneuron the command is the trial run itself, and the graphs are
-files: TorchNeuron compiles only where it runs.
+the other nodes while they compile. Missing graphs are recorded, and make the precompile fail when
+all nodes have ended. On xla-cpu and torchneuron the command is the trial run itself, and the graphs
+are files: TorchNeuron compiles only on the machine where it runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTE_S = 10.0
 
 
 class GraphPlace(Frozen):
-    """The place of a job's graphs, from the environment that the batch script sets."""
+    """The location of a job's graphs, from the environment that the batch script sets."""
 
     run: Path
     cache: GraphCache
@@ -52,7 +52,7 @@ class GraphPlace(Frozen):
     device: DeviceType
     per_host: bool
     on_nodes: bool
-    """Graphs are on the nodes' own disks, so another run's nodes may have none."""
+    """Whether graphs are on the nodes' own disks, so that another run's nodes may have none."""
     attempt: int
     node: int
     host: str
@@ -63,7 +63,7 @@ class GraphPlace(Frozen):
 
     @property
     def compile_command(self) -> str:
-        """The command that compiles missing graphs."""
+        """The command that compiles the missing graphs."""
         script = RunFiles(self.run).script("precompile").name
         start = "sbatch" if script.endswith(".sbatch") else "bash"
         return f"cd {shlex.quote(str(self.run))} && {start} {script}"
@@ -73,26 +73,26 @@ class GraphPlace(Frozen):
         print(f"graphs of key {self.key}: {state}")
 
     def results(self) -> list[dict[str, Any]]:
-        """Read the results of all nodes of this attempt."""
+        """Read the results of all nodes in this attempt."""
         nodes = load_json(RunFiles(self.run).plan_file)["nodes"]
         found = []
         for node in range(nodes):
             try:
                 found.append(load_json(self.result_path(node)))
             except (OSError, ValueError) as error:
-                raise CacheError(f"node {node} wrote no result of its compile ({error})") from None
+                raise CacheError(f"node {node} has not written its result ({error})") from None
         return found
 
     def result_path(self, node: int) -> Path:
-        """Return the file for the results of a node of this attempt."""
+        """Return the file for the results of one node in this attempt."""
         return RunFiles(self.run).graphs_file(self.attempt, node)
 
     def has_ended(self, taker: dict[str, Any]) -> bool:
-        """Check whether the precompile that left locks has ended; an unknown one has not."""
+        """Check whether the precompile that left locks has ended. An unknown precompile has not."""
         try:
             run, attempt = Path(taker["run"]), int(taker["attempt"])
             if run == self.run and attempt < self.attempt:
-                return True  # it may have recorded no end, as when its node rebooted
+                return True  # it may not have recorded its end, as when its node rebooted
             state = State(load_json(RunFiles(run).state_file("precompile", attempt))["state"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
@@ -104,7 +104,7 @@ class GraphPlace(Frozen):
 
 
 def read_place() -> GraphPlace:
-    """Read a job's place in the cache from the environment."""
+    """Read a job's location in the cache from the environment."""
     environ = os.environ
     device = device_named(environ[Variable.DEVICE])
     per_host = environ[Variable.CACHE_LAYOUT] == "per-host"
@@ -126,7 +126,7 @@ def read_place() -> GraphPlace:
 
 
 def run_compile(command: Sequence[str]) -> int:
-    """Run the command; return an exit code other than 0 if srun must end the other nodes."""
+    """Run the command. A nonzero exit code means that srun must end the other nodes."""
     exit_code, reason = 1, None
     try:
         place = read_place()
@@ -154,8 +154,8 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
     def read(line: str) -> None:
         nonlocal due
         report.read(line)
-        if time.monotonic() >= due:  # a node that is switched off can note nothing any more
-            with suppress(OSError):  # as on a full disk; it is tried again
+        if time.monotonic() >= due:  # a node that is switched off cannot record anything
+            with suppress(OSError):  # for example on a full disk; the next try may succeed
                 held.note(report.graphs)
             due = time.monotonic() + _NOTE_S
 
@@ -164,7 +164,7 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
     problem = neuron.problem(report, exit_code)
     held.note(report.graphs if problem else ())
     settled = report.compiled | report.reused
-    here = [graph for graph in sorted(settled) if graph.startswith("/")]  # files of this host
+    here = [graph for graph in sorted(settled) if graph.startswith("/")]  # this host's files
     missing = [graph for graph in here if not (Path(graph) / neuron.NEFF).is_file()]
     if missing and not problem:
         problem = f"Neuron reports {missing[0]} as compiled, but it has no {neuron.NEFF}"
@@ -182,7 +182,7 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
 
 
 def run_trial(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Run the trial, in which the workers fill their caches."""
+    """Run the trial, in which the workers fill their own caches."""
     caches = open_caches(place)
     start = time.monotonic()
     with output_file(place) as keep:
@@ -193,7 +193,7 @@ def run_trial(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str,
     if exit_code:
         problem = f"the trial run failed (exit code {exit_code}): its error is above"
     elif not all(found):
-        problem = "the trial run compiled no graph: does the job train on its device?"
+        problem = "the trial run compiled no graphs: does the job train on its device?"
     counts = {"found": len(files), "compiled": len(files), "failed": 0}
     no_names: dict[str, Any] = {"graphs": [], "settled": []}
     own = common(place, start, problem, [] if problem else files)
@@ -215,14 +215,14 @@ def open_caches(place: GraphPlace) -> list[Path]:
 
 
 def is_graph(file: Path) -> bool:
-    """Check whether a file is whole: TorchNeuron writes ab/cd/abcd….neff under another name."""
+    """Check whether a graph file is complete. TorchNeuron writes to a temporary name first."""
     return file.is_file() and (file.suffix == ".neff" or file.parent.parent.name == "xla")
 
 
 def common(
     place: GraphPlace, start: float, problem: str | None, paths: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return the facts that every compile records; files outside the cache are left out."""
+    """Return the facts that every compile records, without files outside the cache."""
     inside = [path for path in paths if path.is_relative_to(place.cache.root)]
     return {
         "node": place.node,
@@ -243,7 +243,7 @@ def output_file(place: GraphPlace) -> Iterator[Any]:
 
 
 def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
-    """Run the command to its end; pass on its output, and forward signals to it."""
+    """Run the command to completion. Pass on its output, and forward signals to it."""
     came: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -264,7 +264,7 @@ def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
 
 
 def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[str]:
-    """Copy the output of a command at once, and yield its lines; empty ones while it is silent."""
+    """Copy a command's output at once, and yield its lines, or empty lines while it is silent."""
     rest = b""
     while True:
         readable, _, _ = select.select([source], [], [], _LAST_WORDS_S)

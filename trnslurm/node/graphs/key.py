@@ -1,4 +1,4 @@
-"""The content key: the same for all jobs whose graphs are the same."""
+"""The content key, which is the same for all jobs that have the same graphs."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ PACKAGES = (
 
 
 def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """Return the key of these ingredients, compiled by these versions of packages."""
+    """Return the key of these ingredients, compiled by these package versions."""
     whole = json.dumps([FORMAT, ingredients, versions], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of PACKAGES in this Python, or in the job's container."""
+    """Return the versions of PACKAGES in this Python environment, or in the job's container."""
     from importlib import metadata  # takes 35 ms, and the launcher does not call this
 
     if measured := os.environ.get(Variable.VERSIONS):
@@ -44,7 +44,7 @@ def own_versions() -> dict[str, str]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every dotted name with different values, and both values; None: missing."""
+    """Yield every dotted name whose values differ, and both values; None if it is missing."""
     left, right = dict(leaves(a)), dict(leaves(b))
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
@@ -52,7 +52,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of everything that is not a mapping."""
+    """Yield (dotted name, value) for everything that is not a mapping."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")

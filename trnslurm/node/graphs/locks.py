@@ -1,7 +1,7 @@
-"""Neuron's locks in a cache: every later compiler waits forever for the lock of a killed one.
+"""Neuron's locks in a cache: all later compilers wait forever for the lock of a killed one.
 
-Locks are empty files that do not name their owner. So a lock is removed only if a compile of ours
-recorded that it left the lock, and has ended. All other locks are listed with their age.
+Locks are empty files that do not name their owner. So a lock is removed only if one of our compiles
+recorded that it left the lock and has ended. All other locks are listed with their age.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOCK = f"{GRAPH}.lock"
 
 
 class Lock(Frozen):
-    """A lock at one time: after another process takes it again, its mtime differs."""
+    """A lock at one moment. If another process takes the lock again, its mtime differs."""
 
     path: Path
     mtime_ns: int
@@ -34,7 +34,7 @@ class Lock(Frozen):
 
 
 def locks_of(graphs: Collection[str]) -> Iterator[Lock]:
-    """Yield the locks in these graphs' directories, if those are on this host."""
+    """Yield the locks in these graphs' directories, if the directories are on this host."""
     for graph in sorted(graphs):
         path = Path(graph) / LOCK
         if path.is_absolute() and (lock := _look(path)):
@@ -42,7 +42,7 @@ def locks_of(graphs: Collection[str]) -> Iterator[Lock]:
 
 
 def all_locks(cache: Path) -> Iterator[Lock]:
-    """Yield every lock of a cache."""
+    """Yield every lock in a cache."""
     for pattern in ("neuronxcc-*", "hosts/*/neuronxcc-*"):
         for path in sorted(cache.glob(f"{pattern}/*/{LOCK}")):
             if lock := _look(path):
@@ -50,7 +50,7 @@ def all_locks(cache: Path) -> Iterator[Lock]:
 
 
 class HeldLocks:
-    """Records, for the next compile of a key, which locks a compile holds and may leave."""
+    """Records which locks a compile holds and may leave behind, for the next compile of its key."""
 
     def __init__(self, cache: Path, key_directory: Path, taker: dict[str, Any]) -> None:
         self._before = set(all_locks(cache))
@@ -59,7 +59,7 @@ class HeldLocks:
         self._noted: list[Lock] = []
 
     def note(self, graphs: Collection[str]) -> None:
-        """Record this user's locks of these graphs that were not there before the compile."""
+        """Record this user's locks of these graphs that did not exist before the compile."""
         held = [lock for lock in locks_of(graphs) if lock not in self._before]
         held = [lock for lock in held if lock.uid == os.getuid()]
         if held != self._noted:

@@ -1,16 +1,16 @@
-"""A compile cache: the manifests of its keys. A key without a valid manifest is cold.
+"""A compile cache and the manifests of its keys. A key without a valid manifest is cold.
 
-    CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
+    CACHE/trnslurm/KEY/manifest.json    written last, when every node's result is verified
     CACHE/trnslurm/KEY/claim-1.json     who compiles the key: the highest number counts
-    CACHE/trnslurm/KEY/used             touched by a training that has verified the graphs
+    CACHE/trnslurm/KEY/used             touched by a job that has verified the graphs
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
     CACHE/trnslurm/KEY/neff/…           TorchNeuron's, on torchneuron
     CACHE/trnslurm/KEY/output/…         the compiler's output, by node
     CACHE/trnslurm/KEY/left/…           locks that a compile left behind
     CACHE/neuronxcc-…/MODULE_…/…        Neuron's own cache; with compile_layout per-host in
-    CACHE/hosts/HOST/…                  a directory of each host
+    CACHE/hosts/HOST/…                  a directory for each host
 
-Names of files in a manifest begin at CACHE.
+File names in a manifest are relative to CACHE.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from trnslurm.frozen import Frozen
 FORMAT = 1
 MANIFEST, USED = "manifest.json", "used"
 COMPILED, NOT_COMPILED = "compiled", "not compiled"
-"""The states of a key, in the words of all messages."""
+"""The states of a key, as all messages name them."""
 
 
 class CacheError(Exception):
-    """A problem of the cache, in one line."""
+    """A problem with the cache, in one line."""
 
 
 class CachedFile(Frozen):
@@ -65,19 +65,19 @@ class GraphManifest(Frozen):
     ingredients: Mapping[str, Any]
     versions: Mapping[str, str]
     made: Mapping[str, Any]
-    """Which user, run and job compiled it, and when."""
+    """The user, run and job that compiled it, and the time."""
     nodes: tuple[NodeResult, ...]
 
     @property
     def files(self) -> dict[str, CachedFile]:
-        """All files by name; nodes of a shared cache name the same ones."""
+        """All files by name. Nodes with a shared cache list the same files."""
         return {file.name: file for node in self.nodes for file in node.files}
 
 
 def cache_root(compile_cache: str | None, run_root: str) -> str:
-    """Return CACHE for a profile's values; manifests of a cache at a URL are in the run root.
+    """Return a profile's CACHE. If its cache is at a URL, the manifests are in the run root.
 
-    The path may begin with ~.
+    The path may start with ~.
     """
     if compile_cache and "://" not in compile_cache:
         return compile_cache
@@ -85,17 +85,17 @@ def cache_root(compile_cache: str | None, run_root: str) -> str:
 
 
 class GraphCache:
-    """A compile cache, and the users whose graphs may run in addition to our own and root's."""
+    """A compile cache, and the users whose graphs may run in addition to ours and root's."""
 
     def __init__(self, root: Path, trusted: Collection[int] = ()) -> None:
         self.root, self.trusted = root, trusted
 
     def directory(self, key: str) -> Path:
-        """Return the directory of a key."""
+        """Return a key's directory."""
         return self.root / "trnslurm" / key
 
     def read(self, key: str) -> GraphManifest | None:
-        """Return the manifest of a key, or None; refuse one of a user who is not trusted."""
+        """Return a key's manifest, or None. Refuse the manifest of a user who is not trusted."""
         path = self.directory(key) / MANIFEST
         try:
             values = load_json(path)
@@ -120,7 +120,7 @@ class GraphCache:
         return manifest
 
     def write(self, manifest: GraphManifest) -> Path:
-        """Write a manifest, whole or not at all."""
+        """Write a manifest, completely or not at all."""
         directory = self.directory(manifest.key)
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{MANIFEST}.{os.uname().nodename}-{os.getpid()}"
@@ -135,7 +135,7 @@ class GraphCache:
         return directory / MANIFEST
 
     def open(self, key: str) -> Path:
-        """Make a key's directory with the cache's permissions; refuse one of an untrusted user."""
+        """Make a key's directory with the cache's permissions. Refuse one of an untrusted user."""
         self.root.mkdir(parents=True, exist_ok=True)
         directory = self.directory(key)
         # Everyone who may write to the cache adds keys.
@@ -154,16 +154,16 @@ class GraphCache:
         return directory
 
     def describe(self, path: Path) -> CachedFile:
-        """Read a file whole for the manifest."""
+        """Read a file in full for the manifest."""
         with path.open("rb") as stream:
             digest = sha256_of(stream)
             size = os.fstat(stream.fileno()).st_size
         return CachedFile(name=str(path.relative_to(self.root)), bytes=size, sha256=digest)
 
     def damaged(self, files: Iterable[CachedFile], *, hashes: bool) -> Iterator[tuple[Path, str]]:
-        """Yield files that changed or that another user may have written, each with the reason.
+        """Yield files that have changed or that another user may have written, with the reasons.
 
-        `hashes`: read the files whole.
+        `hashes` means to read the files in full.
         """
         for file in files:
             path = self.root / file.name
@@ -182,7 +182,7 @@ class GraphCache:
                 yield path, str(error)
 
     def first_damage(self, manifest: GraphManifest, *, hashes: bool) -> str:
-        """Return why the first missing or changed file of a manifest is bad; empty: none is."""
+        """Return what is wrong with the first bad file of a manifest, or "" if all are good."""
         bad = self.damaged(manifest.files.values(), hashes=hashes)
         return next((reason for _, reason in bad), "")
 
@@ -204,8 +204,8 @@ class GraphCache:
     def mode_for_others(self) -> int:
         """Return the mode of the cache's subdirectories: as open to others as the cache itself.
 
-        But never writable by all users, and by a group only if the cache passes its group on
-        (setgid).
+        But they are never writable by all users, and by a group only if the cache passes its group
+        on (setgid).
         """
         mode = self._mode()
         return mode & ~(0o002 if mode & stat.S_ISGID else 0o022)
@@ -229,7 +229,7 @@ class GraphCache:
     def _refuse_place(self, place: Path) -> None:
         """Refuse a directory in which others can replace files.
 
-        The cache itself may belong to any user, because the profile chose it.
+        The cache itself may belong to any user, because the profile's author chose it.
         """
         if place != self.root and (uid := self._untrusted_owner(place)) is not None:
             self._refuse_owner(uid, place)
@@ -243,7 +243,7 @@ class GraphCache:
             )
 
     def _untrusted_owner(self, path: Path) -> int | None:
-        """Return the owner of a path, or of a link to it, who is not trusted; None if all are."""
+        """Return the untrusted owner of a path or of a link to it, or None if all are trusted."""
         owners = (path.stat().st_uid, path.lstat().st_uid)
         return next((uid for uid in owners if not self.trusts(uid)), None)
 
@@ -255,7 +255,7 @@ def _refuse_open(path: Path) -> None:
 
 
 def user_ids(names: Iterable[str]) -> set[int]:
-    """Return the ids of the users that this host knows."""
+    """Return the ids of those users that this host knows."""
     found = set()
     for name in names:
         try:
@@ -266,7 +266,7 @@ def user_ids(names: Iterable[str]) -> set[int]:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name where this host knows it."""
+    """Return a user's name, if this host knows it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,8 +1,8 @@
-"""Reads the output of neuron_parallel_compile, whose exit code alone proves nothing.
+"""Reads the output of neuron_parallel_compile, because its exit code proves nothing.
 
 The exit code is 0 when no graph was found, when one of its processes died during a compile, when
 256 graphs failed, and before Neuron 2.23 after any failure. A node's report omits graphs that
-another node has locked or compiled, so the lines that name a graph decide about it.
+another node has locked or compiled, so the output lines that name a graph decide about it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GIVEN_UP = re.compile(rf"Got a cached failed neff at ((?:/|\w+://).*)/{re.escap
 _WAITING = re.compile(rf"Another process must be compiling (.+/{re.escape(GRAPH)}|\S+?)(?:,|\s|$)")
 _KILLED = re.compile(r"Received error code: -9\b")
 # The JSON after a prefix: AWS's page about the tool shows INFO: before every line of its output,
-# including the lines of the report.
+# including the report's lines.
 _JSON = re.compile(r'[{}"].*')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
@@ -34,15 +34,15 @@ class Report:
 
     totals: dict[str, int] = field(default_factory=dict)
     traced: set[str] = field(default_factory=set)
-    """Graphs that the trial run found for the first time, to be compiled."""
+    """Graphs that the trial run found for the first time and that must be compiled."""
     reused: set[str] = field(default_factory=set)
     """Graphs that were compiled before."""
     given_up: set[str] = field(default_factory=set)
-    """Graphs that were skipped, because an earlier compile failed or was interrupted."""
+    """Graphs that were skipped because an earlier compile of them failed or was interrupted."""
     compiled: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     trial_ended: bool = False
-    """The trial run has succeeded, and its graphs are being compiled."""
+    """Whether the trial run has succeeded, so that its graphs are being compiled."""
     script_error: bool = False
     exception: bool = False
     nothing_to_do: bool = False
@@ -103,7 +103,7 @@ class Report:
 
 
 def problem(report: Report, exit_code: int) -> str | None:
-    """Return the main reason why the compile failed, in one line; None if it succeeded."""
+    """Return the main reason why the compile failed, in one line, or None if it succeeded."""
     return next(_problems(report, exit_code), None)
 
 
@@ -115,7 +115,7 @@ def _problems(report: Report, exit_code: int) -> Iterator[str]:
     if exit_code < 0 and report.waiting_for and total is None:
         yield (
             f"it was ended while it waited for the process that compiles {report.waiting_for}: if "
-            f"there is none, remove {report.waiting_for}/{GRAPH}.lock"
+            f"no such process exists, remove {report.waiting_for}/{GRAPH}.lock"
         )
     if exit_code < 0:
         yield f"it was ended by signal {-exit_code}"
@@ -123,32 +123,32 @@ def _problems(report: Report, exit_code: int) -> Iterator[str]:
         yield "the trial run failed, so nothing was compiled: its error is above"
     if failed and report.killed:
         yield (
-            f"the compiler was killed on {_some(failed, total)}, mostly for lack of memory: set "
+            f"the compiler was killed on {_some(failed, total)}, probably out of memory: set "
             'neuron.env.NEURON_PARALLEL_COMPILE_MAX_RETRIES="1"'
         )
     if failed:
         yield f"{_some(failed, total)} could not be compiled{_first(report.failed)}"
     if given_up := report.given_up - report.compiled:
         yield (
-            f"{len(given_up)} graphs are left out, as an earlier compile of them failed or was "
+            f"{len(given_up)} graphs were skipped because an earlier compile of them failed or was "
             f"interrupted{_first(given_up)}: add --retry_failed_compilation to neuron.cc_flags"
         )
     if report.exception:
-        yield "a compile process died without a report of its graphs (got exception): run it again"
+        yield "a compile process died without reporting its graphs (got exception): run it again"
     if exit_code:
-        yield f"exit code {exit_code}, although it reports no failed graph"
+        yield f"exit code {exit_code}, although it reports no failed graphs"
     if total is None and not (report.nothing_to_do and report.reused):
         yield (
-            "the trial run found no graph (No todo hlos found): does the job train on its device?"
+            "the trial run found no graphs (No todo hlos found): does the job train on its device?"
             if report.nothing_to_do
             else "it ended without a summary"
         )
     if total is not None and well != total:
-        yield f"{well or 0} of {total} graphs were compiled, and the others are not mentioned"
+        yield f"only {well or 0} of {total} graphs were compiled; the others are not mentioned"
     if total == 0 and not report.graphs:
-        yield "the trial run found no graph (Total graphs: 0): does the job train on its device?"
+        yield "the trial run found no graphs (Total graphs: 0): does the job train on its device?"
     if total is not None and report.compiled and len(report.compiled) != total:
-        yield f"its report names {len(report.compiled)} graphs, its summary {total}"
+        yield f"its report lists {len(report.compiled)} graphs, but its summary {total}"
 
 
 def _some(failed: int, total: int | None) -> str:

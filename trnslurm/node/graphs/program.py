@@ -1,12 +1,12 @@
 """Finds, compiles and verifies a job's graphs on its nodes.
 
 The batch script's node computes the key, looks the graphs up in the cache, and commits the results
-of a precompile. Every node runs, in the run directory:
+of a precompile. Every node runs these in the run directory:
 
     python -m trnslurm.node.graphs compile -- COMMAND ...    the precompile
-    python -m trnslurm.node.graphs verify                    before a training
+    python -m trnslurm.node.graphs verify                    before training
 
-and a job's container, before the key is known:
+A job's container runs this before the key is known:
 
     python -m trnslurm.node.graphs versions
 """
@@ -43,7 +43,7 @@ from trnslurm.node.graphs.neuron import NEFF
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of the command line; return the exit code."""
+    """Run the given command, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words[:2] == ["compile", "--"] and words[2:]:
@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def own_key(run: Path) -> str:
-    """Return the key of this job's graphs, for the versions that this Python has."""
+    """Return the key of this job's graphs for the package versions of this Python environment."""
     return content_key(read_ingredients(run), own_versions())
 
 
 def are_compiled(ingredients: Path) -> bool:
-    """Check whether the cache has the graphs of other ingredients, such as of fewer nodes."""
+    """Check whether the cache has the graphs for other ingredients, such as for fewer nodes."""
     try:
         key = content_key(load_json(ingredients), own_versions())
         return read_place().cache.read(key) is not None
@@ -82,7 +82,7 @@ def are_compiled(ingredients: Path) -> bool:
 
 
 def read_ingredients(run: Path) -> dict[str, Any]:
-    """Return the settings of this job that shape its graphs."""
+    """Read the settings of this job that determine its graphs."""
     try:
         return load_json(RunFiles(run).ingredients_file)
     except ValueError as error:
@@ -90,7 +90,7 @@ def read_ingredients(run: Path) -> dict[str, Any]:
 
 
 def is_warm(place: GraphPlace) -> bool:
-    """Check whether all graphs are compiled; if not, prepare the cache for the compile."""
+    """Check whether all graphs are compiled. If not, prepare the cache for the compile."""
     try:
         manifest = place.cache.read(place.key)
     except CacheError as error:
@@ -99,7 +99,7 @@ def is_warm(place: GraphPlace) -> bool:
     if manifest is None:
         place.say(NOT_COMPILED)
     elif place.on_nodes:
-        place.say(f"{COMPILED} before, but perhaps not on these nodes")
+        place.say(f"{COMPILED} before, but maybe not on these nodes")
     elif not _discard_damaged(place, manifest):
         place.say(f"{COMPILED} by {manifest.made.get('by')}")
         return True
@@ -107,7 +107,7 @@ def is_warm(place: GraphPlace) -> bool:
     for lock in locks.clear_stale(place.directory, place.has_ended):
         print(f"removed a lock left by a compile that has ended: {lock}")
     for lock in locks.all_locks(place.cache.root):
-        print(f"note: a graph is locked; if no process is compiling it, remove {lock}")
+        print(f"note: a graph is locked. If no process is compiling it, remove {lock}")
     return False
 
 
@@ -167,9 +167,10 @@ def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult,
 
 
 def join(cache: GraphCache, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
-    """Return the manifest's entries; refuse a graph that no node compiled.
+    """Return the manifest's entries. Refuse a graph that no node compiled.
 
-    Another node compiled a graph that was locked; now that all nodes have ended, the graph exists.
+    A graph that was locked has been compiled by another node. It exists now, because all nodes have
+    ended.
     """
     settled = {graph for result in results for graph in result["settled"]}
     nodes = []
@@ -192,7 +193,7 @@ def join(cache: GraphCache, results: Collection[dict[str, Any]]) -> tuple[NodeRe
 def verify(place: GraphPlace) -> None:
     """Refuse to train on this node unless all graphs are present and unchanged.
 
-    Every node checks the sizes of all files, and the contents of its share.
+    Every node checks the sizes of all files, and the contents of its share of them.
     """
     start = time.monotonic()
     try:
@@ -207,13 +208,13 @@ def verify(place: GraphPlace) -> None:
         for _, reason in (*whole, *read):
             raise CacheError(f"the graphs of key {place.key} are damaged: {reason}")
     except CacheError as error:
-        raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
+        raise CacheError(f"{error}: run {place.compile_command}, then start this again") from None
     if place.node == 0:
         # In a team's cache the file may belong to another user.
         with suppress(OSError), place.cache.shared_with_others():
             (place.directory / USED).touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
-    place.say(f"whole, {seen}, {time.monotonic() - start:.1f} s")
+    place.say(f"complete, {seen},  {time.monotonic() - start:.1f} s")
 
 
 def _files_for(place: GraphPlace, manifest: GraphManifest) -> list[CachedFile]:

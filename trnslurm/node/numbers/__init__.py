@@ -1,12 +1,13 @@
-"""Reads the numbers that a custom script writes anyway, into the run's metrics.jsonl.
+"""Reads the metrics that a custom script writes in its own format into the run's metrics.jsonl.
 
-A script that calls trnslurm.report is not read. For any other, __main__.py runs on the first node:
+A script that calls trnslurm.report is not read. For any other script, __main__.py runs on the first
+node:
 
     (python -m trnslurm.node.numbers --task=$$ &)
 
 It reads the worker's log, and the files that TensorBoard, Lightning's CSVLogger, Hugging Face's
-Trainer and Weights & Biases (offline) write below work/ and the directory of the checkpoints.
-outside.py finds those elsewhere that are certainly this attempt's. One module parses each form,
-without I/O. What a line means is decided by form, never by project, and a line that may mean two
-things is left out: a wrong number is worse than none.
+Trainer and Weights & Biases (offline) write below work/ and in the checkpoint directory. outside.py
+finds files elsewhere that certainly belong to this attempt. Each format has a module that parses it
+without I/O. The format decides what a line means, never the project. A line that may mean two
+things is left out, because a wrong number is worse than none.
 """

@@ -1,9 +1,9 @@
-"""Writes the numbers of a script that does not report them into metrics.jsonl, until it ends.
+"""Writes a script's metrics into metrics.jsonl, unless the script reports them itself.
 
     python -m trnslurm.node.numbers --task=PID
 
-It runs on the first node. The script's own report ends it: any line of this attempt that it has not
-written itself. No error here ends anything else.
+It runs on the first node until the task ends. It stops when the script itself reports: when this
+attempt has a line that this program did not write. An error in this program affects nothing else.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trnslurm.node.numbers.sources import Log, Source, Table, Tensorboard, Train
 from trnslurm.node.state import RUN
 
 LEAST_S, MOST_S = 3.0, 20.0
-"""Between two looks: while numbers come, and when none have come for a while."""
-# To list directories takes longer than to read what has grown: at most this share of the time.
+"""The shortest and the longest pause between two looks, while metrics come and while none come."""
+# Listing directories takes longer than reading new data, so it gets at most this share of the time.
 _SHARE = 0.01
 _FILES_S = 15.0
 _LAST_LOOKS = 8
@@ -44,11 +44,11 @@ def main() -> int:
     options = parser.parse_args()
     with suppress(OSError):
         os.nice(10)
-    # The last lines come with the end, at which whoever started the task ends what is left.
+    # The last lines arrive at the end, when the task's parent ends all that is left.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     task = Watched(options.task)
     reader = Numbers(int(os.environ[Variable.ATTEMPT]), os.environ.get(Variable.CHECKPOINTS, ""))
-    # A step that was started ahead has no attempt yet.
+    # A standby step has no attempt yet.
     while not reader.begun():
         if task.ends_within(LEAST_S):
             return 0
@@ -63,7 +63,7 @@ class Numbers:
     """The numbers of one attempt."""
 
     def __init__(self, attempt: int, checkpoints: str = "") -> None:
-        """Begin before the workers do: what is there already is of earlier attempts."""
+        """Start before the workers, so that whatever exists already is from earlier attempts."""
         self._attempt = attempt
         self.pause_s = LEAST_S
         places = [RUN.path / "work", Path(checkpoints) if checkpoints else RUN.checkpoints]
@@ -82,11 +82,11 @@ class Numbers:
         self._find_at = 0.0
 
     def begun(self) -> bool:
-        """Check whether the attempt has begun."""
+        """Check whether the attempt has started."""
         return RUN.state_file("train", self._attempt).exists()
 
     def look(self, now: float, *, end: bool = False) -> bool:
-        """Look once; return False if the script reports its numbers itself."""
+        """Look once; return False if the script reports its metrics itself."""
         for source in self._sources:
             source.steps.now = now
         self._find(now, end=end)
@@ -115,7 +115,7 @@ class Numbers:
 
 
 class Written:
-    """What is in metrics.jsonl: who else writes to it."""
+    """What metrics.jsonl contains, and who else writes to it."""
 
     def __init__(self, file: Path, attempt: int) -> None:
         self._file, self._attempt = file, attempt
@@ -124,7 +124,7 @@ class Written:
         self._others = False
 
     def by_others(self) -> bool:
-        """Check whether anyone else has written a line of this attempt."""
+        """Check whether any other program has written a line of this attempt."""
         if self._others or self._size() <= self._at:
             return self._others
         with suppress(OSError), open_file(self._file) as stream:
@@ -136,7 +136,7 @@ class Written:
         return self._others
 
     def append(self, text: str) -> None:
-        """Write whole lines at once."""
+        """Append complete lines in one write."""
         data = text.encode()
         with self._file.open("ab", buffering=0) as stream:
             stream.write(data)

@@ -1,4 +1,4 @@
-"""Decides which source counts, and when a line is written. No I/O; the clock is an argument."""
+"""Decides which source counts, and when to write a line. No I/O; the clock is an argument."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Protocol
 from trnslurm.node.numbers.sighting import Sighting, Steps
 
 _GRACE_S = 15.0
-"""How long the first numbers wait: a script that calls report does so meanwhile."""
+"""How long the first metrics wait. A script that calls report does so in this time."""
 
-# A file's time that is older, or to come, is of a wrong clock.
+# A file time that is older, or in the future, comes from a wrong clock.
 _OLDEST_S = 30 * 86400.0
 
 
 class Offers(Protocol):
-    """A source, as far as the choice needs it."""
+    """A source, with what the choice needs to know about it."""
 
     read: str
     steps: Steps
 
 
 class Choice:
-    """Which source's steps are written: one at a time, and each step once.
+    """Chooses one source at a time, and writes each of its steps once.
 
-    Sources come in order of trust, the log last. A source takes over from a later one once it has
-    a loss, or where none has; what was written stays. It never gives way again.
+    Sources are ordered by trust, with the log last. A source replaces a less trusted one when it
+    has a loss, or when no source has one. Lines that were written stay. The more trusted source is
+    never replaced by a less trusted one.
     """
 
     def __init__(self, sources: Sequence[Offers]) -> None:
@@ -34,12 +35,12 @@ class Choice:
         self._has_loss = False
         self._last = -1
         self._steps: int | None = None
-        """The number of all steps, if a source has stated it."""
+        """The total number of steps, if a source has stated it."""
         self._first_at: float | None = None
         self._waiting: list[tuple[str, Sighting]] = []
 
     def due(self, now: float, *, end: bool = False) -> list[tuple[str, Sighting]]:
-        """Return what is to be written now: each sighting with its source."""
+        """Return what must be written now: each sighting with its source."""
         for source in self._sources:
             seen = source.steps.take(end=end)
             if not seen or not self._may(source, seen):
@@ -60,14 +61,14 @@ class Choice:
         return due
 
     def _may(self, source: Offers, seen: Sequence[Sighting]) -> bool:
-        """Check whether a source counts, and choose it if it now does."""
+        """Check whether a source counts, and choose it if it does now."""
         if source is self._chosen:
             self._has_loss = self._has_loss or any("loss" in each.numbers for each in seen)
             return True
         has_loss = any("loss" in each.numbers for each in seen)
         if self._chosen is not None:
             trusted = self._sources.index(source) < self._sources.index(self._chosen)
-            # What is behind would end the numbers until it has caught up.
+            # A source that lags behind would stop the metrics until it has caught up.
             ahead = seen[-1].step >= self._last
             if not ((has_loss and not self._has_loss) or (trusted and has_loss and ahead)):
                 return False

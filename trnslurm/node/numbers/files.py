@@ -1,4 +1,4 @@
-"""Finds the files that a script writes, and reads what has been added to them, within budgets."""
+"""Finds the files that a script writes, and reads what is added to them, within budgets."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PASSED_BY = {"node_modules", "__pycache__", "site-packages", "mlruns"}
 
 
 class Tail:
-    """The end of a file that grows; each read goes on where the last one was told to."""
+    """The end of a growing file. Each read continues where the previous one was told to stop."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at = 0
         self._known: tuple[int, int] | None = None
-        """The file's inode, and its size at the last look."""
+        """The file's inode, and its size when last seen."""
 
     def read(self, most_bytes: int) -> tuple[bytes, bool]:
-        """Return what is new, at most so much, and whether it is from the file's beginning.
+        """Return new data up to a limit, and whether it starts at the file's beginning.
 
-        A file that was replaced or cut is read from its beginning.
+        A file that was replaced or truncated is read from its beginning.
         """
         with open_file(self.path) as stream:
             now = os.fstat(stream.fileno())
@@ -37,11 +37,11 @@ class Tail:
             return stream.read(most_bytes), first
 
     def done(self, count: int) -> None:
-        """Go on behind so many bytes; they may reach behind the end of the file."""
+        """Continue after so many bytes, possibly beyond the end of the file."""
         self._at += count
 
     def behind(self) -> int:
-        """Return how many bytes are unread."""
+        """Return the number of unread bytes."""
         try:
             return max(0, self.path.stat().st_size - self._at)
         except OSError:
@@ -49,7 +49,7 @@ class Tail:
 
 
 def found_in(directories: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files below directories; no link is followed, no hidden directory entered."""
+    """Yield the files below directories. Links and hidden directories are not followed."""
     todo = [(directory, 0) for directory in dict.fromkeys(directories)]
     seen = 0
     while todo:

@@ -1,7 +1,7 @@
-"""What one line of a log says: a step that it names, and numbers with exact names. No state.
+"""What one log line says: a step that it names, and metrics with exact names. Stateless.
 
-A line counts only if it names a step by word, or is a record of Trainer. Whatever is about held-out
-data, a best or a saved step, or settings says nothing.
+A line counts only if it names a step with a word, or is a record of Trainer. A line about held-out
+data, a best or saved step, or settings says nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _MOST_CHARACTERS = 4000
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d|[.,-]\d)"
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# [rank3]: of PyTorch; [default3]: of torchrun --tee; 3: of srun --label; [Rank 3] of many.
+# [rank3]: PyTorch; [default3]: torchrun --tee; 3: srun --label; [Rank 3] many scripts.
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]:|\[rank:? ?(\d+)\]|\A\s*(\d+): ", re.IGNORECASE)
 _OTHER = re.compile(
     # held-out data
     r"(?<![a-z])(?:val|valid|validat\w*|eval\w*|test\w*|dev|infer\w*|predict\w*|held.?out|"
-    # another time than the step's, or a mean over many steps
+    # a time that is not the step's, or a mean over many steps
     r"best|lowest|previous|resum\w*|restor\w*|load(?:ed|ing)|early.?stop\w*|patience|improv\w*|"
     r"final|finally|overall|target|expected|sav(?:ed|ing)|train_runtime|finished in|class|"
     # settings
@@ -27,7 +27,7 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<![a-z])epoch\b[\"']?[\s:=#\[(]{0,4}\d+(?!\d|\.\d)", re.IGNORECASE)
-# What may stand before a name: "mlm loss" is no loss, and "per step" no step.
+# What may precede a name: "mlm loss" is not a loss, and "per step" is not a step.
 _FREE = re.compile(
     r"(?:\A|[^\w\s]|\s\s|\t|(?<![a-z_])\d[\d.e+-]*(?: ?[a-z%]{1,4}(?:/[a-z]+)?)?"
     r"|\b(?:info|debug|at|completed|current|finished))\s?\Z",
@@ -72,20 +72,20 @@ class Line(NamedTuple):
     """What a line says."""
 
     rank: int | None = None
-    """The worker that it names."""
+    """The worker that the line names."""
     step: int | None = None
     steps: int | None = None
     numbers: dict[str, float] = {}  # noqa: RUF012 (never changed)
     sure: bool = False
-    """Whether the step is named as one of the whole training."""
+    """Whether the step is named as a step of the whole training."""
     epoch: bool = False
-    """Whether the line counts epochs, in each of which a step may begin again."""
+    """Whether the line counts epochs, each of which may restart the step count."""
     bar: tuple[int, int] | None = None
-    """The place and the total of a progress bar without a name, as Trainer's."""
+    """The position and total of a progress bar without a name, such as Trainer's."""
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the parts of a line: what a bar has overwritten, and a record behind a bar."""
+    """Yield the parts of a line: text that a bar has overwritten, and a record after a bar."""
     for part in text.split("\r"):
         part = _COLORS.sub("", part).rstrip()[:_MOST_CHARACTERS]
         bar, record = _BAR.search(part), part.find("{")
@@ -96,7 +96,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def parse(text: str) -> Line | None:
-    """Return what a piece of a line says; None: nothing about a step of the training."""
+    """Return what a piece of a line says, or None if it says nothing about a training step."""
     epoch = bool(_EPOCH.search(text))
     body = _RANK.sub(" ", text, count=1)
     if not _OTHER.search(body):
@@ -117,7 +117,7 @@ def _rank_of(text: str) -> int | None:
 
 
 def _of_words(body: str) -> Line | None:
-    """Return what a line with words says: one step and one loss."""
+    """Return what a line of text says: one step and one loss."""
     numbers = _numbers(body)
     steps = [s for s in _STEP.finditer(body) if _FREE.search(body[: s.start()])]
     steps = [s for s in steps if s["of"] or not s["many"] or s["all"]]
@@ -131,7 +131,7 @@ def _of_words(body: str) -> Line | None:
 
 
 def _of_bar(body: str, bar: re.Match[str]) -> Line | None:
-    """Return what a bar of tqdm says; what it counts is known only if it says so."""
+    """Return what a tqdm bar says. The bar counts steps only if it says so."""
     at, of = int(bar["at"]), int(bar["of"])
     if _STEPS_BAR.fullmatch(bar["what"]):
         return Line(step=at, steps=of, numbers=_numbers(body[bar.end() :]))
@@ -139,7 +139,7 @@ def _of_bar(body: str, bar: re.Match[str]) -> Line | None:
 
 
 def _numbers(body: str) -> dict[str, float]:
-    """Return the numbers of a line that has exactly one loss; else none."""
+    """Return the metrics of a line that has exactly one loss, or none."""
     found: dict[str, str] = {}
     losses: dict[str, set[str]] = {}
     for each in _NAME.finditer(body):
@@ -154,7 +154,7 @@ def _numbers(body: str) -> dict[str, float]:
 
 
 def _of_record(record: str) -> Line | None:
-    """Return what a JSON object or a Python dict says; one of Trainer has no step."""
+    """Return what a JSON object or Python dict says. A Trainer record has no step."""
     raw: dict[str, str] = {}
     total = 0
     for each in _IN_RECORD.finditer(record):
@@ -179,7 +179,7 @@ def _of_record(record: str) -> Line | None:
 
 
 def _with_loss(found: dict[str, str], losses: dict[str, set[str]]) -> dict[str, float]:
-    """Return the numbers if one loss is among them: the one named so, or the only one."""
+    """Return the metrics if they include one loss: the value named loss, or the only candidate."""
     named = losses.get("loss") or {each for values in losses.values() for each in values}
     if len(named) != 1:
         return {}

@@ -1,7 +1,7 @@
-"""Reads steps from the lines of a worker's log, one after the other.
+"""Reads steps from the lines of a worker's log, one line at a time.
 
-Where lines contradict, no line counts any more: a step that goes back is one of an epoch, or of
-another worker.
+If lines contradict each other, no further line counts: a step that goes back belongs to an epoch or
+to another worker.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _MOST_STEP = 1 << 53
 
 
 class LogReader:
-    """What the lines so far tell about the next one."""
+    """What the previous lines say about how to read the next one."""
 
     def __init__(self) -> None:
         self._leader: int | None = None
-        """The first worker that names itself in a line with numbers."""
+        """The first worker that names itself in a line with metrics."""
         self._epochs = False
-        """Whether the log counts epochs, so that a mere `step` may be one of an epoch."""
+        """Whether the log counts epochs, so that a mere `step` may be a step within an epoch."""
         self._last = -1
         self._records = Records()
         self.contradicts = False
 
     def feed(self, line: str) -> Iterator[Sighting]:
-        """Yield what a whole line says about steps."""
+        """Yield what a complete line says about steps."""
         for piece in pieces(line):
             for seen in self._piece(piece):
                 self.contradicts = self.contradicts or seen.step < self._last
@@ -58,26 +58,26 @@ class LogReader:
 
 
 class Records:
-    """Finds the steps of records without one, as Trainer prints them: its bar has the step.
+    """Finds the steps of records that have none, such as Trainer's: its bar shows the step.
 
-    ProgressCallback of transformers 4.57 writes with tqdm.write, which draws the bar again at once,
-    so the bar is the next piece. If a log is cut or buffered, another bar may follow. So a step
-    counts only if it and the one before are both multiples of the steps between them.
+    ProgressCallback in transformers 4.57 writes with tqdm.write, which redraws the bar at once, so
+    the bar is the next piece. In a truncated or buffered log, another bar may follow. So a step
+    counts only if it and the previous step are both multiples of the interval between them.
     """
 
     def __init__(self) -> None:
         self._held: Line | None = None
         self._sure: list[tuple[int, Line, int]] = []
-        """The records since the last one that no bar followed, if their steps fit together."""
+        """The records that no bar has followed since the last one, if their steps fit together."""
         self._least = 2
         self._every = 0
 
     def hold(self, record: Line) -> None:
-        """Take a record whose step the next piece may tell."""
+        """Keep a record until the next piece may reveal its step."""
         self._held = record
 
     def next(self, seen: Line | None) -> Iterator[Sighting]:
-        """Take the next piece; yield the records whose steps are now sure."""
+        """Process the next piece; yield the records whose steps are now certain."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -100,7 +100,7 @@ class Records:
 
 
 def _interval(steps: list[int]) -> int:
-    """Return n if these are n, 2n and so on, perhaps behind 1 (logging_first_step); else 0."""
+    """Return n if these are n, 2n and so on, possibly after 1 (logging_first_step); otherwise 0."""
     later = steps[1:] if steps[0] == 1 else steps
     every = later[1] - later[0] if len(later) > 1 else later[0]
     fits = all(b - a == every for a, b in zip(later, later[1:]))

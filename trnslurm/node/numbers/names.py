@@ -1,4 +1,4 @@
-"""The names of numbers in files: which one is the loss, and what is of held-out data."""
+"""The names of metrics in files: which is the loss, and which are about held-out data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 
 HELD_OUT = "eval_"
-"""The prefix of what was measured on held-out data, as in our own trainings."""
+"""The prefix for metrics on held-out data, as in trnslurm's own recipes."""
 _NO_WORD = re.compile(r"[^a-z0-9]+")
 _HELD_OUT = re.compile(r"(?:val|valid|validation|eval|evaluation|dev|heldout|held_out)_(.+)")
 _HELD_OUT_LAST = re.compile(r"(.+)_(?:val|valid|validation|eval|evaluation|dev)")
-# How long something took; and what Trainer tells about a whole training.
+# Durations, and what Trainer reports about the whole training run.
 _LEFT_OUT = re.compile(
     r"(?:eval|test|train)_(?:runtime|(?:samples|steps)_per_second)|train_train_\w+|train_total_flos"
 )
@@ -20,13 +20,13 @@ _LOSS = (
     *("train_loss", "training_loss", "loss_train", "train_loss_step", "total_loss", "lm_loss"),
     *("batch_loss", "train_batch_loss", "training_batch_loss"),
 )
-"""The loss of a step where no number is named loss: the first that is there."""
+"""Names for a step's loss if no value is named loss. The first one that is present counts."""
 _SAME = {"learning_rate": "lr", "train_learning_rate": "lr", "train_lr": "lr"}
 _SAME |= {"gnorm": "grad_norm", "gradient_norm": "grad_norm", "train_grad_norm": "grad_norm"}
 
 
 def canonical(name: str) -> str:
-    """Return the name that a number has in metrics.jsonl; empty if it has none."""
+    """Return a value's name in metrics.jsonl, or "" if it has none."""
     word = _NO_WORD.sub("_", name.lower()).strip("_")[:_MOST_CHARACTERS]
     if _LEFT_OUT.fullmatch(word):
         return ""
@@ -36,7 +36,7 @@ def canonical(name: str) -> str:
 
 
 def with_loss(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return numbers of which one is named loss, if one is the training's."""
+    """Return the metrics with one of them named loss, if one is the training loss."""
     found = {name: value for name, value in numbers.items() if name}
     name = next((n for n in ("loss", *_LOSS) if n in found), None)
     return {"loss": found.pop(name)} | found if name else found

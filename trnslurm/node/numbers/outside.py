@@ -1,8 +1,8 @@
-"""Finds files with numbers outside of the run that certainly are this attempt's.
+"""Finds metric files outside the run that certainly belong to this attempt.
 
-Directories there may have files of other jobs. W&B's process keeps its file open. TensorBoard's
-writer opens its file again for each write (GFile in
-tensorboard/compat/tensorflow_stub/io/gfile.py), but names it after its host and process.
+Directories there may contain files of other jobs. W&B's process keeps its file open. TensorBoard's
+writer reopens its file for each write (GFile in tensorboard/compat/tensorflow_stub/io/gfile.py),
+but names it after its host and process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trnslurm.node.stacks import processes_with
 # events.out.tfevents.TIME.HOST.PID.NUMBER: EventFileWriter in
 # tensorboard/summary/writer/event_file_writer.py; TensorFlow's EventsWriter likewise.
 _EVENTS = re.compile(rf"{re.escape(tensorboard.NAME)}(\d+)\.(.+)\.(\d+)\.\d+(?:\.v2)?")
-# Options of scripts for their output. Those for data may name a large directory.
+# Script options for output directories. Data options might name a large directory.
 _OUTPUT = re.compile(r"out|log|save|run|exp|result|work|dump|board|project|root", re.IGNORECASE)
 _INPUT = re.compile(r"data|model|resume|cache", re.IGNORECASE)
 _VARIABLES = ("TENSORBOARD_LOGDIR", "TENSORBOARD_LOGGING_DIR")
@@ -30,16 +30,16 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Outside:
-    """The files of this attempt's processes on this host, look by look."""
+    """The files of this attempt's processes on this host, updated with each look."""
 
     def __init__(self, since: float, places: Sequence[Path]) -> None:
-        """Take when the attempt began, and the places whose files are found anyway."""
+        """Store when the attempt started, and the directories whose files are found anyway."""
         self._since, self._places = int(since), places
         self._pids: set[int] = set()
         self._named = [Path(value) for name in _VARIABLES if (value := os.environ.get(name))]
 
     def found(self) -> Iterator[Path]:
-        """Yield the files; one may come several times."""
+        """Yield the files; a file may appear more than once."""
         names = (Variable.RUN_DIR, Variable.PHASE, Variable.ATTEMPT)
         own = [os.fsencode(f"{name}={os.environ.get(name)}") for name in names]
         for process in processes_with(own):
@@ -81,7 +81,7 @@ def _options(words: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def open_files(pid: int) -> Iterator[Path]:
-    """Yield the files with numbers that a process has opened for writing."""
+    """Yield the metric files that a process has opened for writing."""
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with suppress(OSError, LookupError, ValueError):

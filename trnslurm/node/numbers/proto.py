@@ -12,7 +12,7 @@ _MOST_VARINT_BYTES = 10
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield number, wire type and value of each field; raise a ValueError if it is damaged."""
+    """Yield each field's number, wire type and value; raise a ValueError if data is damaged."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

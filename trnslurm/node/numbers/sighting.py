@@ -1,4 +1,4 @@
-"""What a source says about a step, and how sightings become the lines of metrics.jsonl."""
+"""What a source says about a step, and how sightings become lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _OURS = {"attempt", "step", "steps", "time", READ}
 
 
 class Sighting(NamedTuple):
-    """Numbers of a step, read in one place."""
+    """Metrics of one step, as found in one place."""
 
     step: int
     numbers: Mapping[str, float]
     steps: int | None = None
-    """The number of all steps, if the source states it."""
+    """The total number of steps, if the source states it."""
     time: float | None = None
 
 
 class Steps:
-    """Collects sightings of one source by step; gives each step out once, in order."""
+    """Collects one source's sightings by step, and returns each step once, in order."""
 
     def __init__(self) -> None:
         self._open: dict[int, Sighting] = {}
@@ -35,7 +35,7 @@ class Steps:
         """The time of this look, for sightings without a time."""
 
     def add(self, seen: Sighting) -> None:
-        """Add a sighting; steps only go on, and what was seen first of a step stays."""
+        """Add a sighting. Steps only increase, and the first value seen for a step stays."""
         if seen.step < self._newest and seen.step not in self._open:
             return
         self._newest = max(self._newest, seen.step)
@@ -49,18 +49,18 @@ class Steps:
         )
 
     def clear(self) -> None:
-        """Forget what was not given out."""
+        """Forget what was not returned yet."""
         self._open.clear()
 
     def take(self, *, end: bool = False) -> list[Sighting]:
-        """Return the steps to which nothing more will come: all but the newest, which may rest."""
+        """Return complete steps: all but the newest, or also the newest after a pause."""
         rests, self._changed = not self._changed, False
         newest = max(self._open, default=-1)
         found = []
         for step in sorted(s for s in self._open if end or rests or s < newest):
             seen = self._open.pop(step)
             given = self._given.get(step, set())
-            # A step that is out already gets only what an evaluation says about it.
+            # A step that was returned already gets only evaluation results.
             fresh = {
                 n: v
                 for n, v in [*seen.numbers.items()][:_MOST_NAMES]
@@ -73,7 +73,7 @@ class Steps:
 
 
 def line_of(seen: Sighting, attempt: int, read: str) -> dict[str, float | str | None]:
-    """Return the line of metrics.jsonl, as trnslurm.report writes it, with where it was read."""
+    """Return a line of metrics.jsonl, as trnslurm.report writes it, and where it was read."""
     line: dict[str, float | str | None] = {"attempt": attempt, "step": seen.step}
     if seen.steps is not None:
         line["steps"] = seen.steps

@@ -1,4 +1,4 @@
-"""The sources of numbers: each finds its files and turns what is new in them into steps."""
+"""The sources of metrics: each finds its files and turns new data in them into steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trnslurm.node.numbers.log import LogReader
 from trnslurm.node.numbers.names import HELD_OUT, canonical, with_loss
 from trnslurm.node.numbers.sighting import Sighting, Steps
 
-# What one look reads of one file. Of a log that grows faster, the middle is passed over.
+# What one look reads from one file. If a log grows faster, its middle is skipped.
 _LOG_BYTES = 256 << 10  # 3,000 lines, which take 0.2 s
 _LOOK_BYTES = 1 << 20
 _BACKLOG_BYTES = 8 << 20
@@ -27,24 +27,24 @@ _HELD_OUT_PARTS = {"val", "valid", "validation", "eval", "evaluation", "dev"}
 
 
 class Source(ABC):
-    """One way in which a script writes its numbers."""
+    """One format in which a script writes its metrics."""
 
     read = ""
-    """What `read` is in the lines of metrics.jsonl."""
+    """The value of `read` in the lines of metrics.jsonl."""
 
     def __init__(self) -> None:
         self.steps = Steps()
 
     @abstractmethod
     def look(self) -> None:
-        """Read what is new into `steps`."""
+        """Read new data into `steps`."""
 
     def offer(self, files: Iterable[Path]) -> None:  # noqa: B027 (the log is no such file)
-        """Take the files of the run, of which some may be the source's."""
+        """Accept the run's files, some of which may belong to the source."""
 
 
 class Log(Source):
-    """The log of the first node."""
+    """The first node's log."""
 
     read = metrics.LOG
 
@@ -55,7 +55,7 @@ class Log(Source):
         self._part = b""
 
     def look(self) -> None:
-        """Read the lines, and what bars have overwritten; a line without its end waits."""
+        """Read the lines, and what bars have overwritten. An unfinished line waits."""
         if self._tail.behind() > _BACKLOG_BYTES:
             self._tail.done(self._tail.behind() - _LOG_BYTES)
             self._part = b""
@@ -73,23 +73,23 @@ class Log(Source):
 
 
 class _Grown(Source):
-    """Files that grow by records, which this attempt began."""
+    """Files that grow by records and that this attempt started."""
 
     def __init__(self, old: Iterable[Path]) -> None:
-        """Pass over files of earlier attempts."""
+        """Skip files of earlier attempts."""
         super().__init__()
         self._old = {p for p in old if self._is_one(p)}
         self._files: dict[Path, tuple[Tail, wandb.WandbReader]] = {}
 
     def offer(self, files: Iterable[Path]) -> None:
-        """Take files that are new."""
+        """Accept new files."""
         for path in files:
             new = self._is_one(path) and path not in self._old and path not in self._files
             if new and len(self._files) < _MOST_FILES:
                 self._files[path] = (Tail(path), wandb.WandbReader())
 
     def look(self) -> None:
-        """Read whole records; a file that is damaged is left alone from then on."""
+        """Read complete records. A damaged file is ignored from then on."""
         for path, (tail, reader) in [*self._files.items()]:
             try:
                 data, _ = tail.read(_LOOK_BYTES)
@@ -106,17 +106,17 @@ class _Grown(Source):
 
     @abstractmethod
     def _is_one(self, path: Path) -> bool:
-        """Check whether a file is one of these, by its name."""
+        """Check by its name whether a file belongs to this source."""
 
     @abstractmethod
     def _read(
         self, path: Path, reader: wandb.WandbReader, data: bytes
     ) -> tuple[list[Sighting], int]:
-        """Return what whole records say, and how many bytes are done; raise a ValueError."""
+        """Return what complete records say, and how many bytes they take; raise a ValueError."""
 
 
 class Tensorboard(_Grown):
-    """The event files of one writer or of several."""
+    """The event files of one or more writers."""
 
     read = metrics.TENSORBOARD
 
@@ -140,7 +140,7 @@ class Tensorboard(_Grown):
 
 
 class Wandb(_Grown):
-    """The offline log of Weights & Biases."""
+    """The offline logs of Weights & Biases."""
 
     read = metrics.WANDB
 
@@ -154,12 +154,12 @@ class Wandb(_Grown):
 
 
 class Trainer(Source):
-    """The state in each of Trainer's checkpoints."""
+    """The state file in each of Trainer's checkpoints."""
 
     read = metrics.TRAINER
 
     def __init__(self, old: Iterable[Path]) -> None:
-        """Pass over the steps in checkpoints of earlier attempts, with which this one began."""
+        """Skip the steps in checkpoints of earlier attempts, from which this attempt started."""
         super().__init__()
         self._done = -1
         self._seen: dict[Path, float] = {}
@@ -175,7 +175,7 @@ class Trainer(Source):
                     self.steps.add(seen)
 
     def look(self) -> None:
-        """Nothing grows: a state is written with its checkpoint."""
+        """Do nothing, because a state file never grows: it is written with its checkpoint."""
 
     def _history(self, path: Path) -> list[Sighting]:
         with suppress(OSError, ValueError):
@@ -187,12 +187,12 @@ class Trainer(Source):
 
 
 class Table(Source):
-    """Lightning's metrics.csv. Lightning writes the whole file again for each new number."""
+    """Lightning's metrics.csv. Lightning rewrites the whole file for each new value."""
 
     read = metrics.CSV
 
     def __init__(self, old: Iterable[Path]) -> None:
-        """Pass over the rows of earlier attempts."""
+        """Skip rows of earlier attempts."""
         super().__init__()
         self._marks = {p: _mark(p) for p in old if p.name == table.NAME}
         self._done: dict[Path, int] = {}
@@ -201,14 +201,14 @@ class Table(Source):
             self._done[path] = max((seen.step for seen in _rows(path)), default=-1)
 
     def offer(self, files: Iterable[Path]) -> None:
-        """Take tables that are new, or have changed since the attempt began."""
+        """Accept tables that are new or have changed since the attempt started."""
         new = [p for p in files if p.name == table.NAME and self._marks.get(p) != _mark(p)]
         for path in new:
             if path not in self._files and len(self._files) < _MOST_FILES:
                 self._files.append(path)
 
     def look(self) -> None:
-        """Read a table that has changed, whole."""
+        """Read a changed table in full."""
         for path in self._files:
             if (mark := _mark(path)) == self._marks.get(path):
                 continue
@@ -225,7 +225,7 @@ def _rows(path: Path) -> list[Sighting]:
 
 
 def _newest(paths: list[Path]) -> list[Path]:
-    """Return the files that changed last, the oldest of them first."""
+    """Return the files that changed last, oldest first."""
     return sorted(paths, key=lambda p: _mark(p)[1])[-_MOST_FILES:]
 
 

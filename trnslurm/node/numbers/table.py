@@ -1,4 +1,4 @@
-"""Tables of numbers with a column of steps, such as the metrics.csv of Lightning's CSVLogger."""
+"""Tables of metrics with a step column, such as the metrics.csv of Lightning's CSVLogger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEP = ("step", "global_step")
 
 
 def rows(text: str) -> list[Sighting]:
-    """Return what each whole line of a table with a header says; empty if it has no steps."""
+    """Return what each complete line of a table says, or nothing if the table has no steps."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()

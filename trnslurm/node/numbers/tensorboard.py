@@ -1,4 +1,4 @@
-"""TensorBoard's event files: the scalars in them.
+"""Reads scalars from TensorBoard's event files.
 
 A file is a series of records: the length (8 bytes), its checksum (4), an Event, its checksum (4).
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/event.proto
@@ -26,7 +26,7 @@ _NO_NUMBERS = {"hp_metric"}
 
 
 class Scalar(NamedTuple):
-    """A number of a step."""
+    """A step's metric."""
 
     step: int
     tag: str
@@ -35,9 +35,9 @@ class Scalar(NamedTuple):
 
 
 def scalars(data: bytes) -> tuple[list[Scalar], int]:
-    """Return the scalars of whole records, and how many bytes to go on; raise a ValueError.
+    """Return the scalars in complete records, and how many bytes to advance; raise a ValueError.
 
-    The next record may begin behind the data: a long one is passed over unread.
+    The next record may start after the data, because a long record is skipped unread.
     """
     found: list[Scalar] = []
     at = 0
@@ -86,7 +86,7 @@ def _of_value(message: bytes) -> tuple[str, float | None]:
 
 
 def _of_tensor(message: bytes) -> float | None:
-    """Return the only number of a tensor; TensorFlow 2 writes scalars so."""
+    """Return the only number in a tensor. TensorFlow 2 writes scalars that way."""
     form, data = {_FLOAT: "<f", _DOUBLE: "<d"}, b""
     dtype = 0
     for number, _, value in fields(message):

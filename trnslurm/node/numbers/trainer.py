@@ -1,4 +1,4 @@
-"""The log_history in the trainer_state.json of a checkpoint-N, of Trainer (transformers 4.57)."""
+"""The log_history in a checkpoint-N/trainer_state.json, written by Trainer (transformers 4.57)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from trnslurm.node.numbers.names import canonical, with_loss
 from trnslurm.node.numbers.sighting import Sighting
 
 NAME = "trainer_state.json"
-# The last entry tells about the whole training: its loss is a mean over all steps.
+# The last entry is about the whole training run: its loss is a mean over all steps.
 _OF_ALL = "train_runtime"
 
 
 def history(state: Mapping[str, Any]) -> list[Sighting]:
-    """Return what a state has about each step, in order."""
+    """Return what a state file says about each step, in order."""
     entries = state.get("log_history")
     steps = state.get("max_steps")
     total = steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None

@@ -1,7 +1,7 @@
-"""The offline log of Weights & Biases, run-ID.wandb: the numbers of wandb.log.
+"""Reads the values of wandb.log from W&B's offline log, run-ID.wandb.
 
-A file begins with seven bytes. Then come blocks of 32 KiB, of records that are whole or in parts:
-checksum (4 bytes), length (2), type (1), as LevelDB's log. A record is a protobuf message.
+A file starts with seven bytes. Then come blocks of 32 KiB with complete or partial records:
+checksum (4 bytes), length (2), type (1), as in LevelDB's log. A record is a protobuf message.
 https://github.com/google/leveldb/blob/main/doc/log_format.md
 https://github.com/wandb/wandb/blob/main/wandb/proto/wandb_internal.proto
 """
@@ -30,15 +30,15 @@ _STEP_NAMES = (
 
 
 class WandbReader:
-    """Reads the records of one file, as it grows."""
+    """Reads the records of one file as it grows."""
 
     def __init__(self) -> None:
         self._at = 0
-        """The position in the file of what is fed next."""
+        """The position in the file of the next data."""
         self._parts = b""
 
     def feed(self, data: bytes) -> tuple[list[Sighting], int]:
-        """Return what whole records say, and how many bytes are done; raise a ValueError."""
+        """Return what complete records say, and how many bytes they take; raise a ValueError."""
         found: list[Sighting] = []
         begin = self._at
         if begin == 0:
@@ -64,7 +64,7 @@ class WandbReader:
             self._at += _HEAD + size
             if kind in (_FULL, _FIRST):
                 self._parts = b""
-            if len(self._parts) <= _MOST_RECORD:  # a longer one is no history
+            if len(self._parts) <= _MOST_RECORD:  # a longer record is not a history record
                 self._parts += part
             if kind in (_FULL, _LAST):
                 found += _of_record(self._parts)
@@ -81,7 +81,7 @@ def _of_record(record: bytes) -> Iterator[Sighting]:
 
 
 def _of_history(message: bytes) -> Iterator[Sighting]:
-    """Yield the numbers of a step that the script names; W&B's own counts calls of wandb.log."""
+    """Yield metrics with the step that the script names. W&B's own step counts wandb.log calls."""
     numbers: dict[str, float] = {}
     for number, _, value in fields(message):
         if number == _ITEM and isinstance(value, bytes):

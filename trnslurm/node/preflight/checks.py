@@ -18,7 +18,7 @@ from trnslurm.node.memory import available_gib
 from trnslurm.node.preflight.needs import GIB, MIB, Checked, Needs
 
 _MEMORY_PER_WORKER = 256 * MIB
-"""A Python that imports torch needs more."""
+"""A Python process that imports torch needs more."""
 _FILES_PER_NODE = 256
 _MAX_FILES_COUNTED = 10_000
 
@@ -27,7 +27,7 @@ Check = Callable[[Needs], Checked]
 
 
 def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict[str, Checked]:
-    """Run the checks in parallel; a check that exceeds the time limit is a problem, too."""
+    """Run the checks in parallel. A check that exceeds the time limit is also a problem."""
     found: dict[str, Checked] = {}
 
     def run(name: str, check: Check) -> None:
@@ -35,7 +35,7 @@ def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict
             found[name] = check(needs)
         except OSError as error:
             found[name] = Checked(problem=f"{error.filename or name}: {error.strerror}")
-        except Exception as error:  # then this node is not known to be fit
+        except Exception as error:  # then it is unknown whether this node is fit
             found[name] = Checked(problem=f"the check of its {name} failed ({error!r})")
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
@@ -44,12 +44,12 @@ def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    hung = Checked(problem=f"its check took over {timeout_s:g} s: is a file system dead?")
+    hung = Checked(problem=f"its check took over {timeout_s:g} s: is a file system hanging?")
     return {name: found.get(name, hung) for name in checks}
 
 
 def run_directory(needs: Needs) -> Checked:
-    """Check that the run directory is writable, and has room for a checkpoint."""
+    """Check that the run directory is writable and has room for a checkpoint."""
     run = RunFiles(needs.run)
     state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
@@ -59,31 +59,31 @@ def run_directory(needs: Needs) -> Checked:
     place = checkpoints if checkpoints.is_dir() else needs.run
     free, room = shutil.disk_usage(place).free, shutil.disk_usage(needs.run).free
     if free < size:
-        text = f"{place} has {_size(free)} free, the next checkpoint needs {_size(size)}"
+        text = f"{place} has {_size(free)} free, but the next checkpoint needs {_size(size)}"
         return Checked(fact=_size(free), problem=f"{text}; make room")
     return _with_room(needs.run, room, needs)
 
 
 def _bytes_in(checkpoint: Path) -> int:
-    """Return the size of a checkpoint, which may be a file if a custom script made it."""
+    """Return a checkpoint's size. It may be a single file if a custom script made it."""
     files = checkpoint.rglob("*") if checkpoint.is_dir() else [checkpoint]
     some = islice(files, _MAX_FILES_COUNTED)
     return sum(file.stat().st_size for file in some if file.is_file())
 
 
 def temporary_directory(needs: Needs) -> Checked:
-    """Check that the node's own disk is writable, and not full."""
+    """Check that the node's own disk is writable and not full."""
     try:
         directory = Path(tempfile.gettempdir())
     except FileNotFoundError:
-        return Checked(problem="cannot write in /tmp, nor in $TMPDIR; fix the node's own disk")
+        return Checked(problem="cannot write in /tmp or $TMPDIR; fix the node's own disk")
     if error := _cannot_write(directory):
         return Checked(problem=f"{error}; fix the node's own disk")
     return _with_room(directory, shutil.disk_usage(directory).free, needs)
 
 
 def cache(needs: Needs) -> Checked:
-    """Check that the cache of compiled graphs is readable, and for a precompile writable."""
+    """Check that the cache of compiled graphs is readable and, for a precompile, writable."""
     for directory in (Path(word).expanduser() for word in needs.caches):
         if needs.phase == "precompile":
             directory.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def cache(needs: Needs) -> Checked:
         if error and needs.phase == "precompile":
             return Checked(problem=f"{error}; correct its owner, or compile_cache in the profile")
         if error:
-            return Checked(warning=f"{error}: a graph that is missing could not be cached")
+            return Checked(warning=f"{error}: missing graphs could not be cached")
     return Checked(fact="ok" if needs.caches else "")
 
 
@@ -118,7 +118,7 @@ def dataset(needs: Needs) -> Checked:
 
 
 def memory(needs: Needs) -> Checked:
-    """Check that the job has enough memory for the workers."""
+    """Check that the job has enough memory for its workers."""
     available = int(available_gib() * (1 << 30))
     needed = _MEMORY_PER_WORKER * (1 + needs.workers)
     if available < needed:
@@ -137,28 +137,28 @@ def open_files(needs: Needs) -> Checked:
     if limit < needed:
         return Checked(
             fact=str(limit),
-            problem=f"ulimit -n is {limit}, the job needs {needed}; raise LimitNOFILE of slurmd",
+            problem=f"ulimit -n is {limit}, but the job needs {needed}; raise slurmd's LimitNOFILE",
         )
     return Checked(fact=str(limit))
 
 
 def own_name(needs: Needs) -> Checked:
-    """Check that the node's name leads to the node; only a warning, because we do not use it."""
+    """Check that the node's name resolves to the node. This is only a warning: we do not use it."""
     name = socket.gethostname()
     if needs.nodes == 1 or not needs.device.on_trainium:
         return Checked()
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        return Checked(warning=f"its own name has no address ({error}): correct /etc/hosts or DNS")
+        return Checked(warning=f"its own name has no address ({error}): fix /etc/hosts or DNS")
     if not owns(address):
-        text = f"its own name means {address}, which is another host: correct /etc/hosts"
+        text = f"its own name resolves to {address}, which is another host: fix /etc/hosts"
         return Checked(warning=text)
     return Checked(fact=address)
 
 
 def torch_xla(needs: Needs) -> Checked:
-    """Check that torch_xla supports GPUs; PyTorch/XLA has built no such version since 2.8."""
+    """Check that torch_xla supports GPUs. Since 2.8, PyTorch/XLA has built no such version."""
     if not needs.device.one_of:
         return Checked()
     builds = needs.device.one_of
@@ -191,7 +191,7 @@ def _with_room(directory: Path, free: int, needs: Needs) -> Checked:
 
 
 def _cannot_write(directory: Path) -> str:
-    """Write a file; return what is wrong."""
+    """Write a file; return what is wrong, or an empty string."""
     try:
         with tempfile.TemporaryFile(dir=directory, prefix=".preflight-") as file:
             file.write(b"preflight\n")

@@ -3,10 +3,10 @@
     python -m trnslurm.node.preflight.checkup --device neuron --devices 16 --workers 32 \
         -- bash ranks.sh train
 
-It starts on every node at the same time, in place of a job's node.sh. It measures in turn this
-node's limits, EFA and versions; the preflight; the links to node 0; on Neuron a graph in the cache.
-Last it runs the command, a job's real node.sh, whose workers measure together. It records a failed
-measurement and continues, because the launcher judges.
+It starts on every node at the same time, instead of a job's node.sh. It measures, one after
+another, this node's limits, EFA and versions; the preflight; the links to node 0; and on Neuron a
+graph in the cache. Finally it runs the command, a job's real node.sh, whose workers measure
+together. If a measurement fails, it records that and continues, because the launcher judges.
 
 The graph is compiled like a precompile: on neuron by neuron_parallel_compile under the job's flags,
 whose parser judges it; on torchneuron by a short run that leaves a file. Node 0 compiles the graph;
@@ -58,15 +58,15 @@ _GRAPH = ("-m", "trnslurm.train.checkup")
 _MEET_S = 60.0
 _ORDER_S = COMPILE_S + 60.0
 RANKS_S = 240.0
-"""How long the workers have: on Neuron they compile three small graphs first."""
-# Versions that the kernel's modules and AWS's installer of EFA record.
+"""How long the workers may take. On Neuron they first compile three small graphs."""
+# Versions that the kernel modules and AWS's EFA installer record.
 _FILES = {
     "neuron driver": (Path("/sys/module/neuron/version"), r"(\S+)"),
     "nvidia driver": (Path("/proc/driver/nvidia/version"), r"Kernel Module +(?:for \S+ +)?(\S+)"),
     "efa driver": (Path("/sys/module/efa/version"), r"(\S+)"),
     "EFA installer": (Path("/opt/amazon/efa_installed_packages"), r"version: *(\S+)"),
 }
-# The runtime, the collectives, the tools and the driver are packages of the system.
+# The runtime, the collectives, the tools and the driver are system packages.
 _SYSTEM_PACKAGES = (
     ("dpkg-query", "--show", "--showformat=${Package} ${Version}\n", "aws-neuronx-*"),
     ("rpm", "--query", "--all", "--queryformat=%{NAME} %{VERSION}-%{RELEASE}\n", "aws-neuronx-*"),
@@ -109,28 +109,28 @@ def measure(file: Path, found: dict[str, Any], name: str, measurement: Callable[
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line: the preflight's options, and the command of the workers."""
+    """Parse the command line: the preflight's options, and the workers' command."""
     parser = argparse.ArgumentParser(prog="checkup", allow_abbrev=False)
     parser.add_argument("--device", required=True, type=device_named)
     parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cache-layout", default="shared")
-    parser.add_argument("--cache", default="", help="of torchneuron; default: the run's own")
-    parser.add_argument("--graph-size", type=int, default=1000, help="makes the graph a new one")
-    parser.add_argument("--deadline", type=float, default=RANKS_S, help="seconds of the workers")
+    parser.add_argument("--cache", default="", help="TorchNeuron's cache")
+    parser.add_argument("--graph-size", type=int, default=1000, help="makes the graph new")
+    parser.add_argument("--deadline", type=float, default=RANKS_S, help="seconds for the workers")
     parser.add_argument("command", nargs="+")
     return parser.parse_args(argv)
 
 
 def preflight(options: argparse.Namespace) -> int:
-    """Run the preflight, which writes its own file; fi_info checks EFA, and sees more."""
+    """Run the preflight, which writes its own file. fi_info checks EFA more thoroughly."""
     words = [f"--{name}={getattr(options, name)}" for name in ("device", "devices", "workers")]
     command = [sys.executable, "-m", "trnslurm.node.preflight", *words]
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
-    """Time the links; on Neuron node 0 compiles a graph, and the others find it."""
+    """Time the links. On Neuron, node 0 compiles a graph, and the others find it."""
     graph = graph_of(options)
     alone = graph.why_not_shared()
     found: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_by_one() -> Callable[[Connection, float], dict[str, float]]:
-    """Return a function that times the links, one at a time, in MB/s `to` a node and `from` it."""
+    """Return a function that times the links one at a time, in MB/s `to` and `from` a node."""
     turn = threading.Lock()
 
     def hear(connection: Connection, deadline: float) -> dict[str, float]:
@@ -177,7 +177,7 @@ def one_by_one() -> Callable[[Connection, float], dict[str, float]]:
 
 
 def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) -> None:
-    """Time the link with node 0 when it is this node's turn, and carry out node 0's order."""
+    """Time the link with node 0 when it is this node's turn, and follow node 0's order."""
     with join(rendezvous, _MEET_S) as node0:
         node0.receive(_ORDER_S)  # this node's turn has come
         node0.stream()
@@ -186,7 +186,7 @@ def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) ->
 
 
 def graph_of(options: argparse.Namespace) -> XlaGraph | NativeGraph:
-    """Return the graph of the job's device."""
+    """Return the graph for the job's device."""
     if options.device.parallel_compile:
         return XlaGraph(options.graph_size, options.cache_layout)
     return NativeGraph(options.graph_size, options.cache)
@@ -198,14 +198,14 @@ class XlaGraph:
     def __init__(self, size: int, layout: str) -> None:
         self._layout = layout
         self.command = self._command(size)
-        """Its trial run has the graph: one worker, without a rendezvous."""
+        """The trial run that has the graph: one worker, without a rendezvous."""
 
     def compile(self) -> dict[str, Any]:
         """Compile the graph; return its files, or what is wrong."""
         report, problem = self._run()
         graphs = sorted(report.compiled | report.reused)
         if problem is None and not graphs:
-            problem = "it reports no compiled graph"
+            problem = "it reports no compiled graphs"
         files: list[dict[str, Any]] = []
         for graph in [] if problem else graphs:
             if "://" in graph:
@@ -229,11 +229,11 @@ class XlaGraph:
         return {"problem": problem}
 
     def why_not_shared(self) -> str:
-        """Return why nodes do not find the graphs of other nodes; empty if all share one cache."""
+        """Return why nodes do not find each other's graphs, or "" if all share one cache."""
         if self._layout == "per-host":
             return "compile_layout: per-host"
         if not os.environ.get(_CACHE):
-            return "compile_cache is not set: graphs are in /var/tmp of each node"
+            return "compile_cache is not set: graphs are in each node's /var/tmp"
         return ""
 
     def _command(self, size: int) -> list[str]:
@@ -264,7 +264,7 @@ class NativeGraph:
         """Compile the graph; return its files, or what is wrong."""
         if stand_in := os.environ.get(_STAND_IN):
             return {"skipped": stand_in, "files": [], "graphs": [], "problem": None}
-        shutil.rmtree(self._directory, ignore_errors=True)  # of an earlier checkup
+        shutil.rmtree(self._directory, ignore_errors=True)  # from an earlier checkup
         made, problem = self._run()
         if problem is None and not made:
             problem = f"it left no graph in {self._directory}"
@@ -283,11 +283,11 @@ class NativeGraph:
         return {"problem": problem}
 
     def why_not_shared(self) -> str:
-        """Return that all nodes share the directory: the cache is one, or in the run directory."""
+        """Return no reason: all nodes share the directory, in the cache or the run directory."""
         return ""
 
     def _run(self) -> tuple[list[Path], str | None]:
-        """Run the graph; return the files that are new, or new again, and what is wrong."""
+        """Run the graph; return the files that are new or rewritten, and what is wrong."""
         before = self._seen()
         with tempfile.TemporaryDirectory(prefix="trnslurm-") as local:
             own = [f"{_NEFFS}={self._directory}", f"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR={local}"]
@@ -306,13 +306,13 @@ class NativeGraph:
 
 
 def _alone(environ: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the command with a single core and no rendezvous, and an end."""
+    """Return the command with a single core, no rendezvous, and a time limit."""
     own = ["--unset=NEURON_RT_ROOT_COMM_ID", "NEURON_RT_NUM_CORES=1", *environ]
     return ["env", *own, "timeout", "--kill-after=10", f"{COMPILE_S:g}", *command]
 
 
 def _run(command: Sequence[str], read: Callable[[str], None]) -> tuple[int, str | None]:
-    """Run the command of a graph; return its exit code and, if there is no better, a problem."""
+    """Run a graph's command; return its exit code and, if only that shows one, a problem."""
     try:
         with Path(os.devnull).open("wb") as keep:
             code = compiling.run(command, read, keep)
@@ -322,25 +322,25 @@ def _run(command: Sequence[str], read: Callable[[str], None]) -> tuple[int, str 
 
 
 def _differing(files: Sequence[dict[str, Any]]) -> str | None:
-    """Return how a file that node 0 has made is another here."""
+    """Return how a file that node 0 has made differs on this node."""
     for file in files:
         try:
             if describe(Path(file["path"])) != file:
-                return f"{file['path']} has other content here: two file systems?"
+                return f"{file['path']} has different content here: are these two file systems?"
         except OSError as error:
             return f"{error.filename}: {error.strerror}"
     return None
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Read a file whole."""
+    """Return a file's path, size and checksum."""
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     return {"path": str(path), "bytes": len(data), "sha256": digest}
 
 
 def limits() -> dict[str, int | None]:
-    """Return how much memory a worker may lock and how many files it may open; None: no limit."""
+    """Return how much memory a worker may lock and how many files it may open; None is no limit."""
     found = {"memlock": resource.RLIMIT_MEMLOCK, "files": resource.RLIMIT_NOFILE}
     soft = {name: resource.getrlimit(which)[0] for name, which in found.items()}
     return {name: None if n == resource.RLIM_INFINITY else n for name, n in soft.items()}
@@ -358,8 +358,8 @@ def raise_open_files(workers: int) -> None:
 def efa() -> dict[str, Any]:
     """Return the domains that libfabric finds on EFA, or why there are none.
 
-    An interface has a domain for each endpoint type, named after that type; libfabric 2 lists the
-    domains of its fabric efa-direct, too.
+    An interface has a domain for each endpoint type, named after the type. libfabric 2 also lists
+    the domains of its fabric efa-direct.
     """
     code, said = ask_tool("fi_info", "-p", "efa")
     if code is None:
@@ -369,7 +369,7 @@ def efa() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions below Python, which must be the same on all nodes."""
+    """Return the versions of software below Python, which must be the same on all nodes."""
     found = {"kernel": os.uname().release}
     for name, (file, pattern) in _FILES.items():
         try:
@@ -390,7 +390,7 @@ def versions() -> dict[str, str]:
 
 
 def run_workers(command: Sequence[str], deadline_s: float) -> dict[str, Any]:
-    """Run the command; end it and all that it started if it takes longer."""
+    """Run the command. If it takes too long, end it and everything that it started."""
     # A process group but no session: Slurm finds a job's processes by their session.
     child = start_group(command, stdin=subprocess.DEVNULL)
 

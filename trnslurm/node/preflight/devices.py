@@ -10,14 +10,14 @@ from trnslurm.node.preflight.needs import Checked, Needs
 
 
 def devices(needs: Needs) -> Checked:
-    """Check that all devices are present, and enough of them free."""
+    """Check that all devices are present and that enough of them are free."""
     return accelerator_of(needs.device).check(needs)
 
 
 def efa(
     needs: Needs, root: Path = Path("/"), sleep: Callable[[float], None] = time.sleep
 ) -> Checked:
-    """Check that the network cards are present, and on GPUs NCCL's plugin for them."""
+    """Check that the network cards are present and, on GPUs, NCCL's plugin for them."""
     if not needs.efa:
         return Checked()
     accelerator, number = accelerator_of(needs.device), len(efa_interfaces(root))

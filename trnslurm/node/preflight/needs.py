@@ -1,4 +1,4 @@
-"""What a job needs of a node, and what a check of it finds."""
+"""What a job needs from a node, and what a check of that finds."""
 
 from pathlib import Path
 
@@ -9,21 +9,21 @@ MIB, GIB = 2**20, 2**30
 
 
 class Needs(Frozen):
-    """The needs of a job on one node."""
+    """A job's requirements for one node."""
 
     run: Path
     phase: str
     nodes: int = 1
     device: DeviceType = CPU
     devices: int = 0
-    """Neuron devices of the instance type."""
+    """The number of Neuron devices of the instance type."""
     workers: int = 1
-    """Workers on this node: each needs a NeuronCore or a GPU."""
+    """The number of workers on this node, each of which needs a NeuronCore or a GPU."""
     efa: int = 0
     data: str = ""
     caches: tuple[str, ...] = ()
     min_free: int = 256 * MIB
-    """Bytes that must be free on each disk that is written."""
+    """The bytes that must be free on each disk that is written to."""
 
 
 class Checked(Frozen):

@@ -45,8 +45,10 @@ from trnslurm.node.preflight.needs import MIB, Checked, Needs
 from trnslurm.node.preflight.verdict import NodeReport, judge
 
 NODES_PER_S = 20
-"""Every 20 nodes add a second, because nodes start one after another, and all read Python and the
-run's code from one file system."""
+"""Every 20 nodes add a second to the time limit.
+
+Nodes start one after another, and all read Python and the run's code from one file system.
+"""
 PACKAGES = (
     "torch",
     "torch-xla",
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rendezvous = read_rendezvous("preflight")
     except (KeyError, ValueError) as error:
-        print(f"error: preflight: environment: {error}; node.sh starts this", file=sys.stderr)
+        print(f"error: preflight: environment: {error}; only node.sh starts this", file=sys.stderr)
         return 2
     preflight = Preflight(
         rendezvous,
@@ -94,15 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line: what the job needs of a node."""
+    """Parse the command line: what the job needs from a node."""
     parser = argparse.ArgumentParser(prog="preflight", allow_abbrev=False)
     parser.add_argument("--device", default=CPU.name, choices=[*DEVICES])
-    parser.add_argument("--devices", type=int, default=0, help="Neuron devices of a node")
-    parser.add_argument("--workers", type=int, default=1, help="workers of a node")
-    parser.add_argument("--efa", type=int, default=0, help="EFA interfaces of a node")
-    parser.add_argument("--data", default="", help="dataset, a file or a directory")
-    parser.add_argument("--min-free-mib", type=int, default=256, help="on every disk")
-    parser.add_argument("--wait", type=float, help="seconds in which few nodes must report")
+    parser.add_argument("--devices", type=int, default=0, help="Neuron devices per node")
+    parser.add_argument("--workers", type=int, default=1, help="workers per node")
+    parser.add_argument("--efa", type=int, default=0, help="EFA interfaces per node")
+    parser.add_argument("--data", default="", help="dataset: a file or a directory")
+    parser.add_argument("--min-free-mib", type=int, default=256, help="free MiB on every disk")
+    parser.add_argument("--wait", type=float, help="seconds in which a few nodes must report")
     parser.add_argument("--clock-offset", type=float, default=0.0, help="for tests: a wrong clock")
     options = parser.parse_args(argv)
     if options.wait is None:
@@ -111,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_needs(rendezvous: Rendezvous, options: argparse.Namespace) -> Needs:
-    """Return the needs of the job on this node."""
+    """Read what the job needs on this node."""
     words = [os.environ.get(n, "") for n in (Variable.CACHE, "NEURON_COMPILE_CACHE_URL")]
     return Needs(
         run=rendezvous.run,
@@ -147,11 +149,11 @@ class Preflight:
         return RunFiles(at.run).preflight_file(at.phase, at.attempt, node)
 
     def seconds(self) -> float:
-        """Return the time since this node has begun."""
+        """Return the seconds since this node has started."""
         return round(time.monotonic() - self.started, 2)
 
     def compare(self) -> dict[str, Any]:
-        """Act as node 0: check this node, hear the others, judge, and answer all of them."""
+        """Act as node 0: check this node, hear the others, judge, and answer them all."""
         hosts, deadline = self.rendezvous.hosts, self.started + self.wait_s
         try:
             meeting = Meeting(self.rendezvous, hear)
@@ -163,8 +165,8 @@ class Preflight:
         own = NodeReport(**self.look())
         if not owns(self.rendezvous.address):
             own.problems["address"] = (
-                f"the master address {self.rendezvous.address} is none of its addresses; correct "
-                "its NodeAddr in slurm.conf"
+                f"the master address {self.rendezvous.address} is not one of its addresses; "
+                "correct its NodeAddr in slurm.conf"
             )
         meeting.wait(deadline)
         nodes = [
@@ -181,7 +183,7 @@ class Preflight:
         return answer_to(own, unfit)
 
     def report(self) -> dict[str, Any]:
-        """Act as another node: check it, report to node 0, and return node 0's answer."""
+        """Act as another node: check this node, report to node 0, and return node 0's answer."""
         try:
             with join(self.rendezvous, reach_s=0.75 * self.wait_s) as node0:
                 node0.receive(MESSAGE_S)
@@ -216,7 +218,7 @@ class Preflight:
         }
 
     def read_silent(self, nodes: Sequence[NodeReport]) -> dict[int, str]:
-        """Return the reasons that silent nodes wrote; remove their files."""
+        """Return the reasons that silent nodes have written, and remove their files."""
         said = {}
         for node in nodes:
             file = self.file(node.node)
@@ -244,7 +246,7 @@ class Preflight:
         if answer["problems"]:
             return
         for text in answer["others"]:
-            print(f"preflight: this node ends because of another: {text}")
+            print(f"preflight: this node ends because of another node: {text}")
         if not answer["others"]:
             count = len(self.rendezvous.hosts)
             nodes = "1 node fits" if count == 1 else f"{count} nodes fit"
@@ -252,7 +254,7 @@ class Preflight:
 
 
 def hear(connection: Connection, deadline: float) -> dict[str, Any]:
-    """Compare another node's clock with this one's; return that and the fields of its report."""
+    """Compare another node's clock with this one's; return that and the node's report fields."""
     sent = time.time()
     connection.send({"time": sent})
     then = float(connection.receive(MESSAGE_S)["time"])
@@ -261,9 +263,9 @@ def hear(connection: Connection, deadline: float) -> dict[str, Any]:
 
 
 def _ahead(then: float, sent: float, received: float) -> float:
-    """Return a clock's lead, from a reading between two readings of node 0's clock.
+    """Return how far a clock is ahead, from a reading between two readings of node 0's clock.
 
-    Several leads are possible within the round trip; return the smallest.
+    Several values are possible within the round trip. The smallest is returned.
     """
     if sent <= then <= received:
         return 0.0
@@ -289,13 +291,13 @@ def identity(run: Path) -> dict[str, str]:
 
 
 def write(file: Path, nodes: Sequence[NodeReport], bad: Sequence[str]) -> None:
-    """Write the verdict; if that fails, this node's check of the run directory says why."""
+    """Write the verdict. If that fails, this node's check of the run directory says why."""
     with suppress(OSError):
         write_json(file, {"nodes": [node.record() for node in nodes], "bad": list(bad)})
 
 
 def some_unfit(nodes: Sequence[NodeReport]) -> list[NodeReport]:
-    """Return up to nine unfit nodes, so that eight others remain for the answer to each."""
+    """Return up to nine unfit nodes, so that the answer to each can list eight others."""
     return list(islice((node for node in nodes if node.problems), _MAX_NAMED + 1))
 
 

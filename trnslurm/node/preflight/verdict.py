@@ -1,4 +1,4 @@
-"""Compares the reports of nodes: which nodes are unfit, and which of them a job should avoid."""
+"""Compares the nodes' reports: which nodes are unfit, and which of them a job should avoid."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 MAX_SKEW_S = 5.0
-# The site is to blame for one of these problems if all nodes have it; else the node is.
+# If all nodes have one of these problems, the site is to blame, otherwise the node.
 _SHARED = ("run directory", "cache", "dataset")
 _OF_CHANCE = ("master port",)
 _LAST_CHARACTERS = 12
@@ -15,23 +15,23 @@ _LAST_CHARACTERS = 12
 
 @dataclass
 class NodeReport:
-    """The report of a node, and the problems that the comparison adds."""
+    """A node's report, and the problems that the comparison adds."""
 
     node: int
     host: str
     heard: bool = True
     seconds: float = 0.0
     clock_s: float = 0.0
-    """The lead of its clock over node 0's."""
+    """How far its clock is ahead of node 0's."""
     facts: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    """By check: the problem and its fix."""
+    """The problem and its fix, by check."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, str] = field(default_factory=dict)
     """The facts that must be the same on all nodes."""
 
     def record(self) -> dict[str, Any]:
-        """Return the node's part of the verdict file."""
+        """Return the node's entry in the verdict file."""
         return {
             "node": self.node,
             "host": self.host,
@@ -48,7 +48,7 @@ class NodeReport:
 def judge(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float) -> list[str]:
     """Add the problems that the comparison shows; return the hosts that are to blame.
 
-    `silent` has the reasons of nodes that could not report, but could write a file.
+    `silent` contains the reasons of nodes that could not report, but could write a file.
     """
     heard = [node for node in nodes if node.heard]
     compare_clocks(heard)
@@ -66,16 +66,16 @@ def miss(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float
     missing = [node for node in nodes if not node.heard]
     for node in missing:
         text = f"did not report within {waited_s:g} s"
-        what_to_do = "look whether it is up, and its network and file systems"
+        what_to_do = "check that it is up, its network, and its file systems"
         node.problems["report"] = f"{silent.get(node.node, text)}; {what_to_do}"
     none_came = len(missing) == len(nodes) - 1 and len(missing) > 1
     if none_came:
-        nodes[0].problems["report"] = "no other node reaches it; look at its network and firewall"
+        nodes[0].problems["report"] = "no other node can reach it; check its network and firewall"
     return none_came
 
 
 def compare_clocks(heard: Sequence[NodeReport]) -> None:
-    """Add a problem to nodes whose clocks are off; of only two nodes, to the second."""
+    """Add a problem to nodes whose clocks are off; if there are only two nodes, to the second."""
     usual = median(node.clock_s for node in heard) if len(heard) > 2 else 0.0
     for node in heard:
         ahead = node.clock_s - usual
@@ -83,11 +83,11 @@ def compare_clocks(heard: Sequence[NodeReport]) -> None:
             word = "ahead of" if ahead > 0 else "behind"
             other = "the other nodes'" if len(heard) > 2 else f"{heard[0].host}'s"
             text = f"its clock is {abs(ahead):.1f} s {word} {other}"
-            node.problems["clock"] = f"{text}; have chrony running (chronyc makestep)"
+            node.problems["clock"] = f"{text}; run chrony (chronyc makestep)"
 
 
 def compare_versions(heard: Sequence[NodeReport]) -> None:
-    """Add a problem to nodes whose software differs from most; of two halves, from node 0's."""
+    """Add a problem to nodes whose software differs from most, or in a tie from node 0's."""
     for name in dict.fromkeys(name for node in heard for name in node.same):
         values = Counter(node.same.get(name, "missing") for node in heard)
         most = max(values.values())
@@ -96,15 +96,16 @@ def compare_versions(heard: Sequence[NodeReport]) -> None:
         for node in heard:
             if (own := node.same.get(name, "missing")) != usual:
                 where = heard[0].host if len(heard) == 2 else "most nodes"
-                text = f"{name} is {_short(own)}, on {where} {_short(usual)}"
-                fix = "have one Python and one run directory for all, on a shared file system"
+                text = f"{name} is {_short(own)}, but on {where} {_short(usual)}"
+                fix = "use one Python and one run directory for all nodes, on a shared file system"
                 node.problems.setdefault("same", f"{text}; {fix}")
 
 
 def is_to_blame(node: NodeReport, failed: Mapping[str, int], heard: int) -> bool:
     """Check whether the job should avoid this node.
 
-    `failed` counts, by check, the nodes that reported a problem; `heard` counts all that reported.
+    `failed` counts, by check, the nodes that reported a problem. `heard` counts all nodes that
+    reported.
     """
     others = heard - node.heard
     for check in node.problems:
@@ -118,5 +119,5 @@ def is_to_blame(node: NodeReport, failed: Mapping[str, int], heard: int) -> bool
 
 
 def _short(value: str) -> str:
-    """Return a whole version, or the beginning of a checksum."""
+    """Return a version in full, or the start of a checksum."""
     return value if len(value) < 4 * _LAST_CHARACTERS else value[:_LAST_CHARACTERS]

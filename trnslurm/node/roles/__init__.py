@@ -1,1 +1,1 @@
-"""Keeps the servers of a run's roles: starts them beside the training, and again if they fail."""
+"""Runs the servers of a run's roles: starts them alongside training, and restarts failed ones."""

@@ -1,4 +1,4 @@
-"""Looks whether a server is ready: by HTTP, by TCP, or by a file that it writes."""
+"""Checks whether a server is ready: by HTTP, by TCP, or by a file that it writes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_BYTES = 4096
 
 
 def why_not_ready(ready: str, address: str, directory: Path) -> str:
-    """Return why a server is not ready; empty: it is.
+    """Return why a server is not ready, or an empty string if it is.
 
-    `ready` may have {host} and {port} of its address; a file's path is relative to `directory`.
+    `ready` may contain {host} and {port} of its address. A file's path is relative to `directory`.
     """
     host, _, port = address.rpartition(":")
     place = ready.replace("{host}", host).replace("{port}", port)
@@ -25,11 +25,11 @@ def why_not_ready(ready: str, address: str, directory: Path) -> str:
         return _by_http(place)
     if place == TCP or place.startswith(f"{TCP}://"):
         return _by_tcp(place.removeprefix(TCP).removeprefix("://") or address)
-    return "" if (directory / place).exists() else f"{place} is not there"
+    return "" if (directory / place).exists() else f"{place} does not exist"
 
 
 def _by_http(url: str) -> str:
-    # Not by a proxy of the environment: a server is a node of the same job.
+    # Ignore proxies from the environment: a server is on a node of the same job.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_ANSWER_S) as answer:
@@ -37,7 +37,7 @@ def _by_http(url: str) -> str:
             return ""
     except urllib.error.HTTPError as error:
         with error:
-            return f"{url} answers {error.code}"
+            return f"{url} responded {error.code}"
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         return f"{url}: {getattr(why, 'strerror', None) or why}"

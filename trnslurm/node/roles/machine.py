@@ -1,6 +1,6 @@
 """The servers of a job's roles as a state machine: events in, decisions out.
 
-It neither reads nor writes, and knows the time only as it is told.
+It does no I/O, and gets the time from its caller.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from typing import Union
 from trnslurm.contract.roles import Role, Stand
 
 TAKEN = 98
-"""The exit code of a server whose port another program has: EADDRINUSE of Linux."""
+"""The exit code of a server whose port is in use: Linux's EADDRINUSE."""
 MOST_FAILURES = 5
-"""How often in a row a server may end before its role has failed."""
+"""How many times in a row a server may end before its role has failed."""
 STEADY_S = 60.0
-"""After so long, a server that ends has not failed in a row."""
+"""A server that ends after this time does not count as failing in a row."""
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 _LOOK_S = {Stand.STARTING: 0.5, Stand.READY: 5.0, Stand.UNWELL: 1.0}
 _GRACE_S = 20.0
-"""How long a server has to end before it is killed."""
+"""How long a server may take to end before it is killed."""
 _LOST_S = 10.0
-"""How long a node must not answer, beside its server, to be lost."""
+"""How long a node, like its server, must be silent to count as lost."""
 _MOST_PORTS = 50
 _RUNNING = (Stand.STARTING, Stand.READY, Stand.UNWELL, Stand.ENDING)
-_ANEW = "it starts again with the training"
+_ANEW = "it restarts together with training"
 
 
 @dataclass
 class Server:
-    """A server of a role, and how it stands."""
+    """A role's server, and its state."""
 
     role: Role
     number: int
     host: str
     stand: Stand = Stand.WAITING
     since: float = 0.0
-    """When it came to stand so."""
+    """When it entered this state."""
     starts: int = 0
     failures: int = 0
-    """How often it has ended in a row."""
+    """How many times in a row it has ended."""
     ports: int = 0
-    """How many ports were taken before this one."""
+    """How many ports were already taken."""
     why: str = ""
-    """Why it ended, or does not answer."""
+    """Why it ended, or does not respond."""
     silent_at: float = math.inf
-    """Since when its node has not answered, either."""
+    """Since when its node has not responded either."""
     looks: bool = False
-    """Whether somebody looks whether it answers."""
+    """Whether a check of the server is in progress."""
     look_at: float = math.inf
     act_at: float = math.inf
-    """When a limit is over, or a pause."""
+    """When a time limit or a pause is over."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -80,11 +80,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Look:
-    """Look whether a server answers: `looked`."""
+    """Check whether a server is ready: `looked`."""
 
     server: Server
     start: int
-    """Which start of it."""
+    """The number of the server's start."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The training must end: a server does not come back, or has another node."""
+    """Training must end: a server is gone for good, or has moved to another node."""
 
     server: Server
     why: str
     lost: tuple[str, ...] = ()
-    """Nodes that do not answer."""
+    """Nodes that do not respond."""
     here: bool = True
     """Whether the job still has the nodes that its roles need."""
 
 
 @dataclass(frozen=True)
 class Over:
-    """All servers have ended, and the program may."""
+    """All servers have ended, and so may the program."""
 
 
 Decision = Union[Start, Look, Signal, Ready, Failed, Over]
@@ -122,23 +122,23 @@ Decision = Union[Start, Look, Signal, Ready, Failed, Over]
 
 @dataclass
 class Machine:
-    """All servers of a job."""
+    """All servers for a job."""
 
     roles: Sequence[Role]
     hosts: Mapping[str, Sequence[str]]
-    """The nodes of each role, its spares last."""
+    """The nodes of each role, spares last."""
     now: float = 0.0
     servers: list[Server] = field(default_factory=list)
     waits: bool = True
-    """Whether a training waits until all are ready."""
+    """Whether training is waiting until all servers are ready."""
     _spares: dict[str, list[str]] = field(default_factory=dict)
     _out: list[Decision] = field(default_factory=list)
     _failed: bool = False
-    """Whether the training was told to end."""
+    """Whether training was told to end."""
     _held: bool = False
-    """Whether no server starts again: the job is being ended."""
+    """Whether servers are no longer restarted, because the job is being ended."""
     finishes: bool = False
-    """Whether all servers are told to end."""
+    """Whether all servers were ordered to end."""
     _ends_at: float = math.inf
 
     def __post_init__(self) -> None:
@@ -150,47 +150,47 @@ class Machine:
     # -- from outside
 
     def begin(self, now: float) -> list[Decision]:
-        """Start the servers that need no others."""
+        """Start the servers that do not depend on others."""
         return self._on(now, self._go_on)
 
     def ended(
         self, server: Server, now: float, code: int, why: str, *, lost: bool
     ) -> list[Decision]:
-        """Take note that a server has ended; `lost`: its node does not answer."""
+        """Process the end of a server; `lost` means that its node does not respond."""
         return self._on(now, lambda: self._ended(server, code, why, lost=lost))
 
     def looked(
         self, look: Look, now: float, why_not: str, *, silent: bool = False
     ) -> list[Decision]:
-        """Take note whether a server answers; `why_not` is empty if it does.
+        """Process the result of a check; `why_not` is empty if the server is ready.
 
-        `silent`: its node does not answer, either.
+        `silent` means that its node does not respond either.
         """
-        if look.start != look.server.starts:  # of the one before
+        if look.start != look.server.starts:  # of the previous start
             return []
         return self._on(now, lambda: self._looked(look.server, why_not, silent=silent))
 
     def tick(self, now: float) -> list[Decision]:
-        """Do what is due."""
+        """Do everything that is due."""
         return self._on(now, self._tick)
 
     def again(self, now: float) -> list[Decision]:
-        """Another attempt of the training waits until all servers are ready."""
+        """Prepare for another attempt, which waits until all servers are ready."""
         return self._on(now, self._again)
 
     def hold(self, now: float) -> list[Decision]:
-        """Start none again: the job is being ended."""
+        """Restart no more servers, because the job is being ended."""
         self._held = True
         return self._on(now, lambda: None)
 
     def finish(self, now: float, within_s: float) -> list[Decision]:
-        """End all servers, those that started last first."""
+        """End all servers in reverse order of their start."""
         self.finishes, self._ends_at = True, now + within_s
         return self._on(now, self._finish)
 
     @property
     def wakes_at(self) -> float:
-        """When the machine wants a tick; infinite: never."""
+        """When the machine wants a tick, or infinity for never."""
         times = [min(s.act_at, math.inf if s.looks else s.look_at) for s in self.servers]
         return min([*times, self._ends_at])
 
@@ -211,7 +211,7 @@ class Machine:
         server.act_at = math.inf
 
     def _go_on(self) -> None:
-        """Start what waits for no other role, and tell once all are ready."""
+        """Start each role that waits for no other role, and report when all are ready."""
         for server in self._of(self._names()):
             needed = self._of(server.role.needs)
             if server.stand is Stand.WAITING and all(s.stand is Stand.READY for s in needed):
@@ -277,8 +277,8 @@ class Machine:
             server.act_at = math.inf
             self._out.append(Signal(server, signal.SIGKILL))
         else:
-            what = "not ready" if server.stand is Stand.STARTING else "no answer"
-            server.why = f"{what} for {server.role.ready_s:g} s: {server.why or 'nobody looked'}"
+            what = "not ready" if server.stand is Stand.STARTING else "no response"
+            server.why = f"{what} for {server.role.ready_s:g} s: {server.why or 'not checked yet'}"
             self._end(server)
 
     def _end(self, server: Server) -> None:
@@ -347,7 +347,7 @@ class Machine:
         self._go_on()
 
     def _finish(self) -> None:
-        """End the servers of one role after the other, in reverse."""
+        """End the servers of one role after another, in reverse order."""
         for server in self.servers:
             if not server.runs:
                 server.stand, server.act_at = Stand.DOWN, math.inf

@@ -1,10 +1,11 @@
-"""The program that keeps the servers of a job's roles, a child of trnslurm.node.attempt.
+"""The program that runs a job's role servers, a child of trnslurm.node.attempt.
 
     python -m trnslurm.node.roles FD JOB RESTARTS rollout=node-5,node-6 … -- srun …
 
-To the descriptor it tells that program what happens, by lines of JSON. On stdin it is told `again`,
-`hold` and `finish SECONDS`. The command starts one server: srun on its node, or what stands for it.
-A heterogeneous job has a command for each component, with --- between them.
+It reports events to the parent through the file descriptor FD, as lines of JSON. On stdin it gets
+the orders `again`, `hold` and `finish SECONDS`. The command starts one server: it is srun on the
+server's node, or srun's stand-in. A heterogeneous job has a command for each component, separated
+by ---.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from trnslurm.node.triage.diagnosis import diagnose
 
 _AT_ONCE = 1 << 16
 _ORPHANED_S = 5.0
-"""How long servers have to end once the training's program is gone."""
+"""How long servers may take to end when the attempt program is gone."""
 _SLURM_S = 30.0
 _HERE = "127.0.0.1"
 _APART = 100
-"""How far the port of a node's preflight is from the one on which its server listens."""
+"""The distance between the port of a node's preflight and the port of its server."""
 _Event = Callable[[float], list[m.Decision]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Keep the servers until the training's program ends; return 0."""
+    """Run the servers until the attempt program ends; return 0."""
     signals, parent = processes.SignalQueue(), os.getppid()
     processes.die_with_parent(parent)
     processes.become_subreaper()
@@ -60,21 +61,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Words(NamedTuple):
-    """The words of the command line."""
+    """The arguments of the command line."""
 
     tells: int
-    """The descriptor that the training's program reads."""
+    """The file descriptor that the attempt program reads."""
     job: str
     restarts: int
-    """How often Slurm had restarted it."""
+    """How many times Slurm has restarted the job."""
     hosts: Mapping[str, Sequence[str]]
     """The nodes of each role."""
     commands: Sequence[Sequence[str]]
-    """What starts a server in each component of the job."""
+    """The command that starts a server in each component of the job."""
 
 
 def read(argv: Sequence[str]) -> Words:
-    """Return the words of the command line."""
+    """Parse the command line."""
     at = argv.index("--")
     tells, job, restarts, *roles = argv[:at]
     told = [each.partition("=") for each in roles]
@@ -89,7 +90,7 @@ def read(argv: Sequence[str]) -> Words:
 
 
 class Program:
-    """All servers of a job."""
+    """All servers for a job."""
 
     def __init__(self, words: Words, signals: processes.SignalQueue) -> None:
         self._words, self._signals = words, signals
@@ -97,11 +98,11 @@ class Program:
         roles = read_roles(RUN.roles_file)
         self._machine = m.Machine(roles, words.hosts)
         self._running: dict[int, m.Server] = {}
-        """The servers by the pids of their sruns."""
+        """The servers by the pids of their srun processes."""
         self._pids: dict[tuple[str, int], int] = {}
         self._addresses: dict[tuple[str, int], str] = {}
         self._logs: dict[tuple[str, int], int] = {}
-        """The number of a server's newest log."""
+        """The number of each server's newest log."""
         self._starts = {role.name: RUN.last_server_log(role.name) for role in roles}
         self._written: Mapping[str, Any] = {}
         self._results: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -111,7 +112,7 @@ class Program:
         self._over = self._orphaned = False
 
     def run(self) -> int:
-        """Keep the servers until all have ended for good."""
+        """Run the servers until all have ended for good."""
         self._end_left_over()
         self._do(self._machine.begin(time.monotonic()))
         while not self._over:
@@ -139,7 +140,7 @@ class Program:
         return [] if self._orphaned else [0]
 
     def _listen(self) -> None:
-        """Do what the training's program says; its end is the end of the servers, too."""
+        """Follow the attempt program's orders. When it ends, the servers end too."""
         if self._orphaned or not select.select([0], [], [], 0)[0]:
             return
         said = os.read(0, _AT_ONCE).decode()
@@ -168,7 +169,7 @@ class Program:
                     self._answer(partial(self._end_of, server, code, server.host, log), end)
 
     def _end_of(self, server: m.Server, code: int, host: str, log: int) -> _Event:
-        """Find out why a server has ended, and whether its node is still there."""
+        """Find out why a server has ended, and whether its node still responds."""
         lost = bool(self._controller.silent([host]))
         why = ""
         if code not in (0, m.TAKEN) and not lost:
@@ -181,7 +182,7 @@ class Program:
         return lambda now: self._machine.ended(server, now, code, why, lost=lost)
 
     def _answer(self, task: Callable[[], _Event], otherwise: _Event) -> None:
-        """Do a task beside the program; its result is an event."""
+        """Run a task in the background. Its result is an event."""
 
         def do() -> None:
             try:
@@ -237,7 +238,7 @@ class Program:
             own_session=self._controller.own_session,
         )
         self._running[pid], self._pids[server.key] = server, pid
-        processes.say(f"roles: {server.title} starts at {host}:{port}")
+        processes.say(f"roles: starting {server.title} at {host}:{port}")
 
     def _address(self, host: str) -> str:
         if not self._controller.requeues:
@@ -247,7 +248,7 @@ class Program:
         return ipv4(known[0] if known else host) or host
 
     def _port(self, server: m.Server, apart: int = 0) -> int:
-        """Return the port of a server: after another job's program has taken one, the next."""
+        """Return a server's port: the next one after another job's program has taken one."""
         place = f"{self._words.job}.{server.role.name}.{server.number}"
         return ports.port_of(place, apart + server.ports, self._usable_ports)
 
@@ -277,7 +278,7 @@ class Program:
             os.write(self._words.tells, f"{json.dumps(told)}\n".encode())
 
     def _record(self) -> None:
-        """Write how each server stands, if that has changed."""
+        """Write the state of each server, if it has changed."""
         told: dict[str, list[dict[str, Any]]] = {role.name: [] for role in self._machine.roles}
         ago = time.time() - time.monotonic()
         for server in self._machine.servers:
@@ -295,8 +296,8 @@ class Program:
                     file.write(f"{json.dumps(line)}\n")
 
     def _end_left_over(self) -> None:
-        """End the servers that a program on a lost first node has left."""
-        # In a job that the user holds nothing is left, and another run may have such steps.
+        """End the servers that a program on a lost first node has left behind."""
+        # In a job that the user holds, nothing is left, and another run may have such steps.
         if not self._controller.requeues or self._controller.in_step:
             return
         # squeue has the steps of a component by its own id only (22.05).

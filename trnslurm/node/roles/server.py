@@ -1,9 +1,9 @@
-"""Runs one server on its node, and ends it with all that it has started.
+"""Runs one server on its node, and ends it with all processes that it has started.
 
     python -m trnslurm.node.roles.server -- COMMAND …
 
-srun passes USR2 on to its tasks, but makes KILL of TERM (src/srun/libsrun/srun_job.c). So USR2 asks
-for an end as TERM does: the command gets TERM, and KILL after a while.
+srun passes SIGUSR2 on to its tasks, but turns SIGTERM into SIGKILL (src/srun/libsrun/srun_job.c).
+So SIGUSR2 asks for an end as SIGTERM does: the command gets SIGTERM, and some time later SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trnslurm.node import ports, processes
 from trnslurm.node.roles.machine import TAKEN
 
 _KILL_WAIT_S = 15.0
-"""Less than the program beside the training waits."""
+"""Less than the attempt program waits."""
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     processes.die_with_parent(parent)
     processes.become_subreaper()
     port = int(os.environ[Variable.PORT])
-    if not ports.is_free(port, lingers=False):  # the server before it may have had the same port
+    if not ports.is_free(port, lingers=False):  # the previous server may have had the same port
         holder = ports.who_holds(port)
         processes.say(f"port {port} is taken{f' by {holder}' if holder else ''}")
         return TAKEN
@@ -41,14 +41,14 @@ def main(argv: list[str]) -> int:
             arrived, _ = signals.wait(within_s)
             code = next((code for pid, code in processes.reap() if pid == child), None)
             if code is None and kill_at is None and arrived & asks:
-                processes.say("trnslurm: the server is told to end")
+                processes.say("trnslurm: ending the server on request")
                 processes.send(-child, signal.SIGTERM)
                 kill_at = time.monotonic() + _KILL_WAIT_S
             elif code is None and kill_at is not None and time.monotonic() >= kill_at:
                 processes.send(-child, signal.SIGKILL)
     finally:
         processes.end_descendants()
-    # Its exit code is in no way that of a taken port.
+    # Its exit code must not look like a taken port.
     return 1 if code == TAKEN else code or 0
 
 

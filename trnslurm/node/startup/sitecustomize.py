@@ -1,11 +1,11 @@
-"""Python runs this at the start of every process of a training, so that a signal yields its stacks.
+"""Python runs this in every process of a training job, so that a signal yields its stacks.
 
-The first of several workers also tells if it has not joined the others, while it works and at its
-end; and if it keeps the store of all workers, it ends after them.
+The first of several workers also reports if it has not joined the others, while it works and when
+it ends. If it keeps the store of all workers, it ends after them.
 
-The stacks go to a file in memory, which node/stacks.py finds among the open files of the process.
-Python runs only the first sitecustomize on its path, so this one runs the next one, such as a
-site's own. A batch script may start any Python 3: nothing here is newer than 3.6.
+The stacks go to a file in memory, which node/stacks.py finds among the process's open files. Python
+runs only the first sitecustomize on its path, so this one runs the next one, such as a site's own.
+A batch script may start any Python 3, so nothing here is newer than 3.6.
 """
 
 import _thread
@@ -41,7 +41,7 @@ def _run_next() -> None:
 
 
 def _wait_at_gate() -> None:
-    """Let a worker that was started ahead wait until it is needed."""
+    """Let a standby worker wait until it is needed."""
     if "TRNSLURM_GATE" in os.environ and "RANK" in os.environ:
         from trnslurm.node.standby import wait
 
@@ -49,7 +49,7 @@ def _wait_at_gate() -> None:
 
 
 def _is_first_of_several() -> bool:
-    """Check whether this is worker 0, and not a process that it starts."""
+    """Check whether this is worker 0, and not a process started by worker 0."""
     values = os.environ
     if values.get("RANK") != "0" or values.get("WORLD_SIZE", "1") == "1":
         return False
@@ -60,14 +60,14 @@ def _is_first_of_several() -> bool:
 
 
 def _tell_if_alone() -> None:
-    with contextlib.suppress(Exception):  # the worker has done its work
+    with contextlib.suppress(Exception):  # the worker has finished its work
         from trnslurm.node.alone import tell
 
         tell()
 
 
 def _watch_if_alone() -> None:
-    with contextlib.suppress(Exception):  # no error here may reach the worker
+    with contextlib.suppress(Exception):  # no error here may affect the worker
         time.sleep(_FIRST_LOOK_S)
         from trnslurm.node.alone import watch
 
@@ -75,10 +75,10 @@ def _watch_if_alone() -> None:
 
 
 def _end_last() -> None:
-    """Have worker 0 wait at its end until the launcher says that all other workers have ended.
+    """Make worker 0 wait at its end until the launcher says that all other workers have ended.
 
-    A worker whose store has gone prints errors, as NCCL's threads do. One that failed does not
-    wait; Python does not say at the end whether it did, so sys.exit notes it.
+    A worker whose store has gone prints errors, as NCCL's threads do. A worker that failed does not
+    wait. At exit Python does not reveal whether a worker failed, so a patched sys.exit records it.
     """
     given = os.environ.pop("TRNSLURM_OTHERS", "")
     if not given:

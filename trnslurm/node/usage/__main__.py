@@ -1,9 +1,10 @@
-"""Notes what this node uses, every few seconds, until its task ends.
+"""Records what this node uses, every few seconds, until its task ends.
 
     python -m trnslurm.node.usage --task=PID --node=N --seconds=10
 
-The first look, and every minute the means of its looks, are a line of usage/nodeN.jsonl in the run
-directory; what a person should know is in state/notices-….json. No error here ends anything else.
+It writes the first look, and then every minute the means of its looks, as a line in the run
+directory's usage/nodeN.jsonl. state/notices-….json contains what a user should know. An error in
+this program affects nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="usage", allow_abbrev=False)
     parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
     parser.add_argument("--node", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="between two looks")
+    parser.add_argument("--seconds", type=float, required=True, help="seconds between two looks")
     options = parser.parse_args()
     with suppress(OSError):
         os.nice(10)
@@ -49,7 +50,7 @@ def main() -> int:
     devices = Devices(accelerator_of(device).usage_tools(options.seconds))
     usage = NodeNotes(options.node, devices)
     try:
-        # A step that was started ahead has no attempt yet.
+        # A standby step has no attempt yet.
         while not usage.begun():
             if task.ends_within(options.seconds):
                 return 0
@@ -63,7 +64,7 @@ def main() -> int:
 
 
 class NodeNotes:
-    """The figures of one node in an attempt."""
+    """One node's metrics in an attempt."""
 
     def __init__(self, node: int, devices: Devices) -> None:
         self._node, self._devices, self._host = node, devices, Host()
@@ -82,12 +83,12 @@ class NodeNotes:
         return RUN.state_file(self._phase, self._attempt).exists()
 
     def note_machine(self) -> None:
-        """Write what this node has, for the diagnosis of a failure."""
+        """Write which hardware and limits this node has, for the diagnosis of a failure."""
         with suppress(OSError):
             write_json(RUN.machine_file(self._phase, self._attempt, self._node), machine())
 
     def look(self, now: float) -> None:
-        """Look once; write a line when a minute has passed, and what is to be noticed at once."""
+        """Look once. Write a line when a minute has passed, and new notices at once."""
         figures, report = self._host.look(), self._devices.report()
         figures["write_ms"] = self._write_ms
         self._figures.append(figures)
@@ -104,7 +105,7 @@ class NodeNotes:
             self.write(now)
 
     def write(self, now: float) -> None:
-        """Write a line with the means since the last one."""
+        """Write a line with the means since the last line."""
         line = {
             "time": round(now, 1),
             "phase": self._phase,
@@ -125,7 +126,7 @@ class NodeNotes:
 
 
 def append(file: Path, line: str) -> None:
-    """Append a line to a file; of a file that is long, first drop every other line."""
+    """Append a line to a file. If the file is long, first drop every other line."""
     file.parent.mkdir(exist_ok=True)
     with suppress(FileNotFoundError):
         if file.stat().st_size > _MOST_BYTES:
@@ -143,7 +144,7 @@ def _means(looks: Sequence[Figures]) -> Figures:
 
 
 def _means_of_devices(reports: Sequence[DeviceReport]) -> dict[str, Any]:
-    """Return the devices' numbers, and a list of means for each figure that their tool has."""
+    """Return the devices' numbers, and a list of means for each metric that their tool reports."""
     if not reports:
         return {}
     names = sorted({name for report in reports for name in report.devices})

@@ -1,7 +1,7 @@
-"""Has the vendor's own tool report, again and again, what this node's devices do.
+"""Makes the vendor's own tool report regularly what this node's devices do.
 
-The tool is one process that runs beside this one for the whole phase. A tool that is missing, ends,
-hangs or prints something else costs figures, and nothing more.
+The tool is one process that runs next to this program for the whole phase. If it is missing, ends,
+hangs or prints anything unexpected, only its metrics are lost.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Errors = dict[str, int]
 _PART_BYTES, _MOST_PARTS = 1 << 16, 16
 _MOST_BYTES = _PART_BYTES * _MOST_PARTS
 _PAUSES_S = (0.0, 30.0, 300.0)
-"""Before each start of a tool that has ended."""
+"""The pauses before each restart of a tool that has ended."""
 
 
 class DeviceUse(NamedTuple):
-    """What a GPU or a NeuronCore did; None where its tool does not say."""
+    """The activity of a GPU or NeuronCore; None where its tool reports nothing."""
 
     use: float | None = None
-    """The share of time in which it computed."""
+    """The share of time in which it was computing."""
     memory_gib: float | None = None
     power_w: float | None = None
     mhz: float | None = None
@@ -40,17 +40,17 @@ class DeviceReport(NamedTuple):
     """One report of a tool."""
 
     kind: str
-    """The devices' name: GPU, or NeuronCore."""
+    """The devices' name: GPU or NeuronCore."""
     devices: Mapping[int, DeviceUse]
     errors: Errors
-    """Counters of errors, by what they count."""
+    """Error counters, by what they count."""
 
 
 Parse = Callable[[list[str]], Optional[DeviceReport]]
 
 
 class Tool(NamedTuple):
-    """A command that reports again and again, and what reads its output."""
+    """A command that reports regularly, and the function that reads its output."""
 
     command: Sequence[str]
     parse: Parse
@@ -67,7 +67,7 @@ class Devices:
         self._reported = False
 
     def report(self) -> DeviceReport | None:
-        """Return what the tool has reported since the last call; None: nothing."""
+        """Return what the tool has reported since the last call, or None."""
         if self._process is None and self._tools and time.monotonic() >= self._start_at:
             self._start()
         if self._process is None:
@@ -93,7 +93,7 @@ class Devices:
 
     def _start(self) -> None:
         try:
-            # In a group of its own: neuron-monitor starts further processes.
+            # In its own process group, because neuron-monitor starts more processes.
             self._process = start_group(
                 self._tools[0].command,
                 stdin=subprocess.DEVNULL,
@@ -108,7 +108,7 @@ class Devices:
         self._starts += 1
 
     def _read(self, process: subprocess.Popen[bytes]) -> bool:
-        """Read what is there; return whether the tool has ended."""
+        """Read what is available; return whether the tool has ended."""
         assert process.stdout
         for _ in range(_MOST_PARTS):
             try:
@@ -121,7 +121,7 @@ class Devices:
         return False
 
     def _give_up(self) -> None:
-        """Take the next tool if this one never worked, or start it again after a while."""
+        """Switch to the next tool if this one never worked, or restart it after a while."""
         self.close()
         self._text = b""
         if not self._reported:

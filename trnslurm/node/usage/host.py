@@ -1,4 +1,4 @@
-"""Reads what this node's processors, memory and network do, from /proc and /sys."""
+"""Reads the activity of this node's processors, memory and network from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Figures = dict[str, float]
 _GIB = 1 << 30
 _MB = 1e6
 _SHM = "/dev/shm"
-# Bytes received and sent: of EFA (efa_verbs.c of Linux), and of InfiniBand and RoCE, in words of
+# Bytes received and sent: for EFA (Linux's efa_verbs.c), and for InfiniBand and RoCE, in words of
 # four bytes (Documentation/ABI/stable/sysfs-class-infiniband).
 _FABRIC_BYTES = (
     ("hw_counters/rx_bytes", "hw_counters/tx_bytes", 1),
     ("counters/port_rcv_data", "counters/port_xmit_data", 4),
 )
-# Times that something went wrong. EFA counts them on Nitro v4 and later.
+# Error counters. EFA has them on Nitro v4 and later.
 FABRIC_ERRORS = {
     "hw_counters/unresponsive_remote_events": "remote nodes did not respond",
     "hw_counters/impaired_remote_conn_events": "connections were impaired",
@@ -33,16 +33,16 @@ FABRIC_ERRORS = {
 
 
 class Host:
-    """This node's figures since the last look."""
+    """This node's metrics since the last look."""
 
     def __init__(self, root: Path = Path("/"), run: Path = Path()) -> None:
-        """Read below `root`; `run` is the directory of the run."""
+        """Read files below `root`; `run` is the run directory."""
         self._root, self._run = root, run
         self._at = time.monotonic()
         self._counted = self._count()
 
     def look(self) -> Figures:
-        """Return the figures; what cannot be read is missing."""
+        """Return the metrics, without those that cannot be read."""
         before, since = self._counted, self._at
         self._counted, self._at = self._count(), time.monotonic()
         passed_s = max(self._at - since, 1e-6)
@@ -62,7 +62,7 @@ class Host:
         return found
 
     def errors(self) -> dict[str, int]:
-        """Return the counters of the fabric's errors, by what they count."""
+        """Return the fabric's error counters, by what they count."""
         found = {}
         for port in self._ports():
             for file, words in FABRIC_ERRORS.items():
@@ -71,7 +71,7 @@ class Host:
         return found
 
     def _count(self) -> Figures:
-        """Return all counters; a part that is missing or odd is left out."""
+        """Return all counters, without those that are missing or odd."""
         found: Figures = {}
         for part in (self._processors, self._network, self._fabric):
             with suppress(OSError, ValueError, IndexError):
@@ -95,7 +95,7 @@ class Host:
         found = {"net_in": 0.0, "net_out": 0.0}
         for line in (self._root / "proc/net/dev").read_text(encoding="ascii").splitlines()[2:]:
             name, _, rest = line.partition(":")
-            # A bond counts what its members count, and a bridge what its guests send.
+            # A bond repeats its members' counts, and a bridge counts its guests' traffic.
             if not re.fullmatch(r"\s*(lo|bond.*|docker.*|br-.*|veth.*|virbr.*)", name):
                 numbers = rest.split()
                 found["net_in"] += int(numbers[0])

@@ -1,4 +1,4 @@
-"""Tells what a node has: devices, drivers and limits, which decide between causes of a failure."""
+"""Reports a node's devices, drivers and limits, which help to find the cause of a failure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trnslurm.node.fabric import efa_interfaces
 
 _GIB = 1 << 30
 _DRIVER = re.compile(r"Kernel Module +(?:for \S+ +)?(\S+)")
-# torch/version.py, which PyTorch's setup.py writes.
+# torch/version.py, written by PyTorch's setup.py.
 _TORCH = re.compile(r"^(__version__|cuda|hip)(?:: [^=]+)? = (?:'([^']*)'|None)", re.MULTILINE)
 
 
 def machine(root: Path = Path("/")) -> dict[str, Any]:
-    """Return this node's devices and limits; what cannot be read is missing."""
+    """Return this node's devices and limits, without those that cannot be read."""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     gpus = _devices(root, "nvidia")
     found: dict[str, Any] = {
@@ -49,7 +49,7 @@ def _devices(root: Path, name: str) -> list[Path]:
 
 
 def _opens(device: Path) -> bool:
-    """Check whether the job may use a GPU: Slurm's cgroup refuses those of others."""
+    """Check whether the job may open a GPU: Slurm's cgroup refuses access to others' GPUs."""
     with suppress(OSError):
         os.close(os.open(device, os.O_RDWR | os.O_NONBLOCK))
         return True

@@ -1,4 +1,4 @@
-"""Finds in a node's figures what a person should know, and what no healthy job shows."""
+"""Finds anything in a node's metrics that a user should know and that no healthy job shows."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Look(NamedTuple):
 
 
 class Notices:
-    """What is to be noticed about one node, since when and until when."""
+    """The notices about one node, with their start and end times."""
 
     def __init__(self, *, devices: bool) -> None:
-        """Judge devices too, if the phase is to use them."""
+        """Also check devices if the phase is expected to use them."""
         self._devices = devices
         self._looks: deque[Look] = deque()
         self._memory: deque[tuple[float, float]] = deque()
@@ -46,11 +46,11 @@ class Notices:
 
     @property
     def all(self) -> list[Notice]:
-        """All of them, those that are no longer true too."""
+        """All notices, including those that are no longer true."""
         return [*self._all.values()]
 
     def look(self, look: Look, errors: dict[str, int]) -> bool:
-        """Take a look at the node; return whether there is something new to say."""
+        """Process a look at the node; return whether there are changes to report."""
         self._begun = look.at if self._begun is None else self._begun
         self._looks.append(look)
         while look.at - self._looks[0].at > _IDLE_S:
@@ -69,7 +69,7 @@ class Notices:
         return self.all != before
 
     def _found(self, look: Look, errors: dict[str, int]) -> Iterator[tuple[str, str]]:
-        """Yield what is true now: what it is about, and a text."""
+        """Yield what is true now: its subject, and a text."""
         if self._devices:
             yield from self._idle_devices()
             yield from self._slow_clocks()
@@ -79,10 +79,10 @@ class Notices:
             yield "shm", f"/dev/shm has {1024 * shm:.0f} MiB left"
         if look.figures.get("write_ms", 0.0) > _SLOW_WRITE_MS:
             seconds = look.figures["write_ms"] / 1000
-            yield "write", f"a line written to the run directory takes {seconds:.0f} s"
+            yield "write", f"writing one line to the run directory takes {seconds:.0f} s"
 
     def _idle_devices(self) -> Iterator[tuple[str, str]]:
-        """Find devices that did nothing for ten minutes, in all looks."""
+        """Find devices that have done nothing for ten minutes, in all looks."""
         looks = self._reported(_IDLE_S)
         names: set[int] = set.intersection(*(set(r.devices) for r in looks)) if looks else set()
         use = {
@@ -99,11 +99,11 @@ class Notices:
             yield "idle", text
         elif idle and len(idle) == len(use):
             text = f"no {looks[-1].kind} did anything for {minutes}"
-            yield "idle", f"{text}; the processors are {self._cpu():.0%} busy"
+            yield "idle", f"{text}; the CPUs are {self._cpu():.0%} busy"
         elif use and statistics.fmean(mean.values()) < _LITTLE and self._cpu() > _BUSY:
             share = statistics.fmean(mean.values())
-            text = f"the devices compute {share:.0%} of the time, and all processors are busy"
-            yield "starved", f"{text}: the data loader?"
+            text = f"the devices compute only {share:.0%} of the time, and all CPUs are busy"
+            yield "starved", f"{text}: check the data loader"
 
     def _cpu(self) -> float:
         shares = [look.figures["cpu"] for look in self._looks if "cpu" in look.figures]
@@ -120,7 +120,7 @@ class Notices:
             clocks = [looks[-1].devices[name].mhz or 0.0 for name in devices]
             at = f", to {min(clocks):.0f} MHz" if min(clocks) else ""
             names = _named(looks[-1].kind, sorted(devices))
-            yield f"clock {cause}", f"{names}: the clock is lowered by {cause}{at}"
+            yield f"clock {cause}", f"{names}: clock lowered by {cause}{at}"
 
     def _new_errors(self, errors: dict[str, int]) -> Iterator[tuple[str, str]]:
         """Find counters that are higher than at the first look."""
@@ -134,7 +134,7 @@ class Notices:
         if left is None or not whole:
             return
         if left < _LEAST_MEMORY * whole:
-            yield "memory", f"{left:.1f} of {whole:.0f} GiB of memory are left"
+            yield "memory", f"only {left:.1f} of {whole:.0f} GiB of memory are left"
         assert self._begun is not None
         if look.at - self._begun < _SETTLES_S:
             return
@@ -149,11 +149,11 @@ class Notices:
         slope, correlation = _trend(self._memory)
         lost = -slope * 3600
         if correlation < -_STEADY and left < _HOURS_LEFT * lost:
-            text = f"{lost:.1f} GiB of memory are used up in an hour: {left:.0f} are left"
+            text = f"{lost:.1f} GiB of memory are lost per hour, and {left:.0f} GiB are left"
             yield "leak", text
 
     def _reported(self, within_s: float) -> list[DeviceReport]:
-        """Return the reports of this time; none if it has not passed, or they are few."""
+        """Return this period's reports, or none if it is not over or there are too few of them."""
         newest = self._looks[-1].at
         looks = [look for look in self._looks if newest - look.at <= within_s]
         found = [look.report for look in looks if look.report and look.report.devices]
@@ -172,7 +172,7 @@ def _named(kind: str, numbers: list[int]) -> str:
 def _trend(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the slope of the line of best fit, and the correlation.
 
-    The module statistics has both since Python 3.10.
+    The statistics module has both only since Python 3.10.
     """
     x, y = (statistics.fmean(values) for values in zip(*points))
     xy = sum((a - x) * (b - y) for a, b in points)

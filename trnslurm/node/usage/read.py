@@ -1,4 +1,4 @@
-"""Reads what the nodes of a run have noted about their use; other users may have written it."""
+"""Reads what a run's nodes have recorded about their usage. Other users may have written it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trnslurm.contract.rundir import RunFiles
 
 
 class Notice(NamedTuple):
-    """What a person should know about a node."""
+    """What a user should know about a node."""
 
     text: str
     since: float
     until: float | None = None
-    """None: it is still true."""
+    """None if it is still true."""
     host: str = ""
 
 
 def notices(run: RunFiles, phase: str, attempt: int) -> Iterator[Notice]:
-    """Yield what is true now, by node, and what is true of the workers' pace."""
+    """Yield the notices that are true now, by node, and those about the workers' pace."""
     files = [*run.notices_files(phase, attempt).values(), run.pace_file(phase, attempt)]
     for file in files:
         facts = read_json(file)
@@ -37,7 +37,7 @@ def _at(data: Any, name: str) -> Any:
 
 
 def newest_lines(run: RunFiles, phase: str, attempt: int) -> dict[int, dict[str, Any]]:
-    """Return the newest line of each node that took part in an attempt."""
+    """Return the newest line from each node of an attempt."""
     lines = {node: last_line(file) for node, file in run.usage_files().items()}
     which = (phase, attempt)
     return {n: li for n, li in lines.items() if (li.get("phase"), li.get("attempt")) == which}
