@@ -1,4 +1,4 @@
-"""Decides how an attempt of a training ended, and whether its job starts again.
+"""Decides how a training attempt ended, and whether its job starts again.
 
 Crashes are counted per job, so a resubmitted run starts with a count of 0.
 """
@@ -52,7 +52,7 @@ class Facts(Frozen):
     After a crash this is progress only if the checkpoint is complete.
     """
     whole: bool = False
-    """Whether only complete checkpoints count there."""
+    """Whether only complete checkpoints of the script count."""
     repeats: int = 0
     """The step at which the attempt began, if the previous attempt had begun there too."""
     max_crashes: int

@@ -45,7 +45,7 @@ class Meets(Protocol):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add a batch script's options."""
     parser.add_argument("--given", action="store_true", help="give it the submitter's environment")
-    parser.add_argument("--keep", default="", metavar="NAME,…", help="also keep these variables")
+    parser.add_argument("--keep", default="", metavar="NAME,…", help="keep these variables as well")
     parser.add_argument("--directory", default=".", help="its directory, below work/ or absolute")
     parser.add_argument("--array", default="", metavar="N,…", help="the indices of its job array")
     parser.add_argument("--task", default="", metavar="N", help="this task's index among these")

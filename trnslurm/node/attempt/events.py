@@ -280,7 +280,7 @@ class EndOrphans(Decision):
 
 @dataclass(frozen=True)
 class AskToStop(Decision):
-    """Ask all workers to save and end together, for this cause or else a user or Slurm."""
+    """Ask all workers to save and end together. Without a cause, a user or Slurm asked."""
 
     cause: EndCause | None = None
 

@@ -214,7 +214,7 @@ def verify(place: GraphPlace) -> None:
         with suppress(OSError), place.cache.shared_with_others():
             (place.directory / USED).touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
-    place.say(f"complete, {seen},  {time.monotonic() - start:.1f} s")
+    place.say(f"complete, {seen}, {time.monotonic() - start:.1f} s")
 
 
 def _files_for(place: GraphPlace, manifest: GraphManifest) -> list[CachedFile]:

@@ -66,7 +66,7 @@ def miss(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float
     missing = [node for node in nodes if not node.heard]
     for node in missing:
         text = f"did not report within {waited_s:g} s"
-        what_to_do = "check that it is up, its network, and its file systems"
+        what_to_do = "check that it is up, and check its network and file systems"
         node.problems["report"] = f"{silent.get(node.node, text)}; {what_to_do}"
     none_came = len(missing) == len(nodes) - 1 and len(missing) > 1
     if none_came:

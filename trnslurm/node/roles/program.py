@@ -312,7 +312,7 @@ class Program:
 def _changes(
     before: Mapping[str, Sequence[Any]], told: Mapping[str, Sequence[Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each server that stands otherwise than before."""
+    """Yield a line for each server whose state or host has changed."""
     for role, servers in told.items():
         for number, server in enumerate(servers):
             was = before[role][number] if role in before else {}
