@@ -352,7 +352,9 @@ def test_a_rank_that_has_entered_nothing_is_likely_the_reason_if_its_dump_is_who
     dumps = {rank: nccl(rank, [entry(1)]) for rank in range(3)}
     seen = verdict(tmp_path, {**dumps, 3: nccl(3, [])})
     assert seen and not seen.ranks and not seen.certain
-    assert seen.sentence.endswith("; it has entered none, or NCCL has not connected it yet")
+    assert seen.sentence.endswith(
+        "; it has entered no collective, or NCCL has not connected it yet"
+    )
     assert verdict(tmp_path, {**dumps, 3: nccl(3, [], begin=1)}) is None
 
 

@@ -628,7 +628,7 @@ def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
     for path in ("data/train.bin", f"/fsx/{run.name}/work/data/train.bin", "./.root"):
         record(run, 0, 1.0, error.format(path))
         name = "data" if "data" in path else ".root"
-        why = ".gitignore names it" if name == "data" else "it is hidden"
+        why = ".gitignore lists it" if name == "data" else "it is hidden"
         assert found(run).cause == f"{name} was not copied with the project, because {why}"
         assert found(run).options == ("--set", f"links=[{name}]")
         assert (found(run).again, found(run).mend) == (True, "submit")
@@ -636,7 +636,7 @@ def test_a_file_that_was_not_copied_is_connected_with_gitignore(run) -> None:
     assert "copied" not in found(run).cause
     # A directory to write into.
     record(run, 0, 1.0, "RuntimeError: Parent directory data does not exist.")
-    assert found(run).fix.startswith("make it in the script (os.makedirs), or submit again with")
+    assert found(run).fix.startswith("create it in the script (os.makedirs), or submit again with")
     # With others of its directory.
     write_json(run.project_file, {"links": {}, "left_out": ["a/x/1.bin", "a/x/2.bin", ".root"]})
     record(run, 0, 1.0, error.format("a/x/1.bin"))
@@ -657,7 +657,7 @@ def test_a_script_that_is_to_start_in_its_own_directory(run) -> None:
     for path in ("data/input.txt", f"{work}/data/input.txt"):
         log(run, 0, f"{frame}    open(path)\n{error.format(path)}")
         assert found(run).cause == (
-            "data/input.txt is in mini/ of the project, and the script starts above it"
+            "data/input.txt is in the project's mini/, but the script starts above it"
         )
         assert found(run).fix == "submit in mini/ (cd mini), or give the path mini/data/input.txt"
     for path in ("more.txt", "/data/input.txt"):
@@ -796,7 +796,7 @@ def test_a_download_without_internet_is_no_problem_of_the_rendezvous(run) -> Non
     for left_out, begins in (
         (
             [".root", "data"],
-            "check whether the script needs data, .root, which .gitignore kept out of the copy",
+            "check whether the script needs data, .root, which .gitignore excluded from the copy",
         ),
         ([], "download it where there is internet"),
     ):
@@ -934,7 +934,9 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
              "    raise ValueError(path)", "ValueError: {}"]  # fmt: skip
     log(run, 0, "\n".join(lines).format("File data/train_a.json not found."))
     assert (found(run).name, found(run).certain) == ("general-missing", False)
-    assert found(run).cause.startswith("abc does not find or cannot read what it needs: File data/")
+    assert found(run).cause.startswith(
+        "abc cannot find or read something that it needs: File data/"
+    )
     log(run, 0, "\n".join(lines).format("alpha must be above zero"))
     assert found(run).name == "" and "io.py, line 5" in found(run).cause
     log(run, 0, "\n".join(lines).format("Connection reset by peer"))
@@ -1137,4 +1139,4 @@ def test_data_beside_the_project_are_not_in_the_copy(run, path: str, beside: boo
     write_json(run.project_file, {"links": {}, "left_out": []})
     path = path.format(run=run.path)
     record(run, 0, 1.0, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
-    assert found(run).cause.startswith(f"{path} is next to the project, and the run has") == beside
+    assert found(run).cause.startswith(f"{path} is next to the project, but the run has") == beside

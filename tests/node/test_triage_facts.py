@@ -91,7 +91,7 @@ def test_a_package_that_asks_for_another_version_is_the_cause(
     assert before.modules == ("accelerate", "transformers")
     found = diagnose(log, packages(before.modules))
     assert found.certain and found.mend == "resume"
-    asked = "transformers 4.57.6 asks for accelerate>=0.26, and accelerate 0.21.0 is installed"
+    asked = "transformers 4.57.6 requires accelerate>=0.26, but accelerate 0.21.0 is installed"
     assert found.cause == asked and found.brief.endswith(asked)
     assert "pip install 'accelerate>=0.26'" in found.fix
     assert (
@@ -250,7 +250,7 @@ def test_a_run_on_cpus_is_told_how_to_do_without_a_gpu(
     write_json(run.plan_file, {**json.loads(run.plan_file.read_text()), "device": "cpu"})
     built = {"torch": {"__version__": "2.9.1+cpu", "cuda": "", "hip": ""}}
     found = diagnose("ValueError: Your setup doesn't support bf16/gpu.", machine=HAS | built)
-    assert found.cause == "the script needs a GPU, and this run computes on CPUs"
+    assert found.cause == "the script needs a GPU, but this run computes on CPUs"
     assert "--use_cpu" in found.fix
 
 

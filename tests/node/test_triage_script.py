@@ -35,7 +35,7 @@ def cause(run: RunDir, script: str, error: str, files: dict[str, str] | None = N
     )
     found = diagnose(run.path, "train", 1)
     assert found is not None
-    return found.cause if found.fix.startswith(("give ", "correct the key there")) else ""
+    return found.cause if found.fix.startswith(("set ", "correct the key there")) else ""
 
 
 UNBOUND = (

@@ -400,7 +400,7 @@ def test_a_file_that_was_not_copied_is_linked_in_the_next_run(make_run, dead, cl
     run.write_record(replace(run.record(), command=command))
     shown = cli("status", run.name).out
     assert "\nnext: trnslurm submit train.py --set 'links=[data]' -- --lr 1\n" in shown
-    assert "cause: data was not copied with the project, because .gitignore names it" in shown
+    assert "cause: data was not copied with the project, because .gitignore lists it" in shown
     run.write_record(replace(run.record(), command=command, group="sweep"))
     shown = cli("status", run.name).out
     assert "\nnext: submit it again with --set 'links=[data]'\n" in shown

@@ -1,4 +1,4 @@
-"""Explain in a few lines why an attempt failed.
+"""Explains in a few lines why an attempt failed.
 
     python -m trnslurm.node.triage RUN_DIR [--phase train] [--attempt 2] [--json]
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     newest = _newest(options.run, options.phase)
     if newest is None:
         print(
-            f"error: {options.run}: no attempt of a run has begun in this directory",
+            f"error: {options.run}: no attempt has started in this directory",
             file=sys.stderr,
         )
         return 1

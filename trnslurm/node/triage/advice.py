@@ -1,4 +1,4 @@
-"""The name of a failure, and the advice about it."""
+"""Chooses the cause to name for a failure, and the advice about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_FILES = (
     *("data-empty", "download-unreachable"),
     *("general-empty", "general-empty-sequence", "general-file", "general-missing"),
 )
-"""Causes that may come of files that are not there."""
+"""Causes that may result from missing files."""
 _NOTHING_FOUND = re.compile(
     r"(?i)\b(no|0|zero)\b.{0,30}\b(files?|shards?|images?|samples?|data|inputs?|records?|match\w*)\b"
     r"|\bempty\b|\b(n.t|not) (found|find|exist)"
@@ -36,7 +36,7 @@ _OF_RECIPES = re.compile(
     r",? ?\btrain\.keep_last\b[,;]? ?|(: | \()the plan makes up for it with accumulation\)?"
 )
 _OF_SCRIPT = ("KeyError", "NameError", "UnboundLocalError")
-"""Errors that no machine causes, so a resume of the same script would fail again."""
+"""Errors that a machine never causes, so that a resume of the same script would fail again."""
 _MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
@@ -50,11 +50,11 @@ class Advice:
     fix: str
     mend: str
     options: tuple[str, ...] = ()
-    """The words that a new submission needs in addition to the old ones."""
+    """The options that a new submission needs in addition to the previous ones."""
     general: Cause | None = None
-    """The meaning of the exception's class and words, if no known cause fits."""
+    """What the exception's class and words mean, if no known cause fits."""
     of_run: bool | None = None
-    """Whether the run's own files prove it; None: they say nothing of it."""
+    """Whether the run's own files prove the cause; None if they say nothing about it."""
     there: str = ""
     """The facts about the node that may decide between causes."""
     modules: tuple[str, ...] = ()
@@ -62,12 +62,12 @@ class Advice:
 
 
 def advise(case: Case, *, again: bool) -> Advice:
-    """Return the advice. `again` means that every further attempt would end the same way."""
+    """Return the advice; `again` means that every further attempt would end the same way."""
     advice = _of_project(case, _of_lines(case))
     advice = _of_node(case, advice)
     python = python_of(case.run, case.phase) or "python"
     advice = replace(advice, fix=advice.fix.replace("that Python", python))
-    if RunFiles(case.run).project_file.exists():  # another's script has no such settings
+    if RunFiles(case.run).project_file.exists():  # custom scripts have no such settings
         fix = _OF_RECIPES.sub("", advice.fix).replace(" ()", "")
         if _MICRO_BATCH in fix:
             own = batch_size(case.run) or "batch size of the script"
@@ -81,7 +81,7 @@ def advise(case: Case, *, again: bool) -> Advice:
 
 
 def _of_lines(case: Case) -> Advice:
-    """Return the advice from the lines alone: a known cause, the last words, the exception."""
+    """Return the advice from log lines only: a known cause, the last words, or the exception."""
     known, suspect = case.known, case.suspect
     if known:
         cause, fix = known.explain(case.said, **case.owner)
@@ -103,15 +103,15 @@ def _of_lines(case: Case) -> Advice:
     if case.last:
         return Advice(
             "unknown: the worker ended without a traceback; the last lines of its log are above",
-            f"look where the script says that, or ends itself (sys.exit); {suspect.place} has more",
+            f"find where the script prints that or exits (sys.exit); {suspect.place} has more",
             EITHER,
         )
     if SILENT in suspect.lines[-1]:
         by_torchrun = _TORCHRUN.search(case.log)
-        tee = "torchrun --tee 3 brings workers' output there, and " if by_torchrun else ""
+        tee = "torchrun --tee 3 adds the workers' output, and " if by_torchrun else ""
         return Advice(
             "unknown: the worker's own error is not in this log",
-            f"read the last lines of {suspect.place}; {tee}@record on main() brings its traceback",
+            f"read the last lines of {suspect.place}; {tee}@record on main() adds its traceback",
             EITHER,
         )
     return Advice(
@@ -122,12 +122,12 @@ def _of_lines(case: Case) -> Advice:
 
 
 def _of_project(case: Case, advice: Advice) -> Advice:
-    """Return it with what the run's copy of the project and its plan tell of the cause."""
+    """Return the advice with what the run's project copy and its plan show about the cause."""
     run, known = case.run, case.known
     if missing := missing_of_project(run, case.said):
         fix = missing.fix
         if known and known.name in _TO_WRITE:
-            fix = f"make it in the script (os.makedirs), or {fix}"
+            fix = f"create it in the script (os.makedirs), or {fix}"
         options = ("--set", f"links=[{missing.link}]") if missing.link else ()
         advice = replace(advice, cause=missing.cause, fix=fix, mend=SUBMIT)
         return replace(advice, options=options, of_run=True)
@@ -142,7 +142,7 @@ def _of_project(case: Case, advice: Advice) -> Advice:
             advice = replace(advice, cause=named.cause, fix=named.fix, mend=SUBMIT)
             return replace(advice, options=options, of_run=False)
         names = ", ".join(gone[:3])
-        looked = f"check whether the script needs {names}, which .gitignore kept out of the copy"
+        looked = f"check whether the script needs {names}, which .gitignore excluded from the copy"
         return replace(advice, fix=f"{looked}; {advice.fix}")
     words = (*case.said, *(line for lines in case.evidence.tracebacks for line in lines))
     if lacking := missing_here(run, known, words):
@@ -151,7 +151,7 @@ def _of_project(case: Case, advice: Advice) -> Advice:
 
 
 def _of_node(case: Case, advice: Advice) -> Advice:
-    """Return it with what the node had: its devices, and the versions of packages."""
+    """Return the advice with facts about the node: its devices, and the versions of packages."""
     files, known, suspect = RunFiles(case.run), case.known, case.suspect
     versions = Versions(files.packages_file(case.phase, case.attempt), suspect)
     machine = Machine(case.run, case.phase, case.attempt, suspect.node or 0)
@@ -159,7 +159,7 @@ def _of_node(case: Case, advice: Advice) -> Advice:
     concerned = not advice.of_run and versions.explain(text)
     modules = versions.modules if concerned else ()
     decided = versions.decided() if concerned else None
-    asks = known and known.name in NO_GPU and not advice.of_run  # not where CPUs compute
+    asks = known and known.name in NO_GPU and not advice.of_run  # not if the run computes on CPUs
     decided = decided or (machine.no_gpu() if asks else None)
     if decided:
         cause, fix, mend = decided
@@ -169,7 +169,7 @@ def _of_node(case: Case, advice: Advice) -> Advice:
 
 
 def _found_nothing(case: Case, advice: Advice) -> bool:
-    """Check whether a failure may come of files that are not there."""
+    """Check whether a failure may result from missing files."""
     if known := case.known or advice.general:
         return known.name in _NO_FILES
     return _NOTHING_FOUND.search(case.suspect.lines[-1]) is not None

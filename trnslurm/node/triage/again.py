@@ -1,8 +1,8 @@
-"""Decide whether an error would end every attempt, so that no further attempt is wasted on it.
+"""Decides whether an error would end every attempt, so that no more attempts are wasted on it.
 
-Errors in the job's code count, before the first new step. Not all of Python's exceptions are such
+Errors in the job's code count, before the first new step. Not all Python exceptions are such
 errors: a machine never causes a KeyError, nearly always causes an OSError, and may cause an
-IndexError by a directory that is not mounted. A file that all nodes lack is the job's error.
+IndexError through a directory that is not mounted. A file that all nodes lack is the job's error.
 PyTorch, NCCL and Gloo raise RuntimeError for anything. All exceptions:
 https://docs.python.org/3/library/exceptions.html#exception-hierarchy
 """
@@ -50,13 +50,13 @@ _TWICE = {
     "ZeroDivisionError",
 }
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
-"""Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
+"""Matches a ValueError about a possibly missing or half-written file, or a named file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _PYTHON = re.compile(
     r"^(?:export TRNSLURM_PYTHON|TRNSLURM_DEFAULT_PYTHON)=(/[\w./+-]+)$", re.MULTILINE
 )
 _STARTS = re.compile(r'^TRNSLURM_COMMAND=\(\s*"\$TRNSLURM_PYTHON"', re.MULTILINE)
-_CONTAINER = "preparing the container"  # in the batch script of a job that has one
+_CONTAINER = "preparing the container"  # in the batch script of a job with a container
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
 # After this time, a script that reports no steps is assumed to have finished some.
@@ -72,7 +72,7 @@ class Raised(Frozen, kw_only=False):
 
 
 def what_was_raised(suspect: Suspect) -> Raised | None:
-    """Return the exception in a suspect's last lines; None if there is none."""
+    """Return the exception in a suspect's last lines, or None if there is none."""
     kind = suspect.kinds[:1] or kinds_in(suspect.lines)[-1:]
     if not kind:
         return None
@@ -83,14 +83,14 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
 
 
 def python_of(run: Path, phase: str) -> str:
-    """Return the Python that a job's script names, or empty if it is the container's."""
+    """Return the Python interpreter that a job's script names, or "" if it is the container's."""
     script = _text_of(RunFiles(run).script(phase))
     named = _PYTHON.search(script)
     return named[1] if named and _CONTAINER not in script else ""
 
 
 def runs_same_python(run: Path, phase: str) -> bool:
-    """Check whether the job's program is started by the Python that runs its attempt."""
+    """Check whether the Python that runs the attempt also starts the job's program."""
     started = _STARTS.search(_text_of(run / NODE_SCRIPT)) is not None
     return started and _CONTAINER not in _text_of(RunFiles(run).script(phase))
 
@@ -110,10 +110,10 @@ def comes_again(
     chosen: Suspect,
     before: Callable[[], Raised | None],
 ) -> bool:
-    """Check whether the error of the chosen suspect would end every further attempt.
+    """Check whether the chosen suspect's error would end every further attempt.
 
-    `before` returns the error of the previous attempt: the same error at the same line is proof
-    where the type of the exception alone is not.
+    `before` returns the error of the previous attempt. If the type of the exception is not proof
+    enough, the same error at the same line is.
     """
     raised = what_was_raised(chosen)
     usage = chosen.known is not None and chosen.known.name.startswith("usage")
@@ -139,7 +139,7 @@ def comes_again(
 
 
 def _missing_file(suspect: Suspect) -> str:
-    """Return the path of the missing file that ended a worker, or empty."""
+    """Return the path of the missing file that ended a worker, or ""."""
     last = suspect.lines[-1]
     match = NO_FILE.search(last) if last.startswith("FileNotFoundError: ") else None
     return match[1] if match else ""
@@ -155,7 +155,7 @@ def _all_nodes_lack(run: Path, file: str, evidence: Evidence) -> bool:
 
 
 def _is_own(chosen: Suspect, raised: Raised) -> bool:
-    """Check whether the job's code raised an exception for its own input."""
+    """Check whether the job's code raised an exception about its own input."""
     if raised.kind == _TRAIN_ERROR:
         return "/" not in chosen.lines[-1]
     frames = frames_in(chosen.lines)
@@ -179,7 +179,7 @@ def _imports_own(run: Path, chosen: Suspect) -> bool:
 
 
 def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -> bool:
-    """Check whether anything else failed than the chosen suspect and what its failure caused."""
+    """Check whether anything failed besides the chosen suspect and its consequences."""
     for hit in evidence.hits:
         if hit.cause.strong and hit.cause.source != "script" and hit.cause is not chosen.known:
             return True

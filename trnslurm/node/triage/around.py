@@ -1,4 +1,4 @@
-"""The meaning of an error from its traceback, the lines before it, and other ranks."""
+"""Finds what an error means, from its traceback, the lines before it, and other ranks."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
 
 
 def ends_of(suspect: Suspect) -> list[str]:
-    """Return the last exception's line with the rest of its message, and those before it.
+    """Return the last exception's line with the rest of its message, and the lines before it.
 
-    Of an exception in a loader's worker, its own line is in the message and comes first.
+    For an exception in a data loader worker, the worker's own line is in the message and comes
+    first.
     """
     ends = [line for line in reversed(suspect.lines) if not line.startswith("  ")]
     inner = [line for line in reversed(suspect.more) if _INNER.match(line)]
@@ -48,7 +49,7 @@ def ends_of(suspect: Suspect) -> list[str]:
 
 
 def general_cause(suspect: Suspect) -> Cause | None:
-    """Return the meaning of a suspect's exception from its class, words and frames."""
+    """Return what a suspect's exception means, from its class, words and frames."""
     traceback = "\n".join(suspect.lines)
     inner = sum(line in suspect.more for line in ends_of(suspect))
     found = (general_meaning(line, traceback) for line in ends_of(suspect)[: inner + 1])
@@ -56,12 +57,13 @@ def general_cause(suspect: Suspect) -> Cause | None:
 
 
 def owner_of(suspect: Suspect) -> dict[str, str]:
-    """Return the owner and the line of the code that raised the telling exception.
+    """Return whose code raised the decisive exception, and at which line.
 
-    `own` is the innermost line that is no package's. `newer` upgrades the package, if it is one.
+    `own` is the innermost line outside of packages. `newer` is the command that upgrades the
+    package, if a package raised it.
     """
     lines = suspect.lines
-    if suspect.telling in lines:  # of several chained exceptions
+    if suspect.telling in lines:  # from several chained exceptions
         lines = lines[: lines.index(suspect.telling)]
     frames = frames_in(lines)
     if not frames:
@@ -83,7 +85,7 @@ def owner_of(suspect: Suspect) -> dict[str, str]:
 
 
 def crashed_at(log: str) -> str:
-    """Return the line at which a process crashed, by the stack that Python's faulthandler wrote."""
+    """Return the line at which a process crashed, from the stack by Python's faulthandler."""
     if not (stack := _CRASH.search(log)):
         return ""
     frames = [(file, line) for file, line in _CRASH_FRAME.findall(stack[1])]
@@ -100,7 +102,7 @@ def refined(
     known: Cause | None,
     beside: tuple[str, ...],
 ) -> tuple[Cause | None, tuple[str, ...]]:
-    """Return a cause that asks for other lines of the logs, too, if one fits better."""
+    """Return a better-fitting cause that also requires other log lines, if there is one."""
     if known and known.name == "time-limit":
         hung, lines, _ = last_words(run, phase, attempt)
         if hung:
@@ -124,7 +126,7 @@ def refined(
 
 
 def _line_before(cause: Cause, context: Context) -> str:
-    """Return the last line of what a cause asks for before its own."""
+    """Return the last line that a cause requires before its own line."""
     if not cause.before or not (match := cause.before.search(context.before)):
         return ""
     text = context.before
@@ -135,7 +137,7 @@ def _line_before(cause: Cause, context: Context) -> str:
 def compared(
     evidence: Evidence, known: Cause | None, beside: tuple[str, ...]
 ) -> tuple[Cause | None, tuple[str, ...]]:
-    """Return the cause that ranks diverged if their timeouts name different collectives."""
+    """Return the cause that ranks diverged, if their timeouts name different collectives."""
     if known is None or known.kind != EFFECT:
         return known, beside
     waits: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
@@ -158,7 +160,7 @@ def compared(
 
 
 def still_ran(run: Path, phase: str, attempt: int, evidence: Evidence) -> Iterator[str]:
-    """Yield the last words of the one node on which no worker failed, while others waited."""
+    """Yield the last words of the only node without a failed worker, while other nodes waited."""
     failed = {suspect.node for suspect in evidence.suspects}
     logs = RunFiles(run).node_logs(phase, attempt)
     running = [node for node in logs if node not in failed]
@@ -169,7 +171,7 @@ def still_ran(run: Path, phase: str, attempt: int, evidence: Evidence) -> Iterat
 
 
 def _sizes_differ(works: Iterable[str]) -> bool:
-    """Check whether ranks wait in a collective that needs the same size on all, with two sizes."""
+    """Check whether ranks wait with different sizes in a collective that requires equal sizes."""
     sizes = {work for work in works if work.startswith(("ALLREDUCE,", "BROADCAST,", "_ALLGATHER"))}
     return len(sizes) > 1
 
@@ -177,7 +179,7 @@ def _sizes_differ(works: Iterable[str]) -> bool:
 def last_words(
     run: Path, phase: str, attempt: int, node: int | None = None
 ) -> tuple[Cause | None, tuple[str, ...], str]:
-    """Return what the end of a node's log means, the first's by default; its lines and place."""
+    """Return what the end of a node's log means (default: node 0), its lines and its file."""
     nodes = RunFiles(run).node_logs(phase, attempt)
     for file in [nodes[n] for n in sorted(nodes) if node in (None, n)][:1]:
         lines = last_lines(read_log(file))

@@ -1,4 +1,4 @@
-"""One attempt that failed: the object that the steps of the diagnosis pass on."""
+"""A failed attempt: the object that the steps of the diagnosis pass on."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SILENT = "without a traceback"
 
 @dataclass
 class Case:
-    """An attempt's evidence, who failed first in it, and the known cause of that."""
+    """An attempt's evidence, its first failure, and the known cause of that failure."""
 
     run: Path
     phase: str
     attempt: int
     evidence: Evidence
     outside: bool
-    """Whether a person or Slurm ended the attempt."""
+    """Whether a user or Slurm ended the attempt."""
     suspect: Suspect
     known: Cause | None
     beside: tuple[str, ...] = ()
-    """Lines of others that show the cause."""
+    """Lines from other workers that show the cause."""
 
     @property
     def weak(self) -> bool:
-        """Whether the cause is only a consequence, or one of several that its line may have."""
+        """Whether the cause is only a consequence, or one of several possible causes."""
         return self.known is not None and (self.known.kind == EFFECT or self.known.weak)
 
     @cached_property
@@ -52,30 +52,30 @@ class Case:
 
     @property
     def host(self) -> str:
-        """The host on which it failed, or empty if unknown."""
+        """The host on which it failed, or "" if that is unknown."""
         node, hosts = self.suspect.node, self.evidence.hosts
         return self.suspect.host or (hosts[node] if node is not None and node < len(hosts) else "")
 
     @property
     def said(self) -> tuple[str, ...]:
-        """The lines that may tell the cause, those of others first."""
+        """The lines that may show the cause, those of other workers first."""
         suspect = self.suspect
         ends = ends_of(suspect)
         return (*self.beside, suspect.telling, *ends, *suspect.more, *suspect.lines)
 
     @property
     def silent(self) -> bool:
-        """Whether the suspect's own lines do not tell why it ended."""
+        """Whether the suspect's own lines do not say why it ended."""
         return self.weak if self.known else SILENT in self.suspect.lines[-1]
 
     @cached_property
     def earlier(self) -> tuple[str, ...]:
-        """Lines before a silent end that look like errors."""
+        """Error-like lines that precede a silent end."""
         shown = (*self.suspect.lines, *self.beside)
         lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
         return without_harmless(line for line in lines if line not in shown)
 
     @property
     def last(self) -> tuple[str, ...]:
-        """The last words of the log, if nothing else tells why a worker ended."""
+        """The log's last words, if nothing else says why a worker ended."""
         return () if self.known or self.earlier or not self.silent else said_last(self.log)

@@ -1,4 +1,4 @@
-"""The known causes, from known/*.toml and a run's plug-ins, and which one a log line matches."""
+"""The known causes, from known/*.toml and a run's plug-ins, and how log lines match them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 from trnslurm.node.triage.patterns import readable
 
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
-# What only a package can do: a script of the user's is not installed.
+# Advice that only fits packages, because a user's script is not installed.
 _OF_PACKAGE = re.compile(r"(,? or|;) update \{owner\}")
 _SHORTEST = 3
 _MOST_FRAMES = 16 << 10
-"""Characters of a traceback's end that are compared; 100 frames have as many."""
+"""How many characters at a traceback's end are compared: enough for 100 frames."""
 _AROUND = ("frame", "before", "log")
 _compiled = functools.cache(re.compile)
 CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
@@ -41,90 +41,103 @@ class Context(Frozen):
     """The surroundings of a line."""
 
     frames: str = ""
-    """The traceback that the line ends."""
+    """The traceback that ends with the line."""
     before: str = ""
-    """The lines just before it, in its log and in the first node's."""
+    """The lines just before the line, in its log and in the first node's log."""
     log: str = ""
-    """Those logs, and the batch script's."""
+    """These logs, and the batch script's log."""
 
 
 _ALONE = Context()
 
 
 class Cause(Frozen):
-    """The meaning of a line in a failed job's log: an entry of known/*.toml.
+    """What a line in a failed job's log means: an entry of known/*.toml.
 
-    Examples of Neuron's lines are from its documentation and its samples' READMEs, or composed from
-    their wording: none was produced here.
+    The examples of Neuron lines are from AWS's documentation and the READMEs of its samples, or are
+    composed from their wording. None was produced here.
     """
 
     name: str
-    """Its name in tests and in JSON."""
+    """The name in tests and in JSON."""
     source: str
-    """Who prints the line: neuron, slurm, node (its shell, or what its kernel counts), container,
-    trnslurm, python (PyTorch, CUDA, the network, the operating system), or script: what may be the
-    fault of the script or its packages."""
+    """Who prints the line.
+
+    One of: neuron, slurm, node (its shell, or what its kernel counts), container, trnslurm, python
+    (PyTorch, CUDA, the network, the operating system), or script (what may be the fault of the
+    script or its packages).
+    """
     kind: str
-    """cause: why something failed; effect: a consequence of a failure in another process, to which
-    any cause is preferred; harmless: healthy runs print the line too, so it is never named;
-    general: what an exception means that no other entry explains, by its class and words;
-    last: what a line means if a log without errors ends with it."""
+    """What the line explains.
+
+    cause: why something failed; effect: a consequence of a failure in another process, to which any
+    cause is preferred; harmless: healthy runs print the line too, so it is never named; general:
+    what an exception that no other entry explains means, by its class and words; last: what a line
+    means if a log without errors ends with it.
+    """
     text: str
-    """Its pattern, which is searched in single lines. The groups `what` and `package` fill what is
-    reported."""
+    """Its pattern, which is searched for in single lines.
+
+    The groups `what` and `package` fill the placeholders in the report.
+    """
     example: str = ""
-    """A line that the pattern matches; bundles leave it and its like out."""
+    """A line that the pattern matches. Bundles omit it and the other examples."""
     near: tuple[str, ...] = ()
-    """Lines that look alike and mean something else."""
+    """Lines that look similar but mean something else."""
     cause: str
     fix: str
     mend: str = ""
-    """How a run continues after the fix. submit: a new run, as the fix changes what the run has
-    copied (its script, profile or options), so that a resume would fail again; resume: the fix is
-    on the machines, or in what they share; either: it may be in both, so a run that has saved
-    nothing is submitted again; passes: resume, and nothing needs a fix."""
+    """How a run continues after the fix.
+
+    submit: as a new run, because the fix changes what the run has copied (its script, profile or
+    options), so that a resume would fail again; resume: the fix is on the machines, or in what they
+    share; either: it may be in both, so a run that has saved nothing is submitted again; passes:
+    resume, and nothing needs a fix.
+    """
     proven: bool = False
-    """It explained three or more failures that nobody knew when it was written, all correctly. So
-    an exception of a script counts as certain, unlike others."""
+    """Whether it has correctly explained three or more failures that its author did not know.
+
+    An exception of a script then counts as certain, unlike others.
+    """
     wide: bool = False
-    """The line may have several causes: one with a specific line is preferred."""
+    """Whether the line has several possible causes. A more specific line is preferred."""
     frame: re.Pattern[str] | None = None
-    """The traceback must match it, too."""
+    """The traceback must also match this pattern."""
     before: re.Pattern[str] | None = None
-    """So must the lines just before the line."""
+    """The lines just before the line must also match this pattern."""
     log: re.Pattern[str] | None = None
-    """So must the log."""
+    """The log must also match this pattern."""
     beside: str = ""
-    """An example of what frame, before and log match."""
+    """An example of text that frame, before and log match."""
     words: frozenset[str] = frozenset()
-    """Lower-case parts, one of which every matching line contains. Empty if unknown."""
+    """Lower-case parts, one of which every matching line contains, or none if unknown."""
     memory: str = ""
-    """Who holds the GPU's memory, by the line's numbers."""
+    """Who holds the GPU's memory, according to the line's numbers."""
     weak: bool = False
-    """The line explains little, or does not end a run: any better cause is preferred."""
+    """Whether the line explains little or does not end a run. Any better cause is preferred."""
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """The pattern, compiled when a line first has one of its words: few ever do."""
+        """The pattern, compiled when a line first contains one of its words. Few ever do."""
         return _compiled(self.text)
 
     def matches(self, line: str) -> bool:
-        """Check whether it is about a line."""
+        """Check whether this cause matches a line."""
         found = self.pattern.search(line) is not None
         return found and (not self.memory or self.memory in holders(line))
 
     @property
     def strong(self) -> bool:
-        """Whether it alone explains a failure."""
+        """Whether it explains a failure on its own."""
         return self.kind == CAUSE and not self.weak
 
     @property
     def conditions(self) -> int:
-        """The number of things around a line that it asks for."""
+        """The number of conditions on the line's surroundings."""
         return sum(part is not None for part in (self.frame, self.before, self.log))
 
     def fits(self, context: Context) -> bool:
-        """Check whether what surrounds a line is what the entry asks for."""
+        """Check whether a line's surroundings meet the entry's conditions."""
         if self.conditions and is_spent():
             return False
         near = max(0, len(context.frames) - _MOST_FRAMES)  # a worker may print any traceback
@@ -135,7 +148,7 @@ class Cause(Frozen):
         )
 
     def explain(self, lines: Iterable[str], **more: str) -> tuple[str, str]:
-        """Return cause and fix, filled with what the first matching line and `more` name."""
+        """Return cause and fix, with placeholders filled from the matching line and `more`."""
         match = next((match for line in lines if (match := self.pattern.search(line))), None)
         named = {name: text or "" for name, text in match.groupdict().items()} if match else {}
         if more and named.get("package", "").split(".")[0] == more["owner"]:
@@ -148,7 +161,7 @@ class Cause(Frozen):
 
     @property
     def rank(self) -> int:
-        """Return its place in the order of evidence.
+        """Return its rank as evidence.
 
         0: a specific cause; 1: a wide one; 2: a weak one; 3 and 4: consequences; 5: harmless.
         """
@@ -159,10 +172,10 @@ class Cause(Frozen):
 
 @functools.cache
 def words_of(pattern: str) -> frozenset[str]:
-    """Return parts in lower case, one of which is in every text that a pattern matches.
+    """Return lower-case parts, one of which is in every text that a pattern matches.
 
-    Looking for them is a hundred times as fast as the pattern. Empty: there are none to be sure of.
-    A bundle has them in its tables: only a launcher's Python parses patterns.
+    Searching for them is a hundred times as fast as the pattern. The result is empty if no parts
+    are certain. A bundle stores them in its tables, so only a launcher's Python parses patterns.
     """
     found = _needed(parser().parse(pattern))
     return found if found and min(map(len, found)) >= _SHORTEST else frozenset()
@@ -170,12 +183,12 @@ def words_of(pattern: str) -> frozenset[str]:
 
 @functools.cache
 def parser() -> Any:
-    """Return the standard library's parser of patterns, a private module renamed in 3.11."""
+    """Return the standard library's regular expression parser, a private module renamed in 3.11."""
     return importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
 
 def _needed(tokens: Iterable[tuple[Any, Any]]) -> frozenset[str]:
-    """Return the best set of texts of which a match of these tokens has at least one."""
+    """Return the best set of strings, one of which every match of these tokens contains."""
     kinds = parser()
     sets: list[frozenset[str]] = []
     run = ""
@@ -197,7 +210,7 @@ def _needed(tokens: Iterable[tuple[Any, Any]]) -> frozenset[str]:
 
 
 class Table:
-    """Known causes, and which of them a line matches."""
+    """A table of known causes that finds those that match a log line."""
 
     def __init__(self, causes: Iterable[Cause]) -> None:
         self.causes = tuple(causes)
@@ -207,7 +220,7 @@ class Table:
 
     @functools.cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        """For each word, the indices of the causes whose lines may have it."""
+        """The indices of the causes whose lines may contain a word, for each word."""
         found: dict[str, list[int]] = {}
         for number, cause in enumerate(self.causes):
             for word in cause.words or {""} if cause.kind not in (GENERAL, LAST) else ():
@@ -216,7 +229,7 @@ class Table:
 
     @functools.cached_property
     def _by_digits(self) -> tuple[dict[str, list[str]], list[str]]:
-        """The words without digits, by part, and those that are too short then."""
+        """The words without digits, by part, and those that are then too short."""
         words = {word: word.translate(NO_DIGITS) for word in self._by_word if word}
         short = [word for word, rest in words.items() if len(rest) < _SHORTEST]
         return _by_rarest({rest for rest in words.values() if len(rest) >= _SHORTEST}), short
@@ -226,19 +239,19 @@ class Table:
         return _by_rarest({word for word in self._by_word if word})
 
     def may_match(self, small: str) -> bool:
-        """Check quickly whether a line in lower case has a word that a pattern needs."""
+        """Check quickly whether a lower-case line contains a word that a pattern needs."""
         if self._shape_may_match(small.translate(NO_DIGITS)):
             return True
         return any(word in small for word in self._by_digits[1])
 
     def _has_shape(self, shape: str) -> bool:
-        """Check it without digits: most lines of healthy logs differ in these only."""
+        """Check the line without digits: most lines of healthy logs differ only in digits."""
         by_part = self._by_digits[0]
         parts = by_part.keys() & _parts(shape)
         return any(word in shape for part in parts for word in by_part[part])
 
     def _find(self, line: str) -> tuple[Cause, ...]:
-        """Return the causes whose pattern a line matches, the most specific first."""
+        """Return the causes whose pattern matches a line, the most specific first."""
         small = line.lower()
         likely = set(self._by_word.get("", ()))
         for part in self._by_part.keys() & _parts(small):
@@ -261,7 +274,7 @@ def all_causes() -> tuple[Cause, ...]:
 
 
 def read_causes(table: dict[str, Any], **usual: str) -> Iterator[Cause]:
-    """Yield the entries of a table; `shared` names a pattern that several of them have."""
+    """Yield a table's entries; `shared` contains the patterns that several entries use by name."""
     for given in table["cause"]:
         entry = usual | given
         shared = entry.pop("shared", "")
@@ -276,14 +289,14 @@ def read_causes(table: dict[str, Any], **usual: str) -> Iterator[Cause]:
 
 
 def with_words(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table for nodes: its entries have the words of their patterns."""
+    """Return a table for nodes, whose entries contain the words of their patterns."""
     causes = read_causes(table, source="script", kind=CAUSE)
     words = [sorted(cause.words) for cause in causes]
     return {**table, "cause": [{**e, "words": w} for e, w in zip(table["cause"], words)]}
 
 
 def _tables() -> list[dict[str, Any]]:
-    """Return the contents of known/*.toml; a bundle has them as one file of JSON."""
+    """Return the contents of known/*.toml. A bundle has them as one JSON file."""
     here = files("trnslurm.node.triage")
     if (bundled := here / "known.json").is_file():
         found: list[dict[str, Any]] = json.loads(bundled.read_text(encoding="utf-8"))
@@ -299,7 +312,7 @@ _of_run: ContextVar[Table | None] = ContextVar("causes", default=None)
 
 @contextmanager
 def causes_of(run: Path) -> Iterator[None]:
-    """Know what the site gave a run, too, while its logs are read."""
+    """Also use the causes that the site gave a run, while its logs are read."""
     token = _of_run.set(_site_table(*_site_texts(run)))
     try:
         yield
@@ -308,7 +321,7 @@ def causes_of(run: Path) -> Iterator[None]:
 
 
 def _site_texts(run: Path) -> Iterator[tuple[str, str]]:
-    """Yield the tables in this user's own files: a pattern of another's may take for ever."""
+    """Yield tables in this user's own files, because others' patterns might never end."""
     for file in sorted(RunFiles(run).causes.glob("*.json")):
         with suppress(OSError, UnicodeDecodeError), open_file(file) as stream:
             if os.fstat(stream.fileno()).st_uid == os.geteuid():
@@ -317,7 +330,7 @@ def _site_texts(run: Path) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=8)
 def _site_table(*texts: tuple[str, str]) -> Table | None:
-    """Return the site's causes; None: there are none. What is damaged is left out, and told.
+    """Return the site's causes, or None without any. Damaged tables are skipped and reported.
 
     The submission has checked them (trnslurm/render/site_causes.py).
     """
@@ -331,7 +344,7 @@ def _site_table(*texts: tuple[str, str]) -> Table | None:
 
 
 def read_site_causes(name: str, table: dict[str, Any]) -> list[Cause]:
-    """Return the causes of a table; its name, before theirs, keeps them apart from others."""
+    """Return a table's causes. Their names start with its name, to keep tables apart."""
     causes = read_causes(table, source="script", kind=CAUSE)
     return [replace(cause, name=f"{name}/{cause.name}") for cause in causes]
 
@@ -344,17 +357,17 @@ def _usual_mend(entry: dict[str, Any]) -> str:
 
 
 def named(name: str) -> Cause:
-    """Return the entry with a name."""
+    """Return the entry with this name."""
     return next(cause for cause in all_causes() if cause.name == name)
 
 
 def cause_of(lines: Iterable[str], context: Context = _ALONE) -> Cause | None:
-    """Return the most specific entry that any line matches; of equals, the first line's."""
+    """Return the most specific entry for any line; among equals, the first line's entry."""
     return next((cause for cause, _ in explained(lines, context)), None)
 
 
 def without_harmless(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the lines that no entry calls harmless."""
+    """Return the lines that no entry marks as harmless."""
     return tuple(x for x in lines if not ((cause := cause_of([x])) and cause.kind == HARMLESS))
 
 
@@ -376,7 +389,7 @@ def general_meaning(line: str, traceback: str) -> Cause | None:
 
 
 def last_meaning(lines: Iterable[str]) -> tuple[Cause | None, str]:
-    """Return the entry for the last meaningful line of a log."""
+    """Return the entry for a log's last meaningful line."""
     last = [cause for cause in all_causes() if cause.kind == LAST]
     found = ((c, line) for line in reversed([*lines]) for c in last if c.pattern.search(line))
     return next(found, (None, ""))
@@ -387,15 +400,15 @@ def _order(cause: Cause) -> tuple[int, int]:
 
 
 def may_match(small: str) -> bool:
-    """Check quickly whether a line in lower case has a word that a pattern needs."""
+    """Check quickly whether a lower-case line contains a word that a pattern needs."""
     own = _of_run.get()
     return built_in().may_match(small) or (own is not None and own.may_match(small))
 
 
 def _by_rarest(words: set[str]) -> dict[str, list[str]]:
-    """Return the words that have a part of three letters: of each word, its rarest part.
+    """Map each part of three letters to the words for which it is the rarest part.
 
-    Few words have a part that a line has, too, so that few words need be looked for in it.
+    A line contains few of these parts, so few words must be searched for in it.
     """
     count = Counter(part for word in words for part in _parts(word))
     found: dict[str, list[str]] = {}
@@ -410,9 +423,9 @@ def _parts(text: str) -> set[str]:
 
 
 def matching(line: str) -> tuple[Cause, ...]:
-    """Return the entries whose pattern a line matches, the most specific first.
+    """Return the entries whose pattern matches a line, the most specific first.
 
-    There are none once the diagnosis has spent its time.
+    Return none if the diagnosis has used up its time.
     """
     if is_spent():
         return ()

@@ -1,4 +1,4 @@
-"""Choose who failed first in an attempt, and which line tells the cause."""
+"""Chooses which worker or node failed first in an attempt, and which line shows the cause."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str, ...]]:
     """Return the first failure, the cause, and lines of other workers that show the cause.
 
-    A cause comes before a consequence, and a specific cause before all others: the rank whose peer
-    died may be the only one with a traceback. Times decide between equals.
+    A cause precedes a consequence, and a specific cause precedes all others, because the rank whose
+    peer died may be the only one with a traceback. Among equals, the earlier time counts.
     """
     suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
     hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
@@ -44,7 +44,7 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
         return _explain(_first_of(first), hits)
     alone = sorted(hits, key=lambda h: (h.cause.rank, not of_machines(h.cause), _order(h)))
     if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
-        death = _first_death(hits)  # the others are srun's last word
+        death = _first_death(hits)  # the others are consequences that srun reports last
         alone = [h for h in alone if h is death or not h.cause.name.startswith("task-")]
     for hit in alone:
         if hit.cause.kind == CAUSE and _stands_alone(
@@ -66,7 +66,7 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     ]
     if effects:
         return _as_suspect(effects[0]), effects[0].cause, ()
-    # A worker died of what is harmless elsewhere.
+    # A worker died of something that is harmless elsewhere.
     dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
     return (_first_of(dead) if dead else None), None, ()
 
@@ -80,9 +80,10 @@ def _on_its_host(suspect: Suspect, hosts: list[str]) -> Suspect:
 
 
 def _first_death(hits: list[Hit]) -> Hit | None:
-    """Return srun's word that a task was killed, if nothing in that log explains it before.
+    """Return srun's message that a task was killed, unless that log explains it earlier.
 
-    A crash is nobody else's doing: of a batch script's own srun it stands in the first node's log.
+    A crash is not another process's fault. The first node's log contains the message if a batch
+    script's own srun printed it.
     """
     in_order = sorted(hits, key=lambda hit: hit.at)
     of_job = [hit for hit in in_order if hit.node is None]
@@ -93,7 +94,7 @@ def _first_death(hits: list[Hit]) -> Hit | None:
 
 
 def _first_of(suspects: list[Suspect]) -> Suspect:
-    """Return the suspect with the most specific cause; of equals, the first to fail."""
+    """Return the suspect with the most specific cause; among equals, the first to fail."""
     coarse = any(suspect.coarse for suspect in suspects)
 
     def order(suspect: Suspect) -> tuple[bool, float, bool, int, int]:
@@ -108,7 +109,7 @@ def _first_of(suspects: list[Suspect]) -> Suspect:
 
 
 def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, tuple[str, ...]]:
-    """Return the cause of a failure: from its own lines, the machines' near it, or its log's."""
+    """Return a failure's cause from its own lines, machines' lines near it, or its log's."""
     own = chosen.known
     if own and own.strong:
         specific = [hit for hit in hits if own.wide and _may_explain(hit, chosen)]
@@ -117,7 +118,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
         best = min(specific, key=_order)
         return chosen, best.cause, (best.line,)
     raised = what_was_raised(chosen)
-    # Such an exception is of the program's own code: what was logged before is another matter.
+    # The program's own code raises such an exception, so earlier log lines are unrelated.
     of_code = raised is not None and raised.kind in _OF_CODE
     near = [
         hit
@@ -143,7 +144,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
 
 
 def _order(hit: Hit) -> int:
-    """Return the order of lines: in a node's log the last first, as it is nearest to the death.
+    """Return a line's sort key: in a node's log the last line, nearest to the death, is first.
 
     In the batch log the first of several complaints is the cause of the others.
     """
@@ -156,23 +157,23 @@ def of_machines(cause: Cause) -> bool:
 
 
 def _says_warning(hit: Hit) -> bool:
-    """Check whether a line calls itself a warning, also in NCCL's words."""
+    """Check whether a line calls itself a warning, also in NCCL's format."""
     return hit.warns or _WARN.search(hit.line) is not None
 
 
 def _only_warns(hit: Hit) -> bool:
-    """Check whether a line only warns: the program continued.
+    """Check whether a line only warns, so that the program continued.
 
-    What PyTorch, NCCL, XLA and Kubernetes warn of often tells why a later operation failed.
+    Warnings of PyTorch, NCCL, XLA and Kubernetes often say why a later operation failed.
     """
     of_script = hit.warns and _OF_LIBRARY.search(hit.line) is None
     return not of_machines(hit.cause) and (hit.goes_on or of_script)
 
 
 def _may_explain(hit: Hit, suspect: Suspect) -> bool:
-    """Check whether a specific line of a failed worker's log may tell why an error came later.
+    """Check whether a specific line in a failed worker's log may say why an error came later.
 
-    Native code prints such lines. Another exception of Python's was caught.
+    Native code prints such lines. A different Python exception was caught.
     """
     return (
         hit.cause.rank == 0
@@ -184,7 +185,7 @@ def _may_explain(hit: Hit, suspect: Suspect) -> bool:
 
 
 def _may_follow(suspect: Suspect, hit: Hit) -> bool:
-    """Check whether an unknown error may be a consequence of what a line of its log tells."""
+    """Check whether an unknown error may be a consequence of what a line in its log reports."""
     effect = hit.cause.kind == EFFECT and not hit.cause.wide
     return effect and hit.place == suspect.place and hit.line not in suspect.lines
 
@@ -203,7 +204,7 @@ def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
 
 
 def lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
-    """Return the node that failed, not the one that reported it: srun ends the others."""
+    """Return the node that failed, not the node that reported it, because srun ends the others."""
     lost = next((match for hit in evidence.hits if (match := _LOST.search(hit.line))), None)
     if not lost and suspect.rank is None and suspect.host:
         return suspect

@@ -1,11 +1,9 @@
-"""Finds out who failed first in an attempt, and why, from its end backwards.
+"""Finds out which worker failed first in an attempt, and why, from the end backwards.
 
-1. What is recorded of the end? A person or Slurm may have ended the attempt.
-2. Who died first?
-3. Which known cause do the last lines of that process have, or a line that is near its death?
-4. What is to be told of it, and done about it?
-5. How certain is that?
-6. If that is only a timeout: who was not in the collective?
+1. What is recorded about the end? A user or Slurm may have ended the attempt. 2. Which process died
+first? 3. Which known cause matches that process's last lines, or a line near its death? 4. What
+should the user be told about it, and what should the user do? 5. How certain is that? 6. If it is
+only a timeout: which ranks were not in the collective?
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _MAX_LINES = 7
 _MAX_QUOTE = 80
 _MAX_SAID = 100
 _LAST_S = 60.0
-"""Before an end from outside, within which failures are its consequences."""
+"""How long before an end from outside failures count as its consequences."""
 _MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = (State.CANCELLED, State.PREEMPTED, State.STOPPED, State.TIMEOUT)
@@ -63,15 +61,15 @@ def diagnose(
     *,
     over: bool = False,
 ) -> Finding | None:
-    """Return the first failure of an attempt and its cause, or None if there is none.
+    """Return an attempt's first failure and its cause, or None if there is none.
 
-    After some seconds of CPU time it returns what it has by then. `over`: the job has ended, also
-    if the attempt has not recorded an end.
+    After some seconds of CPU time, return the results so far. `over` means that the job has ended,
+    even if the attempt has not recorded an end.
     """
     if server := read_attempt(RunFiles(run), phase, attempt).server:
         phase, _, log = server.partition("-")
         attempt = int(log)
-    matching("")  # reads the known causes, for which the logs' time is not meant
+    matching("")  # reads the known causes outside the logs' time budget
     with causes_of(run), budget(clock) as time_for_it:
         found = _diagnose(run, phase, attempt, over=over)
         return replace(found, in_part=time_for_it.ended) if found else None
@@ -96,7 +94,7 @@ def _diagnose(run: Path, phase: str, attempt: int, *, over: bool) -> Finding | N
             return found
     _tie_to_cause(case)
     if outside and case.weak:
-        return None  # workers that are told to end leave such errors
+        return None  # workers that are ordered to end print such errors
     again = comes_again(run, phase, attempt, evidence, case.suspect, lambda: _raised_before(case))
     found = _weigh(case, advise(case, again=again), again=again)
     waited = case.known is not None and case.known.name in WAITING
@@ -104,7 +102,7 @@ def _diagnose(run: Path, phase: str, attempt: int, *, over: bool) -> Finding | N
 
 
 def _tie_to_cause(case: Case) -> None:
-    """Choose the cause by what is around it, and the lines of others that show it."""
+    """Choose the cause by its surroundings, and the lines of others that show it."""
     of = (case.run, case.phase, case.attempt)
     known, beside = refined(*of, case.suspect, case.known, case.beside)
     known, beside = compared(case.evidence, known, beside)
@@ -113,7 +111,7 @@ def _tie_to_cause(case: Case) -> None:
     if known and known.name == "node-failed":
         case.suspect = lost_node(case.evidence, case.suspect)
     if known is None and (said := cause_of(case.last)) and said.kind == CAUSE:
-        known, beside = said, (*case.last, *beside)  # what the process that died said last
+        known, beside = said, (*case.last, *beside)  # the last output of the process that died
     suspect = case.suspect
     if suspect.telling and suspect.telling not in suspect.lines:
         beside = (suspect.telling.strip(), *beside)
@@ -129,7 +127,7 @@ def _raised_before(case: Case) -> Raised | None:
 
 
 def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
-    """Return the finding, with how certain it is and with what else may be the cause."""
+    """Return the finding, how certain it is, and what else may be the cause."""
     known, suspect, general = case.known, case.suspect, advice.general
     earlier = case.earlier or case.last
     others = () if known and known.strong else _others(case.evidence, known)
@@ -138,7 +136,7 @@ def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
     less = len(earlier) + len(case.beside) + len(others) + bool(said_before)
     lines = useful_end(suspect.lines, _MAX_LINES - less)
     brief = _brief(case, advice.cause, "" if again else case.host)
-    if known and lines and _OF_LAUNCHER.match(lines[-1].strip()):  # the cause says it better
+    if known and lines and _OF_LAUNCHER.match(lines[-1].strip()):  # the cause is more informative
         brief = advice.cause
     if case.last:
         last_said = textwrap.shorten(case.last[-1], _MAX_SAID, placeholder="…")
@@ -171,7 +169,7 @@ def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
 
 
 def _is_certain(case: Case, advice: Advice) -> bool:
-    """Check whether the process that died said its cause last, or a record proves it."""
+    """Check whether the process that died printed its cause last, or a record proves it."""
     known = case.known
     if advice.of_run is not None:
         return advice.of_run
@@ -183,7 +181,7 @@ def _is_certain(case: Case, advice: Advice) -> bool:
 
 
 def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
-    """Return up to two other causes that lines of the logs suggest, with those lines."""
+    """Return up to two other causes that log lines suggest, with those lines."""
     found: dict[str, str] = {}
     for hit in sorted(evidence.hits, key=lambda hit: (hit.cause.rank, hit.at)):
         if hit.cause.kind == CAUSE and hit.cause is not known and hit.cause.name not in found:
@@ -193,7 +191,7 @@ def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
 
 
 def _brief(case: Case, cause: str, host: str) -> str:
-    """Return the cause in one line: who died, of which exception or known cause, and where."""
+    """Return the cause in one line: what died, of which exception or known cause, and where."""
     known, suspect, raised = case.known, case.suspect, case.raised
     if known and known.kind == EFFECT:
         return ""
@@ -214,12 +212,12 @@ def _brief(case: Case, cause: str, host: str) -> str:
 
 
 def _by_dumps(case: Case, found: Finding) -> Finding:
-    """Return a finding with what PyTorch's dumps show in place of what a timeout may mean."""
+    """Return a finding with what PyTorch's dumps show, instead of what a timeout may mean."""
     ranks, hosts, suspect = case.evidence.ranks, case.evidence.hosts, case.suspect
     seen = compare_dumps(case.run, case.phase, case.attempt, ranks, hosts)
     if not seen:
         return found
-    if found.name == "stuck":  # by the stacks of all workers, which show more
+    if found.name == "stuck":  # from all workers' stacks, which show more
         return replace(found, lines=(*found.lines, seen.sentence))
     found = replace(found, cause=seen.sentence, brief=seen.sentence, fix=seen.fix)
     found = replace(found, mend=seen.mend or found.mend, certain=seen.certain)
@@ -228,7 +226,7 @@ def _by_dumps(case: Case, found: Finding) -> Finding:
     rank = seen.ranks[0] if len(seen.ranks) == 1 else None
     node = rank * len(hosts) // ranks if rank is not None and rank < ranks else None
     log = RunFiles(Path()).node_log(case.phase, case.attempt, node or 0)
-    # The traceback of one that waited would look like that of the others.
+    # A waiting worker's traceback would look like the others'.
     said = suspect.lines[-1].strip()
     if suspect.rank is not None and not said.startswith("["):
         said = f"rank {suspect.rank}: {said}"
@@ -247,9 +245,9 @@ def _by_dumps(case: Case, found: Finding) -> Finding:
 
 
 def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> Finding | None:
-    """Return the meaning of the logs' last lines, or the lines that look like errors.
+    """Return what the logs' last lines mean, or the lines that look like errors.
 
-    None if there is no log.
+    Return None if there is no log.
     """
     errors = {place: without_harmless(said) for place, said in evidence.error_like.items()}
     place, lines = next(((p, said) for p, said in errors.items() if said), ("", ()))
@@ -260,19 +258,19 @@ def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> F
     elif lines:
         known = None
         cause = "unknown: these are the lines that look like errors"
-        fix = f"read what is around them in {place}"
+        fix = f"read the lines around them in {place}"
     else:
         lines = without_harmless(last)
         if not lines:
             return None
         place = end
         cause = "unknown: no line looks like an error, and these are the last ones"
-        fix = f"read {place}, and look at sacct -j JOB -o state,exitcode,reason"
+        fix = f"read {place}, and check sacct -j JOB -o state,exitcode,reason"
     return _of_lines(lines, known, (cause, fix), place, phase, attempt)
 
 
 def _of_exited_task(case: Case) -> Finding | None:
-    """Return a program's last lines, if only srun tells that it failed; None if there are none."""
+    """Return a program's last lines if only srun reports its failure, or None if there are none."""
     hosts = case.evidence.hosts
     host, code = _EXITED.findall(case.suspect.lines[-1])[-1]
     node = hosts.index(host) if host in hosts else None
@@ -296,7 +294,7 @@ def _of_lines(
     phase: str,
     attempt: int,
 ) -> Finding:
-    """Return a finding that has only lines of a log; `told` are their cause and fix."""
+    """Return a finding that consists only of log lines; `told` is their cause and fix."""
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -306,7 +304,7 @@ def _of_lines(
         when=None,
         lines=lines,
         name=known.name if known else "",
-        kind=EFFECT if known and known.weak else CAUSE,  # where a log ends is not why
+        kind=EFFECT if known and known.weak else CAUSE,  # an end is not a reason
         cause=told[0],
         fix=told[1],
         evidence=place,
@@ -318,14 +316,14 @@ def _of_lines(
 
 
 def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
-    """Check whether a person or Slurm ended an attempt."""
+    """Check whether a user or Slurm ended an attempt."""
     ended = read_attempt(RunFiles(run), phase, attempt)
     crashed = ended.cause == EndCause.CRASH or ended.reason.startswith("crash ")
     return (ended.state is State.REQUEUED and not crashed) or ended.state in _FROM_OUTSIDE
 
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
-    """Return the lines that say so, and which logs to read."""
+    """Return lines that say that no failure was found, and which logs to read."""
     ended = read_attempt(RunFiles(run), phase, attempt)
     if ended.state is State.COMPLETED or _ended_from_outside(run, phase, attempt):
         how = clean(f"{ended.state} {ended.reason}".strip())

@@ -1,4 +1,4 @@
-"""The evidence that an attempt left of its failure: suspects, and log lines with a known cause."""
+"""The evidence of an attempt's failure: suspects, and log lines with a known cause."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _LOST = re.compile(r"(?:^|: )([\w.-]+)(?: and \d+ more|, [\w.-]+)* failed\b")
 _ONCE = "-m trnslurm.node.launcher --once "  # as node.sh starts a batch script
 _OF_TASKS = re.compile(r"(?m)^srun: error: ([\w.-]+): tasks? (\d{1,6}(?:[,-]\d{1,6})*): ")
 _MOST_TASKS = 1 << 12
-_SRUN_IS_TOLD = "srun: forcing job termination"  # by a signal: of a person, or of our program
+_SRUN_IS_TOLD = "srun: forcing job termination"  # by a signal from a user, or from our program
 _STARTS_TASKS = re.compile(r"(\[[^\]]*\] )?slurm(step)?d\b\S*: ")
 _LAST_LINES = 3
 _LINES_NEAR = 20
-"""How many lines before the first sign of a death may tell why."""
+"""How many lines before the first sign of a death may explain it."""
 _MOST_LINES = 4096  # of one log that are compared with all patterns
 WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
@@ -60,21 +60,21 @@ WARNING = re.compile(
 )
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 _GOES_ON_AFTER = re.compile(r"\W*Trying (to|again)\b")
-# Whole sequences first, so that no part of a color or a window title is left over.
+# Complete sequences first, so that no part of a color or window title is left over.
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
 )
 # Control characters, and those that change the direction of text.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-# The time of a pattern with a wildcard grows with the square of a line's length. Tests compare the
-# patterns with lines of this length.
+# A pattern with a wildcard takes time that grows with the square of a line's length. Tests compare
+# the patterns with lines of this length.
 _LONGEST = 1000
 _LONG = re.compile(rf"([^\n]{{{_LONGEST}}})[^\n]+")
 _PASSED_ON = re.compile(r": Caught \w+ in (DataLoader worker|pin memory|replica)")
 _HANDLER_FAILED = re.compile(r"(Type|Attribute|Name|Import|ModuleNotFound|UnboundLocal)Error: ")
 _WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
 OWN_WORD = "triage: "
-"""Begins the lines that this program prints, so that it does not read them as evidence."""
+"""The start of this program's own lines, so that it does not read them as evidence."""
 
 
 class Suspect(Frozen):
@@ -82,7 +82,7 @@ class Suspect(Frozen):
 
     lines: tuple[str, ...]
     place: str
-    """The file with the evidence, in the run directory."""
+    """The file with the evidence, relative to the run directory."""
     more: tuple[str, ...] = ()
     """Further lines of the exception's message."""
     rank: int | None = None
@@ -90,14 +90,16 @@ class Suspect(Frozen):
     host: str = ""
     when: float | None = None
     coarse: bool = False
-    """The time has whole seconds."""
+    """Whether the time has only whole seconds."""
     known: Cause | None = None
-    """The known cause that its own lines match."""
+    """The known cause that matches its own lines."""
     telling: str = ""
-    """The line that matches it, if it is not the exception's first."""
+    """The line that matches the cause, if it is not the exception's first line."""
     said_it: bool = True
-    """Whether the process that died wrote the line last, or Slurm or the kernel recorded it. If
-    not, it is some line in the log of its node."""
+    """Whether the process that died wrote the line last, or Slurm or the kernel recorded it.
+
+    Otherwise, it is some line in its node's log.
+    """
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
 
@@ -110,12 +112,12 @@ class Hit(Frozen):
     place: str
     at: int
     node: int | None
-    """None: in the batch script's log."""
+    """None if the line is in the batch script's log."""
     when: float | None
     rank: int | None = None
     """The rank that the line names."""
     after: str = ""
-    """The line after it."""
+    """The next line."""
 
     @property
     def warns(self) -> bool:
@@ -124,40 +126,40 @@ class Hit(Frozen):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it says that the program continues."""
+        """Whether the line says that the program continues."""
         after = _GOES_ON_AFTER.match(self.after)
         return after is not None or GOES_ON.search(self.line) is not None
 
 
 @dataclass
 class Evidence:
-    """All evidence from one attempt."""
+    """All evidence of one attempt."""
 
     suspects: list[Suspect] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
-    """By node, if the batch script recorded them."""
+    """The hosts by node, if the batch script recorded them."""
     tracebacks: list[tuple[str, ...]] = field(default_factory=list)
-    """All tracebacks in the nodes' logs, of any process."""
+    """All tracebacks in the nodes' logs, from any process."""
     error_like: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By log: its last lines with words of an error."""
+    """The last error-like lines in each log."""
     made_steps: bool = False
-    """Whether a worker's record has finished steps."""
+    """Whether a worker's record shows finished steps."""
     went_on: bool = False
-    """Whether a log tells of several steps."""
+    """Whether a log reports several steps."""
     lengths: dict[str, int] = field(default_factory=dict)
-    """How many lines each log has."""
+    """The number of lines in each log."""
     state: State = State.STARTING
     ranks: int = 0
-    """The number of workers; 0: not known."""
+    """The number of workers, or 0 if unknown."""
 
     ended: float | None = None
     """When the attempt ended."""
 
     def before_the_end(self, seconds: float) -> Evidence:
-        """Return what is known to have been well before the end, and what Slurm recorded.
+        """Return what certainly happened well before the end, and what Slurm recorded.
 
-        A run that made no step within its time may have hung where its log ends.
+        A run that made no step within its time limit may have hung where its log ends.
         """
         hung = self.state is State.TIMEOUT and not (self.made_steps or self.went_on)
 
@@ -182,7 +184,7 @@ class Evidence:
 
 
 def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Evidence:
-    """Read the records and all logs of an attempt; `over`: its job has ended."""
+    """Read the records and all logs of an attempt; `over` means that its job has ended."""
     files = RunFiles(run)
     about = read_attempt(files, phase, attempt)
     hosts = [host for host in about.hosts.split(",") if host]
@@ -209,7 +211,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         found.ranks = per_node * len(hosts)
     share(2)
     telling = _first_of_nodes(failed, per_node) if isinstance(per_node, int) else failed
-    # The logs need not be searched for the last lines of these ranks.
+    # The logs need not be searched for these ranks' last lines.
     spoken: set[int | None] = {rank for rank in failed if rank not in telling}
     for file in telling.values():
         record = read_json(file)
@@ -220,7 +222,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
     logs = files.node_logs(phase, attempt)
     starts_tasks = _ONCE in _script_of(files)
     for read, (node, file) in enumerate(logs.items()):
-        # No log, and no part of the work on it, takes the time of those that follow.
+        # No log, and no part of the work on it, uses up the time of later ones.
         parts = len(logs) - read + 1
         share(2 * parts)
         if is_spent():
@@ -228,7 +230,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         text, place = read_log(file), str(file.relative_to(run))
         share(2 * parts)
         lines = text.split("\n")
-        if end := last_steps(lines):  # the training went on after what was before
+        if end := last_steps(lines):  # training continued after the earlier lines
             found.went_on = True
             text = "\n".join(lines[end:])
         found.lengths[place] = len(lines) - end
@@ -268,7 +270,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
 
 
 def _killed_program(files: RunFiles, about: Attempt, hosts: list[str]) -> Suspect:
-    """Return the attempt's own program, which was killed: its srun ends with it."""
+    """Return the attempt's own program if it was killed, because its srun ends with it."""
     return Suspect(
         lines=("the program that runs the attempt ended without a record of why",),
         place=str(files.state_file(about.phase, about.attempt).relative_to(files.path)),
@@ -279,7 +281,7 @@ def _killed_program(files: RunFiles, about: Attempt, hosts: list[str]) -> Suspec
 
 
 def batch_log(run: Path, phase: str, job_id: str) -> Path | None:
-    """Return the log of a job's batch script, or else the newest one of the phase."""
+    """Return the log of a job's batch script, or otherwise the newest one of the phase."""
     logs = RunFiles(run).batch_logs(phase)
     own = RunFiles(run).batch_log(phase, job_id)
     return own if own in logs else logs[-1] if logs else None
@@ -288,7 +290,7 @@ def batch_log(run: Path, phase: str, job_id: str) -> Path | None:
 def _part_of(text: str, phase: str, attempt: int) -> str:
     """Return the attempt's part of the batch log, without this program's output.
 
-    A requeued job appends to it, and each attempt's last line names the attempt.
+    A requeued job appends to the log, and each attempt's last line names the attempt.
     """
     part: list[str] = []
     ours = False
@@ -308,14 +310,14 @@ def _part_of(text: str, phase: str, attempt: int) -> str:
 def _suspect(
     lines: tuple[str, ...], place: str, more: tuple[str, ...] = (), **facts: Any
 ) -> Suspect:
-    # From the end: of several chained exceptions, the last ended the process.
+    # From the end, because the last of several chained exceptions ended the process.
     said = [line for line in reversed(lines) if not line.startswith("  ")]
     said += [line for line, after in zip(more, (*more[1:], "")) if not _GOES_ON_AFTER.match(after)]
-    # Others write between the lines of a message, and the process that loads data only passes on
-    # what its worker has raised.
+    # Other processes write between the lines of a message, and a data loader's process only
+    # passes on its worker's exception.
     said = [line for line in said if not (_PASSED_ON.search(line) or GOES_ON.search(line))] or said
     context = Context(frames="\n".join(lines))
-    # A handler that has an error of its own did not mean to pass on the first exception.
+    # A handler with an error of its own did not mean to pass on the first exception.
     own = said[:1] if _HANDLER_FAILED.match(said[0]) and _WHILE_HANDLED in lines else said
     known, telling = next(iter(explained(own, context) or explained(said, context)), (None, ""))
     telling = "" if telling in lines[-1:] else telling
@@ -327,10 +329,10 @@ def _suspect_of(traceback: Traceback, place: str, **facts: Any) -> Suspect:
 
 
 def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
-    """Return the records to read: all, or if there are many, the first few of each node.
+    """Return the records to read: all or, if there are many, the first few of each node.
 
-    Ranks that only lost a peer fail after that peer. The records of one node have one clock; the
-    clocks of several nodes may differ by more than a crash lasts.
+    Ranks that only lost a peer fail after that peer. All records of one node use one clock. The
+    clocks of several nodes may differ by more than the duration of a crash.
     """
     if len(failed) <= _MOST_RECORDS:
         return failed
@@ -344,7 +346,7 @@ def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
 
 
 def _recorded(record: dict[str, Any], place: str) -> Suspect | None:
-    """Return the suspect that wrote a record; None if the record has no error."""
+    """Return the suspect that wrote a record, or None if the record contains no error."""
     said = clean(str(record.get("traceback") or record.get("error") or ""))
     raised = record.get("raised")
     kinds = tuple(map(str, raised)) if isinstance(raised, list) else ()
@@ -395,16 +397,16 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 
 
 class Where(NamedTuple):
-    """The node whose log it is, and of a batch script where its own srun had the tasks."""
+    """The node whose log it is and, for a batch script, the hosts of its own srun's tasks."""
 
     node: int
     host: str
     tasks: dict[int, str] | None
-    """Task -> host; None: the node's log has that node's workers only."""
+    """The host of each task, or None if the node's log covers only that node's workers."""
     hosts: list[str]
 
     def of(self, rank: int | None, reported: str = "") -> dict[str, Any]:
-        """Return the node and the host of a rank, as far as it is known."""
+        """Return a rank's node and host, as far as they are known."""
         if self.tasks is None or len(self.hosts) == 1:
             return {"node": self.node, "host": self.host or reported}
         host = reported or (self.tasks.get(rank, "") if rank is not None else "")
@@ -412,7 +414,7 @@ class Where(NamedTuple):
 
 
 def _own_tasks(text: str) -> dict[int, str]:
-    """Return on which hosts tasks have ended, as srun says."""
+    """Return the hosts on which tasks have ended, as srun reports."""
     found: dict[int, str] = {}
     for match in _OF_TASKS.finditer(text):
         for first, last in (part.partition("-")[::2] for part in match[2].split(",")):
@@ -429,10 +431,10 @@ def _script_of(files: RunFiles) -> str:
 
 
 def _workers(words: Words, place: str, where: Where, hits: list[Hit]) -> Iterator[Suspect]:
-    """Yield the suspects on a node, from torchrun's report and the workers' own output."""
+    """Yield a node's suspects, from torchrun's report and the workers' own output."""
     unsaid = words.last_without_rank(_follows)
     if unsaid and any(t.at > unsaid.at and not _is_effect(t) for t in words.of_ranks()):
-        unsaid = None  # a rank got further, so what was before was caught
+        unsaid = None  # a rank got further, so earlier exceptions were caught
     exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
     for failed in exits:
@@ -474,7 +476,7 @@ def _follows(line: str) -> bool:
 def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
     """Return the line that explains why a worker ended without a traceback.
 
-    NCCL and Gloo abort when a peer is gone, and print that with their own rank or with none.
+    NCCL and Gloo abort when a peer is gone, and print that with their own rank or without a rank.
     """
     aborts = ("peer-gone", "collective-timeout", "barrier-timeout", "collective-aborted", *_BY_KIND)
     own = [
@@ -499,7 +501,7 @@ def _exit_words(code: int, said: str) -> tuple[str, ...]:
 
 
 def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[Hit]:
-    """Yield the first line of each known cause and rank, from a line on."""
+    """Yield the first line of each known cause and rank, starting at a line."""
     seen: set[tuple[str, int | None]] = set()
     shapes: set[str] = set()
     lines = text.split("\n")
@@ -528,7 +530,7 @@ def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[H
 
 
 def _did_start(hit: Hit, lines: list[str]) -> bool:
-    """Check whether a program wrote after a complaint of Slurm: then the program did start."""
+    """Check whether a program wrote after a complaint from Slurm, so that it did start."""
     if hit.cause.source == "container" or hit.cause.name in _ENDS_A_JOB:
         return False
     if not _STARTS_TASKS.match(hit.line):
@@ -537,7 +539,7 @@ def _did_start(hit: Hit, lines: list[str]) -> bool:
 
 
 def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Context:
-    """Return the surroundings of a line: in its log, on the first node, in the batch log."""
+    """Return a line's surroundings: in its log, on the first node, in the batch log."""
     files = RunFiles(run)
     job_id = read_attempt(files, phase, attempt).job_id
     nodes = files.node_logs(phase, attempt)
@@ -548,7 +550,7 @@ def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Co
 
 
 def _before(text: str, line: str) -> str:
-    """Return the last lines before a line, or the log's last ones, without those that repeat."""
+    """Return the last lines before a line, or the log's last lines, without repeated lines."""
     at = text.find(line) if line else -1
     found: dict[str, str] = {}
     for said in reversed(text[: at if at >= 0 else None].split("\n")):
@@ -560,7 +562,7 @@ def _before(text: str, line: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text without control characters and escapes; keep its lines, and cut long ones."""
+    """Return text without control characters and escapes. Keep lines, but truncate long ones."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
     long = any(len(line) > _LONGEST for line in text.split("\n"))
@@ -568,7 +570,7 @@ def clean(text: str) -> str:
 
 
 def read_log(file: Path) -> str:
-    """Return a log as text; of a large log, both ends and the parts that look like errors."""
+    """Read a log as text. For a large log, read both ends and the parts that look like errors."""
     try:
         with open_file(file) as stream:
             size = stream.seek(0, 2)

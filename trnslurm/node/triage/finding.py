@@ -1,4 +1,4 @@
-"""The finding of an attempt's diagnosis, and its report in a few lines."""
+"""The result of an attempt's diagnosis, and its report in a few lines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trnslurm.node.triage.mend import rest_of, short
 _MAX_COLUMNS = 200
 _MOST_RANKS = 16
 _NO_MORE = ("unknown: ", "the script raised ")
-"""How a cause begins that says no more than the exception."""
+"""How a cause starts that says no more than the exception."""
 _WATCHDOG = "watchdog: "
 _SAID = ("kernel-killed", "killed-by-hand")
-"""Causes that say what the launcher's line about a killed worker says."""
+"""Causes that repeat the launcher's line about a killed worker."""
 _KILLED = re.compile(r" *trnslurm: rank \d+ was killed \(KILL\)")
 _IN_PART = "only a part of the logs was read, because they are too long"
 
 
 class Finding(Frozen):
-    """Who failed first in an attempt, and why."""
+    """Which worker or node failed first in an attempt, and why."""
 
     phase: str
     attempt: int
@@ -30,30 +30,30 @@ class Finding(Frozen):
     node: int | None
     host: str
     when: float | None
-    """Unix seconds; whole ones if from torchrun's report."""
+    """Unix seconds, without fractions if they are from torchrun's report."""
     lines: tuple[str, ...]
     name: str
-    """The name of the entry in known/*.toml, or empty if none matches."""
+    """The name of the entry in known/*.toml, or "" if none matches."""
     kind: str
-    """cause; or effect, if only consequences were found."""
+    """cause, or effect if only consequences were found."""
     cause: str
     fix: str
     evidence: str
-    """The file with the evidence, in the run directory."""
+    """The file with the evidence, relative to the run directory."""
     brief: str
-    """The cause in one line; empty if only consequences were found."""
+    """The cause in one line, or "" if only consequences were found."""
     again: bool
     """Whether every further attempt would end the same way."""
     mend: str = ""
-    """How the run continues after the fix, see Cause.mend. Empty if unknown."""
+    """How the run continues after the fix (see Cause.mend), or "" if unknown."""
     options: tuple[str, ...] = ()
-    """The words that a new submission needs in addition to the old ones."""
+    """The options that a new submission needs in addition to the previous ones."""
     certain: bool = True
-    """Whether the line has only this cause. If not, this cause is the most likely one."""
+    """Whether the line has only this cause. Otherwise, this is the most likely cause."""
     others: tuple[str, ...] = ()
-    """Other causes that the logs suggest, where the evidence of the named cause is weak."""
+    """Other causes that the logs suggest, if the evidence for the named cause is weak."""
     warned: str = ""
-    """The warning of the submission."""
+    """The warning that the submission printed."""
     there: str = ""
     """The facts about the node that decide between causes."""
     modules: tuple[str, ...] = ()
@@ -64,14 +64,14 @@ class Finding(Frozen):
     """The ranks that others waited for in a collective, as PyTorch's flight recorder shows."""
 
     def report(self, told: str = "", to_do: str = "") -> list[str]:
-        """Return at most 12 lines for the user, without those that were printed before.
+        """Return at most 12 lines for the user, without lines that were printed before.
 
-        `to_do` replaces a fix whose first parts it contains. Otherwise it follows the fix.
+        `to_do` replaces a fix whose first parts it contains. Otherwise, it follows the fix.
         """
         known = self.brief and self.brief in told
         lines = [x for x in self.lines if x.strip().removeprefix(_WATCHDOG) not in told]
         lines = [x for x in lines if not (_KILLED.match(x) and self.name in _SAID)]
-        # Who failed is in what was told, with the cause or with all lines.
+        # `told` says who failed, with the cause or with all lines.
         header = [] if told and (known or not lines or not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
         word = "cause" if self.certain else "seen" if self.kind == EFFECT else "likely"
@@ -127,5 +127,5 @@ class Finding(Frozen):
 
 
 def cut(line: str) -> str:
-    """Return a line that is not longer than a terminal's."""
+    """Truncate a line to a terminal's width."""
     return line if len(line) <= _MAX_COLUMNS else f"{line[: _MAX_COLUMNS - 1]}…"

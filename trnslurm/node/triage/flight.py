@@ -1,4 +1,4 @@
-"""Compares the dumps of PyTorch's flight recorder: which ranks were not in a collective."""
+"""Compares dumps of PyTorch's flight recorder: which ranks were not in a collective."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ WAITING = (
     *("barrier-timeout", "broadcast-timeout", "collective-aborted", "collective-timeout"),
     *("gather-timeout", "gloo-timeout", "ranks-diverged", "scalar-timeout", "stuck", "sum-timeout"),
 )
-"""The known causes of a failure that only say that a rank waited for others, or nobody went on."""
+"""Known causes that only say that a rank waited for others, or that no rank continued."""
 
 _HEAD_BYTES = 64 << 10
 _ALIKE = 4
-"""How many ranks that have come equally far are read before all others."""
+"""How many ranks with equal progress are read before all others."""
 _CLOCKS_S = 5.0
-"""By how much the clocks of nodes may differ, as the preflight allows."""
+"""How much the nodes' clocks may differ; the preflight allows this much."""
 _MOST_NAMED = 8
 _LISTED = re.compile(r"\[([0-9]{1,6}(?:, ?[0-9]{1,6}){0,99999})\]")
 _NEED_ALL = ("all_reduce", "all_gather", "all_to_all", "barrier")
-"""Gloo's collectives that no rank completes before all have entered."""
+"""Gloo's collectives that no rank completes before all ranks have entered them."""
 
 
 class Verdict(Frozen):
-    """The finding of the dumps, in one sentence."""
+    """What the dumps show, in one sentence."""
 
     sentence: str
     fix: str
     ranks: tuple[int, ...] = ()
-    """The ranks that others waited for, and that waited for nobody: those hold up the others."""
+    """The ranks that others waited for and that waited for no rank: they hold up the others."""
     certain: bool = True
     mend: str = ""
-    """How the run continues after the fix, see Cause.mend. Empty as after any timeout."""
+    """How the run continues after the fix (see Cause.mend), or "" as after any timeout."""
 
 
 class _Stuck(NamedTuple):
-    """A collective that not all ranks of its group have entered, or not the same one."""
+    """A collective that some ranks of its group have not entered, or have entered differently."""
 
     work: Work
     waiting: set[int]
     missing: set[int]
     silent: set[int]
-    """Without a dump."""
+    """The ranks without a dump."""
     unknown: set[int]
-    """With a dump that is damaged, was not read, or does not tell."""
+    """The ranks with a dump that is damaged, was not read, or says nothing about it."""
     kinds: dict[Kind, list[int]]
-    """The operations that the ranks entered under this number, if they differ."""
+    """The operations that ranks entered under this number, if they differ."""
 
     def begun(self, dumps: Mapping[int, Dump]) -> bool:
-        """Check whether all ranks that are missing have been connected to the group before."""
+        """Check whether all missing ranks were already connected to the group."""
         begun = (self.work.group in dumps[rank].works for rank in self.missing)
         return not self.work.of_nccl or all(begun)
 
@@ -65,7 +65,7 @@ class _Stuck(NamedTuple):
 def compare_dumps(
     run: Path, phase: str, attempt: int, workers: int, hosts: Sequence[str]
 ) -> Verdict | None:
-    """Return the finding of the workers' dumps, or None if nothing is certain."""
+    """Compare the workers' dumps; return the finding, or None if nothing is certain."""
     files = RunFiles(run).flight_files(phase, attempt)
     if not files:
         return None
@@ -81,10 +81,10 @@ def compare_dumps(
 
 
 def _in_order(files: Mapping[int, Path]) -> list[int]:
-    """Return the ranks: a few of all that have come equally far, and first those with few peers.
+    """Return the ranks: first a few from each equal stage, and first those with few peers.
 
-    A dump begins with the number of the last collective of each group, so most of a thousand dumps
-    are needed only to count those who wait.
+    A dump starts with the number of each group's last collective. Most of a thousand dumps are
+    needed only to count the waiting ranks.
     """
     alike: dict[bytes, list[int]] = {}
     for rank, file in files.items():
@@ -105,14 +105,14 @@ def _in_order(files: Mapping[int, Path]) -> list[int]:
 def judge(
     dumps: Mapping[int, Dump], written: Collection[int], workers: int, hosts: Sequence[str] = ()
 ) -> Verdict | None:
-    """Return what dumps show of a run with so many workers (0: not known) on these hosts.
+    """Return what dumps show about a run with this many workers (0 if unknown) on these hosts.
 
-    `written` are all ranks with a dump, though it may be damaged, or not read.
+    `written` are all ranks with a dump, even if it is damaged or was not read.
     """
     groups = sorted({group for dump in dumps.values() for group in dump.works})
     found = (_stuck(group, dumps, written, workers) for group in groups)
     stuck = sorted((each for each in found if each), key=lambda each: each.work.entered)
-    # A rank whose NCCL still connects it to the group has called the first one, without a record.
+    # A rank that NCCL is still connecting has called the first collective, without a record.
     stuck.sort(key=lambda each: not each.begun(dumps))
     waits = {rank for each in stuck for rank in each.waiting}
     waits |= {rank for rank, dump in dumps.items() if dump.waits}
@@ -140,9 +140,9 @@ def judge(
 def _stuck(
     group: tuple[str, str, str], dumps: Mapping[int, Dump], written: Collection[int], workers: int
 ) -> _Stuck | None:
-    """Return the first collective of a group that not all of its ranks have entered alike."""
-    # A batch of messages takes a number of its group's collectives, only on the ranks that take
-    # part (ProcessGroupNCCL::startCoalescing): the same number is another collective then.
+    """Return a group's first collective that not all of its ranks have entered alike."""
+    # A batch of messages uses up a collective number of its group, but only on participating
+    # ranks (ProcessGroupNCCL::startCoalescing). Then the same number is another collective.
     if any(group in dump.messages for dump in dumps.values()):
         return None
     works = {rank: dump.works[group] for rank, dump in dumps.items() if group in dump.works}
@@ -161,7 +161,7 @@ def _stuck(
             and dumps[rank].written > since + _CLOCKS_S
             and _is_aligned(rank, group, dumps, entered)
         }
-        if missing and not waiting:  # by Gloo: who has entered it cannot have completed it
+        if missing and not waiting:  # by Gloo: a rank that has entered it cannot have completed it
             waiting = {rank for rank, work in entered.items() if work.op in _NEED_ALL}
             missing = missing if waiting else set()
         kinds: dict[Kind, list[int]] = {}
@@ -175,17 +175,17 @@ def _stuck(
             work = entered[min(waiting or ended)]
             return _Stuck(work, waiting, missing, silent, unknown, kinds if differ else {})
         if waited:
-            return None  # all are in it: what follows waits for it
+            return None  # all ranks are in it, and later collectives wait for it
     return None
 
 
 def _is_aligned(
     rank: int, group: tuple[str, str, str], dumps: Mapping[int, Dump], entered: Iterable[int]
 ) -> bool:
-    """Check whether a rank counts the collectives of a group as those do which are ahead of it.
+    """Check whether a rank counts a group's collectives as the ranks ahead of it do.
 
-    Their records of the rank's last collective must be alike. If it has none of the group, its dump
-    must have everything from the beginning.
+    Their records of the rank's last collective must be alike. If the rank has no record of the
+    group, its dump must contain everything from the start.
     """
     own = dumps[rank].works.get(group)
     if own is None:
@@ -201,7 +201,7 @@ def _is_aligned(
 def _members(
     group: tuple[str, str, str], dumps: Mapping[int, Dump], written: Collection[int], workers: int
 ) -> set[int]:
-    """Return the ranks of a group, as far as they are known."""
+    """Return a group's ranks, as far as they are known."""
     if listed := _LISTED.fullmatch(group[2]):
         return {int(rank) for rank in listed[1].split(",")}
     # Gloo does not record which ranks a group has.
@@ -216,7 +216,7 @@ def _members(
 def _never_entered(each: _Stuck, dumps: Mapping[int, Dump], free: set[int]) -> Verdict:
     first = min(free)
     newest = dumps[first].newest
-    last = f"last entered {newest.called}" if newest else "has entered none"
+    last = f"last entered {newest.called}" if newest else "has entered no collective"
     who = f"it {last}" if len(free) == 1 else f"rank {first} {last}"
     at = f" at {each.work.place}" if each.work.place else ""
     sentence = (
@@ -233,7 +233,7 @@ def _never_entered(each: _Stuck, dumps: Mapping[int, Dump], free: set[int]) -> V
         ranks=tuple(sorted(free)) if begun and not each.silent else (),
         certain=begun,
         fix=f"find out what rank {first} did after that: an error or a hang, work alone (saving, "
-        "evaluation), or a batch less; all ranks must enter the same collectives",
+        "evaluation), or one batch fewer; all ranks must enter the same collectives",
     )
 
 
@@ -254,7 +254,7 @@ def _differ(each: _Stuck, dumps: Mapping[int, Dump]) -> Verdict:
 
 
 def _in_a_circle(each: _Stuck, dumps: Mapping[int, Dump], stuck: Iterable[_Stuck]) -> Verdict:
-    """Return that ranks that waited elsewhere were waited for."""
+    """Return that ranks wait for each other in different collectives."""
     first = min(each.missing)
     places = (other.work for other in stuck if first in other.waiting)
     other = next(places, None) or dumps[first].waits
@@ -274,8 +274,8 @@ def _wrote_nothing(each: _Stuck, hosts: Sequence[str]) -> Verdict:
     return Verdict(
         sentence=f"{_ranks(each.silent)}{on} wrote no dump of the flight recorder; "
         f"{_others(each, each.silent)} waited in {each.work.named}{at}",
-        fix=f"see how rank {first} ended, and whether its node answers: a rank that has ended, "
-        "or is cut off, writes none",
+        fix=f"see how rank {first} ended, and whether its node responds: a rank that has ended "
+        "or is cut off writes no dump",
         certain=False,
     )
 

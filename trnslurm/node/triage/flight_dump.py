@@ -1,11 +1,11 @@
-"""Reads the dumps of PyTorch's flight recorder: which collectives a rank has entered.
+"""Reads dumps of PyTorch's flight recorder: which collectives a rank has entered.
 
-When a collective times out, ProcessGroupNCCL writes one on every rank
+When a collective times out, ProcessGroupNCCL writes a dump on every rank
 (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and ProcessGroupNCCL.cpp, PyTorch 2.9.1). The
-file is a pickle, a program for Python that may start anything. There is a form in JSON, but without
-stacks, and no timeout writes it. So this module carries out only those operations of a pickle that
-build dicts, lists, tuples, texts and numbers, and refuses a file with any other.
-pickletools.genops needs as long only to name the operations.
+file is a pickle: a program for Python that may start anything. A JSON form exists, but it has no
+stacks, and a timeout does not write it. So this module executes only those operations of a pickle
+that build dicts, lists, tuples, strings and numbers, and refuses a file with any other operation.
+pickletools.genops would need as much time just to name the operations.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from trnslurm.node.triage.words import of_others
 DEFAULT = "default_pg"
 
 _MOST_BYTES = 4 << 20
-"""Of a dump: 2,000 collectives with 30 frames each take 0.4 MB."""
+"""The maximum size of a dump: 2,000 collectives with 30 frames each take 0.4 MB."""
 _MOST_CONTAINERS = 500_000
 _BEFORE = 32
-"""How many collectives of a group are kept before the first that a rank waited in."""
+"""How many collectives of a group are kept before the first one in which a rank waited."""
 _MOST_DIMENSIONS = 8
 _LONGEST = 60
 _SAME_SIZE = {
     **dict.fromkeys(("all_reduce", "broadcast", "_all_gather_base"), "input"),
     "_reduce_scatter_base": "output",
 }
-"""Collectives whose tensors have the same size and type on all ranks: which of them."""
+"""Collectives whose tensors have the same size and type on all ranks: which tensors those are."""
 
 
 class Work(NamedTuple):
     """A collective that a rank has entered, or a message to another rank."""
 
     group: tuple[str, str, str]
-    """Its name and description, and its ranks, if the dump has them."""
+    """The group's name and description, and its ranks if the dump contains them."""
     number: int
-    """Which collective of its group it is; 0: a message."""
+    """The collective's number in its group, or 0 for a message."""
     logical: int
-    """The number of the group's operations so far, with messages and parts of collectives."""
+    """The number of the group's operations so far, including messages and parts of collectives."""
     op: str
     of_nccl: bool
     done: bool
-    """Whether it is known to be complete; Gloo does not record that."""
+    """Whether it is known to be complete. Gloo does not record that."""
     waits: bool
-    """Whether it is known not to be; Gloo records one that failed as it does a complete one."""
+    """Whether it is known to be incomplete. Gloo records a failed collective as complete."""
     entered: float
     record: dict[str, Any]
 
     @property
     def place(self) -> str:
-        """The line of the script's own code that called it, as far as that is known."""
+        """The line of the script's own code that called it, if known."""
         frames = self.record.get("frames")
         for frame in frames[:100] if isinstance(frames, list) else []:
             if isinstance(frame, dict):
@@ -75,7 +75,7 @@ class Work(NamedTuple):
 
     @property
     def called(self) -> str:
-        """The same, with the line that called it."""
+        """The same with the line that called it."""
         return f"{self.named} at {self.place}" if self.place else self.named
 
     def kind(self) -> Kind:
@@ -106,18 +106,18 @@ class Dump(NamedTuple):
 
     written: float
     whole: bool
-    """Whether it has everything from the beginning, and not only the newest."""
+    """Whether the dump has everything from the start, and not only the newest records."""
     works: dict[tuple[str, str, str], dict[int, Work]]
-    """By group and number."""
+    """The collectives by group and number."""
     messages: frozenset[tuple[str, str, str]]
-    """Groups in which it has sent or received."""
+    """The groups in which the rank has sent or received messages."""
     waits: Work | None
-    """The collective in which it is known to have waited."""
+    """The collective in which the rank is known to have waited."""
     newest: Work | None
 
 
 def read_dump(file: Path) -> Dump | None:
-    """Return a rank's dump; None if it cannot be read, or is no plain dump."""
+    """Read a rank's dump; return None if it cannot be read or is not a plain dump."""
     try:
         value = plain_value(read_file(file, _MOST_BYTES))
         return _dump_of(value, file.stat().st_mtime)
@@ -126,13 +126,13 @@ def read_dump(file: Path) -> Dump | None:
 
 
 def _dump_of(value: Any, written: float) -> Dump:
-    """Return the parts of a dump that are compared; a ValueError if it is none."""
+    """Return the parts of a dump that are compared; raise a ValueError if it is not a dump."""
     try:
         records, status = value["entries"], value["pg_status"]
         ranks = {name: _text(told["ranks"]) for name, told in value["pg_config"].items()}
         works = [_work_of(record, ranks) for record in records]
         first = records[0]["record_id"] if records else 0
-        # TORCH_INCLUDE_ONLY_ACTIVE leaves the completed ones out: the dump does not tell of them.
+        # TORCH_INCLUDE_ONLY_ACTIVE omits completed collectives, and the dump does not say so.
         if records and records[-1]["record_id"] - first + 1 != len(records):
             raise ValueError("not all records")
         messages = {
@@ -141,7 +141,7 @@ def _dump_of(value: Any, written: float) -> Dump:
             if not work.number or record["p2p_seq_id"]
         }
         # The parts of a coalesced collective have its number, and no events of their own. The last
-        # record with the number is that of the whole.
+        # record with the number is for the complete collective.
         last: dict[tuple[Any, ...], Work] = {}
         for work, record in zip(works, records):
             numbers = _number(record["collective_seq_id"]), _number(record["p2p_seq_id"])
@@ -163,7 +163,7 @@ def _dump_of(value: Any, written: float) -> Dump:
 
 
 def _needed(own: dict[int, Work]) -> dict[int, Work]:
-    """Return what a rank waited in, and a few before: a thousand dumps would take gigabytes."""
+    """Return what a rank waited in, and some before. A thousand full dumps take gigabytes."""
     begin = min((number for number, work in own.items() if work.waits), default=max(own)) - _BEFORE
     return {number: work for number, work in own.items() if number >= begin}
 
@@ -202,7 +202,7 @@ def _number(value: Any) -> int:
 
 
 def name_of(group: tuple[str, str, str]) -> str:
-    """Return the name of a group, with its ranks unless it contains all."""
+    """Return a group's name, with its ranks unless it contains all ranks."""
     name, description, ranks = group
     if description == DEFAULT:
         return description
@@ -211,7 +211,7 @@ def name_of(group: tuple[str, str, str]) -> str:
 
 
 def short(text: str) -> str:
-    """Return a dump's text as it may be shown."""
+    """Return a dump's text in a form that is safe to show."""
     return textwrap.shorten(clean(text[:1000]), _LONGEST, placeholder="…")
 
 
@@ -219,10 +219,10 @@ def short(text: str) -> str:
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the value of a pickle; a ValueError if it is damaged, or not of plain values.
+    """Return a pickle's value; raise a ValueError if it is damaged or not a plain value.
 
-    The operations are those of Lib/pickletools.py, CPython 3.11. PyTorch writes protocol 2, Python
-    programs write protocol 4.
+    The operations are those of Lib/pickletools.py, CPython 3.11. PyTorch writes protocol 2, and
+    Python programs write protocol 4.
     """
     try:
         return _value(data)
@@ -320,7 +320,7 @@ def _value(data: bytes) -> Any:
 
 
 def _cut(stack: list[Any], begin: int) -> list[Any]:
-    """Return the end of a stack, and remove it."""
+    """Remove the end of a stack, and return it."""
     if not 0 <= begin <= len(stack):
         raise ValueError("damaged")
     items = stack[begin:]

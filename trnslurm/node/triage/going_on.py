@@ -1,7 +1,7 @@
-"""Which lines of a log were followed by steps: what they say did not end the job.
+"""Finds log lines that were followed by steps: what they report did not end the job.
 
-A warning at the start, or an exception that a script caught, may look like any cause. But if the
-training went on for several steps after it, something else ended the training.
+A warning at the start, or an exception that a script caught, may look like any cause. But if
+training continued for several steps afterwards, something else ended it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _INFORMS = re.compile(r"\b(INFO|DEBUG)\b|^\[?I\d{4}\b")
 GOES_ON = re.compile(
     r"(?i)\b(skipp(ed|ing)|fall(ing)? back|ignor(ed|ing)|will ignore|trying to (resume|recover))\b"
 )
-# An error may advise the like, so these words count around it only.
+# An error's own text may contain such advice, so these words count only around it.
 _GOES_ON = re.compile(rf"{GOES_ON.pattern}|\b(continu(es|ing)|retry(ing)?)\b|\binstead\W*$")
 _OF_LAUNCHERS = re.compile(r"launch|elastic|closing signal|wandb|sigkill_handler|srun: ")
 _MOST = 2
-"""Steps that ranks which still run may print after the first one has died."""
+"""How many steps other ranks may print after the first rank has died."""
 
 
 def last_steps(lines: Sequence[str]) -> int:
-    """Return the first line of a log after which the training did not go on.
+    """Return the index of the line after which training did not continue.
 
-    Lines that tell of the same step again are one.
+    Lines about the same step count once.
     """
     begin, steps, last = 0, 0, ""
     for at in range(len(lines) - 1, -1, -1):
@@ -48,9 +48,9 @@ def last_steps(lines: Sequence[str]) -> int:
 
 
 def was_caught(before: str, after: str) -> bool:
-    """Check whether a program logged an exception and went on, by the lines around a traceback.
+    """Check from the lines around a traceback whether a program logged it and continued.
 
-    Ranks that share a log write between each other's lines, so one of the two is not enough.
+    Ranks that share a log write between each other's lines, so one of the two sides is not enough.
     """
     if _OF_LAUNCHERS.search(after):
         return False

@@ -1,6 +1,6 @@
-"""Read from PyTorch's out-of-memory line who holds the GPU's memory.
+"""Finds out from PyTorch's out-of-memory line which process holds the GPU's memory.
 
-CUDACachingAllocator.cpp writes it, before and since PyTorch 2.1 (at first with "capacty"), as
+CUDACachingAllocator.cpp writes these lines, before and since PyTorch 2.1 (at first with "capacty"):
 
     Tried to allocate 2.00 GiB (GPU 0; 10.76 GiB total capacity; 9.42 GiB already allocated;
         26.12 MiB free; 9.75 GiB reserved in total by PyTorch)
@@ -14,13 +14,13 @@ import functools
 import re
 
 OWN = "own"
-"""This process, as far as the line tells."""
+"""This process, as far as the line shows."""
 OTHERS = "others"
 """Other processes hold a third of the GPU or more."""
 PIECES = "pieces"
-"""PyTorch, in pieces that are too small for the tensor."""
+"""PyTorch, in pieces that are too small for the requested tensor."""
 TENSOR = "tensor"
-"""One tensor alone is to take half of the GPU or more."""
+"""A single tensor needs half of the GPU's memory or more."""
 
 _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50}
 _SIZE = rf"(?<!\d)(\d+(?:\.\d+)?) ({'|'.join(_UNITS)})"
@@ -32,16 +32,16 @@ _PYTORCH = re.compile(rf"{_SIZE} is allocated by PyTorch|{_SIZE} reserved in tot
 _SPARE = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _LISTED = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _CONTEXT = 1 << 30
-"""About what CUDA and NCCL take in a process, apart from PyTorch's own memory."""
+"""The approximate memory of CUDA and NCCL in a process, in addition to PyTorch's."""
 _GPU = 100 << 30
-"""The size of a GPU where the line does not tell it."""
+"""The size of a GPU, if the line does not say it."""
 
 
 @functools.lru_cache(maxsize=64)
 def holders(line: str) -> frozenset[str]:
-    """Return the process that holds the memory, or empty if memory is not short.
+    """Return what holds the memory, or an empty set if memory is not short.
 
-    A damaged object, when it is unpickled, asks for more than 1EB.
+    A damaged object asks for more than 1EB when it is unpickled.
     """
     if "more than 1EB" in line:
         return frozenset()
@@ -57,8 +57,8 @@ def holders(line: str) -> frozenset[str]:
 def _others(line: str, total: float) -> float:
     """Return the memory that other processes hold, or 0 if unknown.
 
-    The processes that the line lists are no answer: in a container, this process is among them,
-    under a pid that it does not know.
+    The processes in the line do not help: in a container, this process is among them, under a pid
+    that it does not know.
     """
     if own := _sizes(_THIS, line):
         held = sum(own)

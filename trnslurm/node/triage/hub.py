@@ -1,4 +1,4 @@
-"""Finds which model or dataset of the Hugging Face Hub a job lacks, and what fetches it."""
+"""Finds the Hugging Face Hub item that a job lacks, and the command that downloads it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DATASET = (
     rf"Couldn't reach '{_NAME}' on the Hub",
     rf"/(?:api/)?datasets/{_FULL}",
 )
-# The script's own option, as node.sh passes it; a path would begin with a slash or a dot.
+# The script's own option, as node.sh passes it. A path would start with a slash or a dot.
 _OPTION = rf"(?<![\w-])--(?=[\w-]*model)[\w-]+(?:=| )'?{_FULL}(?=['\s]|$)"
 _SHARED = "HF_HOME must be a directory that the nodes share"
 
 
 def missing_here(run: Path, known: Cause | None, lines: Iterable[str]) -> tuple[str, str] | None:
-    """Return cause and fix if a node could not fetch from the Hub, and the logs name what."""
+    """Return cause and fix if a node could not download from the Hub and the logs name the item."""
     if not known or known.name != "hub-unreachable":
         return None
     text = "\n".join(lines)
@@ -51,7 +51,7 @@ def _first(patterns: Iterable[str], text: str) -> str:
 
 def _said(kind: str, name: str, command: str) -> tuple[str, str]:
     return (
-        f"the node has no internet (or is offline), and the {kind} {name} is not in its cache of "
-        "the Hugging Face Hub",
+        f"the node has no internet access (or is offline), and the {kind} {name} is not in its "
+        "Hugging Face cache",
         f"on the login node: {command} ({_SHARED}); then trnslurm resume",
     )

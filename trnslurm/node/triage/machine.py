@@ -1,4 +1,4 @@
-"""Devices and limits of a failed attempt's node, which decide between causes of a line."""
+"""Devices and limits of a failed attempt's node, which help to choose between causes of a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAID = {
     "neuron_devices": re.compile(r"Neuron devices?\b|/dev/neuron|NeuronCores"),
     "driver": re.compile(r"\bdriver\b|\bno GPU|GPU is (visible|seen)|without CUDA|for CPUs"),
 }
-"""The facts about a node that are printed if a cause or a fix names them."""
+"""The facts about a node that are printed if a cause or a fix mentions them."""
 _NUMBERED = {
     "open_files": "open files {:.0f}",
     "efa_devices": "EFA devices {:.0f}",
@@ -30,13 +30,13 @@ NO_GPU = {
     *("gpu-driver-old", "gpu-none", "gpu-not-built", "lightning-accelerator", "lightning-no-gpu"),
     *("precision-device", "quantization-no-gpu", "torch-without-cuda", "trainer-bf16"),
 }
-"""Causes of errors that arise where PyTorch can use no GPU."""
+"""Causes of errors that occur if PyTorch cannot use a GPU."""
 # docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1
 _DRIVERS = {11: 450, 12: 525, 13: 580}
 
 
 class Machine:
-    """The facts about a node of an attempt. Other users may have written the files."""
+    """The facts about one node in an attempt. Other users may have written the files."""
 
     def __init__(self, run: Path, phase: str, attempt: int, node: int) -> None:
         files = RunFiles(run)
@@ -47,11 +47,11 @@ class Machine:
         self._has |= used if of_attempt else {}
 
     def no_gpu(self) -> tuple[str, str, str] | None:
-        """Return cause, fix and mend if PyTorch cannot use a GPU here, and it is clear why."""
+        """Return cause, fix and mend if PyTorch cannot use a GPU here and the reason is clear."""
         torch, driver = self._torch(), self._text("driver")
         if torch.get("__version__") and not torch["cuda"] and not torch["hip"]:
             return (
-                f"torch {torch['__version__']} of this Python is built for CPUs",
+                f"torch {torch['__version__']} in this Python is built for CPUs",
                 "install the build for the nodes' CUDA there (pytorch.org/get-started)",
                 RESUME,
             )

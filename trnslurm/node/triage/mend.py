@@ -25,11 +25,11 @@ def way_back(
     given_up: bool = False,
     command: str = "",
 ) -> tuple[str, str]:
-    """Return the fix, in short, and the command that continues a run after the fix.
+    """Return the fix in short form, and the command that continues a run after it.
 
-    A resume runs the run's copy of the code and configuration, so it would repeat their errors.
-    `mend` is the cause's; where that is not known, a run that has been given up is submitted again,
-    and so is one that has saved nothing, as it loses nothing. `command` resumes the run.
+    A resume uses the run's copy of the code and configuration, so it would repeat errors in them.
+    `mend` is the cause's. If it is unknown, a run that was given up is submitted again, and so is a
+    run that has saved nothing, because it loses nothing. `command` resumes the run.
     """
     repeats = mend == SUBMIT or (not mend and given_up) or (mend in ("", EITHER) and not saved)
     if repeats or PREPARE in record.get("phases", ()):
@@ -41,10 +41,10 @@ def way_back(
 def new_submission(
     record: Mapping[str, Any], fix: str, options: Sequence[str] = ()
 ) -> tuple[str, str]:
-    """Return the fix, and the command that submits a new run, if it is known."""
+    """Return the fix, and the command that submits a new run, if that is known."""
     command = [str(word) for word in record.get("command") or ()]
-    others = any(record.get(key) for key in ("group", "after", "then"))  # it starts these too
-    if others or command[1:2] != ["submit"]:  # from Python, it is a call
+    others = any(record.get(key) for key in ("group", "after", "then"))  # starts these too
+    if others or command[1:2] != ["submit"]:  # from Python, it is a function call
         added = f" with {shlex.join(options)}" if options else ""
         return ", then ".join(filter(None, [short(fix), f"submit it again{added}"])), ""
     at = command.index("--") if "--" in command else len(command)
@@ -53,7 +53,7 @@ def new_submission(
 
 
 def longer(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the same for a run that has saved nothing by its time limit."""
+    """Return the fix and command for a run that has saved nothing by its time limit."""
     command = [str(word) for word in record.get("command") or ()]
     at = command.index("--") if "--" in command else len(command)
     ours = [word for word in command[:at] if not word.startswith("--time=")]
@@ -64,12 +64,12 @@ def longer(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def in_words(fix: str, command: str) -> str:
-    """Return both in one line, or an empty text if nothing is to be done."""
+    """Return fix and command in one line, or "" if nothing must be done."""
     return f"{fix}, then {command}" if fix and command else fix or command
 
 
 def rest_of(fix: str) -> str:
-    """Return the parts of a fix that its short form leaves out."""
+    """Return the parts of a fix that its short form omits."""
     whole, first = _COMMAND.sub("", fix), short(fix)
     return whole[len(first) :].lstrip("; ") if whole.startswith(first) else whole
 

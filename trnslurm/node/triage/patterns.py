@@ -1,4 +1,4 @@
-"""Writes patterns so that Python before 3.11 reads them, too."""
+"""Rewrites patterns so that Python before 3.11 can also read them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _PART = re.compile(
 
 
 def readable(pattern: str) -> str:
-    """Return a pattern as this Python's module re reads it."""
+    """Return a pattern in a form that this Python's re module can read."""
     return pattern if sys.version_info >= (3, 11) else without_atomic(pattern)
 
 
 def without_atomic(pattern: str) -> str:
     """Return a pattern without atomic groups and possessive quantifiers, which are new in 3.11.
 
-    A lookahead does not try again either: (?>x) is (?=(?P<_0>x))(?P=_0). The pattern may refer back
-    to its groups by name only, because their numbers change.
+    A lookahead does not retry either: (?>x) is (?=(?P<_0>x))(?P=_0). The pattern may refer to its
+    groups only by name, because their numbers change.
     """
     parts: list[str] = []
     opened: list[tuple[int, str]] = []
-    at = count = 0  # where the part before a quantifier begins
+    at = count = 0  # where the part before a quantifier starts
     for match in _PART.finditer(pattern):
         part, kind = match[0], match.lastgroup
         begin, end = f"(?:(?=(?P<_{count}>", f"))(?P=_{count}))"

@@ -1,4 +1,4 @@
-"""Explains a failure by the run's own project and plan: a file not copied, a GPU not asked for."""
+"""Explains a failure by the run's project and plan: a file not copied, a GPU not requested."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _FOR_CPUS = {
 
 
 class Missing(Frozen):
-    """A file of the user's project that a script does not find in the run's copy."""
+    """A file of the user's project that a script misses in the run's copy."""
 
     cause: str
     fix: str
     link: str = ""
-    """The name that `links` must have, or empty if another path is needed instead."""
+    """The name that `links` must contain, or "" if another path is needed instead."""
 
 
 def left_out_of(run: Path) -> list[str]:
@@ -60,9 +60,9 @@ def left_out_of(run: Path) -> list[str]:
 
 
 def not_copied(run: Path, lines: Iterable[str]) -> str:
-    """Return the path that a script misses because its run did not copy it; empty: there is none.
+    """Return the path that a script misses because its run did not copy it, or "".
 
-    The path is in the script's project.
+    The path is relative to the script's project.
     """
     names = left_out_of(run)
     for line in lines:
@@ -72,7 +72,7 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
             path = _in_copy(run, match[1])
             if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
                 return name
-        if line.startswith("FileNotFoundError: "):  # in a library's own words
+        if line.startswith("FileNotFoundError: "):  # in a library's own wording
             named = {word.removeprefix("./").rstrip("/") for word in _QUOTED.findall(line)}
             if name := next((n for n in names if n in named), ""):
                 return name
@@ -85,14 +85,14 @@ def not_copied(run: Path, lines: Iterable[str]) -> str:
 
 
 def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
-    """Return the project file that a script misses, and why, or None."""
+    """Return the project file that a script misses and the reason, or None."""
     lines = [*lines]
     if name := not_copied(run, lines):
         return _was_not_copied(name, name, left_out_of(run))
     if RunFiles(run).project_file.exists():
         for match in filter(None, map(_NO_MODULE.search, lines)):
             module = match[1]
-            # Of `a.b` Python has found a: only what it has not found may be misspelled.
+            # For `a.b`, Python has found a, so only the rest may be misspelled.
             if "." not in module and (meant := _meant(run, module)):
                 return Missing(
                     cause=f"there is no module {module}: did you mean {meant}?",
@@ -105,12 +105,12 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
         if place := _elsewhere(run, path := _in_copy(run, match[1]), lines):
             above = place.removesuffix(f"/{path}")
             return Missing(
-                cause=f"{path} is in {above}/ of the project, and the script starts above it",
+                cause=f"{path} is in the project's {above}/, but the script starts above it",
                 fix=f"submit in {above}/ (cd {shlex.quote(above)}), or give the path {place}",
             )
         if _is_beside(run, match[1]):
             return Missing(
-                cause=f"{match[1]} is next to the project, and the run has only a copy of the "
+                cause=f"{match[1]} is next to the project, but the run has only a copy of the "
                 "project",
                 fix="submit from the directory above (cd .., then the script by its path there), "
                 "so that the copy has it, or give an absolute path",
@@ -119,7 +119,7 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
 
 
 def _is_beside(run: Path, path: str) -> bool:
-    """Check whether a script names a file above its own directory, which a copy does not have."""
+    """Check whether a script names a file above its own directory, which a copy lacks."""
     if not RunFiles(run).project_file.exists():
         return False
     place = Path(os.path.normpath(run / "work" / path))
@@ -132,17 +132,17 @@ def _is_beside(run: Path, path: str) -> bool:
 
 
 def _meant(run: Path, module: str) -> str:
-    """Return the known module whose name is a near miss of a missing one, or empty."""
+    """Return the known module whose name is almost that of a missing module, or ""."""
     known = {name.replace("-", "_") for name in packages()}
     project = RunFiles(run).code / "project"
     ours = {p.stem for p in (*project.glob("*.py"), *project.glob("*/__init__.py"))}
     ours |= {p.parent.name for p in project.glob("*/__init__.py")} - {"__init__"}
     known |= _OTHER_MODULES
-    # Such names are of packages that follow another: torchx, tensorboardX, pickle5.
+    # Such names belong to packages that extend another: torchx, tensorboardX, pickle5.
     follows = re.fullmatch(r".*[xX\d]", module)
     if module in known or len(module) < _SHORTEST_SLIP or follows:
         return ""
-    # Shorter names have real packages as neighbors: typer and types, ujson and json.
+    # Shorter names are close to real packages: typer and types, ujson and json.
     standard = getattr(sys, "stdlib_module_names", ())  # new in Python 3.10
     standard = [name for name in standard if len(name) > _SHORTEST_SLIP + 1]
     names = [*sorted(ours), *sorted(known), *sorted(standard)]
@@ -150,7 +150,7 @@ def _meant(run: Path, module: str) -> str:
 
 
 def _is_slip(wrong: str, right: str) -> bool:
-    """Check whether one letter is added, left out or another, or two neighbors are swapped."""
+    """Check whether one letter is added, missing or different, or two neighbors are swapped."""
     short, long = sorted((wrong, right), key=len)
     if len(long) - len(short) == 1:
         return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
@@ -163,7 +163,7 @@ def _is_slip(wrong: str, right: str) -> bool:
 
 
 def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
-    """Return the first path not copied with the project that its script names; None: it names none.
+    """Return the first path that the script names and the copy lacks, or None.
 
     The script is that of the traceback, or else the one that node.sh starts, with its arguments.
     """
@@ -189,20 +189,20 @@ def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
 
 
 def needs_gpu(run: Path, name: str) -> tuple[str, str] | None:
-    """Return cause and fix of a failure for lack of a GPU in a run that computes on CPUs."""
+    """Return the cause and fix if a missing GPU ended a run that computes on CPUs."""
     device = DEVICES.get(str(read_json(RunFiles(run).plan_file).get("device")))
     if name not in _NEEDS_GPU or not (device and device.on_host):
         return None
     usual = "gloo instead of nccl, no torch.cuda.set_device, no device_ids"
     return (
-        "the script needs a GPU, and this run computes on CPUs",
+        "the script needs a GPU, but this run computes on CPUs",
         "submit it to nodes with GPUs (--cluster, slurm.gpus_per_node), or change it for CPUs: "
         f"{_FOR_CPUS.get(name, usual)}",
     )
 
 
 def _was_not_copied(name: str, subject: str, left_out: list[str]) -> Missing:
-    why = "it is hidden" if name.rpartition("/")[2].startswith(".") else ".gitignore names it"
+    why = "it is hidden" if name.rpartition("/")[2].startswith(".") else ".gitignore lists it"
     link = _with_siblings(name, left_out)
     return Missing(
         cause=f"{subject} was not copied with the project, because {why}",
@@ -212,12 +212,12 @@ def _was_not_copied(name: str, subject: str, left_out: list[str]) -> Missing:
 
 
 def _in_copy(run: Path, path: str) -> str:
-    """Return a path as the project names it, if it is one in the run's copy."""
+    """Return a path relative to the project, if it is in the run's copy."""
     return path.removeprefix("./").rpartition(f"{run.name}/work/")[2]
 
 
 def _with_siblings(name: str, left_out: list[str]) -> str:
-    """Return a path, or its directory, if other files there were not copied, either."""
+    """Return a path, or its directory if other files there were not copied either."""
     above = PurePosixPath(name).parent
     hidden = PurePosixPath(name).name.startswith(".")
     beside = [n for n in left_out if PurePosixPath(n).parent == above and n != name]
@@ -225,7 +225,7 @@ def _with_siblings(name: str, left_out: list[str]) -> str:
 
 
 def _elsewhere(run: Path, path: str, lines: Iterable[str]) -> str:
-    """Return where the project has a file that its script expects in the directory that it is in.
+    """Return the project's path of a file that its script expects in its own directory.
 
     The run starts the script in the project's top directory.
     """
@@ -249,6 +249,6 @@ def _text_of(file: Path) -> str:
 
 
 def _is_module(name: str, module: str) -> bool:
-    """Check whether a path of the project is a module, or a package above it, on Python's path."""
+    """Check whether a project path is this module, or a package that contains it."""
     path = name.removeprefix("src/").removesuffix(".py")
     return module == path or module.startswith(f"{path}/")

@@ -1,7 +1,8 @@
-"""Which of two packages is older, by the days on which their releases came to PyPI.
+"""Which of two packages is older, from the days of their releases on PyPI.
 
-A package was written against what was there on its own day: a newer package has lost what it no
-longer has, and an older one has not got it yet. `make releases` writes the list of days.
+A package was written for the other packages of its day. A newer package has lost names that it no
+longer has, and an older package does not have new names yet. `make releases` writes the list of
+days.
 """
 
 import re
@@ -17,7 +18,7 @@ Version = tuple[int, ...]
 
 @cache
 def _releases() -> dict[str, list[tuple[Version, str]]]:
-    """Return by package the versions, in order, with their days."""
+    """Return, for each package, its versions in order with their days."""
     found = {}
     for line in _FILE.read_text(encoding="utf-8").splitlines():
         package, *listed = line.split()
@@ -27,12 +28,12 @@ def _releases() -> dict[str, list[tuple[Version, str]]]:
 
 
 def packages() -> list[str]:
-    """Return the packages that are listed."""
+    """Return the listed packages."""
     return list(_releases())
 
 
 def day_of(package: str, version: str) -> str:
-    """Return the day of a release or of its series, or empty. Days sort by time."""
+    """Return the day of a release or of its series, or "". Days sort by time."""
     final, listed = _FINAL.fullmatch(version), _releases().get(package)
     if not final or not listed:
         return ""
@@ -43,7 +44,7 @@ def day_of(package: str, version: str) -> str:
 
 
 def newest_on(package: str, day: str) -> str:
-    """Return the highest version of a package that existed on a day, or empty."""
+    """Return a package's highest version that existed on a day, or ""."""
     found = [version for version, of in _releases().get(package, ()) if of <= day]
     return ".".join(map(str, max(found))) if found else ""
 

@@ -1,7 +1,7 @@
 """Facts about a failure from the run's copy of the script and its configuration.
 
-A traceback names a variable that has no value, or a key that is not there. The script says where
-the variable would have got a value, and the configuration which keys it has.
+A traceback names a variable without a value, or a missing key. The script shows where the variable
+would have been set, and the configuration shows which keys it has.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def told_by_script(run: Path, suspect: Suspect) -> Told | None:
     if last.startswith("SyntaxError: ") and (told := _newer_syntax(run, suspect)):
         return told
     if (name := _NO_VALUE.match(last)) and (cause := _where_set(run, suspect, name[1])):
-        fix = f"give {name[1]} a value before that, or see why that code did not run"
+        fix = f"set {name[1]} before that, or find out why that code did not run"
         return Told(cause, fix, proven=True)
     code = [line for line in suspect.lines if line.startswith("    ")][-1:]
     key = _NO_KEY.match(last) if any(map(_OF_CONFIG.search, code)) else None
@@ -63,13 +63,13 @@ def told_by_script(run: Path, suspect: Suspect) -> Told | None:
 
 
 def batch_size(run: Path) -> str:
-    """Return the option of the job's command that sets the batch size, or empty."""
+    """Return the option in the job's command that sets the batch size, or ""."""
     named = _BATCH_SIZE.search(_text_of(run / NODE_SCRIPT))
     return named[0] if named else ""
 
 
 def _newer_syntax(run: Path, suspect: Suspect) -> Told | None:
-    """Return that a file has syntax of a newer Python, if this Python can read the file."""
+    """Return that a file has syntax of a newer Python, if this Python can parse the file."""
     file, number = next(iter(reversed(frames_in(suspect.lines))), ("", "0"))
     try:
         ast.parse(_text_in(run, file) or "?")
@@ -78,15 +78,15 @@ def _newer_syntax(run: Path, suspect: Suspect) -> Told | None:
     files = RunFiles(run).preflight_files("train", 1)
     theirs = next((python for f in files if (python := _python_in(read_json(f)))), "an older one")
     ours = ".".join(map(str, sys.version_info[:2]))
-    cause = f"{Path(file).name}, line {number} has syntax that Python {ours} reads"
-    cause += f", and the node's Python ({theirs}) is too old for it"
+    cause = f"{Path(file).name}, line {number} has syntax that Python {ours} can read"
+    cause += f", but the node's Python ({theirs}) is too old for it"
     return Told(
-        cause, "name a newer Python in the profile (python), or rewrite that line", proven=False
+        cause, "set a newer Python in the profile (python), or rewrite that line", proven=False
     )
 
 
 def _python_in(record: dict[str, Any]) -> str:
-    """Return the version of Python that a preflight found on its first node."""
+    """Return the Python version that a preflight found on its first node."""
     nodes = record.get("nodes")
     same = nodes[0].get("same") if isinstance(nodes, list) and nodes else None
     return str(same.get("Python") or "") if isinstance(same, dict) else ""
@@ -101,7 +101,7 @@ def _where_set(run: Path, suspect: Suspect, name: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     if not found or not all(above or line > at for line, above in found):
-        return ""  # it is set on every path, and was deleted
+        return ""  # it is set on every path, but was deleted
     line, above = found[0]
     where = f"{Path(file).name} sets {name} only at line"
     if len(found) > 1:
@@ -129,7 +129,7 @@ def _scope_of(tree: ast.AST, line: int) -> ast.AST:
 
 
 def _sets(node: ast.AST, name: str, above: tuple[_Block, ...]) -> Iterator[_Place]:
-    """Yield the lines at which a scope gives a variable a value, with the conditions around."""
+    """Yield the lines at which a scope sets a variable, with the conditions around them."""
     for child in ast.iter_child_nodes(node):
         inside = above
         if isinstance(child, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try)):
@@ -164,7 +164,7 @@ def _lacks(run: Path, key: str) -> str:
 
 
 def _text_in(run: Path, file: str) -> str:
-    """Return a text file of the run's copy, or an empty text if it is no text file."""
+    """Return a text file from the run's copy, or "" if it is not in the copy."""
     place = (run / "work" / file).resolve()
     return _text_of(place) if (run / "work").resolve() in place.parents else ""
 

@@ -1,4 +1,4 @@
-"""Which versions of packages met where an attempt failed: they decide between causes of a line."""
+"""The package versions of a failed attempt, which help to choose between causes of a line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trnslurm.node.triage.words import frames_in, of_others
 _MOST_PACKAGES = 4
 _LONGEST_SCRIPT = 1 << 20
 _PACKAGE = re.compile(r"(.*[/\\](?:site|dist)-packages)[/\\](?:google[/\\](?=\w+[/\\]))?(\w+)")
-"""Matches a module's path; several packages share the directory google/."""
+"""Matches a module's path. Several packages share the directory google/."""
 _STARTERS = {"torchrun", "accelerate", "deepspeed", "click", "hydra", "fire", "typer"}
-"""Packages that begin a traceback, and do nothing in it."""
+"""Packages that start a traceback without being involved."""
 _NAMED = re.compile(
     r"from '([A-Za-z_]\w*)[\w.]*'|No module named '(\w+)\."
     r"|module '([A-Za-z_]\w*)[\w.]*' has no attribute"
@@ -37,7 +37,7 @@ _LACKS = re.compile(
     r" has no attribute '(\w+)'"
     r"|\b([A-Za-z_]\w*)(?:\.\w+)?\(\) got an unexpected keyword argument '(\w+)'"
 )
-"""Matches what tells that a package lacks a name; what some builds of PyTorch lack is left out."""
+"""Matches text that a package lacks a name, except names that some PyTorch builds lack."""
 _OF_VERSIONS = re.compile(r"(?i)\b(versions?|older|newer|too (old|new)|releases?|upgrade|update)\b")
 _KINDS = re.compile(r"(?:\w+\.)*(ImportError|ModuleNotFoundError|AttributeError|TypeError)\b")
 _IMPORTED = re.compile(
@@ -66,7 +66,7 @@ def _modules_of(suspect: Suspect) -> tuple[str, ...]:
 
 
 class Lack(NamedTuple):
-    """A name that a package uses and another one does not have."""
+    """A name that one package uses and another package does not have."""
 
     user: str
     lacking: str
@@ -74,7 +74,7 @@ class Lack(NamedTuple):
 
 
 def _lack_of(suspect: Suspect) -> Lack | None:
-    """Return what an exception says that a package lacks, if another package uses that.
+    """Return the name that a package lacks according to an exception, if another package uses it.
 
     A file of the project may hide the package.
     """
@@ -102,17 +102,17 @@ def _text_of(file: str) -> str:
 
 
 class Requirement(NamedTuple):
-    """A package's requirement on another one."""
+    """A package's requirement on another package."""
 
     package: str
     other: str
     requirement: str
     fits: bool
-    """Whether the installed version is such."""
+    """Whether the installed version meets the requirement."""
 
 
 class Versions:
-    """The versions that met in a failed attempt; other users may have written the file."""
+    """The package versions in a failed attempt. Other users may have written the file."""
 
     def __init__(self, file: Path, suspect: Suspect) -> None:
         self.modules = _modules_of(suspect)
@@ -121,12 +121,12 @@ class Versions:
         self._packages, self._asked = _read(file, suspect)
 
     def explain(self, text: str) -> bool:
-        """Check whether versions of packages may explain an error, of which a text tells more."""
+        """Check whether package versions may explain an error; `text` is its cause and fix."""
         in_circle = "partially initialized module" in self._end
         return not in_circle and bool(_KINDS.match(self._end) or _OF_VERSIONS.search(text))
 
     def decided(self) -> tuple[str, str, str] | None:
-        """Return cause, fix and mend if a package is of a version that does not fit."""
+        """Return cause, fix and mend if a package has an unsuitable version."""
         return self._unsuited() or self._older()
 
     def told(self) -> str:
@@ -135,7 +135,7 @@ class Versions:
         return installed and f"installed: {installed}"
 
     def _unsuited(self) -> tuple[str, str, str] | None:
-        """Return cause, fix and mend if a package asks for another version of the failed one."""
+        """Return cause, fix and mend if a package requires another version of the failed one."""
         names = [self._packages[m][0] for m in self.modules[:2] if m in self._packages]
         versions = dict(self._packages.values())
         for package, other, requirement, fits in self._asked:
@@ -143,9 +143,9 @@ class Versions:
                 continue
             own, installed = (f"{name} {versions.get(name, '')}" for name in (package, other))
             return (
-                f"{own} asks for {requirement}, and {installed} is installed",
-                f"that Python -m pip install '{requirement}', or take the {package} that goes "
-                f"with {installed}; then trnslurm resume",
+                f"{own} requires {requirement}, but {installed} is installed",
+                f"that Python -m pip install '{requirement}', or use the {package} that fits "
+                f"{installed}; then trnslurm resume",
                 RESUME,
             )
         return None
@@ -178,15 +178,15 @@ class Versions:
         )
 
     def _installed(self) -> Iterator[str]:
-        """Yield the packages, with what they ask of each other."""
+        """Yield the packages with their requirements on each other."""
         known = dict.fromkeys(self._packages[m] for m in self.modules if m in self._packages)
         for name, version in [*known][:_MOST_PACKAGES]:
             asks = next((a.requirement for a in self._asked if a.package == name), "")
-            yield f"{name} {version}" + (f" (asks for {asks})" if asks else "")
+            yield f"{name} {version}" + (f" (requires {asks})" if asks else "")
 
 
 def _read(file: Path, suspect: Suspect) -> tuple[dict[str, tuple[str, str]], list[Requirement]]:
-    """Return name and version of each module's package, and what they ask of each other."""
+    """Return the name and version of each module's package, and their mutual requirements."""
     facts = read_json(file)
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         if _are_of(suspect, facts["places"]):
@@ -200,11 +200,11 @@ def _read(file: Path, suspect: Suspect) -> tuple[dict[str, tuple[str, str]], lis
 
 
 def _are_of(suspect: Suspect, places: list[str]) -> bool:
-    """Check whether a traceback's packages are in these directories; none: they are anywhere."""
+    """Check whether a traceback's packages are in these directories; without any, return True."""
     own = {m[1] for file, _ in frames_in(suspect.lines) if (m := _PACKAGE.match(file))}
     return not own or not places or bool({os.path.realpath(each) for each in own} & {*places})
 
 
 def plain_word(value: Any) -> str:
-    """Return a name, version or requirement unchanged, or an empty text for anything else."""
+    """Return a name, version or requirement unchanged, or "" for anything else."""
     return value if isinstance(value, str) and re.fullmatch(r"[\w.+!<>=~*,-]{1,80}", value) else ""

@@ -1,4 +1,4 @@
-"""The failures in a node's log: tracebacks by rank, error lines, launchers' reports, times."""
+"""Finds the failures in a node's log: tracebacks by rank, error lines, reports, times."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ _OF_TORCHRUN = "torch.distributed.elastic.multiprocessing"
 _OF_LAUNCHERS = re.compile(
     r"accelerate[/\\]commands[/\\]|deepspeed[/\\]launcher[/\\]|distributed[/\\]launch\.py"
 )
-_MAX_LINES = 400  # of one traceback, chained ones and those that other writers tore included
+_MAX_LINES = 400  # in one traceback, including chained and interrupted ones
 _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
 _OWN_LINE = re.compile(
     r"preflight: |\S+Z \w+: node \d+ of |no progress: |trnslurm: the launcher got signal"
 )
-"""Matches a line that trnslurm's programs write."""
+"""Matches lines that trnslurm's programs write."""
 _OF_PYTORCH = re.compile(r"\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:")
-"""Matches what its libraries say of every start."""
+"""Matches lines that PyTorch's libraries print at every start."""
 _NEAR = 300  # lines between the first failure of a node and the last
 _DIGITS = re.compile(r"\d+")
 _BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "')
-"""Before a traceback, a line without these words says nothing."""
+"""Words without which a line before a traceback says nothing."""
 _IGNORED = re.compile(r"Exception ignored (in|while|on)\b|Error in atexit\.|--- Logging error ---")
 # Lines of other writers, which end an exception's message.
 _OTHERS_LINE = re.compile(
@@ -96,15 +96,15 @@ _REPORT = re.compile(
     r"  error_file: .*\n  traceback : (?P<said>.*)$",
     re.MULTILINE,
 )
-# What launchers say at once. torchrun's report comes later, or never: where srun ends the other
-# nodes first. torch 1 and 2 differ in what is before "failed"; DeepSpeed has its own line.
+# What launchers print at once. torchrun's report comes later, or never if srun ends the other
+# nodes first. torch 1 and 2 differ in the text before "failed"; DeepSpeed has its own line.
 _DIED = re.compile(
     r"^(?:[EW](?P<time>\d{4} \d\d:\d\d:\d\d)(?P<fraction>\.\d+) )?.*?(?:"
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: \d+\)"
     r"|--local[-_]rank=(?P<deepspeeds>\d+)\b.* exits with return code = (?P<returned>-?\d+))",
     re.MULTILINE,
 )
-# What trnslurm's own launcher says at once. What the worker has recorded follows, two spaces deep.
+# What trnslurm's own launcher prints at once. The worker's record follows, indented by two spaces.
 _FAILED = re.compile(
     r"^trnslurm: (?P<time>\S+Z) rank (?P<rank>\d+) \(local rank \d+, (?P<host>.*)\) failed: "
     r"(?:exit code (?P<code>\d+) of|(?P<said>Signal (?P<signal>\d+) .*))",
@@ -117,36 +117,36 @@ _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 class Exit(Frozen, kw_only=False):
-    """One failed worker in a launcher's report."""
+    """A failed worker in a launcher's report."""
 
     rank: int | None
     code: int
     host: str
     when: float | None
     said: str
-    """The signal that ended it, in the launcher's words, or empty."""
+    """The signal that ended it, in the launcher's words, or ""."""
     coarse: bool
-    """The time has whole seconds."""
+    """Whether the time has only whole seconds."""
 
 
 @dataclass
 class Traceback:
-    """A traceback, with those that it is chained to."""
+    """A traceback with those to which it is chained."""
 
     rank: int | None
     at: int
-    """Its place among the log's lines."""
+    """Its position among the log's lines."""
     lines: list[str] = field(default_factory=list)
-    """Frames and types of exceptions; the last line is the first of the last message."""
+    """Frames and exception types; the last line is the first line of the last message."""
     more: list[str] = field(default_factory=list)
-    """The further lines of the last message."""
+    """The other lines of the last message."""
     whole: bool = False
     gap: bool = False
-    """A blank line followed the message: in mixed output, its end."""
+    """Whether a blank line followed the message, which ends it in mixed output."""
     ignored: bool = False
-    """Python printed it, and the process continued."""
+    """Whether Python printed it without ending the process."""
     end: int = 0
-    """The place of another writer's line, or a logger's, that followed it; 0: none did."""
+    """The position of a following line by another writer or a logger, or 0 if there was none."""
 
 
 class Words(Frozen, kw_only=False):
@@ -155,12 +155,12 @@ class Words(Frozen, kw_only=False):
     exits: tuple[Exit, ...]
     tracebacks: tuple[Traceback, ...]
     errors: tuple[tuple[int, str], ...]
-    """Lines in which a program says that it failed, and where they are."""
+    """Lines in which a program says that it failed, and their positions."""
     caught: tuple[range, ...] = ()
-    """The lines of exceptions that a program logged, and went on."""
+    """Lines of exceptions that a program logged before it continued."""
 
     def first_at(self, text: str) -> int:
-        """Return the line of the first sign that a process died; the log's end if there is none."""
+        """Return the line of the first sign that a process died, or the log's end without one."""
         report = _before_report(text).count("\n")
         return min([report, *(t.at for t in self.tracebacks), *(at for at, _ in self.errors)])
 
@@ -169,7 +169,7 @@ class Words(Frozen, kw_only=False):
         return [traceback for traceback in self.tracebacks if traceback.rank is not None]
 
     def last_of(self, rank: int | None) -> Traceback | None:
-        """Return the traceback that ended a rank: its last one."""
+        """Return the traceback that ended a rank, which is its last one."""
         found = [t for t in self.tracebacks if t.rank == rank is not None]
         own = [t for t in found if not _of_reader(t)] or found
         return own[-1] if own else None
@@ -177,11 +177,11 @@ class Words(Frozen, kw_only=False):
     def last_without_rank(self, follows: Callable[[str], bool] | None = None) -> Traceback | None:
         """Return the last traceback or error line that names no rank.
 
-        `follows` tells whether a line is a consequence of another process's failure: then the last
-        one near it that is none is preferred.
+        `follows` says whether a line is a consequence of another process's failure. If so, the last
+        line near it that is not a consequence is preferred.
         """
         found = [t for t in self.tracebacks if t.rank is None]
-        # What ran a program says that it failed, after the program itself has said why.
+        # A launcher says that a program failed after the program itself has said why.
         found += [
             Traceback(None, at, [error])
             for at, error in self.errors
@@ -202,12 +202,12 @@ def _of_launcher(traceback: Traceback) -> bool:
 
 
 def _of_reader(traceback: Traceback) -> bool:
-    """Check whether it fetches what a process that is gone has sent (a data loader's worker)."""
+    """Check whether it fetches data from a process that is gone (a data loader worker)."""
     return any(_OF_SHARER.match(line) for line in traceback.lines)
 
 
 def read_words(text: str, first_rank: int | None = None) -> Words:
-    """Read a log; the first rank of its node tells which ones the others are."""
+    """Read a log. The first rank of its node shows which ranks the others are."""
     reader = _Reader()
     lines = text.split("\n")
     for at, line in enumerate(lines):
@@ -224,9 +224,9 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
 
 
 def error_like(text: str) -> tuple[str, ...]:
-    """Return the lines of no rank with words of an error before a launcher's report.
+    """Return error-like lines without a rank that precede a launcher's report.
 
-    They are the first such line and the last ones; of lines that differ in numbers only, one. If
+    They are the first such line and the last ones. Lines that differ only in numbers count once. If
     there are few, lines with weaker words follow.
     """
     lines = [(line, line.lower()) for line in _before_report(text).split("\n")]
@@ -247,7 +247,7 @@ def error_like(text: str) -> tuple[str, ...]:
 
 
 def last_lines(text: str) -> tuple[str, ...]:
-    """Return the last lines of a log that say anything."""
+    """Return a log's last meaningful lines."""
     lines = [line.strip() for line in text[-_END:].split("\n") if re.search(r"\w", line)]
     return tuple(lines[-_LAST:])
 
@@ -273,18 +273,18 @@ class _Reader:
         self.errors: list[tuple[int, str]] = []
         self._open: dict[int | None, Traceback] = {}
         self._ignored: set[int | None] = set()
-        """The ranks whose next traceback Python printed without ending."""
+        """The ranks whose next traceback Python prints without ending the process."""
         self._programs: set[str] = set()
         self._tags: list[str] = []
         self._any_tag: re.Pattern[str] | None = None
         self._clicks = ""
         self._reported: int | None = None
-        """The rank whose traceback a launcher's report shows, with two spaces before each line."""
+        """The rank whose traceback a launcher's report shows, indented by two spaces."""
         self._in_report = False
         self._path = ""
-        """Of a frame whose line number is on the next line."""
+        """The path of a frame whose line number is on the next line."""
         self._loose: list[str] = []
-        """The lines before one that begins no traceback: of a SyntaxError Python prints no more."""
+        """The lines before a line that starts no traceback; a SyntaxError has only these."""
 
     def read(self, at: int, whole_line: str) -> None:
         if reported := _REPORTED_RANK.match(whole_line):
@@ -315,7 +315,7 @@ class _Reader:
             self.errors.append((at, error))
         elif current:
             self._add(current, at, line)
-        elif _ERROR.match(line):  # of a traceback whose beginning is lost
+        elif _ERROR.match(line):  # from a traceback whose start is lost
             self._open[rank] = Traceback(rank, at, [*self._loose, line], whole=True)
             self.closed.append(self._open[rank])
         framed = _FRAME.match(line) or (self._loose and line[:2] == "  ")
@@ -346,7 +346,7 @@ class _Reader:
         return ""
 
     def _program_error(self, line: str) -> str:
-        """Return a program's own message about its failure, in the form of argparse."""
+        """Return a program's own message about its failure, in argparse's format."""
         if line.startswith("error: "):
             return line.strip()
         if usage := _USAGE.match(line):
@@ -385,7 +385,7 @@ class _Reader:
 
 
 def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return the last lines of a traceback: the job's own frames, without carets."""
+    """Return a traceback's last lines: the job's own frames, without carets."""
     frames: list[list[str]] = []
     others = []
     for line in (line.rstrip() for line in lines if line.strip() and not CARETS.match(line)):
@@ -405,22 +405,22 @@ def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
 
 
 def frames_in(lines: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return file and line number of each frame of a traceback; the last has raised it."""
+    """Return the file and line number of each frame of a traceback; the last frame raised it."""
     return [(frame[1], frame[2]) for line in lines if (frame := _FRAME.match(line))]
 
 
 def kinds_in(lines: tuple[str, ...]) -> list[str]:
-    """Return the types of a traceback's exceptions, chained ones first."""
+    """Return the exception types in a traceback, chained ones first."""
     return [raised[1] for line in lines if (raised := _RAISED.match(line))]
 
 
 def of_others(file: str) -> bool:
-    """Check whether a file of a traceback is Python's own, or of an installed package."""
+    """Check whether a file in a traceback belongs to Python or an installed package."""
     return _OF_OTHERS.search(file) is not None
 
 
 def time_in(line: str) -> float | None:
-    """Return the first time that a line names; without a zone it is taken for this host's."""
+    """Return the first time in a line. Without a time zone, it is in this host's zone."""
     if not (found := _TIME.search(line)):
         return None
     year, month, day, hour, minute, second, fraction, utc = found.groups()
@@ -455,7 +455,7 @@ def _exits(text: str) -> list[Exit]:
         when = time_in(report["time"])
         rank, code = int(report["rank"]), int(report["code"])
         found.append(Exit(rank, code, report["host"], when, said, coarse=True))
-    return found[::-1]  # torchrun puts the first one last
+    return found[::-1]  # torchrun lists the first failure last
 
 
 def _deaths(text: str, first_rank: int | None) -> list[Exit]:
@@ -473,7 +473,7 @@ def _deaths(text: str, first_rank: int | None) -> list[Exit]:
 
 
 def _this_year(text: str) -> float | None:
-    """Return the newest time that month, day and hour may mean."""
+    """Return the latest past time with this month, day and hour."""
     now = time.time()
     for year in (time.localtime(now).tm_year, time.localtime(now).tm_year - 1):
         try:
