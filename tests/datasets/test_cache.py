@@ -111,7 +111,7 @@ def test_a_piece_is_made_once_by_all(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path / "cache", LIMIT)
-    with pytest.raises(DataError, match="holds 100,000 bytes, and one piece has 100,001"):
+    with pytest.raises(DataError, match="limited to 100,000 bytes, but one piece is 100,001"):
         cache.map("1", lambda: bytes(LIMIT + 1))
     monkeypatch.setattr(os, "truncate", lambda *args: Path("/nowhere").stat())  # a full disk
     assert bytes(cache.map("2", lambda: piece(2))) == piece(2)

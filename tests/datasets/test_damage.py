@@ -54,40 +54,56 @@ SHARD = "shard.00001.mds"
 PARQUET = "train-00001-of-00002.parquet"
 ARROW = "train/data-00001-of-00002.arrow"
 CASES: list[tuple[str, Damage, str]] = [
-    ("mds/plain", flip(SHARD, 900), f"/{SHARD}: its sha1 is not as the index says"),
-    ("mds/plain", cut(SHARD, 900), f"/{SHARD}: has 900 bytes, not 1,475"),
-    ("mds/plain", lambda top: (top / SHARD).unlink(), f"/{SHARD}: there is no such file"),
-    ("mds/zstd", flip(f"{SHARD}.zstd", 500), f"/{SHARD}.zstd: its sha256 is not"),
-    ("mds/snappy", cut(f"{SHARD}.snappy", 500), f"/{SHARD}.snappy: cannot be decompressed"),
+    ("mds/plain", flip(SHARD, 900), f"/{SHARD}: its sha1 does not match the index"),
+    ("mds/plain", cut(SHARD, 900), f"/{SHARD}: damaged: is 900 bytes, not 1,475"),
+    ("mds/plain", lambda top: (top / SHARD).unlink(), f"/{SHARD}: does not exist"),
+    ("mds/zstd", flip(f"{SHARD}.zstd", 500), f"/{SHARD}.zstd: damaged: its sha256 does not"),
+    (
+        "mds/snappy",
+        cut(f"{SHARD}.snappy", 500),
+        f"/{SHARD}.snappy: damaged: cannot be decompressed",
+    ),
     (
         "mds/zstd",
         index(lambda s: s["raw_data"].update(bytes=1000)),
-        "has more than its 1,000 bytes",
+        "is larger than 1,000 bytes",
     ),
-    ("mds/plain", index(lambda s: s["raw_data"].update(basename="../x")), "leads out of the"),
+    (
+        "mds/plain",
+        index(lambda s: s["raw_data"].update(basename="../x")),
+        "is outside the directory",
+    ),
     ("mds/plain", index(lambda s: s.update(samples=10**9)), "cannot have 1,000,000,000 samples"),
-    ("mds/plain", index(lambda s: s.update(samples=3)), "its header is not as the index says"),
-    ("mds/pickled", lambda top: None, "anything is encoded as pkl, which can run any code"),
+    ("mds/plain", index(lambda s: s.update(samples=3)), "its header does not match the index"),
+    ("mds/pickled", lambda top: None, "anything is encoded as pkl, which can run arbitrary code"),
     (
         "mds/plain",
         lambda top: (top / "index.json").write_text('{"shards": [1]}'),
-        "no index of MDS",
+        "is not an MDS index",
     ),
-    ("megatron", cut("b_text.bin", 1000), "/b_text.bin: has 1,000 bytes, but its index says 1,804"),
-    ("megatron", put("b_text.idx", 18, struct.pack("<Q", 1 << 60)), "not as its header says"),
-    ("megatron", put("b_text.idx", 34, struct.pack("<i", -5)), "do not lie one after another"),
-    ("megatron", put("b_text.idx", 17, b"\x07"), "type 7, which are not read"),
-    ("megatron", put("a_text.idx", 0, b"x"), "/a_text.idx: is no index of Megatron's"),
-    ("datatrove", cut("00001_shuffled.ds", 1000), "has 1,000 bytes, but its index 451 tokens"),
-    ("datatrove", put("00001_shuffled.ds.index", 0, b"\xff" * 7), "its documents do not ascend"),
-    ("datatrove", lambda top: (top / "00001_shuffled.ds.loss").touch(), "not to train on"),
+    (
+        "megatron",
+        cut("b_text.bin", 1000),
+        "/b_text.bin: damaged: is 1,000 bytes, but its index says 1,804",
+    ),
+    ("megatron", put("b_text.idx", 18, struct.pack("<Q", 1 << 60)), "does not match its header"),
+    ("megatron", put("b_text.idx", 34, struct.pack("<i", -5)), "its sequences are not contiguous"),
+    ("megatron", put("b_text.idx", 17, b"\x07"), "type 7, which are not supported"),
+    ("megatron", put("a_text.idx", 0, b"x"), "/a_text.idx: is not a Megatron index"),
+    ("datatrove", cut("00001_shuffled.ds", 1000), "is 1,000 bytes, but its index lists 451 tokens"),
+    (
+        "datatrove",
+        put("00001_shuffled.ds.index", 0, b"\xff" * 7),
+        "documents are not in ascending order",
+    ),
+    ("datatrove", lambda top: (top / "00001_shuffled.ds.loss").touch(), "masks the loss"),
     ("parquet", flip(PARQUET, 30), f"/{PARQUET}: damaged"),
     ("parquet", cut(PARQUET, 2000), f"/{PARQUET}: damaged"),
     ("arrow", cut(ARROW, 1500), f"{ARROW}: damaged"),
     ("arrow", put(ARROW, 4, struct.pack("<i", 1 << 30)), f"{ARROW}: damaged"),
     ("webdataset", cut("shard-000001.tar", 900), "/shard-000001.tar: damaged"),
     ("webdataset", flip("shard-000001.tar", 3), "/shard-000001.tar: damaged"),
-    ("jsonl", flip("1.jsonl", 0), "/1.jsonl: no JSON"),
+    ("jsonl", flip("1.jsonl", 0), "/1.jsonl: a line is not valid JSON"),
 ]
 
 
@@ -114,7 +130,7 @@ def test_the_sample_is_named(tmp_path: Path) -> None:
     found = trnslurm.dataset(tmp_path / "corpus", cache=tmp_path / "cache")
     flip(SHARD, 900)(tmp_path / "corpus")
     assert found[0]["number"] == 0
-    with pytest.raises(DataError, match=r"/shard\.00001\.mds: its sha1 is not .* \(sample 5\)$"):
+    with pytest.raises(DataError, match=r"/shard\.00001\.mds: its sha1 does not .* \(sample 5\)$"):
         found[5]
 
 
@@ -126,7 +142,7 @@ def test_nothing_is_decompressed_beyond_what_the_cache_may_hold(name: str, tmp_p
         cache_gb=1e-7,
         split="train" if name == "parquet" else None,
     )
-    with pytest.raises(DataError, match=r"larger than the cache|more than the whole cache"):
+    with pytest.raises(DataError, match=r"than the cache's limit|more than the whole cache"):
         found[0]
 
 

@@ -72,7 +72,9 @@ def test_a_read_that_is_cut_is_repeated_and_then_named(
     gate.cut()
     with pytest.raises(DataError) as caught:
         found[11]
-    assert f"{url}/mds/zstd/shard.00002.mds.zstd: cannot be read in 5 tries" in str(caught.value)
+    assert f"{url}/mds/zstd/shard.00002.mds.zstd: could not be read in 5 attempts" in str(
+        caught.value
+    )
     assert str(caught.value).endswith("(sample 11)") and "\n" not in str(caught.value)
     assert plain(found[0]) == EXPECTED["mds"][0]  # from the cache
     gate.heal()

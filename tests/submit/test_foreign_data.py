@@ -44,7 +44,7 @@ def test_it_refuses_what_does_not_fit(said, tmp_path: Path) -> None:
         f"error: {WRITTEN}/megatron: there is no split eval or validation or valid or val or dev "
         "(--set train.eval_every=0 trains without)"
     )
-    assert "there is no split eval" in said(WRITTEN / "megatron/a_text")
+    assert "a single file has no split eval" in said(WRITTEN / "megatron/a_text")
     assert said(WRITTEN / "arrow", "--set", "model.vocab_size=150") == (
         f"error: model.vocab_size is 150, but the data at {WRITTEN}/arrow has the token 199: "
         "--set model.vocab_size to that of its tokenizer"
@@ -53,7 +53,7 @@ def test_it_refuses_what_does_not_fit(said, tmp_path: Path) -> None:
     cut = tmp_path / "corpus/00000_shuffled.ds"
     cut.write_bytes(b"12")
     assert said(tmp_path / "corpus", *NOT_EVALUATED) == (
-        f"error: {cut}: has 2 bytes, but its index 601 tokens: damaged"
+        f"error: {cut}: damaged: is 2 bytes, but its index lists 601 tokens"
     )
 
 

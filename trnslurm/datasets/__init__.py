@@ -1,1 +1,1 @@
-"""Samples and tokens that other libraries wrote, read at random, from here or an object store."""
+"""Random access to samples and tokens that other libraries wrote, on disk or in an object store."""

@@ -1,4 +1,4 @@
-"""Says what a path holds, for the launcher: python -m trnslurm.datasets PATH [train] [eval]."""
+"""Tells the launcher what a path contains: python -m trnslurm.datasets PATH [train] [eval]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trnslurm.datasets.open import EVAL, TRAIN, describe, open_tokens
 
 
 def main() -> None:
-    """Print what was found of the splits, as JSON; or the error; or nothing, an empty object."""
+    """Print, as JSON, what each split contains, or the error, or {} if the format is unknown."""
     path, *splits = sys.argv[1:]
     found: dict[str, object] = {}
     try:

@@ -1,7 +1,8 @@
-"""Arrow files, as datasets saves them, and Parquet; the only user of pyarrow in this room.
+"""Arrow files, as datasets saves them, and Parquet files; the only module here that uses pyarrow.
 
-Of Arrow only what says where the batches lie is read here, so that none is read but for a sample:
-https://arrow.apache.org/docs/format/Columnar.html, "Encapsulated message format".
+Of an Arrow file, this module parses only the parts that locate the batches, so a batch is read only
+when a sample needs it: https://arrow.apache.org/docs/format/Columnar.html, "Encapsulated message
+format".
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _AT_ONCE = 8192
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
-    """Import pyarrow, or say how to install it."""
+    """Import pyarrow, or raise an error that says how to install it."""
     import importlib
 
     try:
         return importlib.import_module(module)
     except ImportError:
         raise DataError(
-            "this Python has no pyarrow, which Arrow, Parquet and compressed shards need: "
-            "pip install 'trnslurm[data]'"
+            "pyarrow is not installed, but Arrow, Parquet and compressed shards need it: "
+            "run pip install 'trnslurm[data]'"
         ) from None
 
 
@@ -48,7 +49,7 @@ class _Batch(NamedTuple):
 
 
 class _Tables(Rows):
-    """Rows of Arrow's batches, of which the latest stay open."""
+    """Rows stored in Arrow batches. The most recently used batches stay open."""
 
     most_open = _OPEN
 
@@ -60,7 +61,7 @@ class _Tables(Rows):
         return {**self.__dict__, "_open": OrderedDict()}
 
     def _load(self, shard: int) -> Any:
-        """Return a shard's rows, a batch or a list of them."""
+        """Return the column names and the columns of a shard's rows."""
         raise NotImplementedError
 
     def _where(self, shard: int) -> str:
@@ -90,7 +91,9 @@ class _Tables(Rows):
     def _column(self, shard: int, column: str) -> Any:
         names, columns = self._table(shard)
         if column not in names:
-            raise self.place.error(self._where(shard), f"has no column {column}, as the others do")
+            raise self.place.error(
+                self._where(shard), f"has no column {column}, unlike the other files"
+            )
         return columns[names.index(column)]
 
     def lengths(self, column: str) -> Iterator[NDArray[np.int64]]:
@@ -101,12 +104,12 @@ class _Tables(Rows):
                 yield found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             except pyarrow().ArrowException:
                 raise self.place.error(
-                    self._where(shard), f"column {column} has no lists of token ids"
+                    self._where(shard), f"column {column} does not contain lists of token ids"
                 ) from None
 
 
 class Arrow(_Tables):
-    """Files of Arrow's streaming or file format."""
+    """Files in Arrow's streaming format or file format."""
 
     kind = "Arrow"
 
@@ -130,18 +133,18 @@ class Arrow(_Tables):
         data = self.place.read(told.file, told.start, told.bytes)
         message = ipc.read_message(pyarrow().py_buffer(data))
         batch = ipc.read_record_batch(message, self._schemas[told.file])
-        batch.validate(full=True)  # what others wrote may have offsets out of its buffers
+        batch.validate(full=True)  # a batch from elsewhere may have offsets beyond its buffers
         return batch.schema.names, batch.columns
 
     def _scan(self, name: str) -> list[_Batch]:
-        """Find the batches of a file; most of it is not read."""
+        """Find the batches of a file without reading most of it."""
         size, found = self.place.file(name).size, []
         start = 8 if bytes(self.place.read(name, 0, 8)) == _MAGIC else 0
         try:
             while start + 8 <= size:
                 mark, head = struct.unpack("<Ii", self.place.read(name, start, 8))
                 if mark != 0xFFFFFFFF or not 0 <= head <= min(_MOST_HEAD, size - start - 8):
-                    raise ValueError("a message has no head")
+                    raise ValueError("a message has no header")
                 if head == 0:
                     break
                 kind, body, rows, compressed = _message(
@@ -149,23 +152,25 @@ class Arrow(_Tables):
                 )
                 end = start + 8 + head + body
                 if body < 0 or rows < 0 or end > size or (rows > 8 * body and body):
-                    raise ValueError("a batch ends behind the file's end")
+                    raise ValueError("a batch extends past the end of the file")
                 if kind == _SCHEMA:
                     self._heads[name] = bytes(self.place.read(name, start, 8 + head))
                 elif kind != _BATCH or compressed:
-                    raise self.place.error(name, "compressed batches and dictionaries are not read")
+                    raise self.place.error(
+                        name, "compressed batches and dictionaries are not supported"
+                    )
                 else:
                     found.append(_Batch(name, start, 8 + head + body, rows))
                 start = end
         except (struct.error, ValueError) as error:
             raise self.place.error(name, f"damaged ({error})") from None
         if name not in self._heads:
-            raise self.place.error(name, "is no Arrow file")
+            raise self.place.error(name, "is not an Arrow file")
         return found
 
 
 class Parquet(_Tables):
-    """Parquet files. A group of rows is decoded once on a node, and then read at random."""
+    """Parquet files. Each row group is decoded once per node and then read at random."""
 
     kind = "Parquet"
     most_open = _OPEN_GROUPS
@@ -197,11 +202,11 @@ class Parquet(_Tables):
         if table.num_rows != self.shards.ends[shard] - (
             self.shards.ends[shard - 1] if shard else 0
         ):
-            raise self.place.error(name, f"group {group} has {table.num_rows:,} rows: damaged")
+            raise self.place.error(name, f"damaged: row group {group} has {table.num_rows:,} rows")
         return table.column_names, table.columns
 
     def _decode(self, name: str, group: int) -> Any:
-        """Return a group of rows as Arrow's stream, within what the cache may hold."""
+        """Return a row group as an Arrow stream; raise a DataError if it exceeds the cache."""
         sink, held = pyarrow().BufferOutputStream(), 0
         file = self._file(name)
         stated = file.metadata.row_group(group).total_byte_size
@@ -216,19 +221,20 @@ class Parquet(_Tables):
             writer = writer or pyarrow("pyarrow.ipc").new_stream(sink, batch.schema)
             writer.write_batch(batch)
         if writer is None:
-            raise self.place.error(name, f"group {group} has no rows: damaged")
+            raise self.place.error(name, f"damaged: row group {group} has no rows")
         writer.close()
         return sink.getvalue()
 
     def _large(self, name: str, group: int) -> DataError:
         return self.place.error(
             name,
-            f"group {group} is decoded larger than the cache's {self.place.cache.limit:,} bytes",
+            f"row group {group} is larger, when decoded, than the cache's limit of "
+            f"{self.place.cache.limit:,} bytes",
         )
 
 
 class Stream(io.RawIOBase):
-    """A file of a place as Python's libraries read one."""
+    """A file of a place, wrapped as a raw Python stream."""
 
     def __init__(self, place: Place, name: str) -> None:
         self._place, self._name, self._at = place, name, 0
@@ -259,18 +265,18 @@ class Stream(io.RawIOBase):
 
 
 def _checked(place: Place, name: str, read: Callable[[], Any]) -> Any:
-    """Turn pyarrow's errors into one line."""
+    """Run a read, and turn pyarrow's errors into a one-line DataError."""
     try:
         return read()
     except DataError:
         raise
     except (pyarrow().ArrowException, OSError, ValueError, MemoryError) as error:
         words = " ".join(str(error).split())[:200]
-        raise place.error(name, f"damaged, or not read here ({words})") from None
+        raise place.error(name, f"damaged or not supported ({words})") from None
 
 
 def _value(scalar: Any) -> Any:
-    """Return a value as Python's own, but numbers in a list as an array."""
+    """Return a scalar as a Python value, or a list of numbers as an array."""
     values = getattr(scalar, "values", None) if scalar.is_valid else None
     if values is None or not hasattr(values, "null_count"):
         return scalar.as_py()
@@ -282,9 +288,10 @@ def _value(scalar: Any) -> Any:
 
 
 def _message(head: bytes) -> tuple[int, int, int, bool]:
-    """Return an Arrow message's kind, the bytes of its body, its rows, and if it is compressed.
+    """Return an Arrow message's kind, body size and row count, and whether it is compressed.
 
-    It is a flatbuffer: https://flatbuffers.dev/internals, with the fields of Arrow's Message.fbs.
+    The message is a flatbuffer (https://flatbuffers.dev/internals) with the fields of Arrow's
+    Message.fbs.
     """
     table = struct.unpack_from("<I", head)[0]
     kind = struct.unpack_from("<B", head, _field(head, table, 1) or len(head))[0]
@@ -300,7 +307,7 @@ def _message(head: bytes) -> tuple[int, int, int, bool]:
 
 
 def _field(head: bytes, table: int, number: int) -> int:
-    """Return where a field of a flatbuffer's table lies; 0: it is left out."""
+    """Return the offset of a field in a flatbuffer table, or 0 if the field is absent."""
     vtable = table - struct.unpack_from("<i", head, table)[0]
     if vtable < 0 or 6 + 2 * number > struct.unpack_from("<H", head, vtable)[0]:
         return 0
@@ -309,15 +316,17 @@ def _field(head: bytes, table: int, number: int) -> int:
 
 
 def decompressed(data: bytes, codec: str, size: int) -> bytes:
-    """Return what was compressed, which has `size` bytes; raise a ValueError if not."""
+    """Return the decompressed data; raise a ValueError if it is longer than `size` bytes."""
     arrow = pyarrow()
     try:
-        if codec == "snappy":  # it tells its size first, and pyarrow has it raw only
+        if (
+            codec == "snappy"
+        ):  # the data starts with its size, and pyarrow reads only the raw format
             return bytes(arrow.Codec(codec).decompress(data, decompressed_size=size))
         with arrow.CompressedInputStream(arrow.BufferReader(data), codec) as stream:
             found = bytes(stream.read(size + 1))
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"cannot be decompressed ({str(error).splitlines()[0]})") from None
     if len(found) > size:
-        raise ValueError(f"has more than its {size:,} bytes when it is decompressed")
+        raise ValueError(f"is larger than {size:,} bytes when it is decompressed")
     return found

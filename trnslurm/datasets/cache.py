@@ -1,8 +1,9 @@
-"""A cache on a node's disk, shared by its workers: pieces of data, within a limit in bytes.
+"""A cache on a node's disk, shared by the node's workers: pieces of data, up to a limit in bytes.
 
-A piece is a file, which gets its name when it is whole. The file that is being written is also the
-lock under which it is made: the kernel releases that when its writer dies, and what a killed writer
-left is removed when room is needed. There is no leader, and no state but the files.
+A piece is a file, which gets its final name when it is complete. While it is being written, the
+file is also the lock that keeps other workers from making the same piece. The kernel releases the
+lock if the writer dies, and what a killed writer left behind is removed when room is needed. There
+is no leader, and the files are the only state.
 """
 
 from __future__ import annotations
@@ -24,28 +25,30 @@ from trnslurm.datasets.errors import DataError
 
 _NEW = ".new"
 _TOTAL = "total"
-"""The bytes of all pieces, under whose lock they are reserved; too many after a kill, never few."""
+"""Contains the total size of all pieces, which is never too low. Its lock guards reservations."""
 _ROOM = 0.9
-"""Once over the limit, the oldest pieces go until this share of it is left."""
+"""When the limit is exceeded, the oldest pieces are removed until this share of it is in use."""
 _OF_FREE = 0.8
 _TOUCH_S = 1.0
-"""A use is written down if the last one is longer ago."""
+"""A use is recorded only if the last recorded use is longer ago than this."""
 
 Make = Callable[[], Any]
-"""Returns a piece: bytes, or what has their buffer."""
+"""Makes a piece: returns bytes, or an object that supports the buffer protocol."""
 
 
 class Cache:
     """A directory of pieces."""
 
     def __init__(self, directory: Path | None, limit: int) -> None:
-        """Use a directory that is this user's alone; make it if it is missing."""
+        """Use a directory that only this user can access, and create it if it is missing."""
         self.directory = directory or Path(tempfile.gettempdir(), f"trnslurm-data-{os.getuid()}")
         try:
             make_private(self.directory)
             free = shutil.disk_usage(self.directory).free
         except OSError as error:
-            raise DataError(f"{self.directory}: no cache can be there ({error.strerror})") from None
+            raise DataError(
+                f"{self.directory}: cannot be used as a cache ({error.strerror})"
+            ) from None
         if not is_private(self.directory):
             raise DataError(
                 f"{self.directory}: the cache must be a directory that only you can use"
@@ -53,7 +56,7 @@ class Cache:
         self.limit = min(limit, int(_OF_FREE * (free + self._count(tidy=False)[0])))
 
     def read(self, key: str, start: int, length: int, make: Make) -> Any:
-        """Return some bytes of a piece, which is made if no worker of this node has."""
+        """Return some bytes of a piece; make the piece if no worker of this node has yet."""
         file = self._find(key)
         if file is None:
             file = self._make(key, make)
@@ -65,7 +68,7 @@ class Cache:
             os.close(file)
 
     def map(self, key: str, make: Make) -> Any:
-        """Return a whole piece: mapped, so that it takes no memory of this process."""
+        """Return a complete piece, mapped so that it takes up no memory of this process."""
         file = self._find(key)
         if file is None:
             file = self._make(key, make)
@@ -102,13 +105,13 @@ class Cache:
                 piece = memoryview(make()).cast("B")
                 if len(piece) > self.limit:
                     raise DataError(
-                        f"the cache {self.directory} holds {self.limit:,} bytes, and one piece has "
-                        f"{len(piece):,}: give it more, or another directory"
+                        f"the cache {self.directory} is limited to {self.limit:,} bytes, but one "
+                        f"piece is {len(piece):,} bytes: raise the limit or use another directory"
                     )
                 if not self._written(file, piece):
                     new.unlink(missing_ok=True)
                     return piece
-                with self._locked():  # who counts the files would miss one that is renamed
+                with self._locked():  # a count of the files could miss one that is being renamed
                     new.rename(path)
                 fcntl.flock(file, fcntl.LOCK_UN)
                 found, file = file, -1
@@ -139,7 +142,7 @@ class Cache:
             yield total
 
     def _reserve(self, file: int, size: int) -> bool:
-        """Give a new file its size, once older pieces have made room; return whether they could."""
+        """Reserve space for a new file by evicting old pieces; return whether there is enough."""
         with self._locked() as total:
             total.seek(0)
             held = total.read(8)
@@ -159,7 +162,7 @@ class Cache:
         return fits
 
     def _count(self, *, tidy: bool) -> tuple[int, list[tuple[Path, int]]]:
-        """Return the bytes that are held, and the pieces, the least recently used first."""
+        """Return the bytes in use, and the pieces from the least to the most recently used."""
         used, pieces = 0, []
         for path, status in self._files():
             if path.suffix != _NEW:
@@ -179,7 +182,7 @@ class Cache:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Check whether a path still names an open file."""
+    """Check whether a path still refers to an open file."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -187,7 +190,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _abandoned(path: Path) -> bool:
-    """Check whether nobody holds the lock of a file that is being written."""
+    """Check whether a file was left behind by a writer that has died."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

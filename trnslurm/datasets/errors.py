@@ -1,12 +1,13 @@
-"""The error of this room."""
+"""The errors that trnslurm.datasets raises."""
 
 
 class DataError(Exception):
-    """Data that is missing, damaged or not read here; the message is one line: where, and what.
+    """Data is missing, damaged or unsupported; the one-line message says where, and what is wrong.
 
-    It has one argument, because PyTorch raises a worker process's errors again with their text.
+    The error has a single argument, because PyTorch raises a worker process's errors again from
+    their message.
     """
 
 
 class NoDataError(DataError):
-    """A path that holds nothing of these formats."""
+    """The path contains no data in a supported format."""

@@ -1,6 +1,6 @@
-"""JSON lines, and WebDataset's tars: files that are read through once to know where samples lie.
+"""JSON lines and WebDataset's tars: files that must be read once to find where the samples are.
 
-How members of a tar make a sample is described at
+How tar members form a sample is described at
 https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py, and the index of
 shards at https://github.com/webdataset/webdataset/blob/main/src/wids/wids_specs.py.
 """
@@ -23,13 +23,13 @@ from trnslurm.datasets.place import Place
 from trnslurm.datasets.rows import Rows, Shards
 
 SHARDS = "shardlist"
-"""What an index of tars has."""
+"""The key that only an index of tars has."""
 _MOST_SAMPLE = 1 << 30
 _MEMBER = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)")
 
 
 class _Spans(Rows):
-    """Rows that each are a span of a file. Where they begin and end is kept in the cache."""
+    """Rows that are each a byte range of a file. The ranges are kept in the cache."""
 
     def __init__(self, place: Place, names: list[str], counts: list[int] | None = None) -> None:
         super().__init__(place, names)
@@ -43,7 +43,7 @@ class _Spans(Rows):
         return {**self.__dict__, "_known": {}}
 
     def _scan(self, name: str) -> list[tuple[int, int]] | NDArray[np.int64]:
-        """Return where each row of a file begins and ends."""
+        """Return the start and end of each row in a file."""
         raise NotImplementedError
 
     def _spans(self, shard: int) -> NDArray[np.int64]:
@@ -64,16 +64,16 @@ class _Spans(Rows):
         shard, inside = self.shards.at(number)
         name, spans = self.files[shard], self._spans(shard)
         if len(spans) != self._counts[shard]:
-            raise self.place.error(name, f"has {len(spans):,} samples, but its index says "
-                                   f"{self._counts[shard]:,}: damaged")  # fmt: skip
+            raise self.place.error(name, f"damaged: has {len(spans):,} samples, but its index says "
+                                   f"{self._counts[shard]:,}")  # fmt: skip
         start, end = spans[inside].tolist()
         if end - start > _MOST_SAMPLE:
-            raise self.place.error(name, f"has {end - start:,} bytes in one sample")
+            raise self.place.error(name, f"one sample is {end - start:,} bytes, which is too large")
         return name, bytes(self.place.read(name, start, end - start))
 
 
 class Lines(_Spans):
-    """Files of JSON objects, one a line."""
+    """Files with one JSON object per line."""
 
     kind = "JSON lines"
 
@@ -82,9 +82,9 @@ class Lines(_Spans):
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self.place.error(name, f"no JSON: {str(error)[:100]}") from None
+            raise self.place.error(name, f"a line is not valid JSON: {str(error)[:100]}") from None
         if not isinstance(found, dict):
-            raise self.place.error(name, "a line is no JSON object")
+            raise self.place.error(name, "a line is not a JSON object")
         return found
 
     def _scan(self, name: str) -> NDArray[np.int64]:
@@ -94,16 +94,16 @@ class Lines(_Spans):
             done += len(chunk)
         stops = np.concatenate([*ends, [size]])
         starts = np.concatenate([[0], stops[:-1] + 1])
-        filled = stops - starts > 1  # a line without an object, also one of Windows, is no sample
+        filled = stops - starts > 1  # an empty line, even with a Windows line end, is not a sample
         return np.stack([starts[filled], stops[filled]], axis=1)
 
 
 class Tars(_Spans):
-    """WebDataset's tars: members with one name, up to its first dot, are a sample's columns."""
+    """WebDataset's tars: members that share a name up to the first dot are one sample's columns."""
 
     kind = "WebDataset"
     md5: Mapping[str, str] = {}
-    """Of the tars, as far as their index has it."""
+    """The MD5 sums of the tars that have one in the index."""
 
     def row(self, number: int) -> dict[str, Any]:
         name, data = self._span(number)
@@ -129,23 +129,23 @@ class Tars(_Spans):
             tar: Any
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 for member in tar:
-                    tar.members = []  # else it keeps them all
+                    tar.members = []  # otherwise it keeps them all
                     found = _key(member)
                     end = member.offset_data + -(-member.size // 512) * 512
                     if end > self.place.file(name).size:
-                        raise tarfile.ReadError(f"{member.name} ends behind the file's end")
+                        raise tarfile.ReadError(f"{member.name} extends past the end of the file")
                     if found and found[0] == key:
                         spans[-1] = (spans[-1][0], end)
                     elif found:
                         key = found[0]
                         spans.append((member.offset, end))
         except (tarfile.TarError, OSError, ValueError) as error:
-            raise self.place.error(name, f"damaged, or no tar ({error})") from None
+            raise self.place.error(name, f"damaged, or not a tar file ({error})") from None
         return spans
 
 
 def _key(member: tarfile.TarInfo) -> tuple[str, str] | None:
-    """Return the sample and the column of a member; None: it is none."""
+    """Return a member's sample and column, or None if it is not part of a sample."""
     found = _MEMBER.fullmatch(member.name) if member.isreg() and not member.issparse() else None
     if not found or PurePosixPath(member.name).name.startswith("__"):
         return None
@@ -153,14 +153,14 @@ def _key(member: tarfile.TarInfo) -> tuple[str, str] | None:
 
 
 def read_shard_list(place: Place, told: Any) -> Tars:
-    """Open the tars of an index, which says how many samples each has: none is read through."""
+    """Open the tars of an index. The index gives their sample counts, so no tar is read in full."""
     try:
         listed = [(str(each["url"]), int(each["nsamples"])) for each in told[SHARDS]]
     except (LookupError, TypeError, ValueError) as error:
-        raise place.error("index.json", f"is no index of tars ({error!r})") from None
+        raise place.error("index.json", f"is not an index of tar files ({error!r})") from None
     for name, count in listed:
         if PurePosixPath(name).name != name or count < 0:
-            raise place.error("index.json", f"{name!r} is not next to it")
+            raise place.error("index.json", f"{name!r} is not in the same directory")
     tars = Tars(place, [name for name, _ in listed], [count for _, count in listed])
     tars.md5 = {each["url"]: str(each["md5sum"]) for each in told[SHARDS] if each.get("md5sum")}
     return tars

@@ -1,4 +1,4 @@
-"""MosaicML's shards (MDS), plain or compressed. Their format:
+"""MosaicML's shards (MDS), plain or compressed. The format is described at
 
 https://github.com/mosaicml/streaming/blob/main/streaming/base/format/mds/writer.py
 https://github.com/mosaicml/streaming/blob/main/streaming/base/format/mds/encodings.py
@@ -38,22 +38,22 @@ class _Column(NamedTuple):
     name: str
     encoding: str
     size: int
-    """In bytes; 0: it differs from sample to sample."""
+    """In bytes, or 0 if the size differs from sample to sample."""
 
 
 class _Shard(NamedTuple):
     file: str
-    """As it was written: compressed, if it was."""
+    """The file as it was written: the compressed one, if there is one."""
     codec: str
     bytes: int
-    """When it is plain."""
+    """The size without compression."""
     samples: int
     hashes: dict[str, str]
     plain_hashes: dict[str, str]
 
 
 class Mds(Rows):
-    """The samples of an index of shards."""
+    """The samples in the shards of an index."""
 
     kind = "MDS"
 
@@ -68,9 +68,9 @@ class Mds(Rows):
                 for each in shards
             ]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise place.error(INDEX, f"is no index of MDS ({error!r})") from None
+            raise place.error(INDEX, f"is not an MDS index ({error!r})") from None
         if any(each != listed[0] for each in listed):
-            raise place.error(INDEX, "its shards differ in their columns: that is not read here")
+            raise place.error(INDEX, "its shards have different columns, which is not supported")
         self._names = [str(name) for name in first["column_names"]]
         self._columns = [self._column(*each) for each in (listed[0] if listed else ())]
         self.shards = Shards([each.samples for each in self._shards])
@@ -87,7 +87,9 @@ class Mds(Rows):
         each, part = next(pair for pair in self._parts(number) if pair[0].name == column)
         if each.encoding == "bytes":  # as LLM Foundry wrote them before MDS had arrays
             if len(part) % 8:
-                raise self.place.error("", f"{column} of sample {number} are no tokens of 8 bytes")
+                raise self.place.error(
+                    "", f"{column} of sample {number} does not contain 8-byte tokens"
+                )
             return np.frombuffer(part, "<i8")
         return self.as_tokens(self._decoded(each, part, number), number, column)
 
@@ -103,10 +105,12 @@ class Mds(Rows):
         plain, packed = told["raw_data"], told.get("zip_data")
         codec = str(told.get("compression") or "").partition(":")[0] if packed else ""
         if codec and codec not in _CODECS:
-            raise self.place.error(INDEX, f"its shards are compressed by {codec}: not read here")
+            raise self.place.error(
+                INDEX, f"its shards are compressed with {codec}, which is not supported"
+            )
         file = str((packed or plain)["basename"])
         if file.startswith("/") or ".." in PurePosixPath(file).parts:
-            raise self.place.error(INDEX, f"{file!r} leads out of the directory")
+            raise self.place.error(INDEX, f"{file!r} is outside the directory")
         size, samples = int(plain["bytes"]), int(told["samples"])
         if not samples >= 0 or 4 * (samples + 2) > size:
             raise self.place.error(
@@ -117,7 +121,7 @@ class Mds(Rows):
 
     def _column(self, name: str, encoding: str, size: Any) -> _Column:
         if _decoder(encoding) is None:
-            why = "can run any code" if encoding == "pkl" else "is not read here"
+            why = "can run arbitrary code" if encoding == "pkl" else "is not supported"
             raise self.place.error(INDEX, f"column {name} is encoded as {encoding}, which {why}")
         return _Column(name, encoding, int(size or 0))
 
@@ -136,7 +140,7 @@ class Mds(Rows):
             begin, ends = ends, ends + (each.size or next(sizes, len(data)))
             parts.append((each, data[begin:ends]))
         if ends != len(data):
-            raise self._damaged(shard, f"sample {number} has {len(data)} bytes, not {ends}")
+            raise self._damaged(shard, f"sample {number} is {len(data)} bytes, not {ends}")
         return parts
 
     def _decoded(self, column: _Column, part: Any, number: int) -> Any:
@@ -149,12 +153,12 @@ class Mds(Rows):
             raise self._damaged(shard, f"{column.name} of sample {number}: {error}") from None
 
     def _open(self, shard: int) -> NDArray[np.int64]:
-        """Return where the samples of a shard begin and end, if it is as the index says."""
+        """Return the offsets of a shard's samples; raise a DataError if the index differs."""
         told = self._shards[shard]
         plain = isinstance(self.place, Here) and not told.codec
         if plain:
             if (size := self.place.file(told.file).size) != told.bytes:
-                raise self._damaged(shard, f"has {size:,} bytes, not {told.bytes:,}")
+                raise self._damaged(shard, f"is {size:,} bytes, not {told.bytes:,}")
             if told.plain_hashes:
                 self.place.check(told.file, told.plain_hashes)
         head = np.frombuffer(self._read(shard, 0, 4 * (told.samples + 2)), "<u4").astype(np.int64)
@@ -165,14 +169,14 @@ class Mds(Rows):
             or (np.diff(offsets) < 0).any()
             or not 4 * len(head) <= offsets[0] <= offsets[-1] <= told.bytes
         ):
-            raise self._damaged(shard, "its header is not as the index says")
+            raise self._damaged(shard, "its header does not match the index")
         self._offsets[shard] = offsets
         if len(self._offsets) > _OPEN:
             self._offsets.popitem(last=False)
         return offsets
 
     def _read(self, shard: int, start: int, length: int) -> Any:
-        """Return bytes of a plain shard: mapped here, or from the cache."""
+        """Return bytes of a decompressed shard, from the mapped file or from the cache."""
         told = self._shards[shard]
         if isinstance(self.place, Here) and not told.codec:
             return self.place.read(told.file, start, length)
@@ -180,12 +184,14 @@ class Mds(Rows):
         return self.place.cache.read(key, start, length, lambda: self._plain(shard))
 
     def _plain(self, shard: int) -> Any:
-        """Return a whole plain shard, compared with its checksums."""
+        """Return a complete decompressed shard after comparing it with its checksums."""
         told, place = self._shards[shard], self.place
         if told.bytes > place.cache.limit:
-            raise place.error(told.file, f"has {told.bytes:,} bytes, more than the whole cache may")
+            raise place.error(
+                told.file, f"is {told.bytes:,} bytes, more than the whole cache can hold"
+            )
         if place.file(told.file).size > 2 * told.bytes + (1 << 20):
-            raise self._damaged(shard, "is larger than it is without compression")
+            raise self._damaged(shard, "is larger than its decompressed size")
         data = b"".join(place.chunks(told.file))
         wrong = differs(iter([data]), told.hashes)
         if told.codec and not wrong:
@@ -195,16 +201,16 @@ class Mds(Rows):
                 wrong = str(error)
         wrong = wrong or differs(iter([data]), told.plain_hashes)
         if wrong or len(data) != told.bytes:
-            raise self._damaged(shard, wrong or f"has {len(data):,} bytes, not {told.bytes:,}")
+            raise self._damaged(shard, wrong or f"is {len(data):,} bytes, not {told.bytes:,}")
         return data
 
     def _damaged(self, shard: int, why: str) -> Exception:
-        return self.place.error(self._shards[shard].file, f"{why}: damaged")
+        return self.place.error(self._shards[shard].file, f"damaged: {why}")
 
 
 @functools.lru_cache
 def _decoder(encoding: str) -> Decode | None:
-    """Return what decodes a column; None: nothing does here."""
+    """Return the function that decodes a column, or None if the encoding is not supported."""
     kind, _, rest = encoding.partition(":")
     if kind in _SCALARS:
         dtype = np.dtype(kind).newbyteorder("<")

@@ -1,4 +1,4 @@
-"""Finds out what a path or URL holds, and opens it."""
+"""Detects what a path or URL contains, and opens it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from trnslurm.datasets.tokens import (
 
 TRAIN = ("train",)
 EVAL = ("eval", "validation", "valid", "val", "dev")
-"""How libraries name the splits to train and to evaluate on; test is neither."""
+"""How libraries name the splits for training and evaluation. The test split is used for neither."""
 _SPLITS = (*TRAIN, *EVAL, "test")
 OTHERS = ("shards", SHARDS)
-"""What the indexes of MDS and of tars have, and no other index.json."""
+"""The keys that the index of MDS or of tars has, and no other index.json."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
 _KINDS = (".idx", ".ds", ".parquet", ".arrow", ".tar", ".jsonl")
 _OF_SPLIT = re.compile(rf"(?:.*/)?({'|'.join(_SPLITS)})[-_.][^/]*")
@@ -75,14 +75,16 @@ def dataset(
     cache: str | Path | None = None,
     cache_gb: float = CACHE_GB,
 ) -> Dataset:
-    """Return what datatrove, Megatron, MosaicML, datasets, WebDataset and others have written.
+    """Open data that datatrove, Megatron, MosaicML, datasets, WebDataset or another library wrote.
 
-    With `seq_len` a sample is a block of so many tokens; `column` names the one that has them.
+    With `seq_len`, each sample is a block of that many tokens. `column` names the column of tokens.
     """
     read = open_rows(str(path), split=split, column=column, cache=cache, cache_gb=cache_gb)
     if seq_len is None:
         if isinstance(read, Tokens):
-            raise DataError(f"{path}: {describe(read)}: give seq_len, the tokens of a sample")
+            raise DataError(
+                f"{path}: {describe(read)}: pass seq_len, the number of tokens per sample"
+            )
         return Dataset(read, None)
     if seq_len < 1:
         raise ValueError(f"trnslurm.dataset: seq_len is {seq_len}: it must be 1 or more")
@@ -98,7 +100,7 @@ def open_rows(
     cache: str | Path | None = None,
     cache_gb: float = CACHE_GB,
 ) -> Rows | Tokens:
-    """Open what a path holds: rows, or tokens."""
+    """Open the rows or tokens that a path contains."""
     kept = Cache(Path(cache).expanduser() if cache else None, int(cache_gb * 1e9))
     place, (parent, name) = open_place(path, kept), split_path(path)
     if _is_file(place):
@@ -109,24 +111,24 @@ def open_rows(
         name = ""
     if not name:
         place, names = _of_split(place, split)
-    elif split and split.split("|")[0] in EVAL:  # else it would be what is trained on
-        raise DataError(f"{path}: there is no split {' or '.join(split.split('|'))} in a file")
+    elif split and split.split("|")[0] in EVAL:  # otherwise it would be the training data
+        raise DataError(f"{path}: a single file has no split {' or '.join(split.split('|'))}")
     else:
         names = [re.sub(r"\.bin$", ".idx", name)]
     found = _open(place, names, column)
     if found is None:
-        raise NoDataError(f"{path}: holds no data of a format that is read here: see docs/data.md")
+        raise NoDataError(f"{path}: contains no data in a supported format: see docs/data.md")
     return found
 
 
 def open_tokens(path: str, split: tuple[str, ...]) -> Tokens:
-    """Open the tokens to train (TRAIN) or to evaluate on (EVAL), whatever their split's name is."""
+    """Open the tokens of a split, TRAIN or EVAL, under any of the names that libraries give it."""
     found = open_rows(path, split="|".join(split))
     return found if isinstance(found, Tokens) else TokenRows(found, None)
 
 
 def describe(read: Rows | Tokens) -> str:
-    """Return what was found, as people say it."""
+    """Return a one-line description of the data for the user."""
     if not isinstance(read, Tokens):
         return f"{read.kind}, {len(read):,} samples"
     documents = f"{read.documents:,} documents, " if read.documents is not None else ""
@@ -140,7 +142,7 @@ def _is_file(place: Place) -> bool:
 
 
 def _of_split(place: Place, split: str | None) -> tuple[Place, list[str] | None]:
-    """Return where a split lies, and its files if others lie next to it."""
+    """Return where a split is, and its files if it shares a directory with other splits."""
     wanted = split.split("|") if split else []
     names: list[str] | None = None
     if place.find(INDEX) is not None or place.find(_STATE) is not None:
@@ -158,8 +160,8 @@ def _of_split(place: Place, split: str | None) -> tuple[Place, list[str] | None]
     found = next((each for each in wanted if each in there), None)
     if found is None:
         if there or (wanted and wanted[0] not in TRAIN):
-            asked = f"there is no split {' or '.join(wanted)}" if wanted else "which split"
-            has = f": there are {', '.join(there)}" if there else ""
+            asked = f"there is no split {' or '.join(wanted)}" if wanted else "name a split"
+            has = f": the splits are {', '.join(there)}" if there else ""
             raise place.error("", f"{asked}{has}")
         return place, names
     if names is not None and not any(name.startswith(f"{found}/") for name in names):
@@ -179,20 +181,22 @@ def _open(place: Place, names: list[str] | None, column: str | None) -> Rows | T
             state = _json(place, _STATE)
             if state.get("_indices_data_files"):
                 raise place.error(
-                    _STATE, "has an order of its own: save it after flatten_indices()"
+                    _STATE, "its rows are reordered by indices: call flatten_indices(), then save"
                 )
             try:
                 listed = [str(each["filename"]) for each in state["_data_files"]]
             except (LookupError, TypeError):
-                raise place.error(_STATE, "names no files: damaged") from None
+                raise place.error(_STATE, "damaged: names no files") from None
             if any(Path(each).name != each for each in listed):
-                raise place.error(_STATE, "names a file that is not next to it")
+                raise place.error(_STATE, "names a file that is not in the same directory")
             return Arrow(place, listed)
         names = place.names()
     by_kind = {kind: [name for name in names if name.endswith(kind)] for kind in _KINDS}
     kinds = [kind for kind, found in by_kind.items() if found]
     if len(kinds) > 1:
-        raise place.error("", f"holds {' and '.join(kinds)} files: name a directory of one format")
+        raise place.error(
+            "", f"contains {' and '.join(kinds)} files: name a directory with one format"
+        )
     if not kinds:
         return None
     found = by_kind[kinds[0]]
@@ -213,7 +217,7 @@ def _json(place: Place, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise place.error(name, f"cannot be read ({error})") from None
     if not isinstance(found, dict):
-        raise place.error(name, "is no JSON object")
+        raise place.error(name, "is not a JSON object")
     return found
 
 

@@ -1,6 +1,6 @@
-"""A directory, here or in an object store: its files, and any bytes of them.
+"""A directory on disk or in an object store: its files, and any byte range of them.
 
-Files here are mapped. Of objects in a store, blocks are read and kept in the node's cache.
+Local files are mapped. Objects in a store are read in blocks, which are kept in the node's cache.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from trnslurm.datasets.errors import DataError
 
 _BLOCK = 4 << 20
 _SMALL = 64 << 20
-"""The largest index or the like that is read as a whole."""
+"""The largest index that is read into memory at once."""
 _MAPPED = 256
 _TRIES, _WAIT_S = 5, 0.5
 URL = "://"
-"""What a URL has, and no path."""
+"""Occurs in every URL and in no path."""
 
-# The algorithms that formats name their checksums by, as far as Python's library has them.
+# The checksum algorithms that the formats use and Python's standard library provides.
 _HASHES = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "blake2b", "blake2s")
 
 
 class File(NamedTuple):
-    """A file of a place."""
+    """The size and version of a file."""
 
     size: int
     version: str
-    """Differs when the file has been written again."""
+    """Changes when the file is rewritten."""
 
 
 class Place:
-    """Where the files of a dataset are. It can be handed to other processes, also by pickle."""
+    """Where the files of a dataset are. It can be passed to other processes, even by pickle."""
 
     def __init__(self, path: str, cache: Cache) -> None:
         self.path = path.rstrip("/")
         self.cache = cache
 
     def find(self, name: str) -> File | None:
-        """Return a file; None: there is none."""
+        """Return a file, or None if it does not exist."""
         raise NotImplementedError
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; some stores cannot list them."""
+        """Return the sorted names of all files. Some stores cannot list them."""
         raise NotImplementedError
 
     def read(self, name: str, start: int, length: int) -> Any:
-        """Return these bytes of a file, or of its rest; what has a buffer, not always bytes."""
+        """Return these bytes of a file, cut off at its end, as any object with a buffer."""
         raise NotImplementedError
 
     def below(self, name: str) -> Place:
-        """Return the place of a directory in this one."""
+        """Return the place of a subdirectory."""
         raise NotImplementedError
 
     def file(self, name: str) -> File:
-        """Return a file that must be there."""
+        """Return a file, or raise a DataError if it does not exist."""
         if (found := self.find(name)) is None:
-            raise self.error(name, "there is no such file")
+            raise self.error(name, "does not exist")
         return found
 
     def text(self, name: str, most: int = _SMALL) -> bytes:
-        """Return the bytes of an index or the like."""
+        """Return all bytes of a small file, such as an index."""
         if (size := self.file(name).size) > most:
-            raise self.error(name, f"has {size:,} bytes, more than any index that is read here")
+            raise self.error(name, f"is {size:,} bytes, more than the {most:,} that are read")
         return bytes(self.read(name, 0, size))
 
     def key(self, name: str, *what: object) -> str:
-        """Return the name in the cache of something that is made of a file."""
+        """Return the cache key of something that is derived from a file."""
         told = repr((self.path, name, *self.file(name), *what))
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
@@ -91,7 +91,7 @@ class Place:
             yield self.read(name, start, min(_BLOCK, size - start))
 
     def check(self, name: str, hashes: dict[str, str]) -> None:
-        """Compare a file with its checksums, once on this node; raise a DataError if it differs."""
+        """Compare a file with its checksums, once per node; raise a DataError if it differs."""
 
         def compare() -> bytes:
             if wrong := differs(self.chunks(name), hashes):
@@ -102,7 +102,7 @@ class Place:
 
 
 class Here(Place):
-    """A directory of this host."""
+    """A directory on this host."""
 
     def __init__(self, path: str, cache: Cache) -> None:
         super().__init__(path, cache)
@@ -150,7 +150,7 @@ class Here(Place):
 
 
 class Away(Place):
-    """A prefix in an object store, which a reader knows."""
+    """A prefix in an object store, read through one of the readers below."""
 
     def __init__(self, path: str, cache: Cache, reader: Any) -> None:
         super().__init__(path, cache)
@@ -181,7 +181,7 @@ class Away(Place):
 
     def chunks(self, name: str) -> Iterator[Any]:
         size = self.file(name).size
-        for start in range(0, size, _BLOCK):  # once through is no use of the cache
+        for start in range(0, size, _BLOCK):  # one pass would not benefit from the cache
             yield self._fetch(name, start, min(_BLOCK, size - start))
 
     def _url(self, name: str) -> str:
@@ -201,32 +201,32 @@ class Away(Place):
         def fetch() -> bytes:
             data: bytes = self._reader.read(url, start, length, version)
             if len(data) != length:
-                raise OSError(f"{len(data):,} of {length:,} bytes came")
+                raise OSError(f"only {len(data):,} of {length:,} bytes arrived")
             return data
 
         return bytes(self._again(name, fetch))
 
     def _again(self, name: str, ask: Callable[[], Any]) -> Any:
-        """Ask the store, again after a failure; raise a DataError when it has failed often."""
+        """Query the store, and retry after a failure; raise a DataError after too many failures."""
         for attempt in itertools.count(1):
             try:
                 return ask()
             except DataError:
                 raise
-            except Exception as error:  # each store's library has its own
+            except Exception as error:  # each store's library raises its own exceptions
                 if attempt == _TRIES:
                     words = " ".join(str(error).split())[:200] or type(error).__name__
-                    why = f"cannot be read in {_TRIES} tries ({words})"
+                    why = f"could not be read in {_TRIES} attempts ({words})"
                     raise self.error(name, why) from error
-                # Not the random numbers of the script, whose order would depend on failures.
+                # Not the script's random numbers, whose order would then depend on failures.
                 time.sleep(_WAIT_S * 2**attempt * random.SystemRandom().uniform(0.5, 1))
         raise AssertionError
 
 
 class S3:
-    """Reads S3 with the client of the copies of checkpoints.
+    """Reads S3 with the client that also copies checkpoints.
 
-    Not with fsspec: s3fs needs a version of botocore that boto3 does not take.
+    It does not use fsspec, because s3fs needs a version of botocore that boto3 does not accept.
     """
 
     def __init__(self) -> None:
@@ -256,14 +256,14 @@ class S3:
         from trnslurm.mirror.store import Store
 
         bucket, _, name = url.removeprefix("s3://").partition("/")
-        key = (os.getpid(), bucket)  # a client's connections are not for a forked process
+        key = (os.getpid(), bucket)  # a forked process must not use the client's connections
         if key not in self._stores:
             self._stores[key] = Store(f"s3://{bucket}")
         return self._stores[key], name
 
 
 class ByFsspec:
-    """Reads any other store that fsspec knows."""
+    """Reads any other store that fsspec supports."""
 
     def find(self, url: str) -> File | None:
         files, path = self._at(url)
@@ -289,11 +289,11 @@ class ByFsspec:
         try:
             import fsspec
 
-            # It keeps file systems, and makes others in a forked process.
+            # fsspec reuses file systems, and makes new ones in a forked process.
             found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise DataError(
-                f"{url}: {str(error).splitlines()[0]}: pip install 'trnslurm[stores]'"
+                f"{url}: {str(error).splitlines()[0]}: run pip install 'trnslurm[stores]'"
             ) from None
         return found
 
@@ -306,7 +306,7 @@ def _as_file(info: Any) -> File:
 
 
 def differs(chunks: Iterator[Any], hashes: dict[str, str]) -> str:
-    """Compare bytes with their checksums; return what is wrong, or nothing."""
+    """Compare bytes with their checksums; return what is wrong, or an empty string."""
     found = {name: hashlib.new(name, usedforsecurity=False) for name in hashes if name in _HASHES}
     if "xxh64" in hashes or "xxh128" in hashes:
         with contextlib.suppress(ImportError):
@@ -319,7 +319,7 @@ def differs(chunks: Iterator[Any], hashes: dict[str, str]) -> str:
         for each in found.values():
             each.update(chunk)
     wrong = [name for name, each in found.items() if each.hexdigest() != hashes[name].lower()]
-    return f"its {wrong[0]} is not as the index says: damaged, or another file" if wrong else ""
+    return f"its {wrong[0]} does not match the index" if wrong else ""
 
 
 def open_place(path: str, cache: Cache) -> Place:
@@ -334,7 +334,7 @@ def _absolute(path: str) -> Path:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Return the directory of a path or URL, and the last name; of a bucket itself none."""
+    """Split a path or URL into its directory and its last name, which is empty for a bucket."""
     if URL not in path:
         return str(_absolute(path).parent), _absolute(path).name
     parent, _, name = path.rstrip("/").rpartition("/")

@@ -1,4 +1,4 @@
-"""What every reader of rows offers, and where a row lies among shards."""
+"""What every reader of rows provides, and where a row is among the shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trnslurm.datasets.place import Place
 
 
 class Shards:
-    """Where the rows of several shards lie in the order of all."""
+    """Where the rows of each shard are in the order of all rows."""
 
     def __init__(self, counts: Any) -> None:
         self.ends = np.cumsum(np.asarray(counts, np.int64))
@@ -21,21 +21,21 @@ class Shards:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def at(self, number: int) -> tuple[int, int]:
-        """Return the shard of a row, and its number there."""
+        """Return the shard of a row, and the row's number in that shard."""
         shard = int(self.ends.searchsorted(number, side="right"))
         return shard, number - int(self.ends[shard - 1]) if shard else number
 
 
 class Rows:
-    """Rows of named columns."""
+    """Rows with named columns."""
 
     kind = ""
-    """The format, as people name it."""
+    """The format's name in messages."""
 
     def __init__(self, place: Place, files: list[str]) -> None:
         self.place = place
         self.files = files
-        """Files that tell when the data has changed."""
+        """Files whose size or time changes when the data does."""
         self.shards = Shards([])
 
     def __len__(self) -> int:
@@ -54,13 +54,13 @@ class Rows:
         return self.as_tokens(self.row(number).get(column), number, column)
 
     def lengths(self, column: str) -> Iterator[NDArray[np.int64]]:
-        """Yield the numbers of tokens of all rows, some at a time."""
+        """Yield the token counts of all rows, in batches."""
         for start in range(0, len(self), 4096):
             some = range(start, min(start + 4096, len(self)))
             yield np.array([len(self.tokens(number, column)) for number in some], np.int64)
 
     def length(self, column: str) -> int | None:
-        """Return the number of tokens of every row, if the format says that they are equal."""
+        """Return the number of tokens in every row if the format guarantees that it is constant."""
         return None
 
     def as_tokens(self, value: Any, number: int, column: str) -> NDArray[Any]:
@@ -70,5 +70,5 @@ class Rows:
         except (TypeError, ValueError, OverflowError):
             found = np.array(None)
         if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
-            raise self.place.error("", f"{column} of sample {number} is no list of token ids")
+            raise self.place.error("", f"{column} of sample {number} is not a list of token ids")
         return found

@@ -1,6 +1,6 @@
-"""A stream of tokens, as if it were one array: files of them, or a column of rows.
+"""A stream of tokens that acts as one array, made of token files or of a column of rows.
 
-The formats of files are datatrove's and Megatron's:
+The file formats are datatrove's and Megatron's:
 https://github.com/huggingface/datatrove/blob/main/src/datatrove/pipeline/tokens/tokenizer.py
 https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/datasets/indexed_dataset.py
 """
@@ -21,14 +21,14 @@ COLUMNS = ("input_ids", "tokens")
 """How libraries name the column of tokens."""
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-# Megatron's codes of types; floats are no tokens.
+# Megatron's type codes. Floating-point types are omitted, because they are not tokens.
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _MOST_INDEX = 16 << 30
 _LOOK, _LOOKS = 1 << 16, 16
 
 
 class TokenFile(NamedTuple):
-    """A file of nothing but tokens."""
+    """A file that contains only tokens."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ class TokenFile(NamedTuple):
 
 
 class Tokens:
-    """Tokens in a row; slices of it are arrays."""
+    """A sequence of tokens. Slices of it are arrays."""
 
     kind = ""
     documents: int | None = None
@@ -61,11 +61,11 @@ class Tokens:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _part(self, shard: int, first: int, most: int) -> NDArray[Any]:
-        """Return tokens of one shard: at least one."""
+        """Return at least one and at most `most` tokens of one shard."""
         raise NotImplementedError
 
     def largest_seen(self) -> int:
-        """Return the largest token of some places all over the stream: a million at most."""
+        """Return the largest token in samples spread over the stream, a million tokens at most."""
         if self.largest is None:
             step = max(_LOOK, len(self) // _LOOKS)
             looks = (self[start : start + _LOOK] for start in range(0, len(self), step))
@@ -73,7 +73,7 @@ class Tokens:
         return self.largest
 
     def fingerprint(self) -> str:
-        """Return what identifies the tokens, from names, sizes, and both ends of the stream."""
+        """Return a hash that identifies the tokens, from their counts and from both ends."""
         told = hashlib.sha256(f"{self.kind} {len(self)}".encode())
         told.update(self._shards.ends.tobytes())
         for part in (slice(0, 4096), slice(max(0, len(self) - 4096), len(self))):
@@ -82,7 +82,7 @@ class Tokens:
 
 
 class TokenFiles(Tokens):
-    """Files of tokens, one after another."""
+    """The tokens of several files, one file after another."""
 
     def __init__(self, place: Place, kind: str, files: list[TokenFile], documents: int) -> None:
         super().__init__(place)
@@ -96,12 +96,12 @@ class TokenFiles(Tokens):
         count = min(most, file.tokens - first)
         data = self.place.read(file.name, first * dtype.itemsize, count * dtype.itemsize)
         if len(data) != count * dtype.itemsize:
-            raise self.place.error(file.name, f"ends before its token {first + count:,}: damaged")
+            raise self.place.error(file.name, f"damaged: ends before token {first + count:,}")
         return np.frombuffer(data, dtype)
 
 
 class TokenRows(Tokens):
-    """A column of rows, one after another."""
+    """The tokens in a column, one row after another."""
 
     def __init__(self, rows: Rows, column: str | None) -> None:
         super().__init__(rows.place)
@@ -111,7 +111,9 @@ class TokenRows(Tokens):
         if not found:
             asked = column or " or ".join(COLUMNS)
             has = ", ".join(names)
-            raise rows.place.error("", f"no column {asked}, but {has}: name that of the token ids")
+            raise rows.place.error(
+                "", f"has no column {asked}: name the column of token ids (the columns are {has})"
+            )
         self._column = found[0]
         if (length := rows.length(self._column)) is not None:
             lengths: Any = np.full(len(rows), length)
@@ -133,13 +135,13 @@ class TokenRows(Tokens):
         tokens = self._rows.tokens(shard, self._column)
         size = int(self._shards.ends[shard]) - (int(self._shards.ends[shard - 1]) if shard else 0)
         if len(tokens) != size:
-            raise self.place.error("", f"sample {shard} has {len(tokens)} tokens, not {size}: it "
-                                   "has changed")  # fmt: skip
+            raise self.place.error("", f"sample {shard} has changed: it has {len(tokens)} tokens, "
+                                   f"not {size}")  # fmt: skip
         return tokens[first : first + most]
 
 
 class Blocks:
-    """The blocks of `seq_len` tokens of a stream, whose beginning fills up the last of them."""
+    """A stream in blocks of `seq_len` tokens. The stream's first tokens fill up the last block."""
 
     def __init__(self, tokens: Any, seq_len: int) -> None:
         self.tokens, self.seq_len = tokens, seq_len
@@ -152,7 +154,7 @@ class Blocks:
         return found
 
     def read(self, numbers: Any) -> NDArray[np.int64]:
-        """Return some blocks, one a row."""
+        """Return some blocks, one per row."""
         found = np.empty((len(numbers), self.seq_len), np.int64)
         for row, number in zip(found, numbers):
             if not 0 <= number < len(self):
@@ -165,18 +167,24 @@ class Blocks:
 
 
 def read_datatrove(place: Place, names: list[str]) -> Tokens:
-    """Open datatrove's files of tokens, *.ds with the ends of the documents in *.ds.index."""
+    """Open datatrove's token files: *.ds, with the ends of the documents in *.ds.index."""
     files, documents = [], 0
     for name in names:
         if place.find(f"{name}.loss") is not None:
-            raise place.error(f"{name}.loss", "says which tokens not to train on; that is not read")
+            raise place.error(
+                f"{name}.loss", "masks the loss of some tokens, which is not supported: remove it"
+            )
         index = place.text(f"{name}.index", _MOST_INDEX)
         ends = np.frombuffer(index[: len(index) // 8 * 8], "<u8")
         tokens, size = int(ends[-1]) if len(ends) else 0, place.file(name).size
         if size not in (2 * tokens, 4 * tokens) or len(index) % 8:
-            raise place.error(name, f"has {size:,} bytes, but its index {tokens:,} tokens: damaged")
+            raise place.error(
+                name, f"damaged: is {size:,} bytes, but its index lists {tokens:,} tokens"
+            )
         if (np.diff(ends.astype(np.int64), prepend=0) < 0).any():
-            raise place.error(f"{name}.index", "its documents do not ascend: damaged")
+            raise place.error(
+                f"{name}.index", "damaged: the ends of its documents are not in ascending order"
+            )
         files.append(TokenFile(name, f"<u{size // tokens}" if tokens else "<u2", tokens))
         documents += len(ends)
     return TokenFiles(place, "datatrove", files, documents)
@@ -193,18 +201,18 @@ def _megatron_file(place: Place, name: str) -> tuple[TokenFile, int]:
     size = place.file(index).size
     header = bytes(place.read(index, 0, _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise place.error(index, "is no index of Megatron's")
+        raise place.error(index, "is not a Megatron index")
     _, version, code, sequences, ends = _HEADER.unpack(header)
     if version != 1 or code not in _TYPES:
-        raise place.error(index, f"has version {version} and type {code}, which are not read here")
-    # Lengths, places, the ends of documents; of several modes one byte more for each sequence.
+        raise place.error(index, f"has version {version} and type {code}, which are not supported")
+    # Lengths, positions, ends of documents. With several modes, one more byte per sequence.
     if size != _HEADER.size + 12 * sequences + 8 * ends or not ends or size > _MOST_INDEX:
-        more = (
-            ": several modes are not read"
+        why = (
+            "has several modes, which are not supported"
             if size == _HEADER.size + 13 * sequences + 8 * ends
-            else ""
+            else f"damaged: is {size:,} bytes, which does not match its header"
         )
-        raise place.error(index, f"has {size:,} bytes, not as its header says{more or ': damaged'}")
+        raise place.error(index, why)
     total, width = 0, np.dtype(_TYPES[code]).itemsize
     step = 1 << 20
     for first in range(0, sequences, step):
@@ -215,9 +223,9 @@ def _megatron_file(place: Place, name: str) -> tuple[TokenFile, int]:
         )
         after = total + np.cumsum(lengths, dtype=np.int64)
         if (lengths < 0).any() or (starts != (after - lengths) * width).any():
-            raise place.error(index, "its sequences do not lie one after another: damaged")
+            raise place.error(index, "damaged: its sequences are not contiguous")
         total = int(after[-1])
     if place.file(data).size != total * width:
-        raise place.error(data, f"has {place.file(data).size:,} bytes, but its index says "
-                          f"{total * width:,}: damaged")  # fmt: skip
+        raise place.error(data, f"damaged: is {place.file(data).size:,} bytes, but its index says "
+                          f"{total * width:,}")  # fmt: skip
     return TokenFile(data, _TYPES[code], total), ends - 1
