@@ -174,7 +174,7 @@ def test_the_place_is_of_the_process_group_or_of_the_environment(monkeypatch) ->
         ({"global_batch": 4, "start": -1}, "start is -1"),
         ({"global_batch": 4, "epochs": 1, "steps": 3}, "not both"),
         ({"global_batch": 4, "rank": 1}, "rank and world_size together"),
-        ({"global_batch": 4, "rank": 2, "world_size": 2}, "ranks count from 0"),
+        ({"global_batch": 4, "rank": 2, "world_size": 2}, "ranks start at 0"),
         ({"global_batch": 40, "drop_last": True}, "drop_last leaves nothing"),
     ],
 )

@@ -144,10 +144,10 @@ class Stream(IterableDataset):
     ("dataset", "options", "error"),
     [
         (Stream(), {}, "IterableDataset cannot be read in a given order"),
-        (Numbers(9), {"batch_size": 3}, "leave batch_size out"),
-        (Numbers(9), {"sampler": None}, "leave sampler out"),
-        (Numbers(9), {"in_order": False}, "leave in_order out"),
-        (Numbers(9), {"steps_per_epoch": 3}, "leave steps_per_epoch out"),
+        (Numbers(9), {"batch_size": 3}, "omit batch_size"),
+        (Numbers(9), {"sampler": None}, "omit sampler"),
+        (Numbers(9), {"in_order": False}, "omit in_order"),
+        (Numbers(9), {"steps_per_epoch": 3}, "steps_per_epoch requires a mix"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(dataset, options, error) -> None:

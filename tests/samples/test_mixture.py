@@ -108,12 +108,12 @@ def test_shares_without_a_small_common_denominator_are_kept_to_a_millionth() -> 
 @pytest.mark.parametrize(
     ("sources", "schedule", "error"),
     [
-        ({}, [], "no source"),
+        ({}, [], "sources is empty"),
         ({"a": (0, 1)}, [], "'a' has 0 samples"),
-        ({"a": (3, -1)}, [], "none may be negative"),
-        ({"a": (3, 0)}, [], "one must be above 0"),
-        ({"a": (3, 1)}, [(5, {"b": 1})], "'b', which is no source"),
-        ({"a": (3, 1)}, [(5, {"a": 1}), (5, {"a": 2})], "must ascend"),
+        ({"a": (3, -1)}, [], "use positive numbers or 0"),
+        ({"a": (3, 0)}, [], "but not only 0"),
+        ({"a": (3, 1)}, [(5, {"b": 1})], "'b', which is not a source"),
+        ({"a": (3, 1)}, [(5, {"a": 1}), (5, {"a": 2})], "must be ascending"),
     ],
 )
 def test_a_wrong_mix_is_refused_in_one_line(sources, schedule, error) -> None:

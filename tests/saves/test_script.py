@@ -107,7 +107,10 @@ def test_values_of_all_kinds_come_back_as_they_were(tmp_path: Path) -> None:
     ("state", "what"),
     [
         ({"a": {"b": [1, {2}]}}, "trnslurm.save: a.b.1 is a set: only tensors"),
-        ({"a": torch.zeros(2, dtype=torch.complex64)}, "trnslurm.save: a is of torch.complex64"),
+        (
+            {"a": torch.zeros(2, dtype=torch.complex64)},
+            "trnslurm.save: a has dtype torch.complex64",
+        ),
         ({"a": np.array([object()])}, "trnslurm.save: a is a ndarray: only tensors"),
     ],
 )
@@ -122,12 +125,12 @@ def test_another_model_is_refused_and_says_how_it_differs(tmp_path: Path) -> Non
     trnslurm.save(1, state, directory=tmp_path, wait=True)
     state["model"][2] = nn.Linear(3, 5)
     state["model"].append(nn.Linear(5, 1, bias=False))
-    with pytest.raises(ValueError, match=r"another training: model\.3\.weight is missing: name"):
+    with pytest.raises(ValueError, match=r"another training: model\.3\.weight is missing: use"):
         trnslurm.load(state, directory=tmp_path)
     del state["model"][3]
     with pytest.raises(ValueError, match=r"model\.2\.weight has shape \[2, 3\] instead of"):
         trnslurm.load(state, directory=tmp_path)
-    with pytest.raises(ValueError, match="it has no teacher, but model, optimizer, schedule"):
+    with pytest.raises(ValueError, match="it contains no teacher, only model, optimizer, schedule"):
         trnslurm.load({"teacher": nn.Linear(1, 1)}, directory=tmp_path)
     assert trnslurm.load({"model": training()["model"]}, directory=tmp_path) == 1
 
@@ -146,7 +149,9 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, capfd) -> None:
         capfd.readouterr().out
     )
     file.with_name("manifest.json").unlink()  # one that this function did not write
-    with pytest.raises(RuntimeError, match=r"is not of trnslurm\.save: name another directory"):
+    with pytest.raises(
+        RuntimeError, match=r"was not written by trnslurm\.save: use another directory"
+    ):
         trnslurm.load(state, directory=tmp_path)
 
 

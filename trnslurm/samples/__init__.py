@@ -1,1 +1,1 @@
-"""Which samples each step of a training has, and which of them a worker computes."""
+"""Which samples each step of a training run has, and which of them each worker computes."""

@@ -1,8 +1,8 @@
-"""What each step of a training computes, and which part of it a worker does.
+"""What each step of a training run computes, and which part of it each worker computes.
 
-A step has a global batch of samples, cut into micro-batches. They are dealt out to the workers like
-cards. Which samples a step has depends on the seed and the number of the step alone, so the state
-of a training's data is one integer: the steps that are done.
+A step has a global batch of samples, divided into micro-batches, which are dealt out to the workers
+like cards. The samples of a step depend only on the seed and the step's number, so the state of a
+run's data is one integer: the number of completed steps.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from numpy.typing import NDArray
 from trnslurm.samples.mixture import Mix
 from trnslurm.samples.order import derive_seed, indices_at
 
-# How many samples are put into order at once: numpy is slow for a few.
+# How many samples are ordered at once, because numpy is slow for only a few.
 _BLOCK = 1 << 14
 
 
 _Part = tuple[int, int, float, float, bool]
-"""A micro-batch: its number in the step, its samples, weight and scale, and if it is the last."""
+"""A micro-batch: number in the step, samples, weight, scale, and whether it is the worker's last.
+"""
 
 _Run = tuple[list[_Part], NDArray[np.int64], list[tuple[int, int, int, int]]]
-"""Of steps with equally many samples, as nearly all are, a worker's micro-batches in each, where
-their samples lie, and the number, the epoch, the first sample and the size of each."""
+"""Consecutive steps of equal size: a worker's micro-batches in each step, where their samples are,
+and each step's number, epoch, first position and size. Nearly all steps have the same size."""
 
 
 class MicroBatch(NamedTuple):
     """Samples that a worker computes together."""
 
     indices: list[Any]
-    """The samples: indices; of a mix, pairs of a source's name and an index."""
+    """The samples' indices; with a mix, pairs of a source's name and an index."""
     weight: float
-    """Its part of the step: the weights of a step add up to 1 over all workers. 0: padding."""
+    """Its share of the step. Over all workers, a step's weights add up to 1. Padding weighs 0."""
     scale: float
-    """The weight times the number of micro-batches of the step, of all workers: 1 on average."""
+    """The weight times the number of micro-batches in the step on all workers: 1 on average."""
     last: bool
-    """Whether it is this worker's last one of the step."""
+    """Whether it is this worker's last micro-batch of the step."""
     key: tuple[int, int, int]
-    """The seed of all, the steps before, and its number in the step."""
+    """The run's seed, the number of earlier steps, and the micro-batch's number in the step."""
 
     @property
     def seed(self) -> int:
-        """Return a seed for its dropout and the like: the same whichever worker computes it."""
+        """Return a seed for dropout and the like, which does not depend on the worker."""
         return derive_seed(*self.key)
 
 
@@ -56,19 +57,20 @@ class Step(NamedTuple):
     """One update of the model."""
 
     number: int
-    """Counted from 1. It is also the state to save: the steps that are done after this one."""
+    """Counted from 1. It is also the state to save: the number of steps completed after this one.
+    """
     epoch: int
-    """Counted from 0; of a mix always 0."""
+    """Counted from 0. With a mix it is always 0."""
     samples: int
-    """How many samples the step has, on all workers together."""
+    """How many samples the step has on all workers together."""
     micro_batches: list[MicroBatch]
-    """What this worker computes. Every worker has equally many."""
+    """What this worker computes. All workers have the same number of micro-batches."""
 
 
 class Batches:
-    """The steps of a training, as this worker computes them.
+    """The steps of a training run, as this worker computes them.
 
-    Iterate over them, from the step after `start`, or ask for one: batches[7] is step 7.
+    Iterate over them, starting after step `start`, or index one step: batches[7] is step 7.
     """
 
     def __init__(
@@ -90,15 +92,17 @@ class Batches:
         mix = samples if isinstance(samples, Mix) else None
         if mix is not None:
             _check(global_batch in (None, mix.global_batch), f"global_batch is {global_batch}, but "
-                   f"the mix was made for {mix.global_batch}: leave global_batch out")  # fmt: skip
-            _check(epochs is None, "a mix has no epochs: give steps instead")
-            _check(shuffle and not drop_last, "a mix is shuffled, and endless: leave shuffle and "
-                   "drop_last out")  # fmt: skip
+                   f"the mix was made for {mix.global_batch}: omit global_batch")  # fmt: skip
+            _check(epochs is None, "a mix has no epochs: pass steps instead")
+            _check(shuffle and not drop_last, "a mix is always shuffled and endless: omit shuffle "
+                   "and drop_last")  # fmt: skip
             global_batch = mix.global_batch
         count = samples if isinstance(samples, int) else None
         _check(mix is not None or count is not None,
-               f"samples is {samples!r}: give a number, as of len(dataset), or a mix")  # fmt: skip
-        _check(global_batch is not None, "global_batch is missing: the samples of one step")
+               f"samples is {samples!r}: pass len(dataset), another number, or a mix")  # fmt: skip
+        _check(
+            global_batch is not None, "global_batch is missing: pass the number of samples per step"
+        )
         assert global_batch is not None
         for name, value, least in (
             ("samples", count, 1), ("global_batch", global_batch, 1), ("epochs", epochs, 1),
@@ -107,19 +111,19 @@ class Batches:
             _check(
                 value is None or value >= least, f"{name} is {value}: it must be {least} or more"
             )
-        _check(epochs is None or steps is None, "give epochs or steps, not both")
-        _check((rank is None) == (world_size is None), "give rank and world_size together")
+        _check(epochs is None or steps is None, "pass either epochs or steps, not both")
+        _check((rank is None) == (world_size is None), "pass rank and world_size together")
         if count is not None and drop_last:
             _check(count >= global_batch, f"drop_last leaves nothing: {count} samples < "
                    f"the global batch of {global_batch}")  # fmt: skip
         self.global_batch = global_batch
         self.start = start
         self.steps_per_epoch: int | None = None
-        """None of a mix."""
+        """None for a mix."""
         if count is not None:
             self.steps_per_epoch = count // global_batch if drop_last else -(-count // global_batch)
         self.steps = steps
-        """How many there are, all epochs together; None: endless."""
+        """The total number of steps over all epochs, or None if there is no end."""
         if self.steps_per_epoch is not None and epochs is not None:
             self.steps = epochs * self.steps_per_epoch
         self._count, self._mix = count, mix
@@ -127,17 +131,17 @@ class Batches:
         self._needs_even = needs_even
         self._drop_last = drop_last
         self.begun: int | None = None
-        """The steps that were done when the first was asked for; None: none was."""
+        """The number of steps completed when the first step was requested, or None before that."""
         self.position = start
-        """The step that was asked for last."""
+        """The most recently requested step."""
         self._shares: dict[tuple[int, int, int], tuple[list[_Part], NDArray[np.int64]]] = {}
         self._place = None if rank is None or world_size is None else (rank, world_size)
         _check(self._place is None or 0 <= self._place[0] < self._place[1],
-               f"rank is {rank} and world_size {world_size}: ranks count from 0")  # fmt: skip
+               f"rank is {rank} and world_size is {world_size}: ranks start at 0")  # fmt: skip
 
     @property
     def rank(self) -> int:
-        """This worker's number among those that share a step."""
+        """This worker's number among the workers that share a step."""
         return self._where()[0]
 
     @property
@@ -164,14 +168,14 @@ class Batches:
         return self.between(self.start, self.steps)
 
     def between(self, done: int, last: int | None) -> Iterator[Step]:
-        """Yield the steps after those that are done."""
+        """Yield the steps after `done`, up to `last`."""
         for numbers in self._blocks(done, last):
             for step in self._steps(numbers):
                 self.position = step.number
                 yield step
 
     def rows(self, done: int, last: int) -> Iterator[tuple[list[Any], float]]:
-        """Yield the samples and the scale of each micro-batch of these steps, and make no Step."""
+        """Yield the samples and scale of each micro-batch of these steps, without Step objects."""
         for numbers in self._blocks(done, last):
             runs, samples = self._placed(numbers)
             begin = 0
@@ -194,7 +198,7 @@ class Batches:
             done = end
 
     def facts(self) -> dict[str, Any]:
-        """Return what decides which samples a step has."""
+        """Return everything that determines which samples a step has."""
         sources = self._mix.facts() if self._mix is not None else None
         return {
             "samples": self._count, "global_batch": self.global_batch, "seed": self.seed,
@@ -204,11 +208,13 @@ class Batches:
     def __getitem__(self, number: int) -> Step:
         """Return a step by its number, counted from 1."""
         if number < 1 or (self.steps is not None and number > self.steps):
-            raise IndexError(f"trnslurm.batches: there is no step {number} of {self.steps}")
+            raise IndexError(
+                f"trnslurm.batches: there is no step {number}: the last step is {self.steps}"
+            )
         return next(self._steps(range(number, number + 1)))
 
     def span(self, number: int) -> tuple[int, int, int]:
-        """Return the epoch of a step, the position of its first sample, and its samples."""
+        """Return a step's epoch, the position of its first sample, and its number of samples."""
         size = self.global_batch
         if self._count is None or self.steps_per_epoch is None:
             return 0, (number - 1) * size, size
@@ -218,7 +224,7 @@ class Batches:
     def _steps(self, numbers: Sequence[int]) -> Iterator[Step]:
         runs, samples = self._placed(numbers)
         done = 0
-        # One by one: thousands of objects at a time are work for the garbage collector.
+        # Step by step, because thousands of objects at once slow down the garbage collector.
         for parts, _, steps in runs:
             for number, epoch, _, size in steps:
                 micros = []
@@ -230,14 +236,14 @@ class Batches:
                 yield Step(number, epoch, size, micros)
 
     def _placed(self, numbers: Sequence[int]) -> tuple[list[_Run], list[Any]]:
-        """Return steps in runs of equal size, and all samples of this worker in them."""
+        """Return the steps in runs of equal size, and all of this worker's samples in them."""
         rank, workers = self._where()
         if self._needs_even and not self.even:
             each = f" in micro-batches of {self._micro}" if self._micro else ""
             raise ValueError(
                 f"trnslurm.loader: {workers} workers cannot share global batches of "
                 f"{self.global_batch}{each} and all of {self._count or 'a mix'} samples evenly: "
-                "pass scales=True, and multiply the loss by each batch's scale"
+                "pass scales=True and multiply the loss by each batch's scale"
             )
         spans = ((number, *self.span(number)) for number in numbers)
         runs = [
@@ -251,9 +257,9 @@ class Batches:
         return runs, self._at(np.concatenate(positions))
 
     def _share(self, size: int, rank: int, workers: int) -> tuple[list[_Part], NDArray[np.int64]]:
-        """Return a worker's micro-batches of a step of `size`, and where their samples lie.
+        """Return a worker's micro-batches of a step of `size`, and the positions of their samples.
 
-        The same for nearly all steps, so it is kept.
+        The result is the same for nearly all steps, so it is cached.
         """
         known = self._shares.get((size, rank, workers))
         if known is None:
@@ -277,9 +283,10 @@ class Batches:
         return list(indices_at(positions, count=self._count, seed=self.seed).tolist())
 
     def _cuts(self, size: int, workers: int) -> list[int]:
-        """Return where a step is cut into micro-batches, which do not depend on the workers.
+        """Return where a step is cut into micro-batches. The cuts do not depend on the workers.
 
-        Without a size of micro-batches, each worker has one, and the sizes differ by 1 at most.
+        If no micro-batch size is set, each worker has one micro-batch, and their sizes differ by at
+        most 1.
         """
         if self._micro is not None:
             return [*range(0, size, self._micro), size]
@@ -294,7 +301,7 @@ class Batches:
         return self.accumulation * self.world_size
 
     def _where(self) -> tuple[int, int]:
-        """Return rank and world size, as given, or as they are by now."""
+        """Return rank and world size, either as given or as they are now."""
         return self._place or place_now()
 
 
@@ -302,7 +309,7 @@ _used: Batches | None = None
 
 
 def in_use() -> Batches | None:
-    """Return those of which steps were asked for first: the training's, not an evaluation's."""
+    """Return the Batches whose steps were requested first: training's, not an evaluation's."""
     return _used
 
 
@@ -320,9 +327,10 @@ def batches(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> Batches:
-    """Return the steps of a training as this worker computes them: the same on any number of them.
+    """Return the steps of a training run as this worker computes them, for any number of workers.
 
-    Each epoch has each sample once. Its last step has what is left, unless that is dropped.
+    Each epoch has each sample once. An epoch's last step has the remaining samples, unless
+    `drop_last` drops it.
     """
     return Batches(
         samples, global_batch=global_batch, micro_batch=micro_batch, seed=seed, epochs=epochs,
@@ -332,17 +340,18 @@ def batches(
 
 
 def deal(count: int, worker: int, workers: int, rounds: int) -> list[tuple[int, bool]]:
-    """Return which of a step's micro-batches a worker computes, and whether each counts.
+    """Return which of a step's micro-batches a worker computes, and whether each of them counts.
 
-    They are dealt out like cards. When none is left, a worker repeats one that does not count:
-    every worker computes equally often, and a repeated valid one cannot bring in NaN x 0.
+    They are dealt out like cards. When none are left, a worker repeats a micro-batch, which then
+    does not count: all workers compute equally often, and a valid repeated one cannot bring in NaN
+    x 0.
     """
     dealt = range(worker, rounds * workers, workers)
     return [(place % count, place < count) for place in dealt]
 
 
 def place_now() -> tuple[int, int]:
-    """Return rank and world size: of the process group, else of the environment, else 0 of 1."""
+    """Return rank and world size, from the process group or the environment, or else 0 of 1."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

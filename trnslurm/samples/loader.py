@@ -1,7 +1,7 @@
-"""PyTorch's DataLoader over the batches of this worker, with a state of one integer.
+"""PyTorch's DataLoader over this worker's batches, with a single integer as its state.
 
-Other libraries take it for the DataLoader that it is. What they ask of it is of accelerate 1.15,
-Lightning 2.6, transformers 4.57, torchdata 0.11 and torchtitan 0.3.
+Other libraries accept it because it is a DataLoader. It provides what accelerate 1.15, Lightning
+2.6, transformers 4.57, torchdata 0.11 and torchtitan 0.3 expect of one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from trnslurm.samples.mixture import Mix
 from trnslurm.samples.order import derive_seed
 
 SCALE = "scale"
-# What the order decides, so that nothing else may.
+# Options that the order determines, so users must not pass them.
 _DECIDED = ("batch_size", "batch_sampler", "sampler")
 
 
 class Loader(DataLoader[Any]):
     """A DataLoader whose batches are this worker's micro-batches, epoch by epoch.
 
-    An iteration goes on to the end of its epoch, from where the one before was left.
+    Each iteration starts where the previous one stopped and continues to the end of the epoch.
     """
 
-    # accelerate takes such a loader as it is, and saves and loads its state.
+    # accelerate uses such a loader unchanged, and saves and loads its state.
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
 
@@ -39,13 +39,13 @@ class Loader(DataLoader[Any]):
         if scales:
             dataset = _Scaled(dataset)
             options["collate_fn"] = _Collate(options.get("collate_fn") or default_collate)
-        # Else every iteration would take a number from the script's own random numbers.
+        # Otherwise every iteration would draw from the script's own random numbers.
         options.setdefault("generator", torch.Generator())
         super().__init__(dataset, batch_sampler=self._order, **options)
 
     @property
     def step(self) -> int:
-        """The step that the latest batch belongs to, counted from 1; 0 before the first."""
+        """The step of the latest batch, counted from 1, or 0 before the first batch."""
         return self._order.step
 
     @property
@@ -60,7 +60,7 @@ class Loader(DataLoader[Any]):
 
     @property
     def accumulation(self) -> int:
-        """How many batches make a step."""
+        """How many batches make up a step."""
         return self.batches.accumulation
 
     @property
@@ -69,28 +69,28 @@ class Loader(DataLoader[Any]):
         return self._order.pass_steps
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches that are left of the epoch, and count those that are taken."""
+        """Yield the remaining batches of the epoch, and count those that are consumed."""
         order = self._order
         order.settle()
         if self.generator is not None:
             self.generator.manual_seed(derive_seed(self.batches.seed, order.done))
         for batch in super().__iter__():
             order.taken += 1
-            self.batches.position = order.done  # what was prefetched does not count
+            self.batches.position = order.done  # prefetched batches do not count
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on to the first batch of an epoch, if this one is an earlier one."""
+        """Skip to the first batch of a later epoch; do nothing if the epoch is not a later one."""
         if epoch > self.epoch:
             self.load_state_dict({"step": epoch * self._order.pass_steps})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps whose batches were all taken; prefetched ones do not count."""
+        """Return the number of steps whose batches were all consumed, not only prefetched."""
         return {"step": self._order.done}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on after these steps, on whatever number of workers."""
-        if state_dict:  # torchtitan hands over an empty one
+        """Continue after these steps, on any number of workers."""
+        if state_dict:  # torchtitan passes an empty one
             self._order.base, self._order.taken = int(state_dict["step"]), 0
 
 
@@ -100,17 +100,17 @@ class _Order:
     def __init__(self, batches: Batches, pass_steps: int, scales: bool) -> None:
         self.pass_steps = pass_steps
         self.base, self.taken = batches.start, 0
-        """Steps that were done at the last start, and micro-batches taken since."""
+        """Steps completed at the last start, and micro-batches consumed since."""
         self._batches, self._scales = batches, scales
 
     @property
     def done(self) -> int:
-        """The steps of which all micro-batches were taken."""
+        """The number of steps whose micro-batches were all consumed."""
         return self.base + self.taken // self._batches.accumulation
 
     @property
     def step(self) -> int:
-        """The step that has the latest micro-batch."""
+        """The step of the latest micro-batch."""
         return self.base + -(-self.taken // self._batches.accumulation)
 
     @property
@@ -119,7 +119,7 @@ class _Order:
         return self.done // self.pass_steps
 
     def settle(self) -> None:
-        """Begin again with the step of which some micro-batches were taken."""
+        """Start again with the step whose micro-batches were only partly consumed."""
         self.base, self.taken = self.done, 0
 
     def __len__(self) -> int:
@@ -129,12 +129,12 @@ class _Order:
         first = self.done
         last = first - first % self.pass_steps + self.pass_steps
         for indices, scale in self._batches.rows(first, last):
-            # The scale goes along to whoever reads the samples, in a process of its own.
+            # The scale is passed to the process that reads the samples.
             yield [*indices, scale] if self._scales else indices
 
 
 class _Scaled(Dataset[Any]):
-    """A dataset that hands a micro-batch's scale on to what collates it."""
+    """A dataset that passes a micro-batch's scale to the collate function."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -153,13 +153,13 @@ class _Scaled(Dataset[Any]):
 
 
 class _Collate:
-    """Collates samples, and adds the scale."""
+    """Collates samples and adds the scale."""
 
     def __init__(self, collate: Any) -> None:
         self._collate = collate
 
     def __call__(self, scaled: tuple[float, Any]) -> Any:
-        # A number: a tensor from another process costs as much as a small batch.
+        # A number, because a tensor from another process costs as much as a small batch.
         scale, batch = scaled[0], self._collate(scaled[1])
         if isinstance(batch, Mapping):
             batch[SCALE] = scale  # type: ignore[index]
@@ -170,7 +170,7 @@ class _Collate:
 
 
 class _Sources(Dataset[Any]):
-    """Several datasets, whose samples are named by pairs."""
+    """Several datasets as one, whose samples are indexed by pairs of a name and an index."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self._datasets = dict(datasets)
@@ -198,28 +198,28 @@ def loader(
     world_size: int | None = None,
     **options: Any,
 ) -> Loader:
-    """Return a DataLoader over this worker's batches; `options` are those of DataLoader.
+    """Return a DataLoader over this worker's batches; `options` are passed to DataLoader.
 
-    Without a mix, an iteration is an epoch. With one, `dataset` has a dataset for each source, and
-    an iteration has `steps_per_epoch` steps.
+    Without a mix, an iteration is an epoch. With a mix, `dataset` maps each source to its dataset,
+    and an iteration has `steps_per_epoch` steps.
     """
     if isinstance(dataset, IterableDataset):
         raise ValueError("trnslurm.loader: an IterableDataset cannot be read in a given order: "
-                         "give a dataset with __len__ and __getitem__")  # fmt: skip
+                         "pass a dataset with __len__ and __getitem__")  # fmt: skip
     for name in (*_DECIDED, *(["in_order"] if not options.get("in_order", True) else [])):
         if name in options:
-            raise ValueError(f"trnslurm.loader: leave {name} out: global_batch, micro_batch and "
-                             "shuffle decide which samples come when")  # fmt: skip
+            raise ValueError(f"trnslurm.loader: omit {name}: global_batch, micro_batch and shuffle "
+                             "determine the order of the samples")  # fmt: skip
     samples: Any = mix
     if mix is None:
         if steps_per_epoch is not None:
-            raise ValueError("trnslurm.loader: leave steps_per_epoch out: an epoch has each sample "
-                             "once, and only a mix has none")  # fmt: skip
+            raise ValueError("trnslurm.loader: steps_per_epoch requires a mix: without a mix, an "
+                             "epoch has each sample once")  # fmt: skip
         samples = len(dataset)
     else:
         if steps_per_epoch is None:
-            raise ValueError("trnslurm.loader: steps_per_epoch is missing: say how "
-                             "many steps an iteration has")  # fmt: skip
+            raise ValueError("trnslurm.loader: steps_per_epoch is missing: pass the number of "
+                             "steps per iteration")  # fmt: skip
         given = {name: len(each) for name, each in dataset.items()}
         if given != mix.sizes:
             raise ValueError(f"trnslurm.loader: the datasets have {given} samples, but the mix was "

@@ -1,8 +1,8 @@
-"""A mix of sources: which source and sample each position of the stream has.
+"""A mix of sources: which source and which sample is at each position of the stream.
 
-The sources are the leaves of a binary tree. At each of its nodes, the n-th sample goes to the left
-or to the right so that the left's number of samples is its exact share, rounded. So no count is
-drawn at random, and a position is known without those before it.
+The sources are the leaves of a binary tree. Each node sends its n-th sample left or right so that
+the number of samples on the left is its exact share, rounded. So no count is random, and any
+position can be computed without the positions before it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 
 from trnslurm.samples.order import derive_seed, indices_at
 
-# Shares are kept to a millionth where their common denominator would be larger.
+# Shares are rounded to a millionth if their common denominator would be larger.
 _FINEST = 10**6
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """How a node divides its samples from its `begin`-th on: `share` of `whole` go to the left."""
+    """How a node divides its samples from number `begin` on: `share` of every `whole` go left."""
 
     begin: int
     left_before: int
     share: int
     whole: int
     carry: Fraction
-    """What the left is behind: at least 0, less than 1."""
+    """How much the left side is owed, at least 0 and less than 1."""
 
     def left(self, n: Any) -> Any:
         """Return how many of the node's first n samples go to the left."""
@@ -40,14 +40,14 @@ class _Rule:
         return self.left_before + ((n - self.begin) * self.share + rest) // self.whole
 
     def then(self, n: int, share: int, whole: int) -> _Rule:
-        """Return the rule from the node's n-th sample on, which owes what this one does."""
+        """Return the rule from the node's n-th sample on; it carries over what this one owes."""
         owed = (n - self.begin) * Fraction(self.share, self.whole) + self.carry
         gone = math.floor(owed)
         return _Rule(n, self.left_before + gone, share, whole, owed - gone)
 
 
 class Mix:
-    """Sources with weights, which may change at given steps; endless."""
+    """An endless mix of sources, whose weights may change at given steps."""
 
     def __init__(
         self,
@@ -57,38 +57,38 @@ class Mix:
         seed: int,
         schedule: Sequence[tuple[int, Mapping[str, float]]],
     ) -> None:
-        _check(len(sources) > 0, "there is no source")
+        _check(len(sources) > 0, "sources is empty: pass at least one source")
         _check(global_batch >= 1, f"global_batch is {global_batch}: it must be 1 or more")
         self.names = list(sources)
         self.sizes = {name: count for name, (count, _) in sources.items()}
         for name, count in self.sizes.items():
-            _check(count >= 1, f"the source {name!r} has {count} samples: leave it out")
+            _check(count >= 1, f"the source {name!r} has {count} samples: remove it")
         self.global_batch = global_batch
         self._seed = seed
         weights = {name: weight for name, (_, weight) in sources.items()}
         changes = [(0, weights), *schedule]
         steps = [step for step, _ in changes]
         _check(all(a < b for a, b in zip(steps, steps[1:])),
-               f"the schedule's steps are {steps[1:]}: they must ascend from 1")  # fmt: skip
+               f"the schedule's steps are {steps[1:]}: they must be ascending, from 1")  # fmt: skip
         self._begins = [step * global_batch for step in steps]
         self._shares = [self._whole(weights) for _, weights in changes]
         self._rules = self._all_rules()
 
     def facts(self) -> dict[str, Any]:
-        """Return what decides which samples a step has."""
+        """Return everything that determines which samples a step has."""
         steps = [begin // self.global_batch for begin in self._begins]
         return {"sources": self.sizes, "shares": list(zip(steps, self._shares))}
 
     def shares(self, step: int) -> dict[str, float]:
-        """Return the share of each source in the next step, when `step` steps are done."""
+        """Return each source's share of the next step after `step` completed steps."""
         found = self._shares[bisect.bisect_right(self._begins, step * self.global_batch) - 1]
         return {name: part / sum(found) for name, part in zip(self.names, found)}
 
     def report(self, step: int) -> dict[str, dict[str, float]]:
-        """Return what each source has given when `step` steps are done.
+        """Return what each source has contributed after `step` completed steps.
 
-        `samples` and `share` are counted, `epochs` is how often each of its samples was seen, and
-        `rate` is above 1 where the source is sampled more often than the average sample.
+        `samples` and `share` are exact counts. `epochs` is how often each sample of the source was
+        seen. `rate` is above 1 if the source is sampled more often than the average sample.
         """
         position = step * self.global_batch
         counts, average = self.counts(position), position / sum(self.sizes.values())
@@ -104,13 +104,13 @@ class Mix:
         return found
 
     def counts(self, position: int) -> dict[str, int]:
-        """Return how many of the first samples of the stream are of each source."""
+        """Return how many of the stream's first samples come from each source."""
         rules = self._rules[bisect.bisect_right(self._begins, position) - 1]
         counts = self._count(rules, position)
         return dict(zip(self.names, counts))
 
     def samples_at(self, positions: NDArray[np.int64]) -> list[tuple[str, int]]:
-        """Return the source and the index of the samples at these positions."""
+        """Return the source and index of the samples at these positions."""
         source = np.zeros(len(positions), np.int64)
         nth = np.zeros(len(positions), np.int64)
         segments = np.searchsorted(self._begins, positions, side="right") - 1
@@ -125,13 +125,13 @@ class Mix:
         return [(self.names[s], i) for s, i in zip(source.tolist(), indices.tolist())]
 
     def _whole(self, weights: Mapping[str, float]) -> list[int]:
-        """Return weights as whole numbers in the sources' order."""
+        """Return weights as integers, in the order of the sources."""
         if unknown := [name for name in weights if name not in self.sizes]:
-            _check(False, f"the schedule names {unknown[0]!r}, which is no source: "
+            _check(False, f"the schedule names {unknown[0]!r}, which is not a source: "
                    f"the sources are {', '.join(self.names)}")  # fmt: skip
         given = [weights.get(name, 0) for name in self.names]
         _check(all(0 <= w < math.inf for w in given) and sum(given) > 0,
-               f"the weights are {given}: none may be negative, one must be above 0")  # fmt: skip
+               f"the weights are {given}: use positive numbers or 0, but not only 0")  # fmt: skip
         exact = [Fraction(str(w)) for w in given]
         whole = math.lcm(*(w.denominator for w in exact))
         parts = [int(w * whole) for w in exact]
@@ -142,9 +142,9 @@ class Mix:
         return parts
 
     def _all_rules(self) -> list[dict[tuple[int, int], _Rule]]:
-        """Return the rule of each node from each change of the weights on.
+        """Return the rule of each node, from each change of the weights on.
 
-        A node has the sources from its first number to before its last.
+        A node covers the sources from its first number up to, but not including, its last.
         """
         found: list[dict[tuple[int, int], _Rule]] = []
         for begin, parts in zip(self._begins, self._shares):
@@ -184,7 +184,7 @@ class Mix:
         source: NDArray[np.int64],
         nth: NDArray[np.int64],
     ) -> None:
-        """Note the source of the chosen positions, and how many of it were before each."""
+        """Set the source of each chosen position, and how many of that source came before it."""
         left = [(0, len(self.names), chosen, n)]
         while left:
             first, end, chosen, n = left.pop()
@@ -207,7 +207,7 @@ def mix(
 ) -> Mix:
     """Return a mix of sources, each with its number of samples and its weight.
 
-    The schedule has other weights, each after a number of steps.
+    Each entry of the schedule gives new weights that apply after a number of steps.
     """
     return Mix(sources, global_batch=global_batch, seed=seed, schedule=schedule or ())
 

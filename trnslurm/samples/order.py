@@ -1,4 +1,4 @@
-"""The order of samples: a permutation per epoch, computed at any place, independent of W."""
+"""The order of samples: a permutation per epoch, computed at any position on any worker count."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
-    """Return which of count samples are at positions first … first + n - 1 of the endless stream.
+    """Return which of `count` samples are at positions first … first + n - 1 of an endless stream.
 
-    Position p lies in epoch p // count; every epoch holds each sample once, in an order that
-    depends on (seed, epoch) alone. Nothing is kept and no order is ever made as a whole.
+    Position p is in epoch p // count. Every epoch has each sample once, in an order that depends
+    only on (seed, epoch). Nothing is stored, and the order is never computed in full.
     """
     assert first >= 0 and count > 0, (first, count)
     return indices_at(np.arange(first, first + n), count=count, seed=seed)
 
 
 def indices_at(positions: NDArray[np.int64], *, count: int, seed: int) -> NDArray[np.int64]:
-    """Return which of count samples are at these positions."""
+    """Return which of `count` samples are at these positions."""
     found = np.empty(len(positions), np.int64)
     epochs, places = np.divmod(positions, count)
     for epoch in np.unique(epochs):
@@ -37,10 +37,11 @@ def indices_at(positions: NDArray[np.int64], *, count: int, seed: int) -> NDArra
 
 
 def _permute(places: NDArray[np.uint64], count: int, keys: tuple[int, ...]) -> NDArray[np.int64]:
-    """Permute range(count): a Feistel network over the smallest rectangle of at least count cells.
+    """Permute range(count) with a Feistel network over the smallest near-square grid that fits it.
 
-    A result beyond count is permuted again until it is not (cycle walking). With sides of nearly
-    √count, fewer than one cell in √count is beyond; with a power of two it could be three in four.
+    A result of count or more is permuted again until it is below count (cycle walking). With sides
+    of about √count, fewer than one cell in √count is outside the range. With a power of two, up to
+    three in four could be.
     """
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)
@@ -64,7 +65,7 @@ def _rounds(
 
 
 def _mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """Spread every bit over all 64: the last part of SplitMix64."""
+    """Spread every bit over all 64 bits. This is the final part of SplitMix64."""
     mixed = values ^ np.uint64(key)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
@@ -81,6 +82,6 @@ def _keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def derive_seed(*parts: int) -> int:
-    """Mix integers into one seed of 31 bits, which also fits devices with seeds of int32."""
+    """Hash integers into one 31-bit seed, which also fits devices that use int32 seeds."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

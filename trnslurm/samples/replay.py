@@ -1,4 +1,4 @@
-"""How often each sample was seen in given steps, computed again from what a run has recorded."""
+"""How often each sample was seen in given steps, recomputed from what a run has recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = 1 << 20
 
 
 def positions(facts: Mapping[str, Any], steps: range) -> tuple[int, int]:
-    """Return the first position of steps, and the one after the last. Steps count from 1."""
+    """Return the range of positions of these steps, which count from 1."""
     size = facts["global_batch"]
     if facts.get("joined") or facts.get("mix"):
         return (steps.start - 1) * size, (steps.stop - 1) * size
@@ -29,7 +29,7 @@ def positions(facts: Mapping[str, Any], steps: range) -> tuple[int, int]:
 
 
 def times_seen(facts: Mapping[str, Any], stretches: Iterable[range]) -> NDArray[np.int32]:
-    """Return how often each sample was seen in these stretches of steps."""
+    """Return how often each sample was seen in these ranges of steps."""
     count = facts["samples"]
     found = np.zeros(count, np.int32)
     for steps in stretches:
@@ -45,7 +45,7 @@ def times_seen(facts: Mapping[str, Any], stretches: Iterable[range]) -> NDArray[
 
 
 def _parts(facts: Mapping[str, Any], steps: range) -> Iterable[tuple[int, int]]:
-    """Yield where the positions of steps begin and end; drop_last leaves gaps between epochs."""
+    """Yield the start and end positions of steps; drop_last leaves gaps between epochs."""
     if not facts.get("drop_last"):
         yield positions(facts, steps)
         return

@@ -1,4 +1,4 @@
-"""Work in background threads, for which the process does not wait when it exits."""
+"""Runs work in background threads that do not keep the process from exiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes one checkpoint: all workers in parallel; then one rename makes it exist."""
+"""Writes a checkpoint: all workers write in parallel, and one rename then commits it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Exchange:
         self.rank = rank
         self.world = world
         self._store = store
-        """Of torch.distributed, on a connection of its own: a call that waits blocks all others."""
+        """A torch.distributed store. Its connection is separate: a waiting call blocks others."""
 
     def send(self, topic: str, message: Message) -> None:
         """Send a message."""
         self._store.set(topic, json.dumps(message))
 
     def receive(self, topic: str, deadline_s: float, *, keep: bool = False) -> Message | None:
-        """Wait for a message; None if it misses the deadline. Other workers read it too: keep."""
+        """Wait for a message; return None at the deadline. `keep` leaves it for other workers."""
         try:
             self._store.wait([topic], timedelta(seconds=deadline_s))
         except dist.DistStoreError:
@@ -59,26 +59,27 @@ class Exchange:
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """How a save ended: a checkpoint that exists now, or the reason why there is none."""
+    """How a save ended: with a new checkpoint, or with the reason why there is none."""
 
     step: int
     num_bytes: int
-    """The size of all workers' files."""
+    """The total size of all workers' files."""
     failure: str
-    """Why there is no checkpoint of this step; empty: there is one."""
+    """Why there is no checkpoint of this step; empty if there is one."""
     warning: str
     stall_s: float
     """How long training waited in this worker."""
     write_s: float
-    """How long writing then took, in the background."""
+    """How long the write then took in the background."""
     overtaken: int = 0
-    """The newer attempt that has begun: nothing more is to be saved; 0: none."""
+    """The newer attempt that has begun, after which nothing more is saved, or 0 if there is none.
+    """
 
     def __str__(self) -> str:
         if self.failure:
             return (
-                f"warning: no checkpoint of step {self.step}: {self.failure}; the one before is "
-                "kept, and the next one is tried as usual"
+                f"warning: no checkpoint of step {self.step}: {self.failure}. The previous "
+                "checkpoint is kept, and the next save is tried as usual."
             )
         warning = f"; {self.warning}" if self.warning else ""
         return (
@@ -89,43 +90,43 @@ class SaveOutcome:
 
 @dataclass(frozen=True)
 class Saving:
-    """One save of one checkpoint."""
+    """A single save of one checkpoint."""
 
     root: Path
     """The directory of checkpoints."""
     exchange: Exchange
     topic: str
-    """Prefix of the workers' messages; unique to this save."""
+    """The prefix of the workers' messages, unique to this save."""
     manifest: Manifest
-    """Its files are not known yet."""
+    """The manifest, which does not list the files yet."""
     memory: HostCopy
     """What this worker saves."""
     keep_last: int
     """The number of newest checkpoints to keep."""
     keep_every: int
-    """Checkpoints of every keep_every-th step are kept for good; 0: none."""
+    """Checkpoints of every keep_every-th step are kept permanently. 0 keeps none."""
     patience_s: float
-    """A worker that does not answer for this long fails the save."""
+    """If a worker does not answer for this long, the save fails."""
     stall_s: float
     newer: Callable[[], int | None]
-    """Returns a newer attempt that has begun."""
+    """Returns a newer attempt if one has begun."""
     best: Callable[[], Path | None]
-    """Returns a checkpoint that is kept though it is old."""
+    """Returns a checkpoint to keep although it is old."""
     alike: int = 0
-    """What must be the same on all workers."""
+    """A fingerprint that must be the same on all workers."""
 
     @property
     def temporary(self) -> Path:
-        """The checkpoint's directory until it is whole."""
+        """The checkpoint's directory until the checkpoint is complete."""
         return self.root / temporary_name(self.manifest.step, self.manifest.attempt)
 
     def run(self) -> SaveOutcome:
-        """Write this worker's file; wait until the checkpoint is committed, or the save fails."""
+        """Write this worker's file; wait until the checkpoint is committed or the save fails."""
         start = time.monotonic()
         try:
             message = self._together()
         except dist.DistError as error:
-            message = {"failed": f"the workers cannot reach each other ({error})"}
+            message = {"failed": f"the workers could not reach each other ({error})"}
         write_s = time.monotonic() - start
         prunes = "bytes" in message and self.exchange.rank == 0
         return SaveOutcome(
@@ -161,7 +162,9 @@ class Saving:
             size, sha256 = self.memory.write(self.temporary / name)
         except OSError as error:
             return {"error": f"{error.strerror}: '{(self.temporary / name).absolute()}'"}
-        except Exception as error:  # whatever it is: the others must not wait for this worker
+        except (
+            Exception
+        ) as error:  # whatever the error is, the others must not wait for this worker
             return {"error": f"worker {self.exchange.rank}: {type(error).__name__}: {error}"}
         return {"bytes": size, "sha256": sha256, "alike": self.alike}
 
@@ -202,13 +205,13 @@ class Saving:
         other = next((worker for worker, each in enumerate(alike) if each != alike[0]), 0)
         if other:
             raise _FailedError(
-                f"worker {other} has other tensors than worker 0: only a DTensor may differ "
+                f"worker {other} and worker 0 have different tensors: only DTensors can differ "
                 "between workers"
             )
         return {file_name(worker, len(reports)): report for worker, report in enumerate(reports)}
 
     def _prune(self) -> str:
-        """Delete checkpoints that are neither among the newest, nor the best, nor kept for good.
+        """Delete checkpoints that are not among the newest, not the best, and not kept permanently.
 
         Only checkpoints with complete files count as newest, so one always remains.
         """
@@ -220,16 +223,16 @@ class Saving:
                 if keep_last > 0:
                     keep_last -= _looks_whole(checkpoint)
                 elif checkpoint == best or not (checkpoint / NAME).exists():
-                    continue  # without a manifest it may be somebody else's
+                    continue  # without a manifest, it may not be ours
                 elif not keep_every or (step_of(checkpoint.name) or 0) % keep_every:
                     directory.remove(checkpoint, self.manifest.attempt)
         except OSError as error:
-            return f"an old one cannot be deleted ({error.strerror})"
+            return f"an old checkpoint could not be deleted ({error.strerror})"
         return ""
 
 
 class _FailedError(Exception):
-    """Why a save fails."""
+    """The reason why a save fails."""
 
 
 def _looks_whole(checkpoint: Path) -> bool:

@@ -1,9 +1,8 @@
 """The directory of checkpoints, and changes to it that survive a crash at any moment.
 
-step-00000017                a whole checkpoint, or one that was damaged later
-step-00000017.tmp-3          attempt 3 is writing it, or died doing so
-step-00000017.removed-3      attempt 3 is deleting it
-step-00000017.damaged-3      attempt 3 found it damaged; kept for inspection
+step-00000017 a complete checkpoint, or one that was damaged later step-00000017.tmp-3 attempt 3 is
+writing it, or died while writing it step-00000017.removed-3 attempt 3 is deleting it
+step-00000017.damaged-3 attempt 3 found it damaged; kept for inspection
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from trnslurm.contract.checkpoints import damaged_name, is_removed, removed_name
 
 
 def fsync_file(file: BinaryIO) -> None:
-    """Wait until what was written to a file is on the disk."""
+    """Wait until everything written to a file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -38,7 +37,7 @@ def rename_durably(source: Path, target: Path) -> None:
 
 
 def set_aside(checkpoint: Path, attempt: int) -> Path:
-    """Rename a damaged checkpoint, so that it no longer counts."""
+    """Rename a damaged checkpoint so that it no longer counts."""
     name = damaged_name(checkpoint.name, attempt)
     aside = checkpoint.with_name(name)
     number = 1
@@ -50,7 +49,7 @@ def set_aside(checkpoint: Path, attempt: int) -> Path:
 
 
 def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
-    """Give a directory the name of a checkpoint: from this moment on it exists."""
+    """Rename a directory to a checkpoint's name, which makes the checkpoint exist."""
     removed = None
     # Only while this attempt has its temporary directory: a newer attempt that has removed it may
     # have made the existing checkpoint of this step.
@@ -66,7 +65,7 @@ def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
 
 
 def remove(directory: Path, attempt: int) -> None:
-    """Delete a directory; rename it first, so that no part of it ever looks whole."""
+    """Delete a directory; rename it first, so that a partial one never looks complete."""
     removed = _take_name(directory, attempt)
     fsync_directory(removed.parent)
     _delete(removed)
@@ -84,7 +83,7 @@ def finish_removals(root: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a directory; of a checkpoint that a user moved and linked back, only the link."""
+    """Delete a directory, or only the link if a user has moved a checkpoint and linked it back."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -94,7 +93,8 @@ def _delete(path: Path) -> None:
 def sweep(root: Path, attempt: int) -> None:
     """Delete checkpoints that earlier attempts left half written or half deleted.
 
-    This also stops an earlier attempt that still runs: the directory it would commit is gone.
+    This also stops an earlier attempt that is still running, because the directory that it would
+    commit is gone.
     """
     finish_removals(root)
     for path in list(root.iterdir()):

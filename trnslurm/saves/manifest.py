@@ -1,4 +1,4 @@
-"""manifest.json: written last, it has size and sha256 of each file of a checkpoint."""
+"""manifest.json, written last, with the size and sha256 of each file in a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trnslurm.saves.directory import fsync_directory, fsync_file
 
 NAME = "manifest.json"
 OF_SCRIPTS = "trnslurm.save/1"
-"""The format of the checkpoints of trnslurm.save."""
+"""The format of checkpoints that trnslurm.save writes."""
 # hashlib lets other threads run; no disk feeds more threads than these.
 HASH_THREADS = 8
 
 Files = Mapping[str, Any]
-"""Of each file, by name, its bytes and sha256."""
+"""The size in bytes and the sha256 of each file, by name."""
 
 
 class DamagedError(Exception):
-    """A checkpoint that is not what its manifest says, or has none; the message names the file."""
+    """A checkpoint does not match its manifest, or has none. The message names the file."""
 
 
 class Manifest(Protocol):
-    """What a save has to know of a manifest."""
+    """What a save needs to know about a manifest."""
 
     @property
     def step(self) -> int:
@@ -40,13 +40,13 @@ class Manifest(Protocol):
 
     @property
     def files(self) -> dict[str, Any]:
-        """Of each file, by name, its bytes and sha256."""
+        """The size in bytes and the sha256 of each file, by name."""
 
     def with_files(self, files: dict[str, Any]) -> Manifest:
         """Return the same manifest with these files."""
 
     def to_json(self) -> bytes:
-        """Return it as JSON, with a checksum of itself."""
+        """Return the manifest as JSON that includes its own checksum."""
 
 
 def file_name(worker: int, workers: int) -> str:
@@ -55,7 +55,7 @@ def file_name(worker: int, workers: int) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest next to the durable files; then only the final name is missing."""
+    """Write the manifest next to the durable files, so that only the final rename is missing."""
     with (directory / NAME).open("wb") as file:
         file.write(manifest.to_json())
         fsync_file(file)
@@ -63,12 +63,12 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def sealed(values: Mapping[str, Any]) -> bytes:
-    """Return a manifest's JSON, with a checksum of itself."""
+    """Return a manifest's JSON, including its own checksum."""
     return json.dumps({**values, "sha256": _checksum(values)}, indent=1).encode()
 
 
 def unsealed(content: bytes) -> dict[str, Any]:
-    """Return what was sealed; raise a DamagedError if anything has changed since."""
+    """Return the sealed values; raise a DamagedError if they have changed since."""
     try:
         values: dict[str, Any] = json.loads(content)
         checksum = values.pop("sha256")
@@ -76,11 +76,11 @@ def unsealed(content: bytes) -> dict[str, Any]:
             return values
     except (ValueError, KeyError, AttributeError, TypeError):
         pass
-    raise DamagedError(f"{NAME}: not as it was written")
+    raise DamagedError(f"{NAME}: does not match its checksum")
 
 
 def read_manifest(checkpoint: Path) -> bytes:
-    """Return the manifest of a checkpoint as it is."""
+    """Return the raw content of a checkpoint's manifest."""
     try:
         with open_file(checkpoint / NAME) as file:
             return file.read()
@@ -89,19 +89,19 @@ def read_manifest(checkpoint: Path) -> bytes:
 
 
 def check_sizes(checkpoint: Path) -> dict[str, Any]:
-    """Read a checkpoint's manifest; check that its files exist with the right sizes."""
+    """Read a checkpoint's manifest; check that its files exist and have the right sizes."""
     values = unsealed(read_manifest(checkpoint))
     if values.get("step") != step_of(checkpoint.name):
-        raise DamagedError(f"{NAME}: it is for step {values.get('step')}")
+        raise DamagedError(f"{NAME}: belongs to step {values.get('step')}")
     check_files(checkpoint, values["files"])
     return values
 
 
 def check_files(directory: Path, files: Files) -> None:
-    """Check that the files of a manifest are in a directory with the right sizes."""
+    """Check that a directory has the files of a manifest, with the right sizes."""
     for name, file in files.items():
         if Path(name).name != name:
-            raise DamagedError(f"{NAME}: {name!r} is not the name of a file next to it")
+            raise DamagedError(f"{NAME}: {name!r} is not the name of a file in the same directory")
         try:
             size = (directory / name).stat().st_size
         except OSError as error:
@@ -111,12 +111,12 @@ def check_files(directory: Path, files: Files) -> None:
 
 
 def hash_files(directory: Path, files: Files) -> None:
-    """Check the sha256 of the files of a manifest."""
+    """Check the sha256 of the files in a manifest."""
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         hashes = pool.map(lambda name: _hash_file(directory / name), files)
         for (name, file), sha256 in zip(files.items(), hashes):
             if sha256 != file["sha256"]:
-                raise DamagedError(f"{name}: its sha256 is not as in the manifest")
+                raise DamagedError(f"{name}: its sha256 does not match the manifest")
 
 
 def _checksum(values: Mapping[str, Any]) -> str:

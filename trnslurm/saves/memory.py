@@ -35,7 +35,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 
-# What direct I/O requires of memory, offsets and sizes, also on disks with the largest sectors.
+# The alignment of memory, offsets and sizes for direct I/O, even with the largest sectors.
 PAGE = 4096
 # Written in one system call: enough to keep a disk, or several servers, busy.
 BLOCK = 64 << 20
@@ -44,13 +44,13 @@ NOT_DIRECT = (errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP)
 
 
 class Piece(NamedTuple):
-    """What a worker saves of a tensor."""
+    """The part of a tensor that a worker saves."""
 
     key: str
-    """Its name in the file."""
+    """The tensor's name in the file."""
     tensor: Tensor
     rows: range | None = None
-    """Which of the tensor's rows; None: all of it."""
+    """Which rows of the tensor are saved, or None for all of them."""
 
     @property
     def shape(self) -> list[int]:
@@ -60,25 +60,25 @@ class Piece(NamedTuple):
 
 
 class HostCopy:
-    """A copy of a worker's part of the state, so that training continues while it is written.
+    """A copy of a worker's part of the state, so that training continues while it is being written.
 
-    The memory is kept from save to save: new pages from the kernel cost about as much as copying
+    The memory is reused from save to save: new pages from the kernel cost about as much as copying
     into them, and on CUDA only pinned memory is filled at full speed. The layout is that of the
-    file, so that it is written in large blocks and past the page cache, which would fill as many
-    pages again.
+    file, so that it is written in large blocks. The blocks bypass the page cache, which would need
+    the same amount of memory again.
     """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._pages = memoryview(b"")
-        """The copy, in whole pages; beyond the end of the file they mean nothing."""
+        """The copy, in full pages. Bytes beyond the end of the file have no meaning."""
         self._num_bytes = 0
         """The size of the file."""
 
     def copy(self, pieces: Iterable[Piece], about: Mapping[str, str] | None = None) -> None:
-        """Copy the pieces and wait for it; it overwrites the copy before.
+        """Copy the pieces and wait for the copy to finish; it overwrites the previous copy.
 
-        `about` are texts for the file's header.
+        `about` has strings for the file's header.
         """
         # Wide types first, so that each tensor is aligned.
         pieces = sorted(pieces, key=lambda piece: -piece.tensor.element_size())
@@ -107,7 +107,7 @@ class HostCopy:
             start, end = entry["data_offsets"]
             tensor = piece.tensor
             if piece.rows:
-                # Cut here and not on the device, where it would be a graph.
+                # Slice here and not on the device, where slicing would add a graph.
                 tensor = tensor.cpu().reshape(tensor.shape or (1,))
                 tensor = tensor[piece.rows.start : piece.rows.stop]
             target = data[start:end].view(tensor.dtype).view(entry["shape"])
@@ -118,11 +118,11 @@ class HostCopy:
     def write(self, path: Path) -> tuple[int, str]:
         """Write the copy durably as a safetensors file; return its size and sha256.
 
-        Written here and not by the library, which would neither hash while it writes nor fsync, and
-        would not raise an OSError when the disk is full.
+        The safetensors library is not used, because it neither hashes while it writes nor calls
+        fsync, and raises no OSError when the disk is full.
         """
         content = self._pages[: self._num_bytes]
-        # Neither hashing nor writing holds Python's lock, and a thread that writes directly waits.
+        # Neither hashing nor writing holds the GIL, and a thread that writes directly waits.
         with ThreadPoolExecutor(1) as hashing:
             sha256 = hashing.submit(lambda: hashlib.sha256(content).hexdigest())
             with open(_open_direct(path), "wb", buffering=0) as file:
@@ -160,7 +160,7 @@ def _write(file: io.FileIO, block: memoryview) -> int:
     try:
         return file.write(block)
     except OSError as error:
-        # Also the rest of a write that was cut short, because it begins within a page.
+        # This includes the rest of a short write, because it starts within a page.
         if error.errno not in NOT_DIRECT:
             raise
     fcntl.fcntl(file, fcntl.F_SETFL, 0)  # of all that F_SETFL can change, only O_DIRECT is set

@@ -1,8 +1,8 @@
-"""Tensors that are spread over workers: which piece each worker saves, and what it reads of others.
+"""Sharded tensors: which piece each worker saves, and what it reads from others' files.
 
-A tensor is saved under its name, in as many pieces as there are. A file's header says where in the
-tensor each piece begins, in the form of torch.distributed.checkpoint's HuggingFaceStorageWriter
-(torch/distributed/checkpoint/_hf_utils.py, torch 2.9): its reader reads these files, too.
+A tensor is saved under its name, in one piece per shard. A file's header says where in the tensor
+each piece begins, in the format of torch.distributed.checkpoint's HuggingFaceStorageWriter
+(torch/distributed/checkpoint/_hf_utils.py, torch 2.9), whose reader can also read these files.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Part(NamedTuple):
-    """What one worker has of a tensor."""
+    """The part of a tensor that one worker has."""
 
     tensor: Tensor
     begin: tuple[int, ...]
-    """Where in the whole tensor it begins."""
+    """Where the part begins in the complete tensor."""
     whole: tuple[int, ...]
-    """The shape of the whole tensor."""
+    """The shape of the complete tensor."""
     mine: bool
-    """Whether this worker saves it, if others have the same."""
+    """Whether this worker is the one that saves the part, if others have the same part."""
 
 
 def parts_of(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, Part]:
     """Return this worker's parts of tensors, by name.
 
-    A tensor that is no DTensor is taken to be the same on all workers. Each is saved by one of
-    them, such that they save about equally much.
+    A tensor that is not a DTensor is assumed to be the same on all workers. One worker saves each
+    such tensor, and they are divided so that all workers save about the same amount.
     """
     alike = {name: tensor for name, tensor in tensors.items() if not _is_spread(tensor)}
     load = [0] * world
@@ -69,13 +69,15 @@ def _is_spread(tensor: Tensor) -> bool:
 def _part_of_spread(name: str, tensor: Any) -> Part:
     chunks = tensor.__create_chunk_list__()
     if len(chunks) != 1:
-        raise ValueError(f"trnslurm.save: {name} has {len(chunks)} pieces on one worker, not one")
+        raise ValueError(
+            f"trnslurm.save: {name} has {len(chunks)} pieces on one worker, which is not supported"
+        )
     mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    # Of workers with the same piece, one saves it: another for each tensor.
+    # Of the workers with the same piece, one saves it: a different worker for each tensor.
     turn, mine = crc32(name.encode()), place is not None
     for dimension, placement in enumerate(tensor.placements):
         if placement.is_partial():
-            raise ValueError(f"trnslurm.save: {name} is partial: its sum is not computed yet")
+            raise ValueError(f"trnslurm.save: {name} is a partial DTensor: redistribute it first")
         if mine and placement.is_replicate():
             mine = place[dimension] == turn % mesh.size(dimension)
     local = tensor.to_local()
@@ -86,7 +88,7 @@ def _part_of_spread(name: str, tensor: Any) -> Part:
 
 
 def to_write(parts: Mapping[str, Part]) -> tuple[list[Piece], dict[str, str]]:
-    """Return what this worker writes, and the texts of its file's header."""
+    """Return the pieces that this worker writes, and the strings for its file's header."""
     mine = {name: part for name, part in parts.items() if part.mine}
     places = {name: {"saved_offsets": list(part.begin)} for name, part in mine.items()}
     texts = {"format": "pt", _PLACES: json.dumps(places)}
@@ -103,14 +105,14 @@ class _Saved(NamedTuple):
 
     begin: tuple[int, ...]
     tensor: Tensor
-    """Mapped, not read."""
+    """Mapped from the file, not read into memory."""
 
 
 class Files:
     """The tensors in the files of a checkpoint."""
 
     def __init__(self, directory: Path, names: Iterable[str], first: str | None = None) -> None:
-        """Open them when they are needed: `first`, which may have all that this worker needs."""
+        """Open files as they are needed, starting with `first`, which may be all that is."""
         self._directory = directory
         self._left = sorted(names, key=lambda name: (name != first, name))
         self._found: dict[str, list[_Saved]] = {}
@@ -125,20 +127,20 @@ class Files:
         return sorted(self._found)
 
     def texts_of(self, name: str) -> Mapping[str, str]:
-        """Return the texts of a file's header."""
+        """Return the strings in a file's header."""
         if name in self._left:
             self._left.remove(name)
             self._open(name)
         return self._texts[name]
 
     def first(self, name: str) -> Tensor:
-        """Return a tensor that is whole in a file that was opened."""
+        """Return a tensor that is complete in one of the files opened so far."""
         if name not in self._found:
             raise DamagedError(f"{name}: no file has it")
         return self._found[name][0].tensor.clone()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole tensor."""
+        """Return the shape of a complete tensor."""
         self.names()
         if name not in self._found:
             raise DamagedError(f"{name}: no file has it")
@@ -146,12 +148,12 @@ class Files:
         return tuple(max(sizes) for sizes in zip(*ends))
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type of a tensor."""
+        """Return the dtype of a tensor."""
         self.shape(name)
         return self._found[name][0].tensor.dtype
 
     def fill(self, name: str, part: Part) -> str:
-        """Copy what was saved into a worker's part; return what does not fit, or nothing."""
+        """Fill a worker's part with what was saved; return what does not fit, if anything."""
         with torch.no_grad():
             if self._copy(name, part):
                 return ""
@@ -163,7 +165,7 @@ class Files:
             return "" if self._copy(name, part) else f"{name} is not complete"
 
     def whole(self, name: str) -> Tensor:
-        """Return a whole tensor, on the host."""
+        """Return a complete tensor, in host memory."""
         shape = self.shape(name)
         found = torch.empty(shape, dtype=self.dtype(name))
         if problem := self.fill(name, Part(found, (0,) * len(shape), shape, mine=True)):
@@ -171,7 +173,7 @@ class Files:
         return found
 
     def _copy(self, name: str, part: Part) -> bool:
-        """Copy what is known to be saved; return whether that is all of it."""
+        """Copy from the files opened so far; return whether they contain the whole part."""
         copied = 0
         for begin, tensor in self._found.get(name, ()):
             if len(begin) != len(part.begin):
@@ -206,7 +208,7 @@ class Files:
         except OSError as error:
             raise DamagedError(f"{name}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RuntimeError, struct.error):
-            raise DamagedError(f"{name}: its header is not that of safetensors") from None
+            raise DamagedError(f"{name}: its header is not a safetensors header") from None
         self._texts[name] = texts
 
 

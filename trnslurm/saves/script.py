@@ -1,15 +1,16 @@
-"""Checkpoints of any script: trnslurm.save() and trnslurm.load().
+"""Checkpoints for any script: trnslurm.save() and trnslurm.load().
 
     state = {"model": model, "optimizer": optimizer, "loader": loader}
     first = trnslurm.load(state)                    # the steps that are done; 0 at the start
     for step in range(first + 1, steps + 1):
         train(step)
         if step % 500 == 0 or trnslurm.should_stop():
-            trnslurm.save(step, state)              # writes while the training goes on
+            trnslurm.save(step, state)              # writes while training continues
 
-All workers make the same calls. Each saves its part of what is sharded (FSDP2, tensor parallelism)
-and a share of what all have; any number of workers reads it back. It needs PyTorch 2.4 or newer,
-and no launcher: in a run of trnslurm the checkpoint is reported, too.
+All workers make the same calls. Each worker saves its own part of sharded tensors (FSDP2, tensor
+parallelism) and a share of the tensors that all workers have. Any number of workers can load the
+checkpoint. These calls need PyTorch 2.4 or newer and work without a launcher. In a trnslurm run,
+they also report the checkpoint.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from trnslurm.saves.state import load_part, saved_of
 from trnslurm.saves.values import decode, encode
 
 _PATIENCE_S = 1800.0
-# Hashing the largest checkpoint from a slow disk may take long.
+# Hashing the largest checkpoint from a slow disk may take a long time.
 _ELECTION_S = 2 * 3600.0
 _NAMED = 3
 _OF_WORKERS = "each_worker"
@@ -70,14 +71,15 @@ def save(
     keep_every: int = 0,
     wait: bool = False,
 ) -> None:
-    """Save a state after a step; the training waits only for a copy to host memory.
+    """Save a state after a step; training waits only until the state is copied to host memory.
 
-    The state has models, optimizers, whatever else has state_dict() and load_state_dict(), tensors,
-    numbers, and lists and dicts of them. What is no DTensor must be the same on all workers;
-    what is not, such as random states, belongs into `each_worker`. The checkpoint is step-N in
-    the directory: by default the run's, outside a run ./checkpoints. The `keep` newest stay, and
-    those of every keep_every-th step. A save that fails is a warning, and the next one is tried;
-    with `wait`, and at the end, it is an error.
+    The state may contain models, optimizers, other objects with state_dict() and load_state_dict(),
+    tensors, numbers, and lists and dicts of them. Everything except a DTensor must be the same on
+    all workers. Put values that differ, such as random states, into `each_worker`. The checkpoint
+    is step-N in the directory, which defaults to the run's directory of checkpoints, or to
+    ./checkpoints outside a run. The `keep` newest checkpoints and those of every keep_every-th step
+    are kept. If a save fails, it prints a warning, and the next save is tried as usual. With
+    `wait`, and for the last save, a failure is an error.
     """
     if keep < 1:
         raise ValueError(f"trnslurm.save: keep is {keep}: it must be 1 or more")
@@ -93,23 +95,23 @@ def load(
     each_worker: MutableMapping[str, Any] | None = None,
     directory: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Load the newest whole checkpoint into a state, in place; return its step, 0 without one.
+    """Load the newest complete checkpoint into a state in place; return its step, or 0 without one.
 
-    Any number of workers may have saved it. `each_worker` is loaded only if as many did. The state
-    may be a part of what was saved, such as the model alone.
+    The number of workers may differ from that of the save. In that case, `each_worker` is not
+    loaded. The state may be a part of what was saved, such as only the model.
     """
     return _saver(directory).load(state, each_worker)
 
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What a checkpoint has beside its tensors."""
+    """What a checkpoint contains besides its tensors."""
 
     step: int
     attempt: int
     workers: int
     values: dict[str, Any]
-    """What is not a tensor, and which tensors there are."""
+    """The values that are not tensors, and the names of the tensors."""
     files: dict[str, Any] = field(default_factory=dict)
     format: str = OF_SCRIPTS
 
@@ -134,7 +136,7 @@ class _Saver:
         self._run = RunFiles(Path(run_dir)) if run_dir else None
         self._attempt = int(os.environ.get(Variable.ATTEMPT, "0")) if run_dir else 0
         self._own = run_dir is not None and root.is_relative_to(Path(run_dir).absolute())
-        """Whether only this run writes here: what is left half written or damaged is removed."""
+        """Whether only this run writes here, so that leftovers can be removed."""
         self._swept = False
 
     def save(
@@ -160,8 +162,8 @@ class _Saver:
         for piece in pieces:
             if piece.tensor.dtype not in DTYPES:
                 raise TypeError(
-                    f"trnslurm.save: {piece.key} is of {piece.tensor.dtype}, for which "
-                    "safetensors has no name: save it in another type"
+                    f"trnslurm.save: {piece.key} has dtype {piece.tensor.dtype}, which "
+                    "safetensors does not support: convert it to another dtype"
                 )
         self._memory.copy(pieces, {**texts, _OF_WORKERS: told})
         self._calls += 1
@@ -198,11 +200,11 @@ class _Saver:
             try:
                 calls.saved(outcome.step, self.root / checkpoint_name(outcome.step))
             except OSError as error:
-                return replace(outcome, warning=f"it cannot be reported ({error.strerror})")
+                return replace(outcome, warning=f"it could not be reported ({error.strerror})")
         return outcome
 
     def settle(self, *, strict: bool = False) -> None:
-        """Wait for the save that runs; say how it ended."""
+        """Wait for the save in progress, and print how it ended."""
         if self._running is None:
             return
         running, self._running = self._running, None
@@ -233,12 +235,12 @@ class _Saver:
             if not wrong and each_worker is not None and same:
                 self._load_own(each_worker, files, same)
         except DamagedError as error:
-            raise RuntimeError(f"{found} cannot be read ({error})") from None
+            raise RuntimeError(f"{found} could not be read ({error})") from None
         if wrong:
             more = f" (and {len(wrong) - _NAMED} more)" if len(wrong) > _NAMED else ""
             raise ValueError(
                 f"trnslurm.load: {found} is of another training: {'; '.join(wrong[:_NAMED])}"
-                f"{more}: name another directory, or make the state as it was"
+                f"{more}: use another directory, or build the same state as before"
             )
         if self.rank == 0:
             print(
@@ -259,7 +261,7 @@ class _Saver:
         return newest if newest > self._attempt else None
 
     def _elect(self, topic: str) -> Path | None:
-        """Find the newest whole checkpoint; all workers share the work of checking it."""
+        """Find the newest complete checkpoint; all workers share the work of checking it."""
         if self._own:
             self._sweep()
         candidates = self._candidates() if self.rank == 0 else []
@@ -272,9 +274,9 @@ class _Saver:
             if not told["name"]:
                 if told["damaged"]:
                     raise RuntimeError(
-                        f"{self.root} has damaged checkpoints only"
+                        f"all checkpoints in {self.root} are damaged"
                         + (f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else "")
-                        + ": to start from step 0, move it away"
+                        + ": to start from step 0, move the directory away"
                     )
                 return None
             found = self.root / str(told["name"])
@@ -283,7 +285,7 @@ class _Saver:
             if self.rank == 0:
                 answers = [
                     self._exchange.receive(f"{topic}/{number}/{rank}", _ELECTION_S)
-                    or {"wrong": f"worker {rank} did not say what it read"}
+                    or {"wrong": f"worker {rank} did not report what it read"}
                     for rank in range(self.world)
                 ]
                 wrong = next((one["wrong"] for one in answers if one["wrong"]), "")
@@ -293,13 +295,13 @@ class _Saver:
             damaged += [(candidates.pop(0), wrong)] if self.rank == 0 else []
 
     def _say(self, topic: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Give worker 0's message to all."""
+        """Send worker 0's message to all workers."""
         if self.rank == 0:
             self._exchange.send(topic, message)
             return message
         told = self._exchange.receive(topic, _ELECTION_S, keep=True)
         if told is None:
-            raise RuntimeError(f"{self.root}: worker 0 did not say what to resume from")
+            raise RuntimeError(f"{self.root}: worker 0 did not report what to resume from")
         return told
 
     def _candidates(self) -> list[Path]:
@@ -308,7 +310,7 @@ class _Saver:
         return checkpoints_in(self.root)
 
     def _sweep(self) -> None:
-        """Delete what earlier attempts have left half written, which also stops them."""
+        """Delete what earlier attempts left half written, which also stops those attempts."""
         self._swept = True
         if self.rank == 0:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -333,29 +335,29 @@ class _Saver:
 
     def _set_aside(self, damaged: list[tuple[Path, str]]) -> None:
         for path, reason in damaged:
-            then = "an older one is read"
+            then = "trying an older one"
             if self._own:
                 then = f"kept as {directories.set_aside(path, self._attempt).name}"
             print(f"warning: {path} is damaged ({reason}): {then}", flush=True)
 
 
 def _foreign(checkpoint: Path) -> str:
-    return f"{checkpoint} is not of trnslurm.save: name another directory"
+    return f"{checkpoint} was not written by trnslurm.save: use another directory"
 
 
 def _place(purpose: str) -> tuple[int, int, Any]:
-    """Return rank, number of workers, and a connection to the store of the process group."""
+    """Return the rank, the number of workers, and a new connection to the process group's store."""
     if not (dist.is_available() and dist.is_initialized()):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RuntimeError(
-                "trnslurm.save: several workers were started, but this one has opened no process "
-                "group: call torch.distributed.init_process_group() first"
+                "trnslurm.save: several workers were started, but this one has not initialized a "
+                "process group: call torch.distributed.init_process_group() first"
             )
         return 0, 1, _HostStore()
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    torch_dist: Any = dist  # it does not say what it exports
+    torch_dist: Any = dist  # its stubs do not list these names
     store = torch_dist.distributed_c10d._get_default_store()
-    # A call that waits blocks all others on its connection.
+    # A waiting call blocks all others on its connection.
     if hasattr(store, "clone"):
         own = store.clone()
     else:
@@ -366,7 +368,7 @@ def _place(purpose: str) -> tuple[int, int, Any]:
 
 
 class _HostStore:
-    """The store of a worker that is alone."""
+    """The store of a worker that is the only one."""
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
@@ -375,7 +377,7 @@ class _HostStore:
         self._told[key] = value
 
     def wait(self, keys: list[str], timeout: Any) -> None:
-        """All are there: the only worker has set them."""
+        """Return at once, because the only worker has already set all keys."""
 
     def get(self, key: str) -> str:
         return self._told[key]
@@ -398,7 +400,7 @@ def _saver(directory: str | os.PathLike[str] | None) -> _Saver:
 
 
 def _finish() -> None:
-    """Wait for the last save, unless this process fails anyway: then the others may be gone."""
+    """Wait for the last save, unless this process has failed and the others may be gone."""
     if hasattr(sys, "last_value"):
         return
     try:

@@ -1,4 +1,4 @@
-"""A script's state: models and optimizers by the names of parameters, and what else it keeps."""
+"""A script's state: models and optimizers by the names of their parameters, and other values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trnslurm.saves.values import decode, encode, tensors_in
 
 
 def saved_of(value: Any, state: Mapping[str, Any]) -> Any:
-    """Return what is saved of a part of a state."""
+    """Return what to save for a part of a state."""
     if isinstance(value, nn.Module):
         return _of_dcp().get_model_state_dict(value)
     if isinstance(value, torch.optim.Optimizer) and (model := _model_of(value, state)):
-        if not value.state:  # it has made no step, or keeps nothing of them
+        if not value.state:  # it has made no step, or keeps no state
             return {"state": {}, "param_groups": _groups(value)}
         return _of_dcp().get_optimizer_state_dict(model, value)
     return value.state_dict() if _is_stateful(value) else value
@@ -28,7 +28,7 @@ def load_part(
 ) -> list[str]:
     """Load a part of a state; return what does not fit."""
     if name not in saved:
-        return [f"it has no {name}, but {', '.join(saved)}"]
+        return [f"it contains no {name}, only {', '.join(saved)}"]
     told = saved[name]
     model = None
     if isinstance(value, torch.optim.Optimizer) and not told.get("state"):
@@ -57,10 +57,10 @@ def load_part(
     # A parameter that never had a gradient has no state.
     missing = live.keys() - there if model is None else ()
     wrong = [f"{each} is missing" for each in sorted(missing)]
-    wrong += [f"{each} is not in this one" for each in sorted(there - live.keys())]
+    wrong += [f"{each} is not in the current state" for each in sorted(there - live.keys())]
     if wrong:
         return wrong
-    # The workers' count and own place do not matter here: each fills what it has.
+    # The number of workers and this worker's rank do not matter: each fills what it has.
     parts = parts_of({each: live[each] for each in sorted(there)}, 0, 1)
     wrong = [problem for each, part in parts.items() if (problem := files.fill(each, part))]
     if not wrong and isinstance(value, nn.Module):
@@ -75,7 +75,7 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _model_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> nn.Module | None:
-    """Return the model of the state that an optimizer steps: its state goes by their names."""
+    """Return the model that an optimizer updates, whose parameter names key the state."""
     stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
     for value in state.values():
         if isinstance(value, nn.Module) and stepped <= {id(one) for one in value.parameters()}:

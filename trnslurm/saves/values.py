@@ -1,6 +1,6 @@
-"""What is not a tensor, as JSON: numbers, texts, and lists, tuples and dicts of them.
+"""Non-tensor values as JSON: numbers, strings, and lists, tuples and dicts of them.
 
-Nothing is pickled. Tensors and numpy's arrays among them are saved under names of their own.
+Nothing is pickled. Tensors and NumPy arrays among the values are saved under their own names.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _KIND, _OF = "$", "of"
 
 
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON; put its tensors among `tensors`, by names that begin with `name`.
+    """Return a value as JSON; add its tensors to `tensors`, under names that begin with `name`.
 
-    Raise a TypeError that names what cannot be saved.
+    Raise a TypeError that names a value that cannot be saved.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -48,13 +48,13 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         facts = {"dtype": array.dtype.str, "shape": list(numpy.shape(value))}
         return {_KIND: "array", _OF: name, **facts}
     raise TypeError(
-        f"trnslurm.save: {name} is a {type(value).__name__}: only tensors, arrays, numbers, texts, "
-        "and lists, tuples and dicts of them can be saved"
+        f"trnslurm.save: {name} is a {type(value).__name__}: only tensors, arrays, numbers, "
+        "strings, and lists, tuples and dicts of them can be saved"
     )
 
 
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return what was encoded; `tensor` returns a saved tensor by its name."""
+    """Return the original value; `tensor` returns a saved tensor by its name."""
     if isinstance(value, list):
         return [decode(each, tensor) for each in value]
     if not isinstance(value, dict):

@@ -239,6 +239,6 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning(team, monkeypatch
     monkeypatch.setattr(directory, "remove", refuse)
     [saved, other] = writers.save(3)
 
-    assert saved.warning == "an old one cannot be deleted (Permission denied)"
+    assert saved.warning == "an old checkpoint could not be deleted (Permission denied)"
     assert not other.failure
     assert writers.steps() == [1, 2, 3]

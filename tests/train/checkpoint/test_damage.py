@@ -42,14 +42,14 @@ def rename_step(path):
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (flip_a_bit, "rank-00001-of-00002.safetensors: its sha256 is not as in the manifest"),
+        (flip_a_bit, "rank-00001-of-00002.safetensors: its sha256 does not match the manifest"),
         (truncate, "rank-00001-of-00002.safetensors: "),
         (os.unlink, "rank-00001-of-00002.safetensors: No such file"),
         (lose_manifest, "manifest.json: No such file"),
-        (empty_manifest, "manifest.json: not as it was written"),
+        (empty_manifest, "manifest.json: does not match its checksum"),
         (pipe_as_manifest, "manifest.json: not a regular file"),
-        (edit_manifest, "manifest.json: not as it was written"),
-        (rename_step, "manifest.json: it is for step 2"),
+        (edit_manifest, "manifest.json: does not match its checksum"),
+        (rename_step, "manifest.json: belongs to step 2"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(team, capsys, damage, named):

@@ -93,7 +93,7 @@ def check_sizes(checkpoint: Path) -> CheckpointManifest:
     content = read_manifest(checkpoint)
     manifest = CheckpointManifest.from_json(content, where=str(checkpoint / NAME))
     if manifest.step != step_of(checkpoint.name):
-        raise DamagedError(f"{NAME}: it is for step {manifest.step}")
+        raise DamagedError(f"{NAME}: belongs to step {manifest.step}")
     check_files(checkpoint, manifest.files)
     return manifest
 
