@@ -1,4 +1,4 @@
-"""Chooses the scheduler of a run or of a cluster; the only place that does."""
+"""Chooses the scheduler of a run or of a cluster. No other module does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trnslurm.schedulers.interface import Scheduler
 
 
 def scheduler_of(place: Record | Cluster | None) -> Scheduler:
-    """Return the scheduler of a run or of a cluster profile; of None, the one on PATH."""
+    """Return the scheduler of a run or a cluster profile; for None, the Slurm on PATH."""
     if place is not None and place.scheduler == "local":
         from trnslurm.schedulers.local.scheduler import ThisMachine  # only the one that is needed
 
@@ -25,7 +25,7 @@ def scheduler_of(place: Record | Cluster | None) -> Scheduler:
 def by_scheduler(
     records: Sequence[tuple[RunDir, Record]],
 ) -> dict[Scheduler, list[tuple[RunDir, Record]]]:
-    """Return the runs of each scheduler, which is asked about them at once."""
+    """Group runs by scheduler, so that each scheduler is queried once."""
     found: dict[Scheduler, list[tuple[RunDir, Record]]] = {}
     for run, record in records:
         found.setdefault(scheduler_of(record), []).append((run, record))

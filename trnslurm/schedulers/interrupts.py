@@ -1,4 +1,4 @@
-"""Holds Ctrl-C back while a run would be left half made, or a job unrecorded."""
+"""Defers Ctrl-C while it would leave a run half made or a job unrecorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[list[int]]:
-    """Hold Ctrl-C back, and raise it afterwards; the list that is yielded has it at once."""
+    """Defer Ctrl-C until the block ends; the yielded list records it at once."""
     seen: list[int] = []
     in_thread = threading.current_thread() is not threading.main_thread()  # gets no Ctrl-C
     if in_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

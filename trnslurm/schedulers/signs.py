@@ -10,7 +10,7 @@ STALE_S = 120  # four missed heartbeats
 
 
 def silent_since(age_s: float | None) -> str:
-    """Return since when there is no heartbeat, by the age of the last one; None: there was none."""
+    """Return when the heartbeat stopped, based on its age, or that there never was one."""
     if age_s is None:
         return "it ended before its first heartbeat, without recording its state"
     then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age_s))
@@ -18,6 +18,6 @@ def silent_since(age_s: float | None) -> str:
 
 
 def died(attempt: Attempt) -> str:
-    """Return why an attempt that is over has no end state, in words."""
+    """Return in words why an attempt is over although it recorded no final state."""
     first = attempt.hosts.partition(",")[0]
     return f"it ended without recording its state, as when {first or 'its first node'} fails"

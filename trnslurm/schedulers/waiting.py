@@ -1,4 +1,4 @@
-"""What is found out about a run that waits."""
+"""What is known about a waiting run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Diagnosis:
     state: str
     reason: str
     phase: str = ""
-    """The phase that waits."""
+    """The phase that is waiting."""
     job_id: str = ""
     start: str = ""
-    """The start that Slurm expects; empty if unknown."""
+    """The start time that Slurm expects; empty if unknown."""
     if_submitted_now: str = ""
-    """The answer of sbatch --test-only for the phase's script."""
+    """What `sbatch --test-only` prints for the phase's script."""
     partition: str = ""
     nodes_needed: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Calls Slurm's commands, and explains their answers in plain words."""
+"""Calls Slurm's commands and explains their output in plain words."""

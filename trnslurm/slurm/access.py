@@ -1,4 +1,4 @@
-"""Reads which accounts and QOS a user has, and what they limit, where Slurm has accounting."""
+"""Reads which accounts and QOS a user has and what they limit, if Slurm has accounting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = {"": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
 
 class Limits(Frozen):
-    """How much one job may have; None: no limit."""
+    """How much one job can have. None means no limit."""
 
     nodes: int | None = None
     cpus: int | None = None
@@ -26,13 +26,13 @@ class Limits(Frozen):
     minutes: int | None = None
 
     def least(self, other: Limits) -> Limits:
-        """Return both limits at once."""
+        """Return the stricter of both limits for each resource."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _NAMES}
         known = {name: [n for n in pair if n is not None] for name, pair in pairs.items()}
         return Limits(**{name: min(each) for name, each in known.items() if each})
 
     def below(self, need: Limits) -> dict[str, int]:
-        """Return the limits that are less than what a job needs."""
+        """Return the limits that are lower than what a job needs."""
         pairs = {name: (getattr(self, name), getattr(need, name)) for name in _NAMES}
         return {
             name: most
@@ -41,7 +41,7 @@ class Limits(Frozen):
         }
 
     def or_else(self, other: Limits) -> Limits:
-        """Return these limits, and the other's where these have none."""
+        """Return these limits, with the other's limits for resources that these do not limit."""
         own = {name: getattr(self, name) for name in _NAMES}
         return Limits(**{n: v if v is not None else getattr(other, n) for n, v in own.items()})
 
@@ -52,11 +52,11 @@ Kinds: TypeAlias = tuple[Limits, ...]
 
 
 class Association(Frozen):
-    """An account of the user, in one partition or in all."""
+    """One of the user's accounts, in one partition or in all."""
 
     account: str
     partition: str
-    """Empty: in all partitions."""
+    """Empty if it applies to all partitions."""
     qos: tuple[str, ...]
     default_qos: str
     limits: Kinds
@@ -69,38 +69,38 @@ class Access(Frozen):
     associations: tuple[Association, ...] = ()
     qos: Mapping[str, Kinds] = field(default_factory=dict)
     least: Mapping[str, Limits] = field(default_factory=dict)
-    """The fewest of each that a job of a QOS has."""
+    """The minimum of each resource that a job with the QOS must have."""
     enforced: bool = False
     """Whether a job needs an association."""
     known: bool = False
     """Whether sacctmgr answered."""
     off: bool = False
-    """Whether Slurm has no accounting, and so knows no account."""
+    """Whether Slurm has no accounting, and so does not know any account."""
     has_rules: bool = False
-    """Whether the site has rules of its own for jobs (job_submit.lua), which may set their QOS."""
+    """Whether the site has custom job rules (job_submit.lua), which may set the QOS."""
 
 
 class Grant(Frozen):
     """The account and QOS for a partition."""
 
     account: str | None = None
-    """None: the user's default is right."""
+    """None if the user's default is right."""
     qos: str | None = None
-    """None: the QOS that Slurm takes without one is right."""
+    """None if the QOS that Slurm uses by default is right."""
     why_qos: str = ""
     limits: Limits = Limits()
     fewest_nodes: int = 1
-    """By its QOS and that of the partition."""
+    """The minimum number of nodes set by the job's QOS and the partition's QOS."""
     limited_by: str = ""
     """The QOS and the account that limit a job."""
     refused: str = ""
-    """Why the user can use neither; empty: they can."""
+    """Why the user cannot use the partition; empty if they can."""
     questions: tuple[str, ...] = ()
     """Keys that the user must find out, with what Slurm said."""
 
 
 def read_access(seen: Snapshot) -> Access:
-    """Return the user's accounts and every QOS, as far as accounting told of them."""
+    """Return the user's accounts and every QOS, as far as accounting reports them."""
     enforce = seen.config.get("AccountingStorageEnforce", "").lower()
     enforced = any(word in enforce for word in ("associations", "limits", "qos", "wckeys", "safe"))
     limited = limits_jobs(seen.config)
@@ -131,7 +131,7 @@ def read_access(seen: Snapshot) -> Access:
 def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     """Return the account and QOS with which this user gets nodes of a partition.
 
-    `node` is what a job needs for one node. The user's defaults come first.
+    `node` is what a job needs for one node. The user's defaults are preferred.
     """
     accounts = _allowed(partition, "Accounts")
     qos = _allowed(partition, "Qos")
@@ -201,7 +201,7 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
 def _words_for(
     access: Access, association: Association, allowed: Sequence[str] | None
 ) -> Sequence[str]:
-    """Return the QOS to choose from; empty text: none, which the site or nobody sets."""
+    """Return the QOS to choose from; an empty string means that no QOS is named."""
     left_to_site = access.has_rules and allowed is None and not implied_qos(association)
     return association.qos if association.qos and not left_to_site else ("",)
 
@@ -212,10 +212,10 @@ def _order(
     fewest: Mapping[str, int],
     partition: str,
 ) -> tuple[int | float, ...]:
-    """Return the place of an account with a QOS among those that allow the same: the least first.
+    """Return a sort key for an account and QOS among those that allow the same.
 
-    The user's defaults come first, then a QOS for the fewest nodes, then one that is named as its
-    partition, then the longest time.
+    The order prefers the user's defaults, then the QOS with the smallest minimum of nodes, then a
+    QOS with the partition's name, then the longest time.
     """
     association, word, limits, _ = choice
     return (
@@ -230,9 +230,9 @@ def _order(
 def limits_of(
     access: Access, partition: Mapping[str, str], account: str, qos: str
 ) -> tuple[Limits, str]:
-    """Return what a job with this account and QOS may have in a partition, and by which of them.
+    """Return the limits on a job with this account and QOS in a partition, and what sets them.
 
-    Empty: the user's default.
+    An empty account or QOS means the user's default.
     """
     places = ("", partition["PartitionName"])
     found = [
@@ -251,10 +251,10 @@ def limits_of(
 def _in_force(
     access: Access, partition: Mapping[str, str], association: Association, qos: str
 ) -> tuple[Limits, str]:
-    """Return what a job may have, and the names of what limits it.
+    """Return the limits on a job, and the names of what sets them.
 
-    Of each kind of limit, the first of the partition's QOS, the job's and the association counts
-    (https://slurm.schedmd.com/resource_limits.html#hierarchy).
+    For each kind of limit, the first one counts: that of the partition's QOS, then of the job's
+    QOS, then of the association (https://slurm.schedmd.com/resource_limits.html#hierarchy).
     """
     above = partition.get("QoS", "")
     points = {f"QOS {word}": access.qos.get(word, ()) for word in (above, qos)}
@@ -267,9 +267,10 @@ def _in_force(
 
 
 def implied_qos(association: Association) -> str:
-    """Return the QOS of a job that names none; empty: Slurm refuses the job, or there are no QOS.
+    """Return the QOS of a job that names none; empty if Slurm refuses it or there are no QOS.
 
-    Slurm takes the default, else the only one, else `normal`: src/slurmctld/acct_policy.c.
+    Slurm uses the default, or the only QOS, or `normal`, in this order:
+    src/slurmctld/acct_policy.c.
     """
     if association.default_qos or len(association.qos) == 1:
         return association.default_qos or association.qos[0]
@@ -287,7 +288,7 @@ def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
 
 
 def _nodes_for(node: Limits, *least: Limits) -> int:
-    """Return how many nodes have what a job needs at least; 0: no number has."""
+    """Return the smallest number of nodes with what a job must have, or 0 if none suffices."""
     found = 1
     for needs in least:
         for name in _NAMES[:4]:
@@ -301,7 +302,7 @@ def _nodes_for(node: Limits, *least: Limits) -> int:
 
 
 def _kinds(tres: Sequence[str], wall: str) -> Kinds:
-    """Return the limits of a group, of a job with its time, and of a user."""
+    """Return the limits of a group, of a job (including its time), and of a user."""
     return tuple(_limits([each], wall if at == 1 else "") for at, each in enumerate(tres))
 
 
@@ -326,13 +327,13 @@ def _number(text: str | None) -> int | None:
 
 
 def mebibytes(text: str) -> int | None:
-    """Return the MiB of a size as Slurm prints it, such as 750G; None for no size."""
+    """Return a size as Slurm prints it, such as 750G, in MiB, or None if it is not a size."""
     match = re.fullmatch(r"(\d+)([MGTP]?)", text)
     return int(match[1]) * _GIB[match[2]] if match else None
 
 
 def minutes(text: str) -> int | None:
-    """Return the minutes of a time limit as Slurm prints it; None for no limit."""
+    """Return a time limit as Slurm prints it, in minutes, or None if there is no limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if not match:
         return None

@@ -1,6 +1,6 @@
-"""Asks nodes what Slurm does not say of them, by a job of a minute on one node of each kind.
+"""Asks nodes what Slurm does not report about them, with a short job on one node of each kind.
 
-The job is a shell that reads files of the node; it leaves no file behind.
+The job is a shell script that reads files on the node. It leaves no files behind.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ask_one_of_each(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> DetectedCluster:
-    """Return the cluster with what one node of each kind has said; fail if none answers."""
+    """Return the cluster with what one node of each kind has reported; fail if none answers."""
     among = [n for n in site.partitions if partition in (None, n.name, n.label)]
     asked: dict[str, Nodes] = {}
     for kind in sorted(among, key=lambda n: not n.default):
@@ -137,7 +137,7 @@ class _Job:
         )
 
     def ended(self, say: Callable[[str], None]) -> bool:
-        """Check whether the job has ended; print what srun has said since."""
+        """Check whether the job has ended; print srun's new output."""
         assert self._srun
         code = self._srun.poll()
         said = self._said()
@@ -149,7 +149,7 @@ class _Job:
         return code is not None
 
     def answer(self, timeout_s: float) -> Told:
-        """Return what the node has said; raise a SlurmError if it has said nothing."""
+        """Return what the node has reported; raise a SlurmError if it has reported nothing."""
         assert self._srun
         if self._srun.poll() is None:
             raise SlurmError(
@@ -180,7 +180,7 @@ class _Job:
 
 
 def _read(output: str) -> Told | None:
-    """Return what a node has printed, among the lines of others such as a prolog."""
+    """Return what a node has printed, ignoring other output, such as a prolog's."""
     found: dict[str, list[str]] = {}
     for line in output.splitlines():
         word, _, rest = line.partition(" ")
@@ -204,7 +204,7 @@ def _read(output: str) -> Told | None:
 
 
 def _informed(kind: Nodes, told: Told, types: Mapping[str, InstanceType]) -> Nodes:
-    """Return nodes of which one has been asked."""
+    """Return nodes with what one of them has reported."""
     known = types.get(told.instance_type or "")
     doubt = ""
     if told.neuron_devices and not known:

@@ -1,6 +1,6 @@
-"""Calls Slurm's commands and parses their output; no other module calls them.
+"""Calls Slurm's commands and parses their output. No other module calls them.
 
-subprocess is imported late: a plan, or a list of local runs, calls no command.
+subprocess is imported late, because a plan or a list of local runs calls no command.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class QueueEntry(Frozen, kw_only=False):
     start: str = ""
     nodes: str = ""
     directory: str = ""
-    """The directory of the submission; empty if not shown."""
+    """The directory that the job was submitted from; empty if not shown."""
     ended_by: str = ""
-    """The user who cancelled the job; empty: nobody, or not known."""
+    """The user who cancelled the job; empty if nobody did or it is unknown."""
 
     @property
     def startable(self) -> bool:
-        """Whether the job waits in the queue."""
+        """Whether the job is waiting in the queue."""
         return self.state in STARTABLE
 
     @property
@@ -59,20 +59,20 @@ class QueueEntry(Frozen, kw_only=False):
 
     @property
     def live(self) -> bool:
-        """Whether the job has not ended, and may still start."""
+        """Whether the job has not ended and may still start."""
         return not self.ended and not self.reason.startswith("DependencyNeverSatisfied")
 
     @property
     def why(self) -> str:
-        """The reason in plain words, or Slurm's word if it is not in our table."""
+        """The reason in plain words, or Slurm's own word if we have no words for it."""
         return job_reason(self.reason)
 
 
 def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> QueueEntry | None:
-    """Return a job by its id if it was submitted from this run directory, or from its sweep's.
+    """Return a job by its id if it was submitted from this run's directory, or from its sweep's.
 
-    A killed controller forgets the jobs of its last seconds, and gives their ids to new jobs. Only
-    the directory's name is compared, because a directory may be mounted in two places.
+    A controller that is killed forgets the jobs of its last seconds, and gives their ids to new
+    jobs. Only the directory's name is compared, because a directory may be mounted in two places.
     """
     entry = queue.get(job_id)
     if not entry or not entry.directory:
@@ -90,7 +90,7 @@ def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def overriding(environment: Iterable[str]) -> list[str]:
-    """Return the variables that Slurm's commands would take as options."""
+    """Return the variables that Slurm's commands would treat as options."""
     return sorted(k for k in environment if re.fullmatch(_OVERRIDES, k) and k not in _KEPT)
 
 
@@ -106,20 +106,20 @@ def own_words(command: str, stderr: str) -> str:
 
 
 class Slurm(Frozen, kw_only=False):
-    """Slurm's commands in one directory, or on PATH."""
+    """Slurm's commands, from one directory or from PATH."""
 
     bin_dir: str | None = None
 
     @property
     def vanished(self) -> bool:
-        """Check whether the cluster was removed, such as a sandbox: not even the parent is left.
+        """Check whether the cluster, such as a sandbox, was removed: even its parent is gone.
 
-        The directory alone may be a file system that is not mounted now.
+        If only the directory is missing, its file system may not be mounted at the moment.
         """
         return bool(self.bin_dir) and not Path(str(self.bin_dir)).parent.exists()
 
     def find(self, command: str) -> str | None:
-        """Return the command's path from `bin_dir` or PATH; None if neither has it."""
+        """Return a command's path from `bin_dir` or PATH, or None if neither has it."""
         if self.bin_dir and (Path(self.bin_dir) / command).is_file():
             return str(Path(self.bin_dir) / command)
         # shutil.which does this too, but takes longer to import.
@@ -127,7 +127,7 @@ class Slurm(Frozen, kw_only=False):
         return next((str(f) for f in found if os.access(f, os.X_OK) and f.is_file()), None)
 
     def path(self, command: str) -> str:
-        """Return the command's path; raise a SlurmError if it is missing."""
+        """Return a command's path; raise a SlurmError if it is missing."""
         if found := self.find(command):
             return found
         raise SlurmError(
@@ -144,7 +144,7 @@ class Slurm(Frozen, kw_only=False):
         return done.stdout
 
     def knows_option(self, option: str) -> bool:
-        """Check whether this host's srun knows an option, such as one from a plugin."""
+        """Check whether this host's srun supports an option, such as one from a plugin."""
         return f"{option}=" in self._run("srun", "--help", timeout_s=TIMEOUT_S).stdout
 
     def _run(
@@ -179,7 +179,8 @@ class Slurm(Frozen, kw_only=False):
     def show(self, what: str, *names: str) -> list[dict[str, str]]:
         """Return the fields of jobs, nodes or partitions, as `scontrol show` prints them.
 
-        Hidden partitions and their nodes, too: who knows their names may use them.
+        Hidden partitions and their nodes are included, because anyone who knows their names may use
+        them.
         """
         lines = self.call("scontrol", "show", what, "-o", "--all", *names).splitlines()
         found = [dict(re.findall(_FIELD, line)) for line in lines if "=" in line]
@@ -190,7 +191,7 @@ class Slurm(Frozen, kw_only=False):
     def try_out(self, script: bytes, tasks: int = 1) -> tuple[bool, str]:
         """Return whether Slurm would accept a script now, with the expected start or the error.
 
-        With several `tasks`, an array of so many: their number may be over a limit.
+        With more than one task, try an array with that many `tasks`, which may exceed a limit.
         """
         text = script.decode("utf-8", "replace")
         array = [f"--array=1-{tasks}"] if tasks > 1 else []
@@ -200,13 +201,13 @@ class Slurm(Frozen, kw_only=False):
     def queue(
         self, users: Sequence[str], *, known: Iterable[str] = (), timeout_s: float = TIMEOUT_S
     ) -> dict[str, QueueEntry]:
-        """Return every job of these users that the controller knows, by id.
+        """Return all jobs of these users that the controller knows, by id.
 
         A task of an array has two ids: ARRAY_TASK, and a number once it has started. The number may
-        be that of the array, which means all tasks in other commands (seen on Slurm 22.05).
-        Of the `known` ids, those of steps (JOB.STEP) are included while the step runs. A component
-        of a heterogeneous job, JOB+N, is no job here: it waits and ends with the first one, which
-        has the reason of the component that says most.
+        be that of the array, which means all tasks in other commands (seen on Slurm 22.05). Of the
+        `known` ids, those of steps (JOB.STEP) are included while the step is running. A component
+        of a heterogeneous job, JOB+N, is not listed as a job: it waits and ends with the first
+        component, which gets the most informative reason of all components.
         """
         text = self.call(
             "squeue",
@@ -243,7 +244,7 @@ class Slurm(Frozen, kw_only=False):
         return found
 
     def steps(self, job_id: str) -> list[tuple[str, str]]:
-        """Return the id and the name of each step of a job that runs; of an ended job, none."""
+        """Return the id and name of each step of a running job, or nothing if the job has ended."""
         try:
             text = self.call(
                 "squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j"
@@ -256,7 +257,7 @@ class Slurm(Frozen, kw_only=False):
         return [(step, name) for step, _, name in rows]
 
     def jobs_in(self, directories: Sequence[str], user: str) -> list[str]:
-        """Return the jobs that were submitted from directories, and the tasks that run in them."""
+        """Return the jobs submitted from these directories, and the tasks running in them."""
         text = self.call(
             "squeue",
             "--noheader",
@@ -301,7 +302,7 @@ class Slurm(Frozen, kw_only=False):
         return found
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs and steps; one that has ended, or is ending, is no error."""
+        """Cancel jobs and steps. It is not an error if one has ended or is ending."""
         if jobs := [job for job in job_ids if "." not in job]:
             self._scancel(*_by_array(jobs))
         # KILL, as without --signal, would leave behind what a step has started by srun.
@@ -309,12 +310,12 @@ class Slurm(Frozen, kw_only=False):
             self._scancel("--signal=TERM", step)
 
     def ask_to_stop(self, job_ids: Sequence[str]) -> None:
-        """Signal the batch scripts of jobs to save and end; a job may have ended."""
+        """Signal jobs' batch scripts to save and end. A job may have ended already."""
         if job_ids:
             self._scancel("--batch", "--signal=USR1", *_by_array(job_ids))
 
     def ask_step_to_stop(self, step: str, host: str, pid: int) -> None:
-        """Signal the process `pid` on the node `host`, a step's batch script, to save and end.
+        """Signal a step's batch script, process `pid` on the node `host`, to save and end.
 
         scancel would signal srun and the workers as well.
         """
@@ -335,23 +336,23 @@ class Slurm(Frozen, kw_only=False):
 
 
 def _says_much(reason: str) -> int:
-    """Return how much a component's reason tells of why a heterogeneous job waits.
+    """Return how much a component's reason says about why a heterogeneous job is waiting.
 
-    The others wait for its nodes: Resources.
+    The other components wait for the first one's nodes, with the reason Resources.
     """
     return {"None": 0, "Resources": 1, "Priority": 1}.get(reason, 2)
 
 
 def _component(job_id: str) -> tuple[str, int]:
-    """Return a job, and the number of its component: JOB+N is one of a heterogeneous job."""
+    """Return a job's id and its component's number: JOB+N is part of a heterogeneous job."""
     job, _, number = job_id.partition("+")
     return job, int(number) if number.isdecimal() else 0
 
 
 def _by_array(job_ids: Iterable[str]) -> list[str]:
-    """Return ids in the same order, with the tasks of an array as one id: ARRAY_[TASK,TASK].
+    """Return ids in the same order, with an array's tasks as one id: ARRAY_[TASK,TASK].
 
-    scancel sends the controller a request for each id (seen on Slurm 22.05).
+    scancel sends the controller one request per id (seen on Slurm 22.05).
     """
     arrays: dict[str, list[str]] = {}
     for job_id in job_ids:
@@ -364,13 +365,13 @@ def _by_array(job_ids: Iterable[str]) -> list[str]:
 
 
 def _works_in(job_id: str, submitted_from: str) -> str:
-    """Return the directory of a job; that of a task is a link in the directory of its array."""
+    """Return a job's directory; a task's directory is a link in that of its array."""
     _, array, task = job_id.partition("_")
     return os.path.realpath(f"{submitted_from}/{task}") if array else submitted_from
 
 
 def _user(uid: str) -> str:
-    """Return the name of a user, or the number if this host does not know it."""
+    """Return a user's name, or the uid if this host does not know the user."""
     try:
         return pwd.getpwuid(int(uid)).pw_name
     except (ValueError, KeyError):

@@ -24,7 +24,7 @@ _OF_THE_NODE = (_HYPERPOD, "feature")
 # EC2's name of a host: ip-10-1-4-244.
 _EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
-"""A partition with no more time is for tests."""
+"""A partition that allows no more time than this is for tests."""
 # Names of nodes, partitions and features of sites whose GPUs are no GRES.
 _NAMES_GPUS = re.compile(r"(?i)(^|[^a-z])(gpu|dgx|hgx|nvidia|(rtx|[av]100|h[12]00)([^a-z0-9]|$))")
 # What nodes of two partitions have in common, if one profile is for both.
@@ -33,104 +33,104 @@ _SAME = ("cpus", "gpus", "gpu_type", "instance_type", "memory_mib", "mem_per_nod
 
 
 class Gpus(Frozen):
-    """The GPUs of one node that a job can have together."""
+    """The GPUs on one node that a job can use together."""
 
     number: int = 0
     kind: str = ""
-    """The GRES' type; empty: it has none."""
+    """The GRES type; empty if there is none."""
     sliced: bool = False
-    """Whether they are slices (MIG): a process can use only one."""
+    """Whether they are slices (MIG). A process can use only one slice."""
 
 
 class Told(Frozen):
-    """What a node says of itself."""
+    """What a node reports about itself."""
 
     host: str
     instance_type: str | None
-    """EC2's name; None: it is no instance of EC2, or an old one (Xen)."""
+    """EC2's name for the type, or None outside EC2 and on old (Xen) instances."""
     efa: int
-    """EFA interfaces."""
+    """The number of EFA interfaces."""
     gpus: int
-    """The GPUs that NVIDIA's driver has, also if they are no GRES."""
+    """The GPUs that NVIDIA's driver finds, even if they are not a GRES."""
     gpu: str
-    """Their model."""
+    """The GPUs' model."""
     neuron_devices: int
     interfaces: tuple[str, ...]
-    """Of the network."""
+    """The network interfaces."""
     hyperpod: bool
-    """Whether SageMaker HyperPod made it."""
+    """Whether SageMaker HyperPod created the node."""
     slurm: str
-    """The version of its Slurm; empty: not found."""
+    """The version of the node's Slurm; empty if Slurm was not found."""
 
 
 class Nodes(Frozen):
-    """Nodes of one partition that are alike, as this user's jobs can have them."""
+    """Identical nodes of one partition, as this user's jobs can have them."""
 
     name: str
     """The partition."""
     label: str
-    """The partition, and what tells these nodes from its others."""
+    """The partition, and what distinguishes these nodes from the partition's other nodes."""
     default: bool
     hidden: bool
-    """Whether the site does not show it to its users; they may use it."""
+    """Whether the site hides the partition from its users, who may still use it."""
     nodes: int
-    """The most nodes of a job, whichever part of them it has."""
+    """The maximum number of nodes of a job, even if it uses only part of each node."""
     job_cpus: int | None
-    """The most CPUs of a job on all its nodes, if that is less than those of all nodes."""
+    """The maximum number of CPUs of a job over all its nodes, if less than all nodes have."""
     job_gpus: int | None
-    """The same of its GPUs."""
+    """The maximum number of GPUs of a job over all its nodes, if less than all nodes have."""
     fewest: int
-    """The fewest nodes of a job."""
+    """The minimum number of nodes of a job."""
     preempts: bool
-    """Whether jobs there are ended for others."""
+    """Whether the partition's jobs can be ended to make room for others."""
     up: int
     total: int
     cpus: int
     accelerators: int
-    """The GPUs or Neuron devices of a node."""
+    """The number of GPUs or Neuron devices per node."""
     gpus: int
     gpu_type: str | None
-    """The GPUs' type, if the partition has others too."""
+    """The GPUs' type, if the GRES has one."""
     sliced: bool
     memory_mib: int
-    """The memory of a node that a job can have; 0: not known."""
+    """The memory of a node that a job can have, or 0 if unknown."""
     mem_per_node_mib: int | None
-    """The memory to ask for; 0: all; None: Slurm's default is right."""
+    """The memory to request: 0 is all of it, None leaves Slurm's default."""
     exclusive: bool
     """Whether a job can have all of a node."""
     max_time_min: int | None
     default_time_min: int | None
     instance_type: str | None
-    """None: nothing says which, or the catalog lacks it."""
+    """None if the type is unknown or missing from the catalog."""
     doubt: str
-    """What Slurm does not say of their devices and EFA, and a node could; empty: nothing."""
+    """What Slurm does not say about devices and EFA, and a node could; empty if nothing."""
     without_efa: bool
-    """Whether ParallelCluster has not enabled EFA on them: its nodes lack the feature."""
+    """Whether EFA is not enabled in ParallelCluster: the nodes lack the feature `efa`."""
     node: str
-    """The first of them, or the first idle one."""
+    """The first idle node, or the first node if none is idle."""
     told: Told | None = None
-    """What `node` says of itself; None: it was not asked."""
+    """What `node` reports about itself, or None if it was not asked."""
     constraint: str | None
     mixed: int
-    """The number of other nodes that Slurm may give to a job as well."""
+    """The number of other nodes that Slurm may also give to a job."""
     account: str | None
     qos: str | None
     sources: Mapping[str, str]
-    """Key -> where its value is from."""
+    """Key -> where its value comes from."""
     questions: tuple[str, ...]
-    """Keys that Slurm does not decide: `key|what Slurm says`."""
+    """Keys that Slurm does not determine: `key|what Slurm says`."""
     unusable: str
-    """Why this user's jobs cannot have them; empty: they can."""
+    """Why this user's jobs cannot have these nodes; empty if they can."""
 
     @property
     def full_nodes(self) -> int:
-        """The most nodes of a job that has of each what it can have of one."""
+        """The maximum number of nodes if a job uses everything that it can have on each node."""
         pairs = ((self.job_gpus, self.gpus), (self.job_cpus, self.cpus))
         return min([self.nodes, *(max(1, most // each) for most, each in pairs if most and each)])
 
     @property
     def takes_trainings(self) -> bool:
-        """Whether jobs have time for more than a test."""
+        """Whether the partition allows more time than a test needs."""
         return self.max_time_min is None or self.max_time_min > _SHORT_MIN
 
 
@@ -140,14 +140,14 @@ class DetectedCluster(Frozen):
     cluster: str
     accounting: bool
     expedites: bool
-    """Whether it restarts jobs with --requeue=expedite first after a node failure."""
+    """Whether Slurm restarts jobs with --requeue=expedite first after a node failure."""
     partitions: tuple[Nodes, ...]
 
     def others_than(self, chosen: Nodes) -> list[Nodes]:
         """Return the same nodes in other partitions that allow what the chosen one does not.
 
-        A job needs no other options there. Left out are partitions whose jobs are ended for others,
-        and those for tests: a user should choose them.
+        Jobs need no other options there. Partitions whose jobs can be preempted and partitions for
+        tests are left out, because the user should choose those.
         """
         time = chosen.max_time_min or math.inf
         return [
@@ -163,24 +163,24 @@ class DetectedCluster(Frozen):
         ]
 
     def of_several_nodes(self, chosen: Nodes) -> list[Nodes]:
-        """Return other nodes of which a job can have more than one, where it can't of these."""
+        """Return other nodes that jobs can have more than one of, if these allow only one."""
         several = [n for n in self.partitions if n.full_nodes > 1 and not n.unusable]
         several = [n for n in several if not n.hidden]
         return several if chosen.nodes == 1 and not self.others_than(chosen) else []
 
     def best(self, partition: str | None = None) -> Nodes | None:
-        """Return the likely nodes for training, in a partition or in all; None: there are none.
+        """Return the nodes most suitable for training, in a partition or in all, or None.
 
-        A hidden partition is the last, and GPUs of other makers are the last of all accelerators.
-        The accelerators of a job on up to two nodes first, then time for more than a test, then
-        several nodes in this partition or in others of the same nodes, then jobs that are not ended
-        for others, then the site's default partition, then more nodes, then time.
+        Hidden partitions come last, and so do other makers' GPUs among the accelerators. The order
+        prefers the most accelerators for a job on up to two nodes, then time for more than a test,
+        then more than one node (in this partition or in others with the same nodes), then jobs that
+        are not preempted, then the site's default partition, then more nodes, then more time.
         """
         return _best([n for n in self.partitions if partition in (None, n.name, n.label)])
 
 
 def _instead(other: Nodes, chosen: Nodes) -> bool:
-    """Check whether another partition has the same nodes, for jobs with the same options."""
+    """Check whether another partition has the same nodes for jobs with the same options."""
     asks = any(not question.startswith("default_time_min|") for question in other.questions)
     usable = not (other.unusable or other.preempts or other.hidden or asks)
     same = all(getattr(other, key) == getattr(chosen, key) for key in _SAME)
@@ -239,7 +239,7 @@ def detect(seen: Snapshot, types: Mapping[str, InstanceType]) -> DetectedCluster
 
 
 def find_partition(slurm: Slurm, name: str, types: Mapping[str, InstanceType]) -> Nodes:
-    """Return the likely nodes for training of one partition, whoever may use it."""
+    """Return a partition's nodes most suitable for training, no matter who may use it."""
     fields = slurm.show("partition", name)[0]
     kinds = _Partition(fields, slurm.show("node"), {}, types).kinds(Access(), None)
     if found := _best(kinds):
@@ -263,7 +263,7 @@ def gpus_of(gres: str) -> list[Gpus]:
 
 
 def _usable_gpus(gres: str) -> Gpus:
-    """Return the GPUs that one job can use together: whole ones, of the most frequent type."""
+    """Return the GPUs that one job can use together: full GPUs of the most frequent type."""
     every = gpus_of(gres)
     whole = [gpus for gpus in every if not gpus.sliced]
     if whole:
@@ -289,7 +289,7 @@ class _Partition:
             self._nodes = _from_totals(fields)
 
     def kinds(self, access: Access, groups: Sequence[str] | None) -> list[Nodes]:
-        """Return the kinds of nodes of the partition."""
+        """Return the kinds of nodes in the partition."""
         alike: dict[tuple[object, ...], list[Mapping[str, str]]] = {}
         for node in self._nodes:
             gpus = _usable_gpus(node.get("Gres", ""))
@@ -410,7 +410,7 @@ class _Partition:
         return min(most)
 
     def _type_of(self, node: Mapping[str, str]) -> tuple[str | None, str]:
-        """Return a node's instance type, and what says so."""
+        """Return a node's instance type, and where it comes from."""
         words = _words_of(node)
         for source, names in words.items():
             found = {t: name for name in names if (t := self._known(name))}
@@ -426,13 +426,13 @@ class _Partition:
         return None, ""
 
     def _known(self, name: str) -> str | None:
-        """Return the type of the catalog that a name is, or has in it."""
+        """Return the catalog's type whose name is, or is contained in, a name."""
         named = name if name in self._types else ec2_name(name)
         known = self._types.get(named or "")
         return known.name if known and not known.device.on_host else None
 
     def _fits(self, known: InstanceType, node: Mapping[str, str]) -> bool:
-        """Check whether a node can be of a type, also if slurm.conf has no GPUs or CPUs for it."""
+        """Check whether a node can be of a type, even if slurm.conf omits its GPUs or CPUs."""
         gpus = sum(g.number for g in gpus_of(node.get("Gres", "")) if not g.sliced)
         cpus = int(node.get("CPUTot", 0))
         if gpus:
@@ -452,7 +452,7 @@ class _Partition:
         )
 
     def _doubt(self, node: Mapping[str, str], gpus: Gpus, most: int) -> str:
-        """Return what is not known of nodes whose instance type is not known."""
+        """Return what is unknown about nodes whose instance type is unknown."""
         names = [name for names in _words_of(node).values() for name in names]
         named = [t for name in names if (t := ec2_name(name)) and t not in self._types]
         likely = self._of_size(node)
@@ -476,7 +476,7 @@ class _Partition:
         return ""
 
     def _constraint(self, nodes: Sequence[Mapping[str, str]]) -> str | None:
-        """Return a feature that these nodes have, and no others of the partition."""
+        """Return a feature that these nodes have and no other nodes in the partition have."""
         ours = {node["NodeName"] for node in nodes}
         others = {
             f for node in self._nodes if node["NodeName"] not in ours for f in features_of(node)
@@ -506,7 +506,7 @@ class _Partition:
         )
 
     def _default_time(self, limits: Limits) -> tuple[int | None, str]:
-        """Return the time limit that Slurm gives to a job without one."""
+        """Return the time limit that Slurm gives to a job without one, and its source."""
         default, limit = (minutes(self._fields.get(k, "")) for k in ("DefaultTime", "MaxTime"))
         source = "DefaultTime" if default else "MaxTime, as there is no DefaultTime"
         return _least(default or limit, limits.minutes), f"{source} of the partition"
@@ -514,9 +514,9 @@ class _Partition:
     def _mem(
         self, nodes: Sequence[Mapping[str, str]], cpus: int, exclusive: bool, limits: Limits
     ) -> tuple[int | None, str]:
-        """Return the memory to ask for, and why.
+        """Return the memory to request, and why.
 
-        --exclusive gives all CPUs, but no more memory than DefMemPerNode or DefMemPerCPU.
+        --exclusive grants all CPUs, but no more memory than DefMemPerNode or DefMemPerCPU.
         """
         fields, config = self._fields, self._config
         memory = min(memory_of(node) for node in nodes)
@@ -552,7 +552,7 @@ class _Partition:
         return None, ""
 
     def _most_nodes(self, up: int, total: int, limits: Limits, granted: Grant) -> tuple[int, str]:
-        """Return how many nodes a job can have, and which limit decides."""
+        """Return how many nodes a job can have, and which limit determines it."""
         now = "" if up == total else f"; {up} are up now"
         most = {}
         if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
@@ -565,15 +565,15 @@ class _Partition:
         return max(1, most[source]), source
 
     def _preempts(self) -> bool:
-        """Check whether jobs of partitions with a higher PriorityTier take the nodes of its jobs.
+        """Check whether jobs in partitions with a higher PriorityTier can take this one's nodes.
 
-        A partition says OFF for itself (slurm.conf(5), PreemptMode).
+        PreemptMode=OFF exempts a partition (slurm.conf(5), PreemptMode).
         """
         by_partition = self._config.get("PreemptType") == "preempt/partition_prio"
         return by_partition and self._fields.get("PreemptMode", "OFF") != "OFF"
 
     def _refusal(self, groups: Sequence[str] | None) -> str:
-        """Return why the partition does not take this user's jobs; empty: it does."""
+        """Return why the partition does not accept this user's jobs; empty if it does."""
         fields = self._fields
         state = fields.get("State", "UP")
         allowed = fields.get("AllowGroups", "ALL")
@@ -591,7 +591,7 @@ class _Partition:
 
 
 def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Return nodes that are all alike, from the sums over a partition whose nodes are hidden."""
+    """Return identical nodes, computed from the totals of a partition whose nodes are hidden."""
     number = whole_number(fields.get("TotalNodes")) or 0
     if not number or fields.get("Nodes") == "(null)":
         return []
@@ -607,16 +607,16 @@ def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
 
 
 def _unlike(numbers: Iterable[int]) -> str:
-    """Return what to add where nodes that a job may get together differ."""
+    """Return a note for the case that the nodes a job may get differ."""
     found = sorted({*numbers})
     return f", the least: some have {found[-1]}" if len(found) > 1 else ""
 
 
 def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Return the names that may name a node's instance type, by what has them; the best first.
+    """Return names that may contain a node's instance type, by their source, the best first.
 
-    SageMaker HyperPod has a partition `dev` of all nodes, and one for each type, such as
-    ml.p5.48xlarge (aws-samples/awsome-distributed-training, 5.sagemaker-hyperpod/slurm-studio).
+    SageMaker HyperPod has a partition `dev` with all nodes, and one for each type, such as
+    ml.p5.48xlarge (aws-samples/awesome-distributed-training, 5.sagemaker-hyperpod/slurm-studio).
     """
     return {
         _HYPERPOD: [node.get("InstanceType", "")],
@@ -630,7 +630,7 @@ def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:
 def _on_ec2(
     node: Mapping[str, str], known: InstanceType, words: Mapping[str, Sequence[str]]
 ) -> bool:
-    """Check for a sign of EC2: a host's name, a type's name, ParallelCluster's 95 % of memory."""
+    """Check for a sign of EC2: a host name, a type name, or ParallelCluster's 95 % of memory."""
     schedulable = int(node.get("RealMemory", 0)) - known.host_gib * 1024 * 0.95
     return (
         bool(_EC2_HOST.match(node["NodeName"]))
@@ -640,14 +640,14 @@ def _on_ec2(
 
 
 def _parallelcluster(node: Mapping[str, str]) -> bool:
-    """Check whether its first feature and its name are ParallelCluster's."""
+    """Check whether a node's first feature and its name are ParallelCluster's."""
     first = next(iter(features_of(node)), "")
     mark = {"static": "-st-", "dynamic": "-dy-"}.get(first)
     return mark is not None and mark in node["NodeName"]
 
 
 def effective_cpus(node: Mapping[str, str]) -> int:
-    """Return a node's CPUs for jobs: CPUEfctv since Slurm 22.05 leaves out those of the system."""
+    """Return a node's CPUs for jobs: since Slurm 22.05, CPUEfctv excludes the system's CPUs."""
     if known := whole_number(node.get("CPUEfctv")):
         return known
     reserved = int(node.get("CoreSpecCount", 0)) * int(node.get("ThreadsPerCore", 1))
@@ -660,18 +660,18 @@ def memory_of(node: Mapping[str, str]) -> int:
 
 
 def features_of(node: Mapping[str, str]) -> list[str]:
-    """Return the features that jobs can ask for."""
+    """Return the features that jobs can request."""
     text = node.get("AvailableFeatures", "(null)")
     return [] if text == "(null)" else text.split(",")
 
 
 def whole_number(text: str | None) -> int | None:
-    """Return the number that Slurm prints; None for UNLIMITED and the like."""
+    """Return a number that Slurm prints, or None for UNLIMITED and the like."""
     return int(text) if text and text.isdecimal() else None
 
 
 def _below(limit: int | None, wanted: int) -> int | None:
-    """Return a limit that is less than all that there is; None: there is none."""
+    """Return a limit if it is lower than what is wanted, or None."""
     return limit if limit and limit < wanted else None
 
 

@@ -1,6 +1,6 @@
-"""What Slurm will say of a cluster, from its ParallelCluster file, before the cluster is there.
+"""Predicts from a ParallelCluster file what Slurm will report about the cluster.
 
-ParallelCluster's cookbook writes slurm.conf from the file, in config_renderer.py and
+ParallelCluster's cookbook generates slurm.conf from the file, in config_renderer.py and
 templates/slurm_parallelcluster.conf:
 https://github.com/aws/aws-parallelcluster-cookbook/tree/develop/cookbooks/aws-parallelcluster-slurm/files/default/head_node_slurm/slurm
 """
@@ -24,14 +24,14 @@ _SHARED = ("FsxLustre", "FsxOpenZfs", "FsxOntap", "FileCache", "Efs")
 
 
 def is_cluster_file(file: Path) -> bool:
-    """Check whether a file is named as a ParallelCluster file, and not as a dump of detect."""
+    """Check by its name whether a file is a ParallelCluster file, not a dump of detect."""
     return file.suffix in (".yaml", ".yml")
 
 
 def read_cluster_file(
     file: Path, types: Mapping[str, InstanceType]
 ) -> tuple[Snapshot, Path | None, list[str]]:
-    """Return the cluster, a directory that all nodes share, and the instance types left out."""
+    """Return the cluster, a directory that all nodes share, and the omitted instance types."""
     try:
         seen, shared, left_out = _read(read_yaml(file), types)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -80,7 +80,7 @@ def _read(
 
 
 def _type_of(resource: Mapping[str, Any]) -> str:
-    """Return a compute resource's instance type; of several, the first."""
+    """Return a compute resource's instance type, the first if there is more than one."""
     several = resource.get("Instances") or [{"InstanceType": resource.get("InstanceType")}]
     return str(several[0]["InstanceType"])
 
@@ -133,7 +133,7 @@ def _partition(queue: Mapping[str, Any], first: bool) -> Fields:
 
 
 def _shown(key: str, value: str) -> str:
-    """Return a setting as scontrol shows it: a time in minutes has hours and seconds."""
+    """Return a setting as scontrol prints it: minutes become hours, minutes and seconds."""
     if value.upper() in ("INFINITE", "UNLIMITED"):
         return "UNLIMITED"
     if key in ("MaxTime", "DefaultTime") and re.fullmatch(r"\d+", value):

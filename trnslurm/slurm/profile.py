@@ -1,4 +1,4 @@
-"""Writes a cluster profile for nodes that detect found; each line says where it is from."""
+"""Writes a cluster profile for detected nodes. A comment says where each value comes from."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def profile_text(
     *,
     here: bool = True,
 ) -> str:
-    """Return a commented cluster profile; all nodes mount the path `shared`.
+    """Return a commented cluster profile, in which all nodes mount the path `shared`.
 
-    `known` is the catalog's entry for the nodes' instance type; `here` says whether this host is of
-    the cluster.
+    `known` is the catalog's entry for the nodes' instance type. `here` says whether this host
+    belongs to the cluster.
     """
     accounting = "on" if site.accounting else "off: status works without it"
     found = shared or Path("~")
@@ -86,7 +86,7 @@ def profile_text(
 
 
 def _others(site: DetectedCluster, chosen: Nodes) -> Iterator[str]:
-    """Yield comments on the other nodes that the user can have."""
+    """Yield comments about the other nodes that the user can have."""
     others = [n for n in site.partitions if n != chosen and not n.unusable]
     if others:
         yield "# Other nodes: trnslurm cluster detect --write --name NAME --partition one of"
@@ -96,7 +96,7 @@ def _others(site: DetectedCluster, chosen: Nodes) -> Iterator[str]:
 
 
 def slurm_keys(chosen: Nodes, known: InstanceType | None = None) -> dict[str, object]:
-    """Return what a profile's `slurm` says of these nodes; None: nothing."""
+    """Return the values of a profile's `slurm` keys for these nodes; None leaves a key out."""
     values: dict[str, object] = {
         "partition": chosen.name,
         "account": chosen.account,
@@ -124,7 +124,7 @@ ASK = "trnslurm cluster detect --write --ask-nodes"
 
 
 def _type_lines(chosen: Nodes, own: str) -> Iterator[str]:
-    """Yield the instance type, what says so, and what nobody has said."""
+    """Yield the instance type, its source, and what is unknown about it."""
     source = chosen.sources["instance_type"]
     comment = f"  # {source}" if source else ""
     yield f"instance_type: {_scalar(chosen.instance_type or own)}{comment}"
@@ -135,12 +135,12 @@ def _type_lines(chosen: Nodes, own: str) -> Iterator[str]:
 
 
 def who_knows(chosen: Nodes) -> str:
-    """Return who can say what Slurm does not: nodes know GPUs by NVIDIA's driver, EFA on AWS."""
+    """Return who can fill in what Slurm does not say: the nodes, or for EFA only nodes on AWS."""
     return "on AWS the nodes know" if chosen.gpus else "the nodes know"
 
 
 def _sdk_lines(known: InstanceType | None) -> list[str]:
-    """Return the release of Neuron's SDK, where it is not the default."""
+    """Return the release of the Neuron SDK, if it is not the default."""
     sdks = known.device.sdks if known else {}
     if not sdks or Cluster.neuron_sdk in sdks:
         return []
@@ -197,9 +197,9 @@ def _own_name(chosen: Nodes) -> str:
 
 
 def missing_efa(known: InstanceType | None, chosen: Nodes) -> str:
-    """Return that nodes have not as many EFA interfaces as their type; empty: nothing says so.
+    """Return that the nodes and their type differ in EFA interfaces; empty if they do not.
 
-    Trainium's jobs on several nodes need EFA: their preflight says how to enable it.
+    Trainium jobs on more than one node need EFA. Their preflight says how to enable it.
     """
     if known and not chosen.told and chosen.without_efa and known.gpus and known.efa:
         return f"ParallelCluster has no EFA enabled on these {known.name} (Efa/Enabled)"
@@ -211,7 +211,7 @@ def missing_efa(known: InstanceType | None, chosen: Nodes) -> str:
 
 
 def _corrected(known: InstanceType, chosen: Nodes) -> list[str]:
-    """Return the lines that correct the catalog's entry by what a node has said."""
+    """Return lines that correct the catalog's entry with what a node has reported."""
     why = missing_efa(known, chosen)
     if not why:
         return []
@@ -220,7 +220,7 @@ def _corrected(known: InstanceType, chosen: Nodes) -> list[str]:
 
 
 def _own_type(name: str, chosen: Nodes) -> list[str]:
-    """Return the lines that define an instance type that the catalog lacks."""
+    """Return lines that define an instance type that is missing from the catalog."""
     gpus = chosen.gpus or (chosen.told.gpus if chosen.told else 0)
     device, count = (CUDA, gpus) if gpus else (CPU, chosen.cpus)
     listed = sorted({n for n in (1, 2, 4, 8, 16, count) if n <= count})
@@ -253,8 +253,8 @@ def _scalar(text: str) -> str:
 def find_shared() -> Path | None:
     """Return a directory of this user that the nodes seem to share with this host, or None.
 
-    A login node mounts the cluster's file systems like the nodes. ParallelCluster's head node has
-    /home on a local disk and exports it, so exported directories count too.
+    A login node mounts the cluster's file systems just as the nodes do. ParallelCluster's head node
+    has /home on a local disk and exports it, so exported directories count too.
     """
     home = Path.home()
     mounts = dict(_mounts())
@@ -270,7 +270,7 @@ def find_shared() -> Path | None:
 
 
 def _mounts() -> Iterator[tuple[Path, str]]:
-    """Yield every mount point and its type; a later mount on the same point counts."""
+    """Yield every mount point and its type; a later mount on the same point takes precedence."""
     for line in _lines(MOUNTS):
         _, place, kind, *_ = line.split()
         yield Path(_unescaped(place)), kind
@@ -288,5 +288,5 @@ def _lines(file: Path) -> list[str]:
 
 
 def _unescaped(word: str) -> str:
-    r"""Return a path with escapes such as \040, a space, replaced."""
+    r"""Return a path with escapes replaced, such as \040 for a space."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)

@@ -73,7 +73,7 @@ _ACTIONS = {
 _ACTION = re.compile(r"\W*action\W*(reboot|replace)\W*", re.IGNORECASE)
 
 UNUSABLE = ("down", "drained")
-"""The states of nodes that start no job until an administrator acts."""
+"""The states of nodes that start no jobs until an administrator acts."""
 # The first of these flags of a node decides; without one, its base state does.
 _FLAGS = {
     "DRAIN": "drained",
@@ -99,7 +99,7 @@ _STATES = {
 }
 
 LACKS_NODES = ("down, drained or reserved", "is down", "too few nodes")
-"""Parts of the reasons of a job that waits for nodes that it may never get."""
+"""Parts of the reasons of a job that is waiting for nodes that it may never get."""
 
 
 def job_reason(reason: str) -> str:

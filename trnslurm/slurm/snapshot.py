@@ -1,7 +1,8 @@
-"""What Slurm's controller tells this user of a cluster, asked once, and kept as a file.
+"""What Slurm's controller tells this user about a cluster, queried once and kept as a file.
 
-`cluster detect --dump` writes one, `cluster detect --from` and `sandbox up --like` read it. It has
-nodes, partitions, limits and accounts by name, and nothing of addresses, paths or other users.
+`cluster detect --dump` writes the file. `cluster detect --from` and `sandbox up --like` read it. It
+contains the names of nodes, partitions and accounts, and limits, but no addresses, paths or other
+users.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class Snapshot(Frozen):
     partitions: Sequence[Fields]
     nodes: Sequence[Fields]
     associations: Rows | None = None
-    """Of the user, and of no other; None: sacctmgr gave no answer."""
+    """This user's associations only, or None if sacctmgr gave no answer."""
     qos: Rows = ()
     groups: Sequence[str] | None = None
-    """Those of the user that partitions name; None: the user is root, and may use them all."""
+    """This user's groups that partitions name, or None for root, who may use every partition."""
 
     @classmethod
     def take(cls, slurm: Slurm) -> Self:
-        """Ask the controller, and the accounting where there is one."""
+        """Query the controller, and accounting if there is any."""
         config = slurm.configuration()
         nodes, partitions = slurm.show("node"), slurm.show("partition")
         groups = own_groups(partitions)
@@ -96,7 +97,7 @@ class Snapshot(Frozen):
 
     @classmethod
     def of_accounts(cls, slurm: Slurm, *, timeout_s: float) -> Self:
-        """Ask only for the limits of accounts and QOS, where they are enforced."""
+        """Query only the limits of accounts and QOS, if they are enforced."""
         config = slurm.configuration()
         seen = cls(config=config, partitions=(), nodes=())
         if not limits_jobs(config) or not slurm.find("sacctmgr"):
@@ -106,7 +107,7 @@ class Snapshot(Frozen):
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read what `to_json` wrote; the file may be from anyone."""
+        """Read what `to_json` wrote. The file is not trusted."""
         try:
             if file.stat().st_size > _MOST_BYTES:
                 raise ConfigError(
@@ -123,7 +124,7 @@ class Snapshot(Frozen):
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any]) -> Self:
-        """Return the snapshot of a file's content; raise a ValueError if it is none."""
+        """Return the snapshot of a file's content; raise a ValueError if it is not valid."""
         if tree["format"] != FORMAT:
             raise ValueError(tree["format"])
         rows = tree["associations"]
@@ -137,7 +138,7 @@ class Snapshot(Frozen):
         )
 
     def tree(self) -> dict[str, Any]:
-        """Return what a file has."""
+        """Return the file's content as a tree."""
         return {
             "format": FORMAT,
             "config": dict(self.config),
@@ -149,26 +150,26 @@ class Snapshot(Frozen):
         }
 
     def to_json(self) -> str:
-        """Return the file's content."""
+        """Return the file's content as JSON."""
         return json.dumps(self.tree(), indent=1) + "\n"
 
 
 def limits_jobs(config: Fields) -> bool:
-    """Check whether the limits of accounts and QOS are enforced; `safe` includes them."""
+    """Check whether the limits of accounts and QOS are enforced; `safe` implies that."""
     enforced = config.get("AccountingStorageEnforce", "").lower()
     return "limits" in enforced or "safe" in enforced
 
 
 def _is_for(partition: Fields, groups: Sequence[str] | None) -> bool:
-    """Check whether a partition is for these groups; Slurm does not show others without --all."""
+    """Check whether a partition is open to these groups; Slurm hides the others without --all."""
     allowed = partition.get("AllowGroups", "ALL")
     return groups is None or allowed == "ALL" or bool({*groups} & {*allowed.split(",")})
 
 
 def _types_of_hyperpod() -> dict[str, str]:
-    """Return the instance types of HyperPod's nodes by Slurm's names; empty: no HyperPod.
+    """Return the instance types of HyperPod's nodes by their Slurm names; empty without HyperPod.
 
-    The nodes are named after their address, or as the instance (GROUP-1) by UseInstanceNames.
+    A node is named after its address, or after its instance (GROUP-1) with UseInstanceNames.
     """
     found: dict[str, str] = {}
     try:
@@ -183,7 +184,7 @@ def _types_of_hyperpod() -> dict[str, str]:
 
 
 def own_groups(partitions: Sequence[Fields]) -> list[str] | None:
-    """Return this user's groups among those that partitions name; None for root."""
+    """Return those of this user's groups that partitions name, or None for root."""
     if os.getuid() == 0:
         return None
     asked = {g for fields in partitions for g in fields.get("AllowGroups", "").split(",")}
@@ -199,7 +200,7 @@ def own_groups(partitions: Sequence[Fields]) -> list[str] | None:
 def _accounting(
     slurm: Slurm, cluster: str, *, timeout_s: float = TIMEOUT_S
 ) -> tuple[list[list[str]] | None, list[list[str]]]:
-    """Return this user's associations and every QOS; None if sacctmgr does not tell."""
+    """Return this user's associations and every QOS; None if sacctmgr gives no answer."""
     rows = functools.partial(_rows, slurm, timeout_s=timeout_s)
     try:
         # https://slurm.schedmd.com/sacctmgr.html: withassoc gives a line per association
@@ -217,7 +218,7 @@ def _accounting(
 
 
 def _within(row: list[str], above: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return an association with the least GrpTRES: its own, its account's, those above."""
+    """Return an association with the lowest GrpTRES of its own, its account's and those above."""
     account, limits = row[2], [row[_GROUP]]
     for _ in range(len(above)):
         if account in above:
@@ -232,7 +233,7 @@ def _within(row: list[str], above: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _size(text: str) -> float:
-    """Return a number that may have a unit, as 750G."""
+    """Return a number that may have a unit, such as 750G."""
     found = re.fullmatch(r"(\d+)([MGTP]?)", text)
     return int(found[1]) * 1024.0 ** "MGTP".find(found[2]) if found else float("inf")
 
@@ -246,7 +247,7 @@ def _rows(slurm: Slurm, *words: str, columns: str, timeout_s: float) -> list[lis
 
 
 def _fields(tree: Mapping[str, str], *needed: str) -> dict[str, str]:
-    """Return fields that are text; some are needed, and numbers are numbers."""
+    """Return validated fields: all are strings, counts are numbers, `needed` ones exist."""
     fields = {_word(key): _word(value) for key, value in tree.items()}
     bad = [key for key in _COUNTS if not re.fullmatch(r"\d{1,12}", fields.get(key, "0"))]
     if bad or any(not fields.get(key) for key in needed):
@@ -255,7 +256,7 @@ def _fields(tree: Mapping[str, str], *needed: str) -> dict[str, str]:
 
 
 def _table(rows: Rows, columns: str) -> list[list[str]]:
-    """Return rows that have as many words as the table has columns."""
+    """Return rows after checking that each has as many words as the table has columns."""
     table = [_words(row) for row in rows]
     if any(len(row) != columns.count(",") + 1 for row in table):
         raise ValueError(columns)
@@ -263,7 +264,7 @@ def _table(rows: Rows, columns: str) -> list[list[str]]:
 
 
 def _with_least(row: Sequence[str]) -> Sequence[str]:
-    """Return a row of a QOS; files made before have no MinTRES."""
+    """Return a QOS row; older files have no MinTRES column."""
     return [*row, ""] if len(row) == QOS.count(",") else row
 
 

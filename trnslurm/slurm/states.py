@@ -1,4 +1,4 @@
-"""What Slurm's states of a job mean: https://slurm.schedmd.com/job_state_codes.html."""
+"""What Slurm's job states mean: https://slurm.schedmd.com/job_state_codes.html."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ ENDED: Mapping[str, tuple[State, str]] = {
     "PREEMPTED": (State.PREEMPTED, ""),
     "TIMEOUT": (State.TIMEOUT, "time limit"),
 }
-"""The states of a job that has ended: the state of its run, and why."""
+"""The states of a job that has ended -> the state of its run, and why."""

@@ -1,1 +1,1 @@
-"""This machine as the scheduler of runs, without Slurm: a guard process, and emulated nodes."""
+"""This machine as a scheduler without Slurm: a guard process and emulated nodes."""

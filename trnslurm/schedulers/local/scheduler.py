@@ -1,4 +1,4 @@
-"""This machine, as the interface of schedulers shows it. submitit is imported to start a run."""
+"""This machine's implementation of the scheduler interface. Only a start imports submitit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLL_S = 0.5
 
 
 class ThisMachine(Scheduler):
-    """No scheduler: a guard process runs the phases one after another, on emulated nodes."""
+    """Not a real scheduler: a guard process runs the phases one after another on emulated nodes."""
 
     name: ClassVar[str] = "local"
     words: ClassVar[str] = "this machine, without Slurm"
@@ -110,7 +110,7 @@ class ThisMachine(Scheduler):
 
 
 class SeenHere(Seen):
-    """What the processes of this machine say, when they are asked."""
+    """The state of runs on this machine, from its processes at the time of the call."""
 
     def state(
         self, run: RunDir, record: Record, phase: str, last: Attempt | None, wait: Wait
@@ -144,7 +144,7 @@ def _lost(age_s: float | None) -> tuple[State, str]:
 
 
 def _script_alive(run: RunDir, record: Record) -> bool:
-    """Check whether a batch script runs in the run directory on this host."""
+    """Check whether a batch script is running in the run directory on this host."""
     pids = [attempt.pid for phase in record.phases for attempt in run.attempts(phase)]
     for pid in filter(None, pids):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Start runs on this machine: submitit's LocalExecutor with one task, which guards our scripts."""
+"""Starts runs on this machine: submitit's LocalExecutor with one task, which guards our scripts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ _STOP_S = 45  # the guard gives the script and its nodes less than this
 
 
 class GuardedLocal(LocalExecutor):
-    """Runs one task whose command is ours."""
+    """Runs one task with a command of ours."""
 
     def start(self, argv: Sequence[str]) -> int:
         """Start the task in a separate session, and return the pid of its controller.
 
-        No Ctrl-C reaches it, nor does the end of a notebook's kernel, which kills its process
-        group; and it holds no pipe of ours open. submitit has no option for that.
+        In its own session, the task survives Ctrl-C and the end of a notebook's kernel, which kills
+        the kernel's process group. It holds none of our pipes open. submitit has no option for
+        that.
         """
         module: Any = local
         self.update_parameters(timeout_min=_NO_LIMIT_MIN)
@@ -79,10 +80,10 @@ class GuardedLocal(LocalExecutor):
 
 
 def start(runs: Mapping[RunDir, WaitsFor], python: str, *, detach: bool) -> None:
-    """Start the phases of runs one after another; unless detached, they end with us.
+    """Start the phases of runs one after another; unless detached, they end with this process.
 
-    The first phase begins when the run has ended that makes room for it. A phase that fails ends
-    all.
+    The first phase starts when the run that makes room for it has ended. If a phase fails, no later
+    phase starts.
     """
     run, waits_for = next(iter(runs.items()))  # the guard of the first run also runs the others
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -102,7 +103,7 @@ def start(runs: Mapping[RunDir, WaitsFor], python: str, *, detach: bool) -> None
 
 
 def stop(run: RunDir) -> None:
-    """End a local run: by TERM, so that its script notes CANCELLED, then by KILL."""
+    """End a local run with TERM, so that its script records CANCELLED, and then with KILL."""
     record = run.record()
     if record.awaited and not any(run.attempts_since(record, p) for p in record.phases):
         return  # the process is still in the previous run; cancelled.json ends this run

@@ -1,1 +1,1 @@
-"""Slurm as the scheduler of runs; its commands are in trnslurm/slurm."""
+"""Slurm as the scheduler of runs. Slurm's commands are called in trnslurm/slurm."""

@@ -1,4 +1,4 @@
-"""What a batch script asks of Slurm, and which of our keys set it: for refusals in our words."""
+"""What a batch script requests from Slurm and which keys set it, to explain rejections."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trnslurm.slurm.commands import Slurm
 _NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
 NO_SUCH_NODE = "node configuration is not available"
 SUBMIT_LIMIT = "submitjob"
-"""A part of the reasons for too many jobs: AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit."""
+"""Part of the reasons for too many jobs: AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit."""
 QUEUE_FULL = ("maxjobcount limit", "resource temporarily unavailable")
-"""What --test-only says of too many jobs of all users: Slurm 26.11, and 22.05 (EAGAIN)."""
+"""What --test-only prints for too many jobs of all users: Slurm 26.11, and 22.05 (EAGAIN)."""
 _FULL = (
     "MaxJobCount, see scontrol show config: jobs of all users count, and for MinJobAge those that "
     "have ended; submit fewer at once, or later"
@@ -66,21 +66,23 @@ _OF_THE_SITE = {
 }
 _SBATCH = ".sbatch"
 _WANTED = ("account", "qos")
-"""Options that a site may want although the user has a default."""
+"""Options that a site may require even if the user has a default."""
 _OF_INSTANCE_TYPE = ("cpus-per-task", "gpus-per-node")
 _OPTION = re.compile(rb"^#SBATCH --([\w-]+)(?:=([\"']?)(\S+?)\2)?(?=\s|$)", re.MULTILINE)
 _MOST_KINDS = 3
 _FOR_ALL = ("time", "account", "qos", "mem")
-"""Options of a job that hold for all components of it, unless one has its own."""
+"""Options that apply to all components of a heterogeneous job, unless a component sets its own."""
 
 
 class Asked(BatchScript):
-    """A batch script, read for what it asks of Slurm."""
+    """A batch script, parsed for what it requests from Slurm."""
 
     @property
     def components(self) -> list[Asked]:
-        """The parts of a heterogeneous job, each with the options that hold for it; of another
-        job the script itself."""
+        """The job's components, each with the options that apply to it.
+
+        Only a heterogeneous job has more than one.
+        """
         first, *others = re.split(rb"(?m)^#SBATCH hetjob$", self.script)
         kept = [m for m in _OPTION.finditer(first) if m[1].decode() in _FOR_ALL]
         for_all = b"".join(m[0] + b"\n" for m in kept)
@@ -88,20 +90,20 @@ class Asked(BatchScript):
         return [replace(self, script=part) for part in (first, *parts)]
 
     def value(self, option: str) -> str:
-        """Return the value of an option without quotes; empty: the script has none."""
+        """Return the value of an option without quotes; empty if the script does not set it."""
         found = (m for m in _OPTION.finditer(self.script) if m[1].decode() == option)
         return next(((m[3] or b"").decode() for m in found), "")
 
     def has(self, option: str) -> bool:
-        """Check whether the script has an option, with a value or without one."""
+        """Check whether the script has an option, with or without a value."""
         return any(m[1].decode() == option for m in _OPTION.finditer(self.script))
 
     def is_refusal(self, words: str) -> bool:
-        """Check whether Slurm's words are known to refuse a job, rather than to delay it."""
+        """Check whether Slurm's message is known to reject a job, rather than to delay it."""
         return any(part in words.lower() for part in _HINTS)
 
     def explain(self, words: str, slurm: Slurm) -> str:
-        """Return Slurm's refusal with the keys that are meant, and what there is instead."""
+        """Return Slurm's rejection with the keys that caused it and what is available instead."""
         for part, (hint, options) in _HINTS.items():
             if part in words.lower():
                 of_nodes = options and " lists " not in hint
@@ -114,7 +116,7 @@ class Asked(BatchScript):
         return f"{words} (set by {', '.join(named)})" if named else words
 
     def keys(self, options: Sequence[str]) -> str:
-        """Return the keys that set options, with their values, and where they are set."""
+        """Return the keys that set these options, with their values and where they are set."""
         found: dict[str, list[str]] = {}
         for option in options:
             asks = rb"(?m)^#SBATCH --%b=(\S+)(?: +# (roles\..+)$)?" % option.encode()
@@ -141,7 +143,7 @@ class Asked(BatchScript):
         return next((key for key in keys if key in self.origins), keys[-1])
 
     def partitions(self, every: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """Return the script's partitions, those that exist; Slurm may take any that is UP."""
+        """Return the script's partitions that exist, only the ones that are UP if there are any."""
         names = [*filter(None, self.value("partition").split(","))]
         found = [
             fields
@@ -151,7 +153,7 @@ class Asked(BatchScript):
         return [fields for fields in found if fields.get("State", "UP") == "UP"] or found
 
     def _what_there_is(self, slurm: Slurm) -> str:
-        """Return the nodes of the script's partition, or else the partitions."""
+        """Return the nodes of the script's partition, or the partitions if it does not exist."""
         try:
             every = slurm.show("partition")
             partitions = self.partitions(every)

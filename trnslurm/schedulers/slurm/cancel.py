@@ -1,4 +1,4 @@
-"""Cancels the jobs of runs on Slurm: a running training saves first, all other jobs end at once."""
+"""Cancels the jobs of runs on Slurm: running training saves first, all other jobs end at once."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def cancel(records: Mapping[RunDir, Record], slurm: Slurm, *, now: bool) -> set[
 
 
 def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
-    """Return the job of a running training that saves a checkpoint at the signal; empty: none.
+    """Return the running training job that saves a checkpoint on the signal; empty if none does.
 
-    The batch script must handle the signal; it would kill a script that does not.
+    The batch script must handle the signal, because the signal would kill a script that does not.
     """
     record = run.record()
     job = record.jobs.get(_TRAIN, "")
@@ -75,7 +75,7 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
 
 
 def end_leftovers(run: RunDir, record: Record, slurm: Slurm) -> None:
-    """Empty the queue of an ended run's jobs: cancel waiting jobs, refuse if one runs."""
+    """Clear an ended run's jobs from the queue: cancel waiting jobs, refuse if one is running."""
     deadline = time.monotonic() + _ENDING_S
     cancelled: set[str] = set()
     while left := _jobs_left(run, record, slurm):
@@ -94,7 +94,7 @@ def end_leftovers(run: RunDir, record: Record, slurm: Slurm) -> None:
 
 
 def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry]:
-    """Return the jobs of a run that have not ended; raise if the controller is silent."""
+    """Return a run's jobs that have not ended; raise an error if the controller does not answer."""
     ours = {*record.jobs.values(), *slurm.jobs_in([str(run.path)], record.user)}
     queue = slurm.queue([record.user], known=ours)
     found = {job: find_job(queue, job, run.path) for job in sorted(ours)}

@@ -1,7 +1,7 @@
 """`submit --in JOB`: a run as a step of a job that the user holds, without the queue.
 
-One task on the job's first node runs the batch scripts one after another; each starts its workers
-by srun, as in a job of its own. The step's id, JOB.STEP, is the run's job id.
+One task on the job's first node runs the batch scripts one after another. Each script starts its
+workers with srun, as it does in its own job. The step's id, JOB.STEP, is the run's job id.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def find_held(word: str, job: Wanted, slurm: Slurm) -> HeldJob:
 
 
 def _refuse_small(job: Wanted, found: Mapping[str, str], nodes: int) -> int:
-    """Return how many nodes the run uses; refuse a job with fewer nodes or CPUs."""
+    """Return how many nodes the run uses; refuse a job with too few nodes or CPUs."""
     spares, least = job.spare_nodes, job.profile.slurm.min_nodes or job.nodes
     most = job.nodes + job.nodes_beside
     job_id, partition = found["JobId"], found["Partition"]
@@ -114,7 +114,7 @@ def _refuse_small(job: Wanted, found: Mapping[str, str], nodes: int) -> int:
 
 
 def _refuse_other_device(job: Wanted, partition: str, slurm: Slurm, what: str) -> None:
-    """Refuse a job in a partition whose nodes lack the device that the run needs."""
+    """Refuse a job in a partition whose nodes do not have the device that the run needs."""
     if partition == job.profile.slurm.partition:
         return
     types = catalog(job.profile.instance_types)
@@ -180,7 +180,7 @@ def start_inside(run: RunDir, held: HeldJob, slurm: Slurm) -> None:
 
 
 def _step_of(run: RunDir, held: HeldJob, slurm: Slurm) -> str:
-    """Return the id of the run's step; empty: it has not started."""
+    """Return the id of the run's step; empty if the step has not started."""
     attempts = (attempt for phase in run.record().phases for attempt in run.attempts(phase))
     if known := next((a.job_id for a in attempts if a.job_id), ""):
         return known

@@ -1,4 +1,4 @@
-"""Slurm, as the interface of schedulers shows it. What takes long to import is imported late."""
+"""Slurm's implementation of the scheduler interface. Slow imports are deferred."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 
 
 class SlurmScheduler(Scheduler, kw_only=False):
-    """Slurm, by its commands in one directory, or on PATH."""
+    """Slurm, through its commands in one directory or on PATH."""
 
     name: ClassVar[str] = "slurm"
     words: ClassVar[str] = "a Slurm cluster"
@@ -73,7 +73,7 @@ class SlurmScheduler(Scheduler, kw_only=False):
         ]
 
     def home(self) -> str:
-        """Return the home in the user database, as in the batch script, even if $HOME differs.
+        """Return the home directory in the user database, which batch scripts use, not $HOME.
 
         Jobs must find what this host writes.
         """

@@ -1,4 +1,4 @@
-"""Start runs on Slurm with submitit's SlurmExecutor, which submits the rendered scripts."""
+"""Starts runs on Slurm with submitit's SlurmExecutor, which submits the rendered scripts."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class RenderedSlurm(SlurmExecutor):
         return [*self._argv, str(self._script)]
 
     def send(self) -> str:
-        """Submit, and return Slurm's job id."""
+        """Submit the script and return Slurm's job id."""
         job_id: str = self._submit_command("").job_id
         return job_id
 
 
 def start(runs: Mapping[RunDir, WaitsFor], slurm: Slurm) -> None:
-    """Submit every phase of runs; each waits for the success of the phase before it.
+    """Submit all phases of runs; each phase waits until the previous phase has succeeded.
 
-    The first phase of a run waits for the other runs, which are submitted already.
+    The first phase of a run waits for the other runs, which have already been submitted.
     """
     with _all_or_none([*runs], slurm) as interrupts:
         for run, waits_for in runs.items():
@@ -109,7 +109,7 @@ def start_array(place: Path, runs: Sequence[RunDir], slurm: Slurm, jobs: str) ->
 
 
 def start_rung(place: Path, run: RunDir, slurm: Slurm, after: Sequence[str], tasks: str) -> str:
-    """Submit the array of a rung once jobs have ended in any way; return its id."""
+    """Submit the array of a rung to start after jobs have ended in any state; return its id."""
     dependencies = [f"afterany:{':'.join(after)}"] if after else []
     phase = run.record().phases[-1]
     return _submit(run, place, phase, slurm, dependencies, tasks)
@@ -117,7 +117,7 @@ def start_rung(place: Path, run: RunDir, slurm: Slurm, after: Sequence[str], tas
 
 @contextlib.contextmanager
 def _all_or_none(runs: Sequence[RunDir], slurm: Slurm) -> Iterator[list[int]]:
-    """Hold Ctrl-C back while runs are submitted; take all back if one is refused."""
+    """Defer Ctrl-C while runs are being submitted; cancel them all if one is rejected."""
     with interrupts_deferred() as interrupts:
         try:
             yield interrupts
@@ -128,13 +128,13 @@ def _all_or_none(runs: Sequence[RunDir], slurm: Slurm) -> Iterator[list[int]]:
 
 
 def _after(jobs: Sequence[str]) -> list[str]:
-    """Return the dependency on the success of jobs; none without a job."""
+    """Return the dependency on the success of jobs, or nothing if there are no jobs."""
     awaited = ":".join(filter(None, jobs))
     return [f"afterok:{awaited}"] if awaited else []
 
 
 def last_job(run: RunDir, other: str) -> str:
-    """Return the last job of another run in the same run root; empty for no run."""
+    """Return the last job of another run in the same run root; empty if no run is named."""
     if not other:
         return ""
     record = run.sibling(other).record()
@@ -149,9 +149,9 @@ def _submit(
     dependencies: Sequence[str],
     tasks: str = "",
 ) -> str:
-    """Submit a phase's script from the run's directory, or from that of an array; return the id.
+    """Submit a phase's script from the run's or an array's directory; return the job's id.
 
-    `tasks` are those of the array to submit; empty: all of the script.
+    `tasks` lists the tasks of the array to submit; empty means all in the script.
     """
     # A comma: all of them. https://slurm.schedmd.com/sbatch.html#OPT_dependency
     options = [f"--dependency={','.join(dependencies)}", "--kill-on-invalid-dep=yes"]
@@ -187,9 +187,9 @@ def _failure(error: Exception, slurm: Slurm, run: RunDir, phase: str) -> SubmitE
 
 
 def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:
-    """Cancel the jobs of runs of which one was refused.
+    """Cancel the jobs of a submission that was partly rejected.
 
-    A controller that did not answer may have queued the job, or may do so later: queued jobs are
+    A controller that did not answer may have queued the job, or may still queue it. Queued jobs are
     cancelled, and a job that starts later sees cancelled.json and ends at once.
     """
     for run in runs:

@@ -25,14 +25,14 @@ NEVER_AGAIN = "too few nodes satisfy the job's constraints, and Slurm has stoppe
 
 
 class SlurmSeen(Seen, Frozen, kw_only=False):
-    """The controller's answer, one for all runs."""
+    """The controller's answer about all runs."""
 
     queue: Mapping[str, QueueEntry] = field(default_factory=dict)
     accounting: Mapping[str, QueueEntry] = field(default_factory=dict)
     silent: str = ""
     """Why the controller did not answer."""
     vanished: str = ""
-    """Why there is no controller any more."""
+    """Why the controller no longer exists."""
 
     def may_run(self, job: str | None) -> bool:
         entry = self.queue.get(job or "")
@@ -122,10 +122,10 @@ def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[State,
 
 
 def _never_began(run: RunDir, entry: QueueEntry, last: Attempt | None) -> str:
-    """Return why a job that Slurm calls COMPLETED has no attempt: its script begins with one.
+    """Return why a job that Slurm calls COMPLETED has no attempt, although its script starts one.
 
     If slurmd cannot launch the batch script, it reports an error with the exit code 0. slurmctld
-    then drains the node, and the job is COMPLETED (_slurm_rpc_complete_batch_script in
+    then drains the node, and the job becomes COMPLETED (_slurm_rpc_complete_batch_script in
     src/slurmctld/proc_req.c; seen on 22.05, where task/affinity had failed).
     """
     again = " again" if last else ""
@@ -141,7 +141,7 @@ def _never_began(run: RunDir, entry: QueueEntry, last: Attempt | None) -> str:
 
 
 def _of_slurmstepd(run: RunDir) -> str:
-    """Return the first error of slurmstepd in the newest log of a batch script; empty: none."""
+    """Return slurmstepd's first error in the newest log of a batch script; empty if none."""
     logs = run.batch_logs("train")
     with suppress(OSError):
         text = read_file(logs[-1], _MOST_LOG).decode(errors="replace") if logs else ""

@@ -29,21 +29,21 @@ _AVAILABLE = ("idle", "in use", "off until a job needs it")
 
 
 class Over(NamedTuple):
-    """What a script asks for and a partition does not allow."""
+    """What a script requests and a partition does not allow."""
 
     text: str
     certain: bool
-    """Whether the job would wait for good."""
+    """Whether the job is certain to wait forever."""
 
 
 def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, tasks: int) -> None:
-    """Refuse scripts that Slurm would refuse, or leave pending for good.
+    """Refuse scripts that Slurm would reject or leave pending forever.
 
-    `sbatch --test-only` sees neither a partition's State, nor its MaxTime, nor its MaxMemPerNode
-    (seen on Slurm 22.05; job_start_data in src/slurmctld/job_scheduler.c). It refuses a job whose
-    nodes are merely down: those are counted here. An error that it gives for other reasons is left
-    to the submission itself. The scripts of a sweep are tried as an array of so many `tasks`,
-    because it does see how many jobs the user may have.
+    `sbatch --test-only` checks neither a partition's State, nor its MaxTime, nor its MaxMemPerNode
+    (seen on Slurm 22.05; job_start_data in src/slurmctld/job_scheduler.c). It rejects a job whose
+    nodes are only down, so these nodes are counted here. Other errors are left to the submission
+    itself. The scripts of a sweep are tried as an array with as many `tasks`, because --test-only
+    does check how many jobs the user may have.
     """
     tried = [Asked(**vars(script)) for script in scripts]
     for asked in tried:
@@ -69,7 +69,7 @@ def try_out(scripts: Sequence[BatchScript], slurm: Slurm, console: Console, task
 
 
 def _refuse_unknown(components: Sequence[Asked], slurm: Slurm) -> None:
-    """Refuse a partition of roles that the cluster lacks: sbatch would not say whose it is."""
+    """Refuse roles in a partition that does not exist; sbatch would not say which one is meant."""
     try:
         there = [p["PartitionName"] for p in slurm.show("partition")] if components else []
     except SlurmError:  # the submission says it
@@ -81,7 +81,7 @@ def _refuse_unknown(components: Sequence[Asked], slurm: Slurm) -> None:
 
 
 def _tell(answers: Sequence[Over | None], console: Console) -> None:
-    """Refuse or warn, if each of a script's partitions has too little for it."""
+    """Refuse or warn if each of a script's partitions offers too little."""
     found = [answer for answer in answers if answer]
     if not found or len(found) < len(answers):
         return
@@ -108,14 +108,14 @@ def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
 
 
 def _part_refused(asked: Asked, slurm: Slurm) -> Asked:
-    """Return the component of a heterogeneous job that Slurm refuses alone, as it does not say."""
+    """Return the component of a heterogeneous job that Slurm rejects on its own, or the job."""
     parts = asked.components
     alone = parts if len(parts) > 1 else []
     return next((part for part in alone if not slurm.try_out(part.script)[0]), asked)
 
 
 def _over_partition(asked: Asked, partition: Mapping[str, str], slurm: Slurm) -> Over | None:
-    """Return what a partition does not allow, where Slurm queues the job."""
+    """Return what a partition does not allow, in cases in which Slurm queues the job anyway."""
     name, memory = partition["PartitionName"], whole_number(asked.value("mem"))
     time, most = minutes(_full(asked.value("time"))), minutes(partition.get("MaxTime", ""))
     limit = whole_number(partition.get("MaxMemPerNode"))
@@ -144,7 +144,7 @@ def _over_account(
 ) -> Over | None:
     """Return what the account and QOS do not allow in a partition.
 
-    Slurm queues the job, with a reason such as AssocMaxCpuPerJobLimit (seen on 22.05), unless its
+    Slurm queues the job with a reason such as AssocMaxCpuPerJobLimit (seen on 22.05), unless its
     QOS has the flag DenyOnLimit.
     """
     limits, by = limits_of(access, partition, asked.value("account"), asked.value("qos"))
@@ -177,7 +177,7 @@ def _over_account(
 
 
 def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
-    """Return how many fitting nodes are up, if enough fit the job but too few are up now."""
+    """Return how many suitable nodes are up, if enough exist but too few of them are up now."""
     try:
         partitions = asked.partitions(slurm.show("partition"))
         nodes = nodes_of([p["PartitionName"] for p in partitions], slurm)
@@ -196,7 +196,7 @@ def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
 
 
 def _fits(asked: Asked, node: Mapping[str, str]) -> bool:
-    """Check whether a node has what a script asks for; False if that is not clear."""
+    """Check whether a node has what a script requests; return False if that is unclear."""
     tasks, cpus = (whole_number(asked.value(o)) or 1 for o in ("ntasks-per-node", "cpus-per-task"))
     kind, _, gpus = f":{asked.value('gpus-per-node')}".rpartition(":")
     kind, memory = kind.strip(":"), whole_number(asked.value("mem")) or 0

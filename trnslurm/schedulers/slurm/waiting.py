@@ -1,4 +1,4 @@
-"""Diagnoses why a job of Slurm's waits: what its partition has, and which nodes can be used."""
+"""Diagnoses why a Slurm job is waiting: what its partition has, and which nodes can be used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_NODE = ": it waits until an admin puts one back, or you submit it to another
 
 
 def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
-    """Add what Slurm says about a job that waits."""
+    """Add what Slurm says about a waiting job."""
     try:
         job, *components = slurm.show("job", found.job_id)
         found.partition = job["Partition"]
@@ -45,7 +45,7 @@ def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
 
 
 def _look_at_component(found: Diagnosis, component: Mapping[str, str], slurm: Slurm) -> None:
-    """Tell whether a heterogeneous job lacks nodes that roles have in a partition of their own."""
+    """Check whether the roles' partition has enough nodes for a component of the job."""
     partition, wanted = component["Partition"], re.match(r"\d+", component.get("NumNodes", ""))
     states = _states_in(partition, found, slurm)
     usable = [state for state in states.values() if state not in UNUSABLE]
@@ -77,7 +77,7 @@ def _states_in(partition: str, found: Diagnosis, slurm: Slurm) -> dict[str, str]
 
 
 def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
-    """Count the nodes of the job's partition by state, and tell whether it lacks some."""
+    """Count the nodes of the job's partition by state, and check whether there are enough."""
     states = _states_in(found.partition, found, slurm)
     found.nodes = dict(Counter(states.values()))
     usable = [n for n, s in states.items() if s not in UNUSABLE and n not in found.left_out]
