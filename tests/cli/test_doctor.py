@@ -84,7 +84,7 @@ def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli, stable) -> Non
     assert (
         "the job needs 2 nodes, but only 1 of the 4 nodes in partition compute can run it: "
         f"trnslurm cancel {run.name} && trnslurm resume {run.name} --nodes 1; "
-        f"trnslurm cancel {run.name} && trnslurm resume {run.name} takes those again that the run "
+        f"trnslurm cancel {run.name} && trnslurm resume {run.name} uses the excluded nodes again"
     ) in done.out
     reason = "ReqNodeNotAvail,_UnavailableNodes:compute-dy-cr-[1-2]"
     fake_slurm.queue(f"1001|PENDING|{reason}|N/A|", "1002|PENDING|Dependency|N/A|")
@@ -99,8 +99,8 @@ def test_protected_mode_and_a_script_that_is_refused(waiting, fake_slurm, cli) -
     fake_slurm.refuse("test-only", "sbatch: error: allocation failure: Required partition inactive")
     done = cli("doctor", "last")
     assert done.code == 1
-    assert "problem: partition compute is inactive: on ParallelCluster its fleet is st" in done.out
-    assert "would refuse the job's script now: allocation failure: Required partition" in done.out
+    assert "problem: partition compute is inactive: on ParallelCluster, its fleet is st" in done.out
+    assert "would now reject the job's script: allocation failure: Required partition" in done.out
 
 
 def test_held(waiting, cli) -> None:

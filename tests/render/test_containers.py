@@ -59,7 +59,10 @@ def test_the_images_packages_are_not_known_here(graphs, fake_slurm, cli) -> None
     done = cli(*SUBMIT, *IMAGE, "--dry-run")
     assert done.code == 0
     assert "known only on the cluster (the packages are in the image team/image:1)" in done.out
-    assert "warning: srun on this host has no --container-image: the nodes need pyxis" in done.err
+    assert (
+        "warning: srun on this host has no option --container-image: the nodes need pyxis"
+        in done.err
+    )
 
 
 def test_what_this_host_sees(graphs, fake_slurm, cli, tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_what_this_host_sees(graphs, fake_slurm, cli, tmp_path: Path) -> None:
     assert "warning: container.image: /nowhere/image.sqsh is not on this host; " in elsewhere
     podman = ("container.image=x", "container.runtime=podman")
     fake_slurm.answer("show-config", "ProctrackType           = proctrack/linuxproc")
-    assert "warning: Slurm has proctrack/linuxproc, which does not find Podman's" in said(*podman)
+    assert "warning: Slurm uses proctrack/linuxproc, which misses Podman's" in said(*podman)
     fake_slurm.answer("show-config", "ProctrackType           = proctrack/cgroup")
     assert "Podman" not in said(*podman)
 
@@ -88,7 +91,7 @@ def test_this_machine(site, cli, monkeypatch, tmp_path: Path) -> None:
         (tmp_path / command).symlink_to(str(shutil.which(command)))
     monkeypatch.setenv("PATH", str(tmp_path))
     error = cli(*words, "--set", "container.runtime=podman").error
-    assert error == "container.runtime is podman, which this machine lacks: install it"
+    assert error == "container.runtime is podman, which is missing on this machine: install it"
     (tmp_path / "podman").symlink_to("/bin/true")
     assert cli(*words, "--set", "container.runtime=podman").code == 0
 

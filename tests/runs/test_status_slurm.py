@@ -22,8 +22,8 @@ BY_HAND = "by scancel, not by trnslurm cancel"
 DIED = "it ended without recording its state, as when node-1 fails"
 NEVER = "it never started, and Slurm has no record of it"
 NOT_BEGUN = (
-    "its batch script never started{}, though Slurm calls the job COMPLETED{}: `scontrol show node "
-    "{}` and the log of slurmd on {} say why"
+    "its batch script never started{}, although Slurm calls the job COMPLETED{}: see `scontrol "
+    "show node {}` and slurmd's log on {}"
 )
 
 
@@ -69,7 +69,7 @@ CASES = {
     "held by an admin": case(
         "HELD", "held by an administrator", queue=("1002|PENDING|JobHeldAdmin|N/A|",)),
     "held after a failed launch": case(
-        "HELD", "held by Slurm, as its launch failed",
+        "HELD", "held by Slurm, because its launch failed",
         queue=("1002|PENDING|launch failed requeued held|N/A|",), train=[RUNNING]),
     "requeued and held": case(
         "HELD", "", queue=("1002|REQUEUE_HOLD|None|N/A|",), train=[RUNNING]),
@@ -98,17 +98,17 @@ CASES = {
         queue=("1002|COMPLETING|None|x|node-1",)),
     # Requeued
     "requeued": case(
-        "REQUEUED", "time limit; saved step 40; it starts again within minutes",
+        "REQUEUED", "time limit; saved step 40; it will start again within minutes",
         queue=("1002|PENDING|BeginTime|x|",),
         train=[{"state": "REQUEUED", "reason": "time limit; saved step 40"}]),
     "requeued by its script, which has not ended yet": case(
         "REQUEUED", "crash 1 of 3", queue=("1002|COMPLETING|None|x|node-1",),
         train=[{"state": "REQUEUED", "reason": "crash 1 of 3"}]),
     "requeued without a state": case(
-        "REQUEUED", f"{DIED}; it starts again within minutes",
+        "REQUEUED", f"{DIED}; it will start again within minutes",
         queue=("1002|PENDING|BeginTime|x|",), train=[RUNNING], heartbeat_age_s=900),
     "requeued, though its script took that for a cancel": case(
-        "REQUEUED", "it starts again within minutes", queue=("1002|PENDING|BeginTime|x|",),
+        "REQUEUED", "it will start again within minutes", queue=("1002|PENDING|BeginTime|x|",),
         train=[{"state": "CANCELLED"}]),
     "second attempt runs": case(
         "RUNNING", "", queue=("1002|RUNNING|None|x|node-1",),
@@ -205,7 +205,7 @@ CASES = {
         "FAILED", "killed by signal 9", train=[RUNNING],
         accounting=("1002|FAILED|0:9|node-1",)),
     "accounting, cancelled": case(
-        "CANCELLED", "by scancel of root, not by trnslurm cancel",
+        "CANCELLED", "by scancel (root), not by trnslurm cancel",
         accounting=("1002|CANCELLED by 0|0:0|",)),
     "accounting, node failure": case(
         "NODE_FAIL", "a node failed", train=[RUNNING], accounting=("1002|NODE_FAIL|1:0|n",)),
@@ -250,7 +250,7 @@ def test_who_cancelled_by_hand_is_asked_of_accounting(fake_slurm, make_run, cli)
     fake_slurm.queue("1002|CANCELLED|None|x|")
     fake_slurm.answer("accounting", "1002|CANCELLED by 4242|0:0|")
     first, second, *_ = cli("status", run.name).out.splitlines()
-    said = "by scancel of uid 4242, not by trnslurm cancel; step 40 is saved"
+    said = "by scancel (uid 4242), not by trnslurm cancel; step 40 is saved"
     assert first == f"{run.name}: CANCELLED ({said})"
     assert second == f"next: trnslurm resume {run.name}"
 
@@ -342,7 +342,7 @@ def test_a_precompile_that_failed_says_what_was_not_compiled(make_run) -> None:
 def test_runs_of_a_cluster_that_is_gone_can_be_closed_and_removed(make_run, tmp_path, cli) -> None:
     gone = tmp_path / "sandbox/bin"
     run = make_run(states={"precompile": [DONE], "train": [RUNNING]}, bin_dir=str(gone))
-    assert run_status(run).words == f"LOST (its cluster is gone: there is no {gone})"
+    assert run_status(run).words == f"LOST (its cluster is gone: {gone} does not exist)"
     assert cli("cancel", run.name).code == 0
     assert run_status(run).state == "CANCELLED"
     assert cli("rm", "--yes", run.name).code == 0

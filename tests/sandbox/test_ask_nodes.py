@@ -64,7 +64,7 @@ def test_a_job_that_runs_too_long_is_cancelled(sandbox: JobSandbox, cli, monkeyp
     monkeypatch.setattr(ask, "_LOOK", "sleep 987654")
     asked = ("--bin-dir", sandbox.path / "bin", "--ask-nodes", "--timeout", "4")
     done = cli("cluster", "detect", *asked)
-    assert done.code == 1 and "no node in 4 s, so the job is cancelled" in done.err
+    assert done.code == 1 and "no node started the job within 4 s" in done.err
     eventually(lambda: sandbox.queue() == [])
     eventually(lambda: not processes_with("sleep\0987654"))
 

@@ -49,7 +49,7 @@ def test_a_qos_is_named_unless_slurm_takes_it_anyway(
 
 def test_why_a_qos_is_named() -> None:
     found = granted(access("big", "gpu", "short"), AllowQos="gpu,short")
-    assert found.why_qos == "you have no default QOS; your others here: short"
+    assert found.why_qos == "you have no default QOS; your other QOS here: short"
 
 
 def test_a_job_without_a_qos_is_not_limited_by_any_of_many() -> None:

@@ -79,7 +79,7 @@ def test_types_that_a_name_or_the_size_says(site, fake_slurm, cli, home: Path, n
     assert yaml.safe_load(text)["instance_type"] == expected, text
     assert "instance_type: ?" not in text and "efa: ?" not in text
     assert "no EFA" not in warned and "accelerators" not in warned
-    assert f'instance_type: "{expected}"  # by ' in text
+    assert f'instance_type: "{expected}"  # from ' in text
 
 
 HYPERPOD = {
@@ -104,11 +104,11 @@ def test_hyperpods_own_file_names_the_type(
     monkeypatch.setattr(snapshot, "HYPERPOD", tmp_path / "resource_config.json")
     for said in ("{", "[]", '{"InstanceGroups": [1]}'):
         snapshot.HYPERPOD.write_text(said)
-        assert '"p5.48xlarge"  # by the partition ml.p5' in write(cli, home)[0]
+        assert '"p5.48xlarge"  # from the partition ml.p5' in write(cli, home)[0]
         (home / ".config/trnslurm/cluster-config/lab.yaml").unlink()
     snapshot.HYPERPOD.write_text(json.dumps(HYPERPOD))
     text, warned = write(cli, home)
-    said = "by the resource_config.json of HyperPod ml.p5en.48xlarge"
+    said = "from the resource_config.json of HyperPod ml.p5en.48xlarge"
     assert f'instance_type: "p5en.48xlarge"  # {said}\n' in text and warned == ""
     assert cli("cluster", "detect", "--dump", tmp_path / "dump.json").code == 0
     snapshot.HYPERPOD.unlink()
@@ -129,11 +129,11 @@ UNKNOWN = {
     "hyperpod-dev": (*hyperpod(f"{P5} Gres=gpu:8", None), "p5.48xlarge or p5e.48xlarge or"),
     "hyperpod-h200": (
         *hyperpod(f"{P5} Gres=gpu:h200:8", None),
-        "by their size they may be p5e.48xlarge or p5en.48xlarge; it is unknown whether they",
+        "judging by their size, they may be p5e.48xlarge or p5en.48xlarge; it is unknown whether",
     ),
     "hyperpod-other": (
         *hyperpod("CPUTot=192 Gres=gpu:8", "ml.p9.48xlarge"),
-        "the catalog lacks p9.48xlarge; it is unknown whether they have EFA.",
+        "p9.48xlarge is not in the catalog; it is unknown whether they have EFA.",
     ),
     "hyperpod-trn1": (
         *hyperpod(TRN1, None),
@@ -141,7 +141,7 @@ UNKNOWN = {
     ),
     "hyperpod-trn3": (
         *hyperpod("CPUTot=192", "ml.trn3.48xlarge"),
-        "the catalog lacks trn3.48xlarge; it is unknown whether they have accelerators.",
+        "trn3.48xlarge is not in the catalog; it is unknown whether they have accelerators.",
     ),
     # A partition's name that the nodes contradict.
     "pcs-wrong-name": (
@@ -154,7 +154,7 @@ UNKNOWN = {
     "no-gres": (
         "dgx*4 CPUTot=256",
         "batch Nodes=dgx",
-        "a name says GPUs, but Slurm has no GRES; it is unknown whether they have GPUs.",
+        "a name mentions GPUs, but Slurm has no GRES; it is unknown whether they have GPUs.",
     ),
     # A server of another vendor may have the size of a p5.48xlarge.
     "lab": (f"dgx*2 {P5} Gres=gpu:h100:8", "gpu Nodes=dgx", "they may be p5.48xlarge; it"),
@@ -167,7 +167,7 @@ def test_what_slurm_does_not_say(site, fake_slurm, cli, home: Path, name: str) -
     nodes, partitions, doubt = UNKNOWN[name]
     cluster(fake_slurm, "", nodes, partitions)
     text, warned = write(cli, home)
-    assert doubt in text and "know: trnslurm cluster detect --write --ask-nodes\n" in text
+    assert doubt in text and "the nodes: trnslurm cluster detect --write --ask-nodes\n" in text
     assert doubt in warned and warned.endswith("trnslurm cluster detect --write --ask-nodes\n")
     assert ("    # efa: ? " in text) == ("have EFA." in text)
     assert "warning: " in cli("cluster", "detect").err

@@ -406,19 +406,17 @@ def test_where_a_job_can_have_several_nodes(site, fake_slurm, cli, home: Path) -
     assert cli("cluster", "detect", "--write").code == 0
     site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
     refused = cli("render", "toy", "--cluster", "lab", "--nodes", "2", "--time", "60").error
-    assert refused.endswith(
-        "(the partition's nodes that are alike; detect --partition cpu has several)"
-    )
+    assert refused.endswith("(the partition's identical nodes; detect --partition cpu allows more)")
     assert cli("cluster", "detect", "--write", "--partition", "one", "--name", "one").code == 0
     text = (home / ".config/trnslurm/cluster-config/one.yaml").read_text()
-    assert "# MaxNodes of the partition; it has 9 such nodes" in text and "several" not in text
+    assert "# MaxNodes of the partition; it has 9 such nodes" in text and "allows more" not in text
 
 
 def test_nodes_that_jobs_must_share(site, fake_slurm, cli, home: Path) -> None:
     cluster(fake_slurm, "", "f*2", "batch Nodes=f OverSubscribe=FORCE:8 MaxTime=08:00:00")
     assert cli("cluster", "detect", "--write").code == 0
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
-    assert "  # exclusive: ?  OverSubscribe=FORCE:8: jobs share its nodes in any case\n" in text
+    assert "  # exclusive: ?  OverSubscribe=FORCE:8: jobs always share its nodes\n" in text
 
 
 def test_a_hidden_partition_is_named_but_not_chosen(site, fake_slurm, cli, home: Path) -> None:
@@ -441,8 +439,10 @@ def test_nodes_that_differ_in_what_is_no_device(site, fake_slurm, cli, home: Pat
     assert cli("cluster", "detect", "--write").code == 0
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
     assert "max_nodes: 5 " in text and "cpus_per_task: 64 " in text
-    assert "# CPUEfctv of its nodes, the least: some have 96\n" in text
-    assert re.search(r"  mem_per_node_mib: 256000 +# .*, the least: some have 500000\n", text), text
+    assert "# CPUEfctv of its nodes, the lowest value: some have 96\n" in text
+    assert re.search(
+        r"  mem_per_node_mib: 256000 +# .*, the lowest value: some have 500000\n", text
+    ), text
 
 
 def test_slices_beside_whole_gpus(site, fake_slurm, cli, home: Path) -> None:
@@ -450,7 +450,7 @@ def test_slices_beside_whole_gpus(site, fake_slurm, cli, home: Path) -> None:
     cluster(fake_slurm, "", f"m*2 Gres={gres}", "gpu Nodes=m MaxTime=08:00:00")
     assert cli("cluster", "detect", "--write").code == 0
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
-    assert "# Gres of its nodes; --exclusive holds their 6 slices, too\n" in text
+    assert "# Gres of its nodes; --exclusive also takes their 6 slices\n" in text
     site.recipe("steps: 3\nbatch: {global_batch: 64}\n")
     script = cli("render", "toy", "--cluster", "lab", "--nodes", "2").out
     assert "#SBATCH --gpus-per-node=a100:4 " in script and "#SBATCH --exclusive " in script
@@ -516,7 +516,7 @@ def test_each_kind_of_node_can_be_chosen(site, fake_slurm, cli, home: Path) -> N
     plain = cli("cluster", "detect", "--write", "--partition", "q/64-cpus", "--name", "plain")
     assert plain.code == 0
     text = (home / ".config/trnslurm/cluster-config/plain.yaml").read_text()
-    assert "# constraint: ?  no feature tells these nodes from 14 others" in text
+    assert "# constraint: ?  no feature distinguishes these nodes from 14 others" in text
     warned = cli("cluster", "detect", "--write", "--partition", "no", "--name", "no").err
     assert warned == "warning: partition no does not take your jobs: its State is INACTIVE\n"
 
@@ -557,8 +557,8 @@ GRANT = {"account": "grant", "max_nodes": 2, "job_gpus": 8, "max_time_min": 1440
         ("QoS=large", {"fewest_nodes": 2}),
         ("QoS=odd", {"fewest_nodes": 3}),
         ("AllowAccounts=boss", {}),  # which may be above them
-        ("DenyAccounts=me,grant", "it takes none of your accounts: grant, me"),
-        ("AllowQos=vip", "its QOS are vip, yours: gpu, long, normal"),
+        ("DenyAccounts=me,grant", "it accepts none of your accounts: grant, me"),
+        ("AllowQos=vip", "it allows QOS vip, but you have gpu, long, normal"),
     ],
 )  # fmt: skip
 def test_accounts_and_qos(site, fake_slurm, cli, home: Path, limits, expected) -> None:
@@ -569,7 +569,7 @@ def test_accounts_and_qos(site, fake_slurm, cli, home: Path, limits, expected) -
     fake_slurm.answer("accounting-qos", *QOS)
     done = cli("cluster", "detect", "--write")
     if isinstance(expected, str):
-        assert done.error == f"no partition here takes your jobs: gpu: {expected}"
+        assert done.error == f"no partition here accepts your jobs: gpu: {expected}"
         return
     slurm = yaml.safe_load((home / ".config/trnslurm/cluster-config/lab.yaml").read_text())["slurm"]
     usual = {"partition": "gpu", "max_nodes": 4, "max_time_min": None, "cpus_per_task": 64}
@@ -606,8 +606,8 @@ def test_accounting_that_does_not_answer(site, fake_slurm, cli, home: Path) -> N
     assert "  # account: ?  AllowAccounts=a,b\n" in text
     assert "  # qos: ?  AllowQos=high\n" in text
     fake_slurm.answer("show-config", CONFIG.format(accounting="(null)", name="lab"))
-    off = "no partition here takes your jobs: gpu: its accounts are a,b, but accounting is off"
-    assert cli("cluster", "detect").error == off
+    off = "accepts your jobs: gpu: it allows only accounts a,b, but accounting is off"
+    assert cli("cluster", "detect").error == f"no partition here {off}"
 
 
 @pytest.mark.parametrize(
@@ -741,7 +741,9 @@ Scheduling:
     script = cli("render", "gpt2_zero1", "--cluster", "east", *words)
     file.write_text(file.read_text().replace("true", "false"))
     done = cli("cluster", "detect", "--from", file, "--write", "--name", "slow")
-    assert f"no EFA enabled on these {name} (Efa/Enabled): the profile says so" in done.err
+    assert (
+        f"has not enabled EFA on these {name} nodes (Efa/Enabled): the profile says so" in done.err
+    )
     slow = cli("render", "gpt2_zero1", "--cluster", "slow", *words).out
     assert "FI_PROVIDER" not in slow and "--efa=0 " in slow
     assert "FI_PROVIDER=efa" in script.out and f"--workers={gpus} " in script.out, script.err

@@ -178,7 +178,7 @@ def test_a_template_that_knows_no_task(site, arrays, fake_slurm, cli) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("AssocMaxSubmitJobLimit", "(jobs that wait count too; sacctmgr show assoc "),
+        ("AssocMaxSubmitJobLimit", "(waiting jobs count too; sacctmgr show assoc "),
         # Of all users, on Slurm 22.05 and 26.11; sbatch itself would wait, and try again.
         ("allocation failure: Resource temporarily unavailable", "(MaxJobCount, see scontrol "),
         ("allocation failure: MaxJobCount limit reached", "(MaxJobCount, see scontrol "),

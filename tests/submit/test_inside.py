@@ -21,15 +21,15 @@ JOB = {
         (
             {"NumCPUs": "2"},
             "7",
-            "job 7 has 1 of each node's CPUs, and precompile uses 128: pass --set "
+            "job 7 has 1 of each node's CPUs, but precompile needs 128: pass --set "
             "slurm.cpus_per_task=1, or hold whole nodes: "
             "salloc --partition=compute --nodes=2 --exclusive",
         ),
         (
             {"Partition": "gpus"},
             "7",
-            "--in 7: job 7 is in partition gpus, whose nodes have cuda; pc is for neuron: hold a "
-            "job there, or choose another --cluster",
+            "--in 7: job 7 is in partition gpus, whose nodes have cuda, but pc is for neuron: hold "
+            "a job on such nodes, or choose another --cluster",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli, tmp_path) -> None:
 
 def test_an_unknown_job_and_a_job_around(site, fake_slurm, cli, monkeypatch) -> None:
     submit = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
-    unknown = "error: --in 7: Slurm knows no such job: squeue --me lists yours\n"
+    unknown = "error: --in 7: no such job in Slurm: squeue --me lists yours\n"
     assert cli(*submit, "--in", "7").err.endswith(unknown)
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     done = cli(*submit)  # nothing changes for those who submit from within a job

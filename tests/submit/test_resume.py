@@ -120,7 +120,7 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
         (
             "REQUEUED",
             ("1002|PENDING|BeginTime|N/A|",),
-            "is REQUEUED (it starts again within minutes)",
+            "is REQUEUED (it will start again within minutes)",
         ),
         ("STARTING", ("1002|CONFIGURING|None|N/A|",), "is CONFIGURING (its nodes are booting)"),
         ("FAILED", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it run"),
@@ -167,7 +167,7 @@ def test_a_job_that_was_never_recorded(graphs, site, fake_slurm, cli) -> None:
     run = begun(site, cli)
     run.write_record(replace(run.record(), jobs={}))
     fake_slurm.queue("1002|RUNNING|None|N/A|")
-    assert "still has job 1002: `trnslurm cancel" in cli("resume", "last").error
+    assert "still has job 1002: run `trnslurm cancel" in cli("resume", "last").error
     fake_slurm.queue("1002|PENDING|Priority|N/A|")
     assert cli("resume", "last").code == 0
     (call,) = fake_slurm.calls("scancel")

@@ -60,14 +60,14 @@ def test_nodes_that_are_down_are_not_lacking(site, fake_slurm, project, cli) -> 
     fake_slurm.refuse("test-only", "sbatch: error: Requested node configuration is not available")
     done = cli("submit", *WORDS)
     assert done.code == 0, done.err
-    assert "0 of the 1 nodes that fit the job are up now, and it needs 1" in done.err
+    assert "only 0 of the 1 nodes that fit the job are up, but it needs 1" in done.err
 
 
 def test_in_a_job_that_the_user_holds(site, fake_slurm, project, cli) -> None:
     done = cli("submit", *WORDS, "--in", "7")
     assert done.error == (
-        "--in 7: a run has the nodes of the job that it is in, and role reward wants those of "
-        "partition cpu: --set roles.reward.partition=null"
+        "--in 7: the run uses the nodes of that job, but role reward needs nodes in "
+        "partition cpu: pass --set roles.reward.partition=null"
     )
 
 

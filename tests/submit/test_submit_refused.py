@@ -53,7 +53,7 @@ def test_a_refusal_says_what_there_is(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch", f"sbatch: error: {refused}")
     wants = "no node has what the job asks for"
     profile = site.root / "cluster-config/pc.yaml"
-    asked = f"{profile}: slurm.cpus_per_task is 128, by instance_type trn1.32xlarge"
+    asked = f"{profile}: slurm.cpus_per_task is 128, from instance_type trn1.32xlarge"
     assert error_line(cli(*GPT2)) == f"error: sbatch: {refused} ({wants}; {asked}; {has})"
     gres = "Batch job submission failed: Invalid generic resource (gres) specification"
     fake_slurm.refuse("sbatch", f"sbatch: error: {gres}")
@@ -69,7 +69,7 @@ def test_a_refusal_says_what_there_is(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch", "\nsbatch: error: Batch job submission failed: ".join(rule))
     assert error_line(cli(*GPT2)).endswith(
         "GPU jobs need an account and --mem; Batch job submission failed: Unspecified error "
-        "(set by slurm.account, slurm.mem_per_node_mib (null leaves it out), slurm.gpus_per_node "
+        "(set by slurm.account, slurm.mem_per_node_mib (null omits it), slurm.gpus_per_node "
         "and slurm.gpu_type)"
     )
 
@@ -87,12 +87,12 @@ NODE = (
     [
         # Enough nodes fit, and are merely down: a warning.
         (NODE_CONFIG, ("IDLE", "UNKNOWN", "IDLE+DRAIN"), ("UP", "UNLIMITED", "UNLIMITED"), {},
-         "warning: 1 of the 3 nodes that fit the job are up now, and it needs 2: it waits"),
+         "warning: only 1 of the 3 nodes that fit the job are up, but it needs 2: it waits"),
         (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"),
-         {"constraint": "big&fast"}, "warning: 1 of the 2 nodes that fit"),
+         {"constraint": "big&fast"}, "warning: only 1 of the 2 nodes that fit"),
         # They are up, and Slurm refuses; they do not fit; they are too few.
         (NODE_CONFIG, ("IDLE", "IDLE"), ("UP", "UNLIMITED", "UNLIMITED"), {},
-         "cpus_per_task is 128, by instance_type trn1.32xlarge; partition compute has 2 nodes"),
+         "cpus_per_task is 128, from instance_type trn1.32xlarge; partition compute has 2 nodes"),
         (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"), {"cpus_per_task": 192},
          "slurm.cpus_per_task is 192; partition compute has 2 nodes"),
         (NODE_CONFIG, ("IDLE", "DOWN"), ("UP", "UNLIMITED", "UNLIMITED"), {"constraint": "huge"},
@@ -111,15 +111,15 @@ NODE = (
         ("", ("IDLE",), ("DOWN", "UNLIMITED", "UNLIMITED"), {},
          "warning: partition compute is DOWN: jobs wait until"),
         ("", ("IDLE",), ("UP", "1-00:00:00", "UNLIMITED"), {"time_min": 2880},
-         "error: the job would wait for good: partition compute has MaxTime=1-00:00:00, and "),
+         "error: the job would wait forever: partition compute has MaxTime=1-00:00:00, but "),
         ("", ("IDLE",), ("UP", "1-00:00:00", "UNLIMITED"), {"time_min": 2880, "qos": "long"},
-         "warning: the job may wait for good: partition compute has MaxTime=1-00:00:00, and "),
+         "warning: the job may wait forever: partition compute has MaxTime=1-00:00:00, but "),
         ("", ("IDLE",), ("UP", "UNLIMITED", "32768"), {"mem_per_node_mib": 40000},
          "slurm.mem_per_node_mib is 40000"),
         ("", ("IDLE",), ("UP", "UNLIMITED", "32768"), {"mem_per_node_mib": 0},
-         "the job would wait for good: partition compute has MaxMemPerNode=32768, and "),
+         "the job would wait forever: partition compute has MaxMemPerNode=32768, but "),
         ("", ("IDLE",), ("UP", "UNLIMITED", "UNLIMITED"), {"account": "mine"},
-         "warning: the job may wait for good: partition compute has AllowAccounts=team,other, "),
+         "warning: the job may wait forever: partition compute has AllowAccounts=team,other, "),
         # Errors that may pass, and jobs that may start.
         ("Unable to contact slurm controller", ("IDLE",), ("UP", "UNLIMITED", "UNLIMITED"), {}, ""),
         ("", ("IDLE",), ("UP", "10-00:00:00", "500000"),
@@ -160,20 +160,23 @@ LIMITED = (
     ("wall", "of_qos", "settings", "words"),
     [
         # Slurm counts all CPUs of nodes that are taken whole.
-        ("", "|", {"cpus_per_task": 64}, "error: the job would wait for good: by account team a "
-         "job has at most 200 CPUs, and this one 256, as --exclusive takes nodes whole; --nodes "),
+        ("", "|", {"cpus_per_task": 64}, "error: the job would wait forever: a job can have at "
+         "most 200 CPUs (account team), but this one needs 256, because --exclusive takes whole "
+         "nodes; --nodes "),
         ("", "|", {"cpus_per_task": 64, "exclusive": False}, ""),
-        ("00:30:00", "cpu=400|", {"time_min": 60}, "this one 180; set slurm.max_time_min to 30"),
+        ("00:30:00", "cpu=400|", {"time_min": 60}, "needs 180; set slurm.max_time_min to 30"),
         # A QOS decides before the account.
         ("", "cpu=400|", {}, ""),
-        ("", "|cpu=100", {}, "by QOS normal and account team a job has at most 100 CPUs"),
+        ("", "|cpu=100", {}, "a job can have at most 100 CPUs (QOS normal and account team)"),
         ("", "|", {"qos": "wide"}, ""),
         # That of a partition may come first, or second.
-        ("", "|", {"partition": "all"}, "warning: the job may wait for good: by QOS above and acc"),
-        ("", "|", {"partition": "all,compute"}, "warning: the job may wait for good: by account"),
+        # The partition's QOS decides.
+        ("", "|", {"partition": "all"}, "warning: the job may wait forever: a job can have at "
+         "most 99 CPUs (QOS above and account team), but this one needs "),
+        ("", "|", {"partition": "all,compute"}, "warning: the job may wait forever: a job can "),
         ("", "|", {"partition": "all,compute", "cpus_per_task": 8, "exclusive": False}, ""),
         ("", "|", {"partition": "all,short", "cpus_per_task": 8, "exclusive": False}, ""),
-        ("", "cpu=999|", {"partition": "short"}, "partition short has MaxTime=00:05:00, and "),
+        ("", "cpu=999|", {"partition": "short"}, "partition short has MaxTime=00:05:00, but "),
         ("", "|", {"account": "other"}, ""),
     ],
 )  # fmt: skip
@@ -259,7 +262,7 @@ def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch) -> None:
     done = cli(*GPT2)
     assert fake_slurm.hangs()
     assert done.code == 1
-    assert "sbatch: no answer in 3 s" in error_line(done)
+    assert "sbatch: no answer within 3 s" in error_line(done)
     assert site.run().record().refused
     assert fake_slurm.calls("scancel") == []
 
@@ -271,7 +274,7 @@ def test_sbatch_that_tries_again_until_its_time_is_over(
     (tmp_path / "impatient/timeout").write_text(
         f"#!/bin/sh\necho 'sbatch: error: {words}' >&2\nexit 124\n"
     )
-    assert f"sbatch: no answer in 60 s ({words})" in error_line(cli(*GPT2))
+    assert f"sbatch: no answer within 60 s ({words})" in error_line(cli(*GPT2))
 
 
 def test_second_sbatch_that_is_silent_takes_the_first_back(
@@ -280,7 +283,7 @@ def test_second_sbatch_that_is_silent_takes_the_first_back(
     fake_slurm.hang("sbatch-2")
     done = cli(*GPT2)
     assert done.code == 1
-    assert "sbatch: no answer in 60 s" in error_line(done)
+    assert "sbatch: no answer within 60 s" in error_line(done)
     assert site.run().record().refused
     assert [c.arguments for c in fake_slurm.calls("scancel")] == [["1001"]]
 

@@ -111,7 +111,7 @@ class Wanted(Protocol):
 
 def by_command(command: str, user: str = "") -> str:
     """Return the reason for a run that a user ended with a command; the user may be unknown."""
-    return f"by {command}{f' of {user}' if user else ''}, not by trnslurm cancel"
+    return f"by {command}{f' ({user})' if user else ''}, not by trnslurm cancel"
 
 
 class Seen(ABC):

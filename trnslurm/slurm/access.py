@@ -135,8 +135,8 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     """
     accounts = _allowed(partition, "Accounts")
     qos = _allowed(partition, "Qos")
-    if access.off and accounts is not None:  # it leaves every job pending, whatever --account
-        return Grant(refused=f"its accounts are {','.join(accounts)}, but accounting is off")
+    if access.off and accounts is not None:  # every job stays pending, whatever --account is
+        return Grant(refused=f"it allows only accounts {','.join(accounts)}, but accounting is off")
     if not access.known:
         named = {"account": accounts, "qos": qos}
         return Grant(
@@ -157,10 +157,10 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     if not usable:
         mine = ", ".join(sorted({a.account for a in access.associations}))
         if found and accounts is not None:
-            # By slurm.conf(5) of 24.11, not of 22.05, the list includes the accounts below.
-            says = f"AllowAccounts={','.join(accounts)}, yours: {mine}; newer Slurm counts those"
-            return Grant(questions=(f"account|{says} below them too",))
-        return Grant(refused=f"it takes none of your accounts: {mine}")
+            # According to slurm.conf(5) of 24.11, not of 22.05, the list includes subaccounts.
+            says = f"AllowAccounts={','.join(accounts)}, but you have {mine}; newer Slurm also"
+            return Grant(questions=(f"account|{says} allows the accounts below those",))
+        return Grant(refused=f"it accepts none of your accounts: {mine}")
     choices = [
         (association, word, *_in_force(access, partition, association, word))
         for association in usable
@@ -169,14 +169,14 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     ]
     if not choices:
         mine = ", ".join(sorted({word for a in usable for word in a.qos}))
-        return Grant(refused=f"its QOS are {','.join(qos or ())}, yours: {mine or 'none'}")
+        return Grant(refused=f"it allows QOS {','.join(qos or ())}, but you have {mine or 'none'}")
     of_partition = access.least.get(partition.get("QoS", ""), Limits())
     fewest = {
         word: _nodes_for(node, of_partition, access.least.get(word, Limits()))
         for _, word, *_ in choices
     }
     if not any(fewest.values()):
-        return Grant(refused="its QOS is for jobs that have more than its nodes do (MinTRES)")
+        return Grant(refused="its QOS requires more of a job than its nodes have (MinTRES)")
     choices = [choice for choice in choices if fewest[choice[1]]]
     taken = min(choices, key=lambda c: (bool(c[2].below(node)), *_order(c, usable, fewest, name)))
     association, word, limits, limited_by = taken
@@ -184,9 +184,9 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     others = [qos for of, qos, *_ in choices if of is association and qos != word]
     why = "your default QOS does not allow a job on whole nodes here"
     if not implied:
-        why = f"you have no default QOS; your others here: {', '.join(others) or 'none'}"
+        why = f"you have no default QOS; your other QOS here: {', '.join(others) or 'none'}"
     denied = partition.get("DenyAccounts", "").replace("(null)", "")
-    says = f"partition|DenyAccounts={denied}; newer Slurm denies the accounts below them too"
+    says = f"partition|DenyAccounts={denied}; newer Slurm also denies the accounts below those"
     return Grant(
         account=association.account if association.account != access.default_account else None,
         qos=word if word != implied else None,
@@ -283,7 +283,7 @@ def _allowed(partition: Mapping[str, str], what: str) -> list[str] | None:
 
 
 def _is_allowed(name: str, allowed: Iterable[str] | None, denied: str) -> bool:
-    # By slurm.conf(5), a list of the allowed ones puts that of the denied out of force.
+    # According to slurm.conf(5), a list of allowed names overrides the list of denied names.
     return name in allowed if allowed is not None else name not in filter(None, denied.split(","))
 
 

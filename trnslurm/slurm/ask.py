@@ -67,7 +67,7 @@ def ask_one_of_each(
         if kind.up and not kind.unusable:
             asked.setdefault(kind.node, kind)
     if not asked:
-        raise SlurmError("--ask-nodes: none of these nodes is up and takes your jobs")
+        raise SlurmError("--ask-nodes: none of these nodes is up and accepts your jobs")
     told: dict[str, Told] = {}
     silent: list[str] = []
     say(f"Asking one node of each kind: {', '.join(kind.label for kind in asked.values())}")
@@ -111,7 +111,7 @@ class _Job:
         self._slurm = slurm
         self._srun: subprocess.Popen[bytes] | None = None
         self._seen = ""
-        # Files, as nobody reads a pipe while another job is waited for.
+        # Files, because nobody reads a pipe while waiting for another job.
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
 
     def start(self) -> None:
@@ -153,15 +153,15 @@ class _Job:
         assert self._srun
         if self._srun.poll() is None:
             raise SlurmError(
-                f"no node in {timeout_s:g} s, so the job is cancelled: one may still be booting; "
-                "try again, or pass --timeout"
+                f"no node started the job within {timeout_s:g} s, so it was cancelled: a node may "
+                "still be booting; try again, or pass --timeout"
             )
         if self._srun.returncode:
             why = own_words("srun", self._said()) or f"srun: exit code {self._srun.returncode}"
             raise SlurmError(f"no answer from a node: {why}")
         if found := _read(_content(self._out)):
             return found
-        raise SlurmError("its node printed no answer")
+        raise SlurmError("the node printed no answer")
 
     def end(self) -> None:
         """Cancel the job if it has not ended, and close its files."""
@@ -209,14 +209,14 @@ def _informed(kind: Nodes, told: Told, types: Mapping[str, InstanceType]) -> Nod
     doubt = ""
     if told.neuron_devices and not known:
         name = told.instance_type or "their instance type"
-        doubt = f"they have {told.neuron_devices} Neuron devices, but the catalog lacks {name}."
+        doubt = f"they have {told.neuron_devices} Neuron devices, but {name} is not in the catalog."
     return replace(
         kind,
         instance_type=known.name if known else None,
         accelerators=kind.gpus or (known.accelerators if known else told.gpus),
         doubt=doubt,
         told=told,
-        sources={**kind.sources, "instance_type": f"by {told.host} itself"},
+        sources={**kind.sources, "instance_type": f"reported by {told.host}"},
     )
 
 
@@ -228,9 +228,9 @@ def _shown(told: Told) -> str:
     }
     words = [f"{number} {name}" for name, number in devices.items() if number]
     words += ["SageMaker HyperPod"] if told.hyperpod else []
-    return f"{told.host} is {', '.join([told.instance_type or 'of an unknown type', *words])}"
+    return ", ".join([told.host, told.instance_type or "unknown instance type", *words])
 
 
 def _content(file: IO[bytes]) -> str:
-    # pread, as the job writes at the position that we share with it.
+    # pread, because the job writes at the position that it shares with us.
     return os.pread(file.fileno(), _MOST_BYTES, 0).decode("utf-8", "replace")

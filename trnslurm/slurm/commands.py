@@ -166,7 +166,7 @@ class Slurm(Frozen, kw_only=False):
             )
         except subprocess.TimeoutExpired:
             raise SlurmError(
-                f"{command}: no answer from the controller in {timeout_s:g} s"
+                f"{command}: no answer from the controller within {timeout_s:g} s"
             ) from None
         except OSError as error:
             raise SlurmError(f"{argv[0]}: {error.strerror}") from None
@@ -185,7 +185,7 @@ class Slurm(Frozen, kw_only=False):
         lines = self.call("scontrol", "show", what, "-o", "--all", *names).splitlines()
         found = [dict(re.findall(_FIELD, line)) for line in lines if "=" in line]
         if names and not found:
-            raise SlurmError(f"scontrol: shows no {what} {' '.join(names)}")
+            raise SlurmError(f"scontrol does not list {what} {' '.join(names)}")
         return found
 
     def try_out(self, script: bytes, tasks: int = 1) -> tuple[bool, str]:
@@ -384,7 +384,7 @@ def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:
         try:
             Slurm().call("scontrol", "ping", timeout_s=_PING_S)
         except SlurmError as error:
-            # Slurm's commands are installed, for example for the sandbox, but for no cluster.
+            # Slurm's commands are installed, for example for the sandbox, but there is no cluster.
             if "Could not establish a configuration source" in str(error):
                 return None, False
         return srun, True

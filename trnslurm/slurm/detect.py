@@ -27,7 +27,7 @@ _SHORT_MIN = 120
 """A partition that allows no more time than this is for tests."""
 # Names of nodes, partitions and features of sites whose GPUs are no GRES.
 _NAMES_GPUS = re.compile(r"(?i)(^|[^a-z])(gpu|dgx|hgx|nvidia|(rtx|[av]100|h[12]00)([^a-z0-9]|$))")
-# What nodes of two partitions have in common, if one profile is for both.
+# What the nodes of two partitions must have in common to share a profile.
 _SAME = ("cpus", "gpus", "gpu_type", "instance_type", "memory_mib", "mem_per_node_mib",
          "exclusive", "constraint", "mixed", "account", "qos")  # fmt: skip
 
@@ -222,10 +222,10 @@ def detect(seen: Snapshot, types: Mapping[str, InstanceType]) -> DetectedCluster
         for kind in _Partition(fields, seen.nodes, config, types).kinds(access, seen.groups)
     ]
     if not found:
-        raise SlurmError("scontrol shows you no partition with nodes")
+        raise SlurmError("scontrol shows you no partitions with nodes")
     if all(n.unusable for n in found):
         why = "; ".join(dict.fromkeys(f"{n.name}: {n.unusable}" for n in found))
-        raise SlurmError(f"no partition here takes your jobs: {why}")
+        raise SlurmError(f"no partition here accepts your jobs: {why}")
     return DetectedCluster(
         cluster=config.get("ClusterName", "cluster"),
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
@@ -285,7 +285,7 @@ class _Partition:
         self._name = fields["PartitionName"]
         self._nodes = [n for n in nodes if self._name in n.get("Partitions", "").split(",")]
         self._hidden = not self._nodes
-        if self._hidden:  # powered down, where PrivateData lacks `cloud`
+        if self._hidden:  # powered down, and PrivateData does not include `cloud`
             self._nodes = _from_totals(fields)
 
     def kinds(self, access: Access, groups: Sequence[str] | None) -> list[Nodes]:
@@ -334,9 +334,11 @@ class _Partition:
         slices = sum(each.number for each in gpus_of(nodes[0].get("Gres", "")) if each.sliced)
         if slices and exclusive:
             # Its steps see what SLURM_GPUS_PER_NODE names (seen on 22.05 and 24.11).
-            sources["gpu_type"] = f"Gres of its nodes; --exclusive holds their {slices} slices, too"
+            sources["gpu_type"] = f"Gres of its nodes; --exclusive also takes their {slices} slices"
         if is_of_other_maker(gpus.kind):
-            sources["gpu_type"] = "Gres of its nodes; not NVIDIA's, for whose GPUs jobs look"
+            sources["gpu_type"] = (
+                "Gres of its nodes; jobs look for NVIDIA GPUs, which these are not"
+            )
         total = len(nodes)
         up = sum(node_state(node.get("State", "")) not in UNUSABLE for node in nodes)
         constraint = self._constraint(nodes) if kinds > 1 else None
@@ -345,9 +347,9 @@ class _Partition:
         mem, sources["mem_per_node_mib"] = self._mem(nodes, cpus, exclusive, limits)
         sources["mem_per_node_mib"] += _unlike(map(memory_of, nodes))
         if unset and mem is not None:
-            mem, sources["mem_per_node_mib"] = 0, "0: all; slurm.conf has no RealMemory for them"
+            mem, sources["mem_per_node_mib"] = 0, "0 is all; slurm.conf sets no RealMemory for them"
         most, sources["max_nodes"] = self._most_nodes(up, total, limits, granted)
-        # Of whole nodes a job has every CPU.
+        # On whole nodes, a job has every CPU.
         job_cpus = _below(limits.cpus, total_cpus * most if exclusive else cpus * most)
         job_gpus = _below(limits.gpus, number * most)
         for key, limit in (("job_cpus", job_cpus), ("job_gpus", job_gpus)):
@@ -358,10 +360,10 @@ class _Partition:
         if default_time is None:
             questions.append("default_time_min|the partition has no DefaultTime and no MaxTime")
         if self._fields.get("AllocNodes", "ALL") != "ALL":
-            questions.append(f"partition|it takes jobs from {self._fields['AllocNodes']} only")
+            questions.append(f"partition|it accepts jobs only from {self._fields['AllocNodes']}")
         shares = self._fields.get("OverSubscribe", "")
         if shares.startswith("FORCE"):
-            questions.append(f"exclusive|OverSubscribe={shares}: jobs share its nodes in any case")
+            questions.append(f"exclusive|OverSubscribe={shares}: jobs always share its nodes")
         instance, sources["instance_type"] = self._type_of(nodes[0])
         tells = instance or (f"{gpus.kind}:{number}" if gpus.kind else constraint)
         tells = tells or (f"{number}-gpus" if number else f"{cpus}-cpus")
@@ -414,15 +416,15 @@ class _Partition:
         words = _words_of(node)
         for source, names in words.items():
             found = {t: name for name in names if (t := self._known(name))}
-            # These are of the node alone; others may be of nodes that are not alike.
+            # These describe the node itself; the others may describe different nodes.
             own = source in _OF_THE_NODE
             fits = [t for t in found if own or self._fits(self._types[t], node)]
             if len(fits) == 1 or (fits and own):
-                return fits[0], f"by the {source} {found[fits[0]]}"
-        # Only on AWS: the servers of others have the same sizes.
+                return fits[0], f"from the {source} {found[fits[0]]}"
+        # Only on AWS, because other vendors' servers have the same sizes.
         by_size = self._of_size(node)
         if len(by_size) == 1 and _on_ec2(node, self._types[by_size[0]], words):
-            return by_size[0], "by their CPUs, memory and GPUs, which no other type has"
+            return by_size[0], "from their CPUs, memory and GPUs, which no other type has"
         return None, ""
 
     def _known(self, name: str) -> str | None:
@@ -457,9 +459,9 @@ class _Partition:
         named = [t for name in names if (t := ec2_name(name)) and t not in self._types]
         likely = self._of_size(node)
         if named:
-            why = f"the catalog lacks {named[0]}"
+            why = f"{named[0]} is not in the catalog"
         elif likely:
-            why = f"by their size they may be {' or '.join(likely)}"
+            why = f"judging by their size, they may be {' or '.join(likely)}"
         else:
             why = "Slurm does not name their instance type"
         if gpus.sliced or (gpus.number and most == 1):
@@ -469,8 +471,10 @@ class _Partition:
         if self._hidden and "gpu" in self._config.get("GresTypes", ""):
             return "Slurm hides nodes that are off; it is unknown whether they have GPUs."
         if "gpu" not in self._config.get("GresTypes", "") and any(map(_NAMES_GPUS.search, names)):
-            return "a name says GPUs, but Slurm has no GRES; it is unknown whether they have GPUs."
-        # Neuron devices are no GRES, and some sites have no GRES for GPUs.
+            return (
+                "a name mentions GPUs, but Slurm has no GRES; it is unknown whether they have GPUs."
+            )
+        # Neuron devices are not a GRES, and some sites have no GRES for GPUs.
         if any(map(is_accelerated, named)) or (likely and not named):
             return f"{why}; it is unknown whether they have accelerators."
         return ""
@@ -508,8 +512,8 @@ class _Partition:
     def _default_time(self, limits: Limits) -> tuple[int | None, str]:
         """Return the time limit that Slurm gives to a job without one, and its source."""
         default, limit = (minutes(self._fields.get(k, "")) for k in ("DefaultTime", "MaxTime"))
-        source = "DefaultTime" if default else "MaxTime, as there is no DefaultTime"
-        return _least(default or limit, limits.minutes), f"{source} of the partition"
+        source = "DefaultTime" if default else "MaxTime, because there is no DefaultTime"
+        return _least(default or limit, limits.minutes), f"the partition's {source}"
 
     def _mem(
         self, nodes: Sequence[Mapping[str, str]], cpus: int, exclusive: bool, limits: Limits
@@ -557,7 +561,7 @@ class _Partition:
         most = {}
         if (limit := whole_number(self._fields.get("MaxNodes"))) is not None:
             most[f"MaxNodes of the partition; it has {total} such nodes"] = limit
-        most[f"the partition's nodes that are alike{now}"] = total
+        most[f"the partition's identical nodes{now}"] = total
         if limits.nodes is not None:
             name = granted.limited_by
             most[f"{name} allows no more; the partition has {total} such nodes"] = limits.nodes
@@ -584,7 +588,7 @@ class _Partition:
         if fields.get("ReqResv") == "YES":
             return "it needs a reservation"
         if allowed != "ALL" and groups is not None and not {*groups} & {*allowed.split(",")}:
-            return f"its groups are {allowed}"
+            return f"it allows only groups {allowed}"
         if whole_number(fields.get("MaxNodes")) == 0:
             return "MaxNodes is 0"
         return ""
@@ -609,7 +613,7 @@ def _from_totals(fields: Mapping[str, str]) -> list[Mapping[str, str]]:
 def _unlike(numbers: Iterable[int]) -> str:
     """Return a note for the case that the nodes a job may get differ."""
     found = sorted({*numbers})
-    return f", the least: some have {found[-1]}" if len(found) > 1 else ""
+    return f", the lowest value: some have {found[-1]}" if len(found) > 1 else ""
 
 
 def _words_of(node: Mapping[str, str]) -> dict[str, Sequence[str]]:

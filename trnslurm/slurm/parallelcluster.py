@@ -40,7 +40,7 @@ def read_cluster_file(
     if not seen.nodes:
         raise ConfigError(
             f"{file}: the catalog has none of its instance types: {', '.join(left_out)}. On the "
-            "cluster, `trnslurm cluster detect --write --ask-nodes` makes a profile"
+            "cluster, `trnslurm cluster detect --write --ask-nodes` creates a profile"
         )
     return seen, shared, left_out
 

@@ -19,7 +19,7 @@ from trnslurm.slurm.detect import DetectedCluster, Nodes
 MOUNTS = Path("/proc/self/mounts")
 EXPORTS = Path("/var/lib/nfs/etab")  # the current exports, from /etc/exports and other sources
 
-# Types in /proc/self/mounts. Built for many nodes that write at once, so preferred.
+# Types in /proc/self/mounts. These are built for many writing nodes, so they are preferred.
 _PARALLEL = {"lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "panfs", "orangefs"}
 _NFS = {"nfs", "nfs4"}  # EFS and FSx for OpenZFS too
 _COMMENT_AT = 28
@@ -45,7 +45,7 @@ def profile_text(
     cache = "null" if shared is None else _scalar(str(shared / "trnslurm-compile-cache"))
     where = "It seems that all nodes share this one" if shared else "No shared one was found"
     python = sys.executable if here else str(found / "venvs/trnslurm/bin/python")
-    whose = "this is the one that made the profile" if here else "a guess, which you must check"
+    whose = "this one wrote the profile" if here else "a guess that you must check"
     own = _own_name(chosen)
     memory = f"{chosen.memory_mib // 1024} GiB" if chosen.memory_mib else "memory not known"
     lines = [
@@ -136,7 +136,7 @@ def _type_lines(chosen: Nodes, own: str) -> Iterator[str]:
 
 def who_knows(chosen: Nodes) -> str:
     """Return who can fill in what Slurm does not say: the nodes, or for EFA only nodes on AWS."""
-    return "on AWS the nodes know" if chosen.gpus else "the nodes know"
+    return "on AWS, ask the nodes" if chosen.gpus else "ask the nodes"
 
 
 def _sdk_lines(known: InstanceType | None) -> list[str]:
@@ -149,8 +149,8 @@ def _sdk_lines(known: InstanceType | None) -> list[str]:
 
 def _cache_lines(cache: str) -> list[str]:
     return [
-        "# Compiled graphs of Neuron devices, on a shared file system. null: with PyTorch/XLA each",
-        "# node's /var/tmp, which goes with the node; with TorchNeuron below run_root.",
+        "# Compiled graphs of Neuron devices, on a shared file system. null means each node's",
+        "# /var/tmp with PyTorch/XLA (lost with the node), and run_root with TorchNeuron.",
         f"compile_cache: {cache}",
     ]
 
@@ -159,13 +159,13 @@ def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | Non
     sources = dict(chosen.sources)
     sources["partition"] = "the site's default" if chosen.default else "scontrol show partition"
     sources["max_time_min"] = "MaxTime" if chosen.max_time_min else "the partition has no MaxTime"
-    sources["account"] = "the partition does not take your default account"
+    sources["account"] = "the partition does not accept your default account"
     sources["constraint"] = "a feature that the partition's other nodes do not have"
     sources.setdefault("gpu_type", "Gres of its nodes")
     if several := site.of_several_nodes(chosen):
         names = " or ".join(n.label for n in several[:_MOST_NAMED])
-        sources["max_nodes"] += f"; detect --partition {names} has several"
-    sources["fewest_nodes"] = "MinNodes of the partition, or the least of its QOS"
+        sources["max_nodes"] += f"; detect --partition {names} allows more"
+    sources["fewest_nodes"] = "MinNodes of the partition, or the minimum of its QOS"
     values = slurm_keys(chosen, known)
     if "gpus_per_node" in values:
         sources.setdefault("gpus_per_node", "Gres of its nodes")
@@ -188,8 +188,8 @@ def _slurm_lines(site: DetectedCluster, chosen: Nodes, known: InstanceType | Non
             limits |= {key: most for key, most in per_job.items() if most}
             yield f"    {_scalar(other.name)}: {json.dumps(limits)}"
     if chosen.mixed:
-        yield f"  # constraint: ?  no feature tells these nodes from {chosen.mixed} others of the"
-        yield "  # partition that fit too, so Slurm may give those"
+        yield f"  # constraint: ?  no feature distinguishes these nodes from {chosen.mixed} others"
+        yield "  # in the partition that also fit, so Slurm may allocate those"
 
 
 def _own_name(chosen: Nodes) -> str:
@@ -202,11 +202,12 @@ def missing_efa(known: InstanceType | None, chosen: Nodes) -> str:
     Trainium jobs on more than one node need EFA. Their preflight says how to enable it.
     """
     if known and not chosen.told and chosen.without_efa and known.gpus and known.efa:
-        return f"ParallelCluster has no EFA enabled on these {known.name} (Efa/Enabled)"
+        return f"ParallelCluster has not enabled EFA on these {known.name} nodes (Efa/Enabled)"
     if not known or not chosen.told or chosen.told.efa == known.efa:
         return ""
     return (
-        f"{chosen.told.host} has {chosen.told.efa} EFA interfaces, a {known.name} has {known.efa}"
+        f"{chosen.told.host} has {chosen.told.efa} EFA interfaces, but a {known.name} has "
+        f"{known.efa}"
     )
 
 
@@ -224,14 +225,14 @@ def _own_type(name: str, chosen: Nodes) -> list[str]:
     gpus = chosen.gpus or (chosen.told.gpus if chosen.told else 0)
     device, count = (CUDA, gpus) if gpus else (CPU, chosen.cpus)
     listed = sorted({n for n in (1, 2, 4, 8, 16, count) if n <= count})
-    slices = ["    # Slices of GPUs (MIG): NCCL joins no two of them, so one worker per node."]
-    unset = ["    # host_gib: ?  slurm.conf has no RealMemory for these nodes"]
-    efa = ["    # efa: ?  how many interfaces a node has; 0 if it is left out"]
+    slices = ["    # GPU slices (MIG): NCCL cannot connect them, so there is one worker per node."]
+    unset = ["    # host_gib: ?  slurm.conf sets no RealMemory for these nodes"]
+    efa = ["    # efa: ?  the number of interfaces per node; 0 if omitted"]
     if chosen.told:
         efa = [f"    efa: {chosen.told.efa}"] if chosen.told.efa else []
     return [
         "",
-        "# Not in the catalog. Add efa, bf16_tflops and price_per_hour where they are known.",
+        "# Not in the catalog. Add efa, bf16_tflops and price_per_hour if you know them.",
         "instance_types:",
         f"  {_scalar(name)}:",
         f"    device: {device}",

@@ -53,13 +53,13 @@ _CODES = {
     "InsufficientCapacity": _CAPACITY,
     "InsufficientCapacityOnOutpost": _CAPACITY,
     "LimitedInstanceCapacity": "AWS had too few instances for the job, so it started none",
-    "InsufficientReservedInstanceCapacity": "its capacity reservation has no instance left",
-    "SpotMaxPriceTooLow": "the spot price is over the limit of its compute resource",
-    "MaxSpotInstanceCountExceeded": "the account's limit of spot instances is reached",
+    "InsufficientReservedInstanceCapacity": "its capacity reservation has no instances left",
+    "SpotMaxPriceTooLow": "the spot price exceeds the limit of its compute resource",
+    "MaxSpotInstanceCountExceeded": "the account's spot instance limit is reached",
     "VcpuLimitExceeded": "the account's vCPU quota is used up: ask AWS for more",
     "InstanceLimitExceeded": "the account's instance quota is used up: ask AWS for more",
     "InsufficientFreeAddressesInSubnet": "its subnet has no free address",
-    "UnauthorizedOperation": "the head node may not start instances: see its IAM role",
+    "UnauthorizedOperation": "the head node is not allowed to start instances: see its IAM role",
     "Unsupported": "its zone does not offer the instance type",
     "UnsupportedOperation": "AWS refuses the launch: see slurm_resume.log on the head node",
 }
@@ -111,7 +111,7 @@ def job_reason(reason: str) -> str:
     if words := _JOB.get(key):
         return words
     if re.fullmatch(_OF_ONE_JOB, key):
-        return f"its account or QOS takes no jobs of its size, so it never starts ({key})"
+        return f"its account or QOS allows no jobs of this size, so it never starts ({key})"
     if re.fullmatch(_LIMIT, key):
         return f"a limit of its account or QOS is reached ({key})"
     return plain

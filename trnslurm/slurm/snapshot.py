@@ -111,7 +111,7 @@ class Snapshot(Frozen):
         try:
             if file.stat().st_size > _MOST_BYTES:
                 raise ConfigError(
-                    f"{file}: too large to be one of `trnslurm cluster detect --dump`"
+                    f"{file}: too large to be a dump by `trnslurm cluster detect --dump`"
                 )
             tree = json.loads(file.read_text(encoding="utf-8"))
             if words := newer_format(tree, FORMAT):
@@ -120,7 +120,7 @@ class Snapshot(Frozen):
         except OSError as error:
             raise ConfigError(f"{file}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise ConfigError(f"{file}: not a file of `trnslurm cluster detect --dump`") from None
+            raise ConfigError(f"{file}: not written by `trnslurm cluster detect --dump`") from None
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any]) -> Self:

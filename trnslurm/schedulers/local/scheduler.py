@@ -49,7 +49,7 @@ class ThisMachine(Scheduler):
 
         if not shutil.which(runtime):
             raise SubmitError(
-                f"container.runtime is {runtime}, which this machine lacks: install it"
+                f"container.runtime is {runtime}, which is missing on this machine: install it"
             )
         return ()
 
@@ -63,7 +63,7 @@ class ThisMachine(Scheduler):
 
     def refuse_elsewhere(self, run: RunDir, record: Record, what: str) -> None:
         if record.host != os.uname().nodename:
-            raise RunError(f"{run.name} runs on {record.host}: {what}")
+            raise RunError(f"{run.name} is running on {record.host}: {what}")
 
     def cancel(self, records: Mapping[RunDir, Record], *, now: bool) -> set[RunDir]:
         from trnslurm.schedulers.local.start import stop
@@ -85,7 +85,7 @@ class ThisMachine(Scheduler):
         while record.local_job_alive or _script_alive(run, record):
             if time.monotonic() > deadline:
                 raise NotYetError(
-                    f"{run.name} still has processes here: trnslurm cancel {run.name}"
+                    f"{run.name} still has processes here: run trnslurm cancel {run.name}"
                 )
             time.sleep(_POLL_S)
 

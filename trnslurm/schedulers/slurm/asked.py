@@ -18,15 +18,15 @@ SUBMIT_LIMIT = "submitjob"
 QUEUE_FULL = ("maxjobcount limit", "resource temporarily unavailable")
 """What --test-only prints for too many jobs of all users: Slurm 26.11, and 22.05 (EAGAIN)."""
 _FULL = (
-    "MaxJobCount, see scontrol show config: jobs of all users count, and for MinJobAge those that "
-    "have ended; submit fewer at once, or later"
+    "MaxJobCount, see scontrol show config: it counts the jobs of all users, even those that ended "
+    "within MinJobAge; submit fewer jobs at once, or later"
 )
-# A refusal by a part of sbatch's message: what to do about it, and the options that are meant
+# Part of sbatch's message -> what to do about the rejection, and the options that cause it
 # (seen on Slurm 22.05).
 _HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
     SUBMIT_LIMIT: (
-        "jobs that wait count too; sacctmgr show assoc user=$USER format=account,maxsubmitjobs and "
-        "sacctmgr show qos format=name,maxsubmitjobspu have the limits",
+        "waiting jobs count too; sacctmgr show assoc user=$USER format=account,maxsubmitjobs and "
+        "sacctmgr show qos format=name,maxsubmitjobspu print the limits",
         (),
     ),
     **dict.fromkeys(QUEUE_FULL, (_FULL, ())),
@@ -42,8 +42,8 @@ _HINTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "invalid account": ("sacctmgr show assoc user=$USER lists yours", ("account", "partition")),
     "invalid qos": ("sacctmgr show assoc user=$USER lists yours", ("qos",)),
     "reservation is invalid": ("scontrol show reservation lists them", ("reservation",)),
-    "memory specification": ("no node has so much", ("mem",)),
-    "node count specification": ("the partition allows another number", ("nodes",)),
+    "memory specification": ("no node has that much", ("mem",)),
+    "node count specification": ("the partition allows a different number", ("nodes",)),
     "more processors requested": (
         "the partition has too few nodes, or too few CPUs",
         ("nodes", "cpus-per-task"),
@@ -58,9 +58,9 @@ _OF_THE_SITE = {
     r"\baccounts?\b": "slurm.account",
     r"\bpartitions?\b|\bqueues?\b": "slurm.partition",
     r"\bqos\b": "slurm.qos",
-    r"\bmem(ory)?\b": "slurm.mem_per_node_mib (null leaves it out)",
+    r"\bmem(ory)?\b": "slurm.mem_per_node_mib (null omits it)",
     r"\bgpus?\b|\bgres\b": "slurm.gpus_per_node and slurm.gpu_type",
-    r"\bcpus?\b|\bcores?\b|\bcpus-per-task\b": "slurm.cpus_per_task (0 leaves it out)",
+    r"\bcpus?\b|\bcores?\b|\bcpus-per-task\b": "slurm.cpus_per_task (0 omits it)",
     r"\btime\b|\bwall-?(time|clock)\b": "--time",
     r"\bconstraints?\b|\bfeatures?\b": "slurm.constraint",
 }
@@ -127,7 +127,7 @@ class Asked(BatchScript):
             own = key in self.origins or option not in _OF_INSTANCE_TYPE
             place = self.origins.get(key if own else "instance_type", "")
             place = place.removeprefix("cluster profile: ")
-            by = "" if own else f", by instance_type {self.instance_type}"
+            by = "" if own else f", from instance_type {self.instance_type}"
             said = f"--{option}={value[1].decode()}" if key.endswith(_SBATCH) else value[1].decode()
             found.setdefault(place, []).append(f"{key} is {said}{by}")
         texts = (f"{place}: {', '.join(asked)}" for place, asked in found.items())

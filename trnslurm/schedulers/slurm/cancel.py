@@ -29,7 +29,7 @@ def cancel(records: Mapping[RunDir, Record], slurm: Slurm, *, now: bool) -> set[
     queue = slurm.queue(users, known=known)
     training = {} if now else {run: _training(run, queue) for run in records}
     saving = {run: job for run, job in training.items() if job}
-    # The submission of these was interrupted.
+    # The submission of these runs was interrupted.
     partial = [str(r.path) for r, rec in records.items() if not {*rec.phases} <= {*rec.jobs}]
     found = [job for user in users for job in (slurm.jobs_in(partial, user) if partial else ())]
     jobs = [
@@ -83,8 +83,8 @@ def end_leftovers(run: RunDir, record: Record, slurm: Slurm) -> None:
         if running or time.monotonic() > deadline:
             ids = ", ".join(running or left)
             raise NotYetError(
-                f"{run.name} still has job {ids}: `trnslurm cancel {run.name}`, and wait for its "
-                "end"
+                f"{run.name} still has job {ids}: run `trnslurm cancel {run.name}`, and wait until "
+                "it has ended"
             )
         waiting = {job for job, entry in left.items() if entry.startable} - cancelled
         if waiting:

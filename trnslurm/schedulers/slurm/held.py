@@ -25,7 +25,7 @@ from trnslurm.slurm.detect import find_partition
 
 _START_S = 60
 _POLL_S = 0.1
-# A task gets Slurm's variables for its step; the scripts read those of a job of their own. The
+# A task gets Slurm's variables for its step, but the scripts read those of a job. The
 # program that a script becomes takes TERM; this shell must outlast it, or Slurm ends its task.
 _SCRIPTS = f"""\
 trap : HUP INT TERM USR1
@@ -46,22 +46,20 @@ def find_held(word: str, job: Wanted, slurm: Slurm) -> HeldJob:
         raise SubmitError(f"--in {word!r}: expected the id of a Slurm job: squeue --me lists yours")
     if apart := next((role for role in job.roles if role.component), None):
         raise SubmitError(
-            f"--in {word}: a run has the nodes of the job that it is in, and role {apart.name} "
-            f"wants those of partition {apart.partition}: --set roles.{apart.name}.partition=null"
+            f"--in {word}: the run uses the nodes of that job, but role {apart.name} needs nodes "
+            f"in partition {apart.partition}: pass --set roles.{apart.name}.partition=null"
         )
     try:
         found = slurm.show("job", word)[0]
     except SlurmError as error:
         if "Invalid job id" not in str(error):
             raise
-        raise SubmitError(
-            f"--in {word}: Slurm knows no such job: squeue --me lists yours"
-        ) from None
+        raise SubmitError(f"--in {word}: no such job in Slurm: squeue --me lists yours") from None
     job_id, state = found["JobId"], found["JobState"]
     owner = re.fullmatch(r"(.*)\((\d+)\)", found.get("UserId", ""))
     if not owner or int(owner[2]) != os.getuid():
         raise SubmitError(
-            f"--in {word}: job {job_id} belongs to {owner[1] if owner else 'another'}"
+            f"--in {word}: job {job_id} belongs to {owner[1] if owner else 'another user'}"
         )
     if state != "RUNNING":
         raise SubmitError(f"--in {word}: job {job_id} is {state}: it must be running")
@@ -71,7 +69,7 @@ def find_held(word: str, job: Wanted, slurm: Slurm) -> HeldJob:
     for phase in job.phases:
         if Variable.STEP.encode() not in job.script(phase):
             raise SubmitError(
-                f"--in {word}: {phase}.sbatch was rendered from another template, which knows no "
+                f"--in {word}: {phase}.sbatch was rendered from a template that does not use "
                 f"{Variable.STEP}: render it again"
             )
     return HeldJob(
@@ -91,12 +89,12 @@ def _refuse_small(job: Wanted, found: Mapping[str, str], nodes: int) -> int:
     roles = job.nodes_beside - spares
     if nodes < (most if job.nodes_beside else least):
         also = (f" and {spares} spare" if spares else "") + (
-            f" and {roles} of roles" if roles else ""
+            f" and {roles} for roles" if roles else ""
         )
         options = f"--nodes {nodes}" + (" --spares 0" if spares else "")
         raise SubmitError(
-            f"job {job_id} has {nodes} node{'' if nodes == 1 else 's'}, the run needs {job.nodes}"
-            f"{also}: pass {options}, or hold more: "
+            f"job {job_id} has {nodes} node{'' if nodes == 1 else 's'}, but the run needs "
+            f"{job.nodes}{also}: pass {options}, or hold more nodes: "
             f"salloc --partition={partition} --nodes={most} --exclusive"
         )
     for phase in job.phases:
@@ -106,7 +104,7 @@ def _refuse_small(job: Wanted, found: Mapping[str, str], nodes: int) -> int:
         there = int(found.get("NumCPUs", needed * nodes)) // nodes
         if there < needed:
             raise SubmitError(
-                f"job {job_id} has {there} of each node's CPUs, and {phase} uses {needed}: pass "
+                f"job {job_id} has {there} of each node's CPUs, but {phase} needs {needed}: pass "
                 f"--set slurm.cpus_per_task={there}, or hold whole nodes: "
                 f"salloc --partition={partition} --nodes={most} --exclusive"
             )
@@ -125,8 +123,8 @@ def _refuse_other_device(job: Wanted, partition: str, slurm: Slurm, what: str) -
         there = types[nodes.instance_type].device
     if not (device.on_host or device is there or device.name == there.also):
         raise SubmitError(
-            f"{what} is in partition {partition}, whose nodes have {there}; {job.cluster} is for "
-            f"{device}: hold a job there, or choose another --cluster"
+            f"{what} is in partition {partition}, whose nodes have {there}, but {job.cluster} is "
+            f"for {device}: hold a job on such nodes, or choose another --cluster"
         )
 
 
@@ -152,7 +150,7 @@ def start_inside(run: RunDir, held: HeldJob, slurm: Slurm) -> None:
         *(str(len(held.hosts)), ",".join(held.hosts), held.restarts, *record.phases),
     ]
     with tempfile.TemporaryFile() as errors:
-        # In another session: Ctrl-C reaches trnslurm alone, which ends the run in order.
+        # In another session, so that Ctrl-C reaches only trnslurm, which ends the run in order.
         process = subprocess.Popen(
             argv,
             cwd=run.path,
@@ -173,7 +171,7 @@ def start_inside(run: RunDir, held: HeldJob, slurm: Slurm) -> None:
             process.kill()
             errors.seek(0)
             words = own_words("srun", errors.read().decode(errors="replace"))
-            why = words or f"srun: it started no step in {_START_S} s"
+            why = words or f"srun: no step started within {_START_S} s"
             raise SubmitError(why) if ended else NoAnswerError(why)
     for phase in record.phases:
         run.add_job(phase, step)

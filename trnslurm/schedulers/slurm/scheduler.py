@@ -90,13 +90,13 @@ class SlurmScheduler(Scheduler, kw_only=False):
         if not slurm.find("srun"):
             return
         if runtime == "pyxis" and not slurm.knows_option("--container-image"):
-            yield "srun on this host has no --container-image: the nodes need pyxis"
+            yield "srun on this host has no option --container-image: the nodes need pyxis"
         if runtime != "podman":
             return
         tracking = slurm.configuration().get("ProctrackType", "")
         if "cgroup" not in tracking:  # Podman's containers are not children of the job
             yield (
-                f"Slurm has {tracking or 'an unknown ProctrackType'}, which does not find Podman's "
+                f"Slurm uses {tracking or 'an unknown ProctrackType'}, which misses Podman's "
                 "containers: a killed job leaves its containers running"
             )
 
@@ -157,7 +157,7 @@ class SlurmScheduler(Scheduler, kw_only=False):
         slurm = self.slurm
         records = [(run, record) for run, record in records if record.jobs]
         if records and slurm.vanished:
-            return SlurmSeen(vanished=f"its cluster is gone: there is no {slurm.bin_dir}")
+            return SlurmSeen(vanished=f"its cluster is gone: {slurm.bin_dir} does not exist")
         if not records:
             return SlurmSeen()
         try:
@@ -169,7 +169,7 @@ class SlurmScheduler(Scheduler, kw_only=False):
         for run, record in records:
             for phase, job in record.jobs.items():
                 last = run.newest_attempt(record, phase)
-                # The end that an attempt wrote says more than accounting.
+                # The final state that an attempt wrote says more than accounting.
                 if not find_job(queue, job, run.path) and (last is None or not last.state.written):
                     forgotten.append(job)
         return SlurmSeen(queue, slurm.accounting(forgotten))

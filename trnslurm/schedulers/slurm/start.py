@@ -37,7 +37,7 @@ class RenderedSlurm(SlurmExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        return 2  # sbatch was found already; srun need not be on this shell's PATH
+        return 2  # sbatch has been found; srun need not be on this shell's PATH
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return ""  # the file that submitit makes is scratch: the script itself is submitted
@@ -174,7 +174,7 @@ def _failure(error: Exception, slurm: Slurm, run: RunDir, phase: str) -> SubmitE
     words = own_words("sbatch", str(error)) or "sbatch: failed and printed nothing"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
         said = f" ({words.removeprefix('sbatch: ')})" if "retrying" in words else ""
-        return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s{said}")
+        return NoAnswerError(f"sbatch: no answer within {_TIMEOUT_S} s{said}")
     asked = Asked(
         script=read_file(run.script(phase)),
         origins=run.record().origins,
@@ -198,7 +198,7 @@ def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> Non
     silent = _cancel_all(runs, slurm, looking=isinstance(error, NoAnswerError))
     if silent:
         raise NoAnswerError(
-            f"{error}; and then {silent}: once it answers, trnslurm cancel {runs[0].name}"
+            f"{error}; then {silent}: when it answers again, run trnslurm cancel {runs[0].name}"
         ) from None
 
 

@@ -20,7 +20,7 @@ from trnslurm.slurm import states
 from trnslurm.slurm.commands import QueueEntry, find_job
 
 _MOST_LOG = 1 << 20
-LAUNCH_HELD = "held by Slurm, as its launch failed"
+LAUNCH_HELD = "held by Slurm, because its launch failed"
 NEVER_AGAIN = "too few nodes satisfy the job's constraints, and Slurm has stopped trying"
 
 
@@ -80,7 +80,7 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         if last.under_way:  # Slurm requeued it
             cause = died(last)
         # Slurm waits for old credentials to expire before it starts a requeued job.
-        soon = "it starts again within minutes" if entry.reason.startswith("BeginTime") else ""
+        soon = "it will start again within minutes" if entry.reason.startswith("BeginTime") else ""
         return State.REQUEUED, "; ".join(filter(None, [cause, soon or entry.why, excluding]))
     return State.PENDING, entry.why
 
@@ -112,12 +112,12 @@ def _ended(run: RunDir, entry: QueueEntry, last: Attempt | None) -> tuple[State,
         reason = "its batch script was killed"  # a state file proves that the script had started
     ours = run.cancelled_file.exists()
     by = by_command("scancel", entry.ended_by) if state is State.CANCELLED and not ours else ""
-    # The script's state is more exact than Slurm's if both say that the job ended. Only the script
-    # knows that everything is saved, or done.
+    # If both say that the job ended, the script's state is more precise than Slurm's. Only it
+    # knows that everything is saved or done.
     exact = last and last.state in (State.COMPLETED, State.STOPPED, state)
     if last and last.state.written and (exact or state is State.FAILED):
         return last.state, last.reason or (by if last.state == state else "")
-    # squeue still shows why the job once waited, which explains no cancel and no completion.
+    # squeue still shows why the job once waited, which explains neither a cancel nor a completion.
     return state, reason or by or ("" if state in (State.CANCELLED, State.COMPLETED) else entry.why)
 
 
@@ -135,8 +135,8 @@ def _never_began(run: RunDir, entry: QueueEntry, last: Attempt | None) -> str:
     nodes = entry.nodes if entry.nodes.strip("()").lower() not in ("", "null", "n/a") else ""
     node = nodes or "its first node"
     return (
-        f"its batch script never started{again}, though Slurm calls the job COMPLETED{why}: "
-        f"`scontrol show node {nodes or 'NODE'}` and the log of slurmd on {node} say why"
+        f"its batch script never started{again}, although Slurm calls the job COMPLETED{why}: "
+        f"see `scontrol show node {nodes or 'NODE'}` and slurmd's log on {node}"
     )
 
 

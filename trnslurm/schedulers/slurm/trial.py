@@ -15,8 +15,8 @@ from trnslurm.slurm.detect import effective_cpus, features_of, gpus_of, memory_o
 from trnslurm.slurm.reasons import node_state
 from trnslurm.slurm.snapshot import Snapshot
 
-# Slurm tries a job on these nodes; not, for example, on those that have not registered again since
-# the controller restarted (UNKNOWN).
+# Slurm tries a job on these nodes, but not, for example, on nodes that have not registered since
+# the controller was restarted (UNKNOWN).
 _ACCOUNTING_S = 10.0  # without an answer, the job is submitted
 # The limits of a job in words, and the options that set what it has.
 _LIMITED = {
@@ -86,8 +86,8 @@ def _tell(answers: Sequence[Over | None], console: Console) -> None:
     if not found or len(found) < len(answers):
         return
     if all(each.certain for each in found):
-        raise SubmitError(f"the job would wait for good: {found[0].text}")
-    console.warn(f"the job may wait for good: {found[0].text}")
+        raise SubmitError(f"the job would wait forever: {found[0].text}")
+    console.warn(f"the job may wait forever: {found[0].text}")
 
 
 def _try(asked: Asked, slurm: Slurm, console: Console, tasks: int) -> None:
@@ -132,7 +132,7 @@ def _over_partition(asked: Asked, partition: Mapping[str, str], slurm: Slurm) ->
     # A QOS may lift the partition's limit; newer Slurm also takes the accounts below those.
     unsure = ("account", "time") if asked.value("qos") else ("account",)
     found = [
-        Over(f"partition {name} has {allows}, and {asked.keys([option])}", option not in unsure)
+        Over(f"partition {name} has {allows}, but {asked.keys([option])}", option not in unsure)
         for option, allows in over.items()
         if allows
     ]
@@ -168,11 +168,11 @@ def _over_account(
         return None
     name, most = next(iter(over.items()))
     what, options = _LIMITED[name]
-    text = f"by {by} a job has at most {most} {what}, and this one {getattr(need, name)}"
+    text = f"a job can have at most {most} {what} ({by}), but this one needs {getattr(need, name)}"
     if name == "cpus" and nodes * tasks * each <= most:
-        text += ", as --exclusive takes nodes whole"
+        text += ", because --exclusive takes whole nodes"
     way = asked.keys(options) or f"set slurm.max_time_min to {most}"
-    # With the flag OverPartQOS, the job's QOS comes before that of its partition.
+    # With the flag OverPartQOS, the job's QOS takes precedence over that of its partition.
     return Over(f"{text}; {way}", certain=partition.get("QoS", "N/A") in ("N/A", ""))
 
 
@@ -190,8 +190,8 @@ def _waits_for_nodes(asked: Asked, slurm: Slurm) -> str:
     if not len(up) < least <= min(len(fit), most):
         return ""
     return (
-        f"{len(up)} of the {len(fit)} nodes that fit the job are up now, and it needs {least}: it "
-        "waits until more are up"
+        f"only {len(up)} of the {len(fit)} nodes that fit the job are up, but it needs {least}: "
+        "it waits until more are up"
     )
 
 

@@ -15,12 +15,15 @@ from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import UNUSABLE, node_reason, node_state
 
 _PARTITION = {
-    "INACTIVE": "inactive: on ParallelCluster its fleet is stopped, or protected after nodes that "
-    "failed to boot; fix the cause, then pcluster update-compute-fleet --status START_REQUESTED",
-    "DOWN": "down: jobs queue, none starts; an administrator sets it UP",
+    "INACTIVE": "inactive: on ParallelCluster, its fleet is stopped, or protected because nodes "
+    "failed to boot; fix the cause, then run pcluster update-compute-fleet --status "
+    "START_REQUESTED",
+    "DOWN": "down: jobs are queued, but none starts until an administrator sets it UP",
     "DRAIN": "draining: it takes no new jobs",
 }
-_NO_NODE = ": it waits until an admin puts one back, or you submit it to another partition"
+_NO_NODE = (
+    ": it waits until an admin returns a node to service, or you submit it to another partition"
+)
 
 
 def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
@@ -41,7 +44,7 @@ def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
     if accepted:
         found.if_submitted_now = answer
     elif not found.lacks_nodes:
-        found.problems.append(f"Slurm would refuse the job's script now: {answer}")
+        found.problems.append(f"Slurm would now reject the job's script: {answer}")
 
 
 def _look_at_component(found: Diagnosis, component: Mapping[str, str], slurm: Slurm) -> None:
@@ -87,7 +90,7 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
         again = f"trnslurm cancel {found.run} && trnslurm resume {found.run}"
         way = f": {again} --nodes {len(usable)}" if usable else _NO_NODE
         if len(healthy) >= found.nodes_needed:
-            way += f"; {again} takes those again that the run leaves out"
+            way += f"; {again} uses the excluded nodes again"
         found.problems.append(
             f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
             f"{len(states)} nodes in partition {found.partition} can run it{way}"
