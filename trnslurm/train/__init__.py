@@ -1,1 +1,1 @@
-"""The training runtime that jobs import; it knows plan.json and nothing of the launcher."""
+"""The training runtime that jobs import. It reads plan.json and does not know the launcher."""

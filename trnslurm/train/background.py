@@ -1,4 +1,4 @@
-"""Questions to what may never answer, in background threads."""
+"""Runs calls that may never return in background threads."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,16 +10,16 @@ Result = TypeVar("Result")
 
 
 class Asker:
-    """Asks something that may never answer, such as the store of a frozen node."""
+    """Makes calls that may never return, such as calls to the store of a frozen node."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._asked: Future[Any] | None = None
 
     def __call__(self, work: Callable[[], Result], *, patience_s: float) -> Result | None:
-        """Return the answer; None if it fails or does not come in this time.
+        """Return the result, or None if the call fails or does not return in time.
 
-        While an earlier question is unanswered, ask nothing: at most one thread hangs.
+        While an earlier call has not returned, no new call is made, so at most one thread hangs.
         """
         if self._asked and not self._asked.done():
             return None

@@ -1,11 +1,11 @@
-"""What the workers of a job can only measure together, for `trnslurm doctor --run`.
+"""Measures what only all workers of a job together can measure, for `trnslurm doctor --run`.
 
     python -m trnslurm.node.launcher … code/jobs/checkup/train.py plan.json
     python -m trnslurm.train.checkup --graph 1000      # or --native-graph: that of the nodes' part
 
 Each worker writes its results to a separate file after every step, so the file of a worker that
-hangs says where. The caller compares the files: to compare here would need the very collectives
-that are under test.
+hangs shows where it hangs. The caller compares the files. Comparing them here would need the very
+collectives that are being tested.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 
 STAND_IN = Variable.STAND_IN_DEVICE
-"""What computes in the place of a device that a sandbox cannot have."""
+"""The device to use instead of one that a sandbox cannot have."""
 DEADLINE_S = 180.0
 _ROUNDS = 3
 # What NCCL 2.x and aws-ofi-nccl 1.x say with NCCL_DEBUG=INFO about the network that they chose:
@@ -88,7 +88,7 @@ class CheckupWorker:
 
 
 def main() -> None:
-    """Measure as a worker of a plan, or run the small graph alone."""
+    """Measure as a worker of a plan, or run only the small graph."""
     if sys.argv[1].endswith("graph"):
         meet_graph(int(sys.argv[2]), native=sys.argv[1] == "--native-graph")
         return
@@ -137,7 +137,7 @@ def versions() -> dict[str, str]:
 
 
 def listen_to_nccl(environment: Environment) -> Path:
-    """Let NCCL log its choice of network to a file; call it before NCCL starts."""
+    """Let NCCL log its choice of network to a file; call this before NCCL starts."""
     log = environment.files.state / f"nccl-{environment.rank}.log"
     os.environ |= {
         "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(log),
@@ -146,7 +146,7 @@ def listen_to_nccl(environment: Environment) -> Path:
 
 
 def network_lines(log: Path) -> list[str]:
-    """Return NCCL's lines about its network, without host, process and repetitions."""
+    """Return NCCL's lines about its network, without host, process and duplicates."""
     said: dict[str, None] = {}
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         _, _, text = line.partition("NCCL INFO ")
@@ -156,10 +156,10 @@ def network_lines(log: Path) -> list[str]:
 
 
 def rounding(device: Device) -> dict[str, Any]:
-    """Cast the same values to bf16 on the device: the checksum of the bits, and if it is a host's.
+    """Cast known values to bf16 on the device; return a checksum and whether it matches a host's.
 
-    The values are those between 1 and 1.0078 with every pattern of the 16 bits that are lost, ties
-    included: rounding at random, or towards zero, gives other bits.
+    The values are those between 1 and 1.0078 with every pattern of the 16 bits that are lost,
+    including ties. Stochastic rounding, or rounding towards zero, gives other bits.
     """
     values = (torch.arange(1 << 16, dtype=torch.int32) + 0x3F800000).view(torch.float32)
     there = device.put(values)
@@ -169,7 +169,7 @@ def rounding(device: Device) -> dict[str, Any]:
 
 
 def cast(values: torch.Tensor) -> torch.Tensor:
-    """Round to bf16 on the device of the values, and bring the result here."""
+    """Round to bf16 on the device of the values, and copy the result to the host."""
     return values.to(torch.bfloat16).cpu()
 
 
@@ -207,7 +207,7 @@ def reduce_all(device: Device, tensor: torch.Tensor) -> None:
 
 
 def meet_graph(size: int, *, native: bool) -> None:
-    """Run two operations on a vector, whose length makes the graph one that is in no cache."""
+    """Run two operations on a vector whose length gives a graph that is in no cache."""
     if os.environ.get(STAND_IN):
         print(f"no graph of {size} on {os.environ[STAND_IN]}, a stand-in", flush=True)
         return
@@ -226,7 +226,7 @@ def meet_graph(size: int, *, native: bool) -> None:
 
 
 def double_and_one(vector: torch.Tensor) -> torch.Tensor:
-    """Do the two operations."""
+    """Run the two operations."""
     return vector * 2 + 1
 
 

@@ -1,4 +1,4 @@
-"""Classifiers of texts, or of the words in them: data, first parameters, logits."""
+"""Classifiers of texts, or of the words in them: data, initial parameters, logits."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from trnslurm.train.loop.progress import count_parameters, transformer_flops
 from trnslurm.train.plan import JobPlan
 
 _HEADS = ("classifier.", "pre_classifier.")
-"""Prefixes of the parameters that belong to the classifier itself, in all architectures."""
+"""Prefixes of the parameters that belong to the classification head, in all architectures."""
 
 
 def open_split(plan: JobPlan, split: str, *, of_words: bool = False) -> Labelled:
-    """Open a split of the labelled data to train on, if it fits the plan's model."""
+    """Open a split of the labelled training data if it fits the plan's model."""
     if (longest := positions(plan.model)) < plan.seq_len:
         raise TrainError(
             f"seq_len is {plan.seq_len}, but with model.max_position_embeddings="
@@ -50,7 +50,7 @@ def open_split(plan: JobPlan, split: str, *, of_words: bool = False) -> Labelled
 def make_classifier(
     plan: JobPlan, init_from: str, device: Device, *, of_words: bool = False
 ) -> Any:
-    """Make a classifier with a new head, which the seed makes the same on every worker."""
+    """Create a classifier with a new head, which the seed makes the same on every worker."""
     # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
     attention = "eager" if device.torch_device.type == "xla" else "sdpa"
     torch.manual_seed(plan.seed)
@@ -88,7 +88,7 @@ def on_device(device: Device, samples: LabelledSamples) -> LabelledSamples:
 
 
 def classifier_flops(model: Any, seq_len: int) -> float:
-    """Count the FLOP of training a classifier on a sample, without embeddings and head."""
+    """Count the FLOP to train a classifier on one sample, without embeddings and head."""
     base: Any = model.base_model
     if model.config.model_type == "distilbert":
         parameters = count_parameters(base.transformer)

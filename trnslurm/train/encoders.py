@@ -1,4 +1,4 @@
-"""BERT and its relatives RoBERTa, DistilBERT and ALBERT, made from the keys of a recipe.
+"""BERT and its relatives RoBERTa, DistilBERT and ALBERT, built from the keys of a recipe.
 
 The section `model` uses BERT's names for all of them; `model_type` says which model it is.
 """
@@ -35,7 +35,7 @@ _DISTILBERT = {
 
 
 def make_config(values: dict[str, Any], **more: Any) -> Any:
-    """Make transformers' config of a recipe's model."""
+    """Build the transformers config of a recipe's model."""
     # `name` is the published model with these values, and no key of the config.
     values = {key: value for key, value in values.items() if key != "name"}
     kind, width = values.pop("model_type", "bert"), values.pop("embedding_size", 0)
@@ -52,7 +52,7 @@ def make_config(values: dict[str, Any], **more: Any) -> Any:
 
 
 def new_classifier(config: Any, of_words: bool) -> Any:
-    """Make a classifier of texts, or of the words in them."""
+    """Build a classifier of texts, or of the words in them."""
     auto: Any = AutoModelForTokenClassification if of_words else AutoModelForSequenceClassification
     return auto.from_config(config, attn_implementation=config._attn_implementation)
 

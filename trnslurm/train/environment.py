@@ -1,4 +1,4 @@
-"""What the launcher and node.sh tell a worker through its environment."""
+"""What the launcher and node.sh pass to a worker through its environment."""
 
 import os
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Environment:
     local_world: int
     node: int = 0
     phase: str
-    """"train", or "precompile": a few steps only to see every graph; its numbers mean nothing."""
+    """`train`, or `precompile`: a few steps to compile every graph, without valid losses."""
     attempt: int
     run_dir: Path
     device: str
-    """The device node.sh prepared for; empty when the job is started by hand."""
+    """The device that node.sh prepared for; empty if the job was started by hand."""
     compile_cache: Path | None = None
-    """Graphs of xla-cpu, a directory per worker: a precompile fills it, training reads it."""
+    """The graphs of xla-cpu, one directory per worker: a precompile fills it, training reads it."""
 
     @property
     def files(self) -> RunFiles:
@@ -36,7 +36,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Read the environment of this worker; without a launcher there is none."""
+    """Read the environment of this worker, with defaults if there is no launcher."""
     phase = os.environ.get(Variable.PHASE, "train")
     if phase not in PHASES:
         raise TrainError(f"{Variable.PHASE} is {phase!r}: it can be {' or '.join(PHASES)}")

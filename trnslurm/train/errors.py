@@ -2,8 +2,8 @@
 
 
 class TrainError(Exception):
-    """A problem that the user can fix; the message is one line: where, what, and what to do."""
+    """A problem that the user can fix. The one-line message says where, what, and what to do."""
 
 
 class MachineError(TrainError):
-    """A problem of this machine: the run may succeed on another, so it is worth a retry."""
+    """A problem of this machine. A retry is worthwhile, because another machine may work."""

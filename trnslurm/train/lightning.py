@@ -4,7 +4,7 @@
     trainer.fit(module, data, ckpt_path=options.resume)
 
 with `--resume {resume} --nodes {nodes} --devices {workers_per_node}` among the script's arguments.
-Facts about Lightning are of 2.6.6.
+Facts about Lightning are from version 2.6.6.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STOPPED = "stopped-step-"
 class RunCallback(Callback):
     """Lets a Lightning script report its metrics, stop on request and save.
 
-    It reports what ModelCheckpoint saves; for a stop, it saves to {checkpoints} itself.
+    It reports what ModelCheckpoint saves. At a stop, it saves to {checkpoints} itself.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class RunCallback(Callback):
         self._rung_end = rung_end(os.environ.get(Variable.RUN_DIR, ""))
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
-        """Begin after the restored step, which an earlier attempt has reported.
+        """Start after the restored step, which an earlier attempt has reported.
 
-        Else the first of several batches of a step would count as that step.
+        Otherwise the first batch of a step with more than one batch would count as that step.
         """
         self._step = trainer.global_step
 
@@ -52,7 +52,7 @@ class RunCallback(Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
         """Read the metrics when due; save and end if a stop is requested.
 
-        A step of the optimizer may take several batches.
+        A step of the optimizer may take more than one batch.
         """
         if (step := trainer.global_step) == self._step:
             return
@@ -67,7 +67,7 @@ class RunCallback(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
-        """Keep the metrics of the validation."""
+        """Keep the validation's metrics."""
         if not trainer.sanity_checking:
             self._numbers |= _numbers(trainer)
 
@@ -98,10 +98,10 @@ class RunCallback(Callback):
         trainer.limit_val_batches = 0
 
     def _tell_saved(self, trainer: Any) -> None:
-        """Report what ModelCheckpoint has saved, if a training can resume from it.
+        """Report what ModelCheckpoint has saved, if a run can resume from it.
 
-        It cannot resume from what is saved when a stop ends the epoch early: the epoch counts as
-        done there.
+        A run cannot resume from what is saved when a stop ends the epoch early, because there the
+        epoch counts as done.
         """
         for callback in trainer.checkpoint_callbacks if not trainer.should_stop else ():
             path = getattr(callback, "_last_checkpoint_saved", "")
@@ -113,7 +113,7 @@ class RunCallback(Callback):
 
 
 def _numbers(trainer: Any) -> dict[str, float]:
-    """Return the metrics that the module has logged, by their names."""
+    """Return the metrics that the module has logged, by name."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 

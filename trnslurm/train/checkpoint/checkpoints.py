@@ -1,4 +1,4 @@
-"""The checkpoints of a training loop: find the newest, load it, save when due."""
+"""The checkpoints of a training loop: finds the newest, loads it, and saves when due."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -52,19 +52,19 @@ class CheckpointPolicy:
     keep_last: int = 2
     """The number of newest checkpoints to keep."""
     keep_every: int = 0
-    """Checkpoints of every keep_every-th step are kept for good; 0: none."""
+    """Checkpoints of every keep_every-th step are kept permanently. 0 keeps none."""
     keep_best: str = ""
-    """The score whose best checkpoint is kept: the highest score, or the least loss; empty: none"""
+    """The score whose best checkpoint (highest score or lowest loss) is kept. Empty keeps none."""
     save_optimizer: bool = True
-    """Without the optimizer's state a checkpoint is minimal: parameters only."""
+    """Whether the optimizer's state is saved. Otherwise a checkpoint has only parameters."""
     patience_s: float = 1800
-    """A worker that does not answer for this long fails the save."""
+    """If a worker does not answer for this long, the save fails."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, as one worker sees them; all workers make the same calls.
+    """The checkpoints of a run, as one worker sees them. All workers make the same calls.
 
-    A precompile saves none: its numbers mean nothing.
+    A precompile saves none, because its losses are not valid.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Checkpoints:
     ) -> None:
         """Open the run's checkpoints.
 
-        The facts are further values that a run must share with a checkpoint, such as its data.
+        The facts are additional values that a run must have in common with a checkpoint, such as
+        its data.
         """
         self._root = environment.files.checkpoints
         self._device = device
@@ -99,11 +100,11 @@ class Checkpoints:
         """How the last finished save of this attempt ended."""
 
     def keep(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Save further tensors under this kind, and load them in place when a run resumes."""
+        """Save additional tensors under this kind, and load them in place when a run resumes."""
         self._kept[kind] = {name: tensor.detach() for name, tensor in tensors.items()}
 
     def resume(self, optimizer: TrainingState) -> int:
-        """Load the newest whole checkpoint, if there is one; return the steps it has seen."""
+        """Load the newest complete checkpoint, if there is one; return its step, or 0."""
         saved = self.newest()
         if saved is None:
             return 0
@@ -111,7 +112,7 @@ class Checkpoints:
         return saved.step
 
     def newest(self) -> CheckpointManifest | None:
-        """Find the newest whole checkpoint: worker 0 looks, and announces it to all workers."""
+        """Find the newest complete checkpoint: worker 0 looks, and announces it to all workers."""
         if not self._active:
             return None
         if self._device.rank == 0:
@@ -184,8 +185,9 @@ class Checkpoints:
     def save(self, step: int, optimizer: TrainingState, *, score: float | None = None) -> None:
         """Save the state after a step; training waits only for the copy to host memory.
 
-        The score is the one that keep_best names, if this step was evaluated. Call save when the
-        device has been given the step (Device.sync). It waits for an earlier save that still runs.
+        `score` is the score that keep_best names, if this step was evaluated. Call save after the
+        step has been given to the device (Device.sync). It waits for an earlier save that is still
+        in progress.
         """
         if not self._active:
             # If it takes a graph, the precompile must see it.
@@ -216,10 +218,10 @@ class Checkpoints:
         self._running = in_background("checkpoint", saving.run)
 
     def poll(self) -> None:
-        """Note a finished save; never wait for another worker, so call it at every step.
+        """Check for a finished save without waiting for other workers; call it at every step.
 
-        Raise a TrainError if a newer attempt has begun: a save finds it, or worker 0, which looks
-        every few seconds.
+        Raise a TrainError if a newer attempt has begun. Either a save notices that, or worker 0,
+        which checks every few seconds.
         """
         if self._active and self._device.rank == 0 and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + FENCE_S
@@ -236,7 +238,8 @@ class Checkpoints:
     def require_last(self) -> None:
         """Wait for the last save; raise a TrainError if it failed.
 
-        Call it at the end of a training: the steps since the checkpoint would be lost silently.
+        Call it at the end of training. Otherwise the steps since the last checkpoint could be lost
+        silently.
         """
         self.wait()
         if self.last and self.last.failure:
@@ -254,7 +257,7 @@ class Checkpoints:
             self._device.say(str(self.last))
 
     def _kept_shards(self) -> Iterator[TensorShard]:
-        """Yield this worker's rows of the tensors that the job keeps, which all workers have."""
+        """Yield this worker's rows of the tensors that the job keeps and that all workers have."""
         for kind, tensors in self._kept.items():
             for name, tensor in tensors.items():
                 if rows := own_rows(tensor.shape, self._device.rank, self._device.world):
@@ -315,7 +318,7 @@ class Checkpoints:
 
 
 def overtaken(newer: int, attempt: int) -> TrainError:
-    """Return the error of an attempt when a newer one has begun."""
+    """Return the error of an attempt after a newer one has begun."""
     return TrainError(
         f"a newer attempt ({newer}) of this run has begun; attempt {attempt} stops and saves "
         "nothing more"

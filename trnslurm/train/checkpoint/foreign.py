@@ -1,11 +1,11 @@
-"""Parameters in checkpoints that others wrote: torch.distributed.checkpoint's, and trnslurm.save's.
+"""Parameters from other libraries' checkpoints: torch.distributed.checkpoint and trnslurm.save.
 
     .metadata, __0_0.distcp, …       FileSystemWriter: plain FSDP2, accelerate, torchtitan
     shard-00001-model-….safetensors  HuggingFaceStorageWriter with save_distributed
     manifest.json, rank-….safetensors    trnslurm.save
 
-Any number of workers may have written them. Of each tensor only the pieces with the rows that are
-needed are read. `.metadata` is a pickle: only the classes that PyTorch writes into it are made.
+Any number of workers may have written them. Of each tensor, only the pieces with the required rows
+are read. `.metadata` is a pickle, so only the classes that PyTorch writes into it are instantiated.
 """
 
 import io
@@ -71,7 +71,7 @@ _OF_TORCHTITAN = (
 
 
 class Foreign(Mapping[str, Tensor]):
-    """A model's parameters in a checkpoint of others, by the model's names; read when asked."""
+    """A model's parameters in another library's checkpoint, by the model's names; read on use."""
 
     def __init__(self, tensors: "_Tensors", model: nn.Module, source: Path) -> None:
         self._tensors = tensors
@@ -94,7 +94,7 @@ class Foreign(Mapping[str, Tensor]):
         return {name: self._tensors.shapes[saved] for name, saved in self._names.items()}
 
     def read(self, name: str, kind: str, rows: range) -> Tensor:
-        """Return some of a parameter's rows; other kinds are not read."""
+        """Return some of a parameter's rows. Other kinds are not available."""
         saved = self._names[name]
         turned = re.search(r"self_attn\.([qk])_proj", name) if self._turned else None
         if not turned:
@@ -106,7 +106,7 @@ class Foreign(Mapping[str, Tensor]):
         return paired.transpose(1, 2).reshape(shape)[rows.start : rows.stop].clone()
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a whole parameter."""
+        """Return a complete parameter."""
         shape = self._tensors.shapes[self._names[name]]
         return self.read(name, "parameter", range(num_rows(shape))).view(shape)
 
@@ -120,7 +120,7 @@ class Foreign(Mapping[str, Tensor]):
 
 
 def open_foreign(path: Path, model: nn.Module) -> Foreign | None:
-    """Return the parameters of a checkpoint that others wrote; None if this is none."""
+    """Return the parameters of another library's checkpoint, or None if the path is not one."""
     if not path.is_dir():
         return None
     try:
@@ -285,7 +285,7 @@ def _of_torchtitan(name: str) -> list[str]:
 
 
 def _prefix(saved: Collection[str], wanted: list[str]) -> str | None:
-    """Return what stands before the names of most parameters; the shortest of several."""
+    """Return the prefix of most parameters' names in the checkpoint, the shortest if tied."""
     longest = max(wanted, key=len)
     before = {
         name.removesuffix(longest)

@@ -30,30 +30,30 @@ class CheckpointManifest:
 
     format: int
     step: int
-    """Optimizer steps done."""
+    """The number of completed optimizer steps."""
     samples: int
-    """Samples of the stream consumed; the next step begins with the one of this number."""
+    """The number of samples consumed, which is also the position where the next step begins."""
     attempt: int
     workers: int
-    """How many workers wrote it; any number can read it."""
+    """How many workers wrote it. Any number of workers can read it."""
     device: str
     facts: dict[str, Any]
-    """What a run must have in common with it to resume from it."""
+    """What a run must have in common with the checkpoint to resume from it."""
     settings: dict[str, Any]
-    """Values that may change between attempts; loading prints the changes."""
+    """Values that may change between attempts. Changes are printed when it is loaded."""
     kinds: list[str]
     shapes: dict[str, Any]
-    """Of every parameter, by name."""
+    """The shape of every parameter, by name."""
     frozen: list[str] = field(default_factory=list)
-    """The parameters that were not trained, and have no optimizer state."""
+    """The parameters that were not trained and have no optimizer state."""
     owners: dict[str, Any] = field(default_factory=dict)
-    """Parameters that are whole in one worker's file, with their state, and which worker's."""
+    """Parameters that are complete, with their state, in one worker's file -> that worker."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """Further tensors that the job keeps: by kind, the shape of each by name."""
+    """Additional tensors that the job keeps: kind -> name -> shape."""
     files: dict[str, Any]
-    """Each file's bytes and sha256."""
+    """Each file's size in bytes and sha256."""
     score: dict[str, Any] = field(default_factory=dict)
-    """The score by which the best checkpoint is kept, by name, if there is one."""
+    """The name and value of the score that selects the best checkpoint, if there is one."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +61,7 @@ class CheckpointManifest:
         return sum(file["bytes"] for file in self.files.values())
 
     def to_json(self) -> bytes:
-        """Return it as JSON, with a checksum of itself."""
+        """Return the manifest as JSON that includes its own checksum."""
         values = asdict(self)
         for key in _NEWER:
             if not values[key]:  # versions that do not know it read the manifest, too
@@ -84,12 +84,12 @@ class CheckpointManifest:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Return whether a directory is a checkpoint, whole or damaged."""
+    """Return whether a directory is a checkpoint, complete or damaged."""
     return (directory / NAME).is_file()
 
 
 def check_sizes(checkpoint: Path) -> CheckpointManifest:
-    """Read a checkpoint's manifest; check that its files exist with the right sizes."""
+    """Read a checkpoint's manifest; check that its files exist and have the right sizes."""
     content = read_manifest(checkpoint)
     manifest = CheckpointManifest.from_json(content, where=str(checkpoint / NAME))
     if manifest.step != step_of(checkpoint.name):
@@ -106,7 +106,7 @@ def verify(checkpoint: Path) -> CheckpointManifest:
 
 
 def facts_of(plan: JobPlan, more: dict[str, Any]) -> dict[str, Any]:
-    """Collect the values that decide a step's samples, its randomness and its computation."""
+    """Collect the values that determine a step's samples, its randomness and its computation."""
     facts = {
         "recipe": plan.recipe,
         "global_batch": plan.batch.global_batch,
@@ -118,7 +118,7 @@ def facts_of(plan: JobPlan, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(plan: JobPlan) -> dict[str, Any]:
-    """Collect the values that a user may change between attempts, though they change the losses."""
+    """Collect the values that a user may change between attempts, even though losses change."""
     train = {f"train.{key}": value for key, value in plan.train.items()}
     return _as_read({"steps": plan.steps, "precision": plan.precision, **train})
 
@@ -136,7 +136,7 @@ def shorten(words: list[str]) -> list[str]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the changed values, one phrase each."""
+    """Return a phrase for each changed value."""
     return [
         f"{key} was {saved.get(key)!r}, is {now.get(key)!r}"
         for key in {**saved, **now}

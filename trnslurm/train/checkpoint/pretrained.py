@@ -1,8 +1,8 @@
-"""Initial parameters: from a Hugging Face folder, a checkpoint of whatever kind, or a .pt file.
+"""Initial parameters: from a Hugging Face folder, any kind of checkpoint, or a .pt file.
 
 The .pt file is a checkpoint of AWS's BERT sample (torch.save of {"model": state dict, ...}) or a
-plain state dict. The source must have exactly the names of the model's parameters; only the heads
-of fine-tuning may differ.
+plain state dict. The source must have exactly the names of the model's parameters. Only the heads
+for fine-tuning may differ.
 """
 
 import logging
@@ -24,11 +24,11 @@ from trnslurm.train.devices.device import say
 from trnslurm.train.errors import TrainError
 
 PRETRAINING_HEADS = ("cls.", "lm_head.", "vocab_", "predictions.", "sop_classifier.")
-"""Prefixes of the parameters that only pretraining needs: BERT's, RoBERTa's, and so on."""
+"""Prefixes of the parameters that only pretraining needs, for BERT, RoBERTa and so on."""
 POOLER = ".pooler."
-"""Part of the names of the layer that summarizes a text; not every classifier has it."""
+"""Part of the names of the layer that summarizes a text. Not every classifier has this layer."""
 BEHAVIOUR = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
-"""Keys of config.json that the names and shapes of parameters do not show."""
+"""Keys of config.json that change the model without changing names or shapes of parameters."""
 
 
 def load_parameters(
@@ -38,13 +38,13 @@ def load_parameters(
     asked_by: str = "train.init_from",
     own: Sequence[str] = (),
 ) -> None:
-    """Set every parameter of a transformers model; what is missing or left over is an error.
+    """Set every parameter of a transformers model; missing or extra parameters are an error.
 
-    The source is a directory, of Hugging Face or of a distributed checkpoint; one of checkpoints,
-    whose newest whole one is read; a .pt file; or the name of a model in the local cache of
-    Hugging Face: jobs have no network.
-    `own` are prefixes of the head that the job trains: if the source has no such head, the model's
-    new head stays, and the source's pretraining head is left out.
+    The source is one of these: a Hugging Face folder, a distributed checkpoint, a directory of
+    checkpoints (the newest complete one is read), a .pt file, or the name of a model in the local
+    Hugging Face cache, because jobs have no network. `own` has the prefixes of the head that the
+    job trains. If the source has no such head, the model keeps its new head, and the source's
+    pretraining head is left out.
     """
     path = Path(source).expanduser()
     if foreign := open_foreign(path, model):
@@ -68,9 +68,9 @@ def load_parameters(
 
 
 def find_checkpoint(path: Path, asked_by: str) -> tuple[Path, CheckpointManifest] | None:
-    """Return the whole checkpoint that a path means: itself, or the newest of a directory.
+    """Return the complete checkpoint that a path refers to: itself, or the newest in a directory.
 
-    None: the path is neither a checkpoint nor a directory of checkpoints.
+    Return None if the path is neither a checkpoint nor a directory of checkpoints.
     """
     if is_checkpoint(path):
         return path, prove(path)
@@ -98,7 +98,7 @@ def _exchange_heads(
 
 
 def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
-    """Return how named tensors differ from a model's; tied ones may be among them or not."""
+    """Return how named tensors differ from a model's. Tied tensors may be present or missing."""
     wanted = dict(model.named_parameters())
     first = {id(parameter): name for name, parameter in wanted.items()}
     aliases = {
@@ -129,7 +129,7 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
 
 
 def _persistent(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that a model saves: a source may have values for them."""
+    """Return the buffers that a model saves, because a source may have values for them."""
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 

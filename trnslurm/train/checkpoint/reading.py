@@ -1,4 +1,4 @@
-"""Reading checkpoints: the newest whole one, the best one, and the parameters alone."""
+"""Reads checkpoints: the newest complete one, the best one, or only the parameters."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from trnslurm.train.errors import TrainError
 
 
 def newest_whole(root: Path) -> tuple[CheckpointManifest | None, list[tuple[Path, str]]]:
-    """Return the newest whole checkpoint, and the newer, damaged ones with the reasons."""
+    """Return the newest complete checkpoint, and the newer, damaged ones with the reasons."""
     damaged: list[tuple[Path, str]] = []
     for checkpoint in checkpoints_in(root):
         try:
@@ -49,10 +49,10 @@ def read_parameters(checkpoint: Path, manifest: CheckpointManifest) -> dict[str,
 def parameter_reader(
     checkpoint: Path, manifest: CheckpointManifest, kind: str = "parameter"
 ) -> Callable[[str], Tensor]:
-    """Return a function that reads one whole parameter in the type it was saved in.
+    """Return a function that reads a complete parameter in the type it was saved in.
 
-    Another kind is what the job keeps of parameters, such as averages. If the job keeps nothing of
-    a parameter, the function reads the parameter itself.
+    Another `kind` is a tensor that the job keeps for each parameter, such as an average. If the job
+    keeps none for a parameter, the function reads the parameter itself.
     """
     if kind not in ("parameter", *manifest.kept):
         has = f": it has {', '.join(manifest.kept)}" if manifest.kept else ""
@@ -73,9 +73,10 @@ def parameter_reader(
 
 
 def find_best(root: Path, name: str = "") -> Path | None:
-    """Find the checkpoint with the best score of this name; of equal scores, the earliest.
+    """Find the checkpoint with the best score of this name, the earliest if scores are equal.
 
-    Without a name, take the name of the newest score. None: no whole checkpoint has a score.
+    Without a name, use the name of the newest score. Return None if no complete checkpoint has a
+    score.
     """
     best, highest = None, -math.inf
     for checkpoint in checkpoints_in(root):  # from the newest down

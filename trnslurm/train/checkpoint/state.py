@@ -1,4 +1,4 @@
-"""What is trained, as a job steps it and as checkpoints save it: rows of named tensors."""
+"""The training state, as a job updates it and as checkpoints save it: rows of named tensors."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from torch import Tensor
 from trnslurm.train.devices.device import Device
 
 Read = Callable[[str, str, range], Tensor]
-"""Gives rows of a saved tensor by name and kind, on the host and in the type they were saved in."""
+"""Returns rows of a saved tensor by name and kind, on the host and in the type it was saved in."""
 
 
 @dataclass(frozen=True)
@@ -19,34 +19,34 @@ class TensorShard:
     """The part of one tensor of the state that one worker saves."""
 
     name: str
-    """The parameter's."""
+    """The parameter's name."""
     kind: str
-    """parameter, or a state that the optimizer keeps for it (exp_avg, …)."""
+    """`parameter`, or a state that the optimizer keeps for it (exp_avg, …)."""
     rows: range
     tensor: Tensor
-    """On the device; other rows, or ZeRO's padding, may come before and after."""
+    """On the device. It may have other rows or ZeRO's padding before and after these rows."""
     start: int = 0
     """Where in the tensor the rows begin."""
 
 
 @dataclass(frozen=True)
 class OwnState:
-    """What a job's own optimizers keep; while it is saved, their tensors are among the shards."""
+    """The state of a job's own optimizers. When it is saved, its tensors are among the shards."""
 
     of: dict[str, dict[str, Any]]
-    """Of each parameter, by name: tensors of any shape, numbers, texts and None."""
+    """The state of each parameter, by name: tensors of any shape, numbers, strings and None."""
     groups: list[list[dict[str, Any]]]
-    """Of each optimizer's groups, the values that training has changed."""
+    """The values in each optimizer's groups that training has changed."""
 
 
 ReadOwn = Callable[[Iterable[str]], OwnState]
-"""Gives the state of these parameters, on the host."""
+"""Returns the state of these parameters, on the host."""
 
 
 class TrainingState(ABC):
     """Parameters, the optimizer's state of each, and the gradients of a step.
 
-    All workers make the same calls. The gradients must add up, over workers and units, to the
+    All workers make the same calls. Summed over workers and units, the gradients must equal the
     gradient of the global batch.
     """
 
@@ -56,7 +56,7 @@ class TrainingState(ABC):
     _frozen: frozenset[str]
     """The parameters that are saved but not trained."""
     _kinds: tuple[str, ...]
-    """The state that the optimizer keeps for each parameter that is trained."""
+    """The state that the optimizer keeps for each trained parameter."""
     overlaps = False
     """Whether gradients are sent during the backward pass of a step's last unit."""
 
@@ -70,11 +70,11 @@ class TrainingState(ABC):
         return ("parameter",) if name in self._frozen else self.kinds
 
     def owners(self) -> dict[str, int]:
-        """Return which worker saves a parameter and its state whole; others are saved by rows."""
+        """Return which worker saves a complete parameter and its state, if not by rows."""
         return {}
 
     def own_state(self) -> OwnState | None:
-        """Return what this worker saves beside the shards; None: nothing."""
+        """Return what this worker saves besides the shards, or None."""
         return None
 
     def load_own_state(self, read: ReadOwn) -> None:
@@ -92,18 +92,18 @@ class TrainingState(ABC):
         return sum(math.prod(self._shapes[name]) for name in self._frozen)
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every parameter, by name."""
+        """Return the complete shape of every parameter, by name."""
         return dict(self._shapes)
 
     def begin(self) -> None:  # noqa: B027 - not all of them need it
-        """Check what must not have changed since the state was made."""
+        """Check what must not have changed since the state was created."""
 
     def own_gradients(self) -> list[Tensor] | None:
-        """Return what a unit adds its gradients to; None: other workers take part in a unit."""
+        """Return what a unit adds its gradients to, or None if a unit involves other workers."""
         return None
 
     def begin_last_unit(self) -> None:
-        """Send sums of gradients from now on, as they become complete."""
+        """From now on, send sums of gradients as they become complete."""
         raise NotImplementedError
 
     @abstractmethod
@@ -115,7 +115,7 @@ class TrainingState(ABC):
 
     @abstractmethod
     def shards(self) -> list[TensorShard]:
-        """Return this worker's part of the state, as live tensors; not before the first step."""
+        """Return this worker's part of the state as live tensors. Call it after the first step."""
 
     @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
@@ -128,21 +128,21 @@ def num_rows(shape: Sequence[int]) -> int:
 
 
 def own_rows(shape: Sequence[int], worker: int, workers: int) -> range:
-    """Return a worker's rows of a tensor: as ZeRO divides them, less the padding at the end."""
+    """Return a worker's rows of a tensor, divided as in ZeRO but without the padding at the end."""
     rows = num_rows(shape)
     each = -(-rows // workers)
     return range(min(worker * each, rows), min((worker + 1) * each, rows))
 
 
 def cut_rows(tensor: Tensor, rows: range) -> tuple[Tensor, int]:
-    """Return the tensor with a whole tensor's rows, and where in it these begin."""
+    """Return a tensor that contains these rows, and where in it they begin."""
     if tensor.device.type == "xla":
         return tensor, rows.start  # cut on the host: on the device it would take a graph
     return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0
 
 
 def load_whole(tensors: Mapping[str, Tensor], kind: str, read: Read) -> None:
-    """Fill whole tensors in place."""
+    """Fill complete tensors in place."""
     for name, tensor in tensors.items():
         whole = read(name, kind, range(num_rows(tensor.shape))).view(tensor.shape)
         # From the host, copy_ is a transfer if the types are the same, and no graph.

@@ -1,4 +1,4 @@
-"""Rows of tensors to and from safetensors files, at any number of workers."""
+"""Reads and writes rows of tensors in safetensors files, for any number of workers."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ _OWN = "own_state"
 
 
 def pieces_of(shards: Iterable[TensorShard]) -> list[Piece]:
-    """Return what a worker's file has of the shards."""
+    """Return what a worker's file contains of the shards."""
     return [
         Piece(
             _key(shard.name, shard.kind),
@@ -34,14 +34,14 @@ def pieces_of(shards: Iterable[TensorShard]) -> list[Piece]:
 
 
 def texts_of(own: OwnState | None) -> dict[str, str]:
-    """Return what a file's header has of a job's own optimizers; their tensors are shards."""
+    """Return the header strings for a job's own optimizers, whose tensors are shards."""
     return {_OWN: json.dumps(vars(own))} if own else {}
 
 
 def open_rows(checkpoint: Path, manifest: CheckpointManifest) -> Read:
-    """Return what reads the tensors of a checkpoint, from the files that have the rows.
+    """Return a function that reads a checkpoint's tensors, from the files that have the rows.
 
-    The optimizer's state is 0 where a minimal checkpoint lacks it, as at the start.
+    If a minimal checkpoint has no optimizer state, the state is 0, as at the start.
     """
     workers, file = manifest.workers, _open_files(checkpoint, manifest)
 
@@ -65,7 +65,7 @@ def open_rows(checkpoint: Path, manifest: CheckpointManifest) -> Read:
 
 
 def open_own(checkpoint: Path, manifest: CheckpointManifest) -> ReadOwn:
-    """Return what reads the state of a job's own optimizers."""
+    """Return a function that reads the state of a job's own optimizers."""
     file = _open_files(checkpoint, manifest)
 
     @functools.cache
@@ -96,7 +96,7 @@ def open_own(checkpoint: Path, manifest: CheckpointManifest) -> ReadOwn:
 
 
 def _open_files(checkpoint: Path, manifest: CheckpointManifest) -> Callable[[int], Any]:
-    """Return what opens a worker's file, once."""
+    """Return a function that opens each worker's file only once."""
 
     @functools.cache
     def file(worker: int) -> Any:

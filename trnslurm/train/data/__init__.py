@@ -1,1 +1,1 @@
-"""What is trained on: which samples, in which order, cut into units."""
+"""The training data: which samples, in which order, divided into units."""

@@ -1,4 +1,4 @@
-"""Tokens that other libraries wrote, as the jobs read text."""
+"""Tokens that other libraries wrote, in the form in which jobs read text."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from trnslurm.train.errors import TrainError
 
 
 class ForeignTokens:
-    """A stream of tokens, of which each that is read must be one of the model's."""
+    """A stream of tokens. Each token that is read must be in the model's vocabulary."""
 
     def __init__(self, path: str, split: str, vocab_size: int | None) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Labelled data: samples that `trnslurm data prepare` made of rows, mapped into memory."""
+"""Labelled data: samples that `trnslurm data prepare` made from rows, mapped into memory."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from trnslurm.train.data.prepared import PREPARE, File, Tokenizer, read_index
 from trnslurm.train.errors import TrainError
 
 UNLABELLED = -100
-"""What PyTorch's cross entropy leaves out: a token that begins no word."""
+"""The label that PyTorch's cross entropy ignores: the token does not begin a word."""
 _FIELDS = ("input_ids", "token_type_ids", "length", "label")
 
 
@@ -26,7 +26,7 @@ class LabelledSplit(File):
 
     samples: int
     labels: dict[str, int]
-    """How many of each label."""
+    """The number of samples with each label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +39,24 @@ class LabelledIndex:
     vocab_size: int
     pad_id: int
     labels: list[str]
-    """Their names in the order of their numbers; none: a label is a number on a scale."""
+    """The labels' names in the order of their numbers; empty if a label is a number on a scale."""
     task: str
-    """Of GLUE, or ner: every word has a label."""
+    """A GLUE task, or ner, in which every word has a label."""
     metrics: list[str]
     """The scores that a model is judged by."""
     tokenizer: Tokenizer
     splits: dict[str, LabelledSplit]
-    """train, and eval and eval_mismatched where there is one."""
+    """train, and eval and eval_mismatched if they exist."""
     sources: list[Any]
     made: dict[str, Any]
     left_out: list[Any]
-    """Rows without a text or a label, for example."""
+    """The number of omitted rows, for example rows without a text or a label."""
     cut: int
-    """Samples whose text was longer."""
+    """The number of samples whose text was truncated."""
 
 
 class LabelledSamples(NamedTuple):
-    """Some samples, one a row."""
+    """Some samples, one per row."""
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -64,12 +64,11 @@ class LabelledSamples(NamedTuple):
     token_type_ids: Tensor
     """1 in the second text of a pair."""
     labels: Tensor
-    """Label numbers; on a scale, the values. For words: the label of the word that each token
-    begins, else UNLABELLED."""
+    """Label numbers, or values on a scale; for words, the label of the word that begins here."""
 
 
 class Labelled:
-    """One split: an endless stream, reshuffled each epoch, and the same in the file's order."""
+    """One split: an endless stream, reshuffled each epoch, or the samples in the file's order."""
 
     def __init__(self, directory: Path, index: LabelledIndex, name: str, *, seed: int) -> None:
         split = index.splits[name]
@@ -85,12 +84,12 @@ class Labelled:
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers a model gives for a sample: one for each label, or one on a scale."""
+        """How many numbers a model returns per sample: one for each label, or one on a scale."""
         return len(self.labels) or 1
 
     @property
     def of_words(self) -> bool:
-        """Whether every word has a label, and not every sample."""
+        """Whether labels belong to words and not to samples."""
         return self._samples["label"].ndim == 2
 
     def labelled_words(self, first: int, count: int) -> int:
@@ -102,7 +101,7 @@ class Labelled:
         return self._take(self._rows(first, count))
 
     def fixed(self, first: int, count: int) -> LabelledSamples:
-        """Return samples in the file's order; after the last comes the first again."""
+        """Return samples in the file's order, starting over after the last."""
         return self._take(np.arange(first, first + count) % self.num_samples)
 
     def _rows(self, first: int, count: int) -> NDArray[np.int64]:
@@ -121,7 +120,7 @@ class Labelled:
 def open_labelled(
     path: Path, split: str, *, seq_len: int, vocab_size: int, seed: int, pad_id: int | None = None
 ) -> Labelled:
-    """Open a split of labelled data and check that it fits the model: milliseconds at any size."""
+    """Open a split of labelled data and check that it fits the model; this takes milliseconds."""
     index = read_index(path, "labelled", LabelledIndex)
     if split not in index.splits:
         more = ": give rows to evaluate on, --holdout, or train.eval_every=0"
@@ -146,7 +145,7 @@ def open_labelled(
 
 
 def _map(path: Path, index: LabelledIndex, split: LabelledSplit) -> NDArray[Any]:
-    """Map the file of a split into memory, if it is what the index says."""
+    """Map the file of a split into memory if it matches the index."""
     try:
         size = path.stat().st_size
         samples = np.load(path, mmap_mode="r", allow_pickle=False)

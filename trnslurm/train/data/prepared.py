@@ -1,4 +1,4 @@
-"""The index of prepared data, the contract with `trnslurm data prepare`."""
+"""The index of prepared data, which is the contract with `trnslurm data prepare`."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Text in blocks of seq_len tokens: prepared, of other libraries, or the bytes of plain text."""
+"""Text in blocks of seq_len tokens: prepared, from other libraries, or bytes of plain text."""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from trnslurm.train.errors import TrainError
 END_OF_TEXT = 256
 VOCAB_SIZE = END_OF_TEXT + 1
 HELD_OUT = 20
-"""The last 1/20 of a plain text is never trained on: the split eval."""
+"""The last 1/20 of a plain text is never trained on: it is the split eval."""
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 Source = tuple[Any, int, int | None, str]
-"""The tokens of a split, the size of their vocabulary, the end of text if known, a fingerprint."""
+"""A split's tokens, its vocabulary size, the end-of-text token if known, and a fingerprint."""
 _FOREIGN = (".idx", ".bin", ".ds", ".parquet", ".arrow", ".tar")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSplit(File):
-    """A token file: documents one after another, each followed by an end of text."""
+    """A token file: documents one after another, each followed by an end-of-text token."""
 
     tokens: int
     documents: int
@@ -50,7 +50,7 @@ class TokenIndex:
     end_of_text: int
     tokenizer: Tokenizer
     splits: dict[str, TokenSplit]
-    """train, and eval where text was held out."""
+    """train, and eval if text was held out."""
     sources: list[Any]
     """Name, bytes and sha256 of every file that was read."""
     made: dict[str, Any]
@@ -68,10 +68,10 @@ class TokenIndex:
 
 
 class Text:
-    """An endless stream of samples: epoch after epoch of a text's blocks, each time reshuffled.
+    """An endless stream of samples: epoch after epoch of a text's blocks, reshuffled each time.
 
-    Documents follow one another, each with an end of text after it; blocks are cut without regard
-    to them.
+    Documents follow one another, each with an end-of-text token after it. Blocks are cut without
+    regard to document boundaries.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Text:
         self.vocab_size = vocab_size
         self.end_of_text = end_of_text
         self.fingerprint = fingerprint
-        """Identifies the tokens: a run can only resume on the text that it began with."""
+        """Identifies the tokens: a run can resume only with the text that it started with."""
         self.num_tokens = len(tokens)
         self.num_blocks = len(self._blocks)
-        """Blocks in an epoch; the text's beginning fills up the last, so no token is lost."""
+        """Blocks per epoch. The text's start fills up the last block, so no token is lost."""
 
     def samples(self, first: int, count: int) -> Tensor:
-        """Return the samples at positions first … first + count - 1 of the stream, one a row."""
+        """Return the samples at positions first … first + count - 1 of the stream, one per row."""
         rows = indices(first, count, count=self.num_blocks, seed=self._seed)
         return torch.from_numpy(self._blocks.read(rows.tolist()))
 
@@ -108,9 +108,9 @@ def open_text(
     seed: int,
     vocab_size: int | None = None,
 ) -> Text:
-    """Open a split (train or eval): a directory or URL of tokens, or a text file.
+    """Open a split (train or eval) of a directory or URL of tokens, or of a text file.
 
-    With `vocab_size`, that of the model, tokens that it lacks are refused.
+    With `vocab_size`, the model's, tokens that the model does not have are refused.
     """
     path = path if URL in str(path) else Path(path).expanduser()
     source = _read_foreign(path, split, seq_len, vocab_size)
@@ -124,7 +124,7 @@ def open_text(
 
 
 def read_token_index(directory: Path) -> TokenIndex:
-    """Read the index of prepared tokens and compare the sizes of its files: milliseconds."""
+    """Read the index of prepared tokens and compare its files' sizes; this takes milliseconds."""
     index = read_index(directory, "tokens", TokenIndex)
     for file in (index.tokenizer, *index.splits.values()):
         file.check_size(directory)
@@ -151,7 +151,7 @@ def _read_tokens(path: Path, split: str, seq_len: int) -> Source:
 def _read_foreign(
     path: str | Path, split: str, seq_len: int, vocab_size: int | None
 ) -> Source | None:
-    """Return tokens that another library wrote; None: it did not."""
+    """Return tokens that another library wrote, or None if it did not."""
     if isinstance(path, Path):
         if path.is_file() and path.suffix not in _FOREIGN:
             return None
@@ -169,13 +169,13 @@ def _read_foreign(
 
 
 def is_ours(directory: Path) -> bool:
-    """Check for the index of `trnslurm data prepare`; MDS and WebDataset have one of that name."""
+    """Check for the index of `trnslurm data prepare`, not an MDS or WebDataset index.json."""
     index = directory / INDEX
     return index.exists() and not {*OTHERS} & read_json(index).keys()
 
 
 def _read_bytes(path: Path, split: str, seq_len: int) -> Source:
-    """Read the bytes of a split of a text file, followed by an end of text."""
+    """Return the bytes of a split of a text file, followed by an end-of-text token."""
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -1,14 +1,14 @@
 """Which units (canonical micro-batches) of a step a worker runs, and what each counts.
 
-The gradient of a step is the mean over the step's tokens, whatever the number of workers. So a unit
-sums the losses of its tokens, and multiplies the sum by its share: 1 / the tokens of the whole
-step. From there on gradients are only added: the backward passes add up units, the optimizers add
-up workers. Nobody averages, because a mean of means weighs tokens differently where units or
-workers have unequal numbers of them. Libraries that divide by the number of workers or units
-(torch_xla's ZeRO-1, FSDP, DeepSpeed) get it multiplied back where they are called.
+The gradient of a step is the mean over the step's tokens, for any number of workers. So a unit sums
+the losses of its tokens, and multiplies the sum by its share: 1 / the tokens of the whole step.
+From there on, gradients are only added: the backward passes add up units, the optimizers add up
+workers. Nothing is averaged, because a mean of means weighs tokens differently if units or workers
+have different numbers of them. Some libraries (torch_xla's ZeRO-1, FSDP, DeepSpeed) divide by the
+number of workers or units; the calls to them multiply by it again.
 
-Each term of a loss has a share of its own: masked tokens count among the step's masked tokens,
-pairs of sentences among its pairs.
+Each term of a loss has its own share: masked tokens count among the step's masked tokens, pairs of
+sentences among its pairs.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from trnslurm.train.plan import JobPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One micro-batch of one step: the same samples and randomness whichever worker runs it."""
+    """One micro-batch of one step; its samples and randomness do not depend on the worker."""
 
     index: int
     first: int
@@ -35,7 +35,7 @@ class Unit:
     """The random seed of the unit's dropout and masking."""
 
     def share_of(self, *counts: float) -> Tensor:
-        """Return the factors that make sums over this unit shares of means over the whole step.
+        """Return the factors that turn sums over this unit into shares of means over the step.
 
         `counts` are the numbers of tokens (samples, …) of the whole step, one for each term. Give
         the factors to the device with the samples. They are a vector, because torch_xla compiles a
@@ -47,9 +47,9 @@ class Unit:
 def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
     """Return the units that a worker runs in a step (counted from 1), in order.
 
-    Units are dealt out like cards to groups of workers, usually of one. When none is left, a group
-    repeats one with weight 0: every worker runs the same graph equally often, and a repeated valid
-    unit cannot bring in NaN x 0.
+    Units are dealt out like cards to groups of workers, usually of one worker each. When none are
+    left, a group repeats one with weight 0: every worker runs the same graph equally often, and a
+    valid repeated unit cannot bring in NaN x 0.
     """
     batch, steps_before = plan.batch, step - 1
     return [
@@ -67,7 +67,7 @@ def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
 def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
     """Return this worker's units of a held-out text; all workers together see `samples`.
 
-    They are dealt out, and padded, as a step's are.
+    They are dealt out and padded like a step's units.
     """
     size = plan.batch.micro_batch
     return [

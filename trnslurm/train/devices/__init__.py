@@ -1,1 +1,1 @@
-"""What a worker computes on, and its tie to the other workers."""
+"""What a worker computes on, and its connection to the other workers."""

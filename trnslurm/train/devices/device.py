@@ -1,4 +1,4 @@
-"""The interface to the hardware, and to the other workers."""
+"""The interface to the hardware and to the other workers."""
 
 import contextlib
 import resource
@@ -23,7 +23,7 @@ STEPS_THAT_COMPILE = 2
 
 
 def say(line: str) -> None:
-    """Print a line; a full disk or a closed pipe is ignored."""
+    """Print a line; ignore a full disk or a closed pipe."""
     try:
         print(line, flush=True)
     except OSError:
@@ -31,26 +31,26 @@ def say(line: str) -> None:
 
 
 class Timer:
-    """Where a worker is, and where its time goes: others read it, the watchdog from its thread."""
+    """Where a worker is and where its time goes. Other threads, such as the watchdog, read it."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}
         self.doing = ""
         """The innermost block that this worker is in."""
         self.traces = False
-        """Whether blocks are spans of a trace."""
+        """Whether blocks are recorded as spans of a trace."""
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Begin with a step; 0: none has begun."""
+        """Start timing with a step. Step 0 means that no step has started."""
         self.step = step
         """The step that this worker is in."""
         self.steps = 0
         """The number of steps since then."""
         self.durations: deque[float] = deque(maxlen=100)
-        """Seconds of the last steps."""
+        """The duration of each of the last steps, in seconds."""
         self.sums: Counter[str] = Counter()
-        """Seconds of all steps, by name."""
+        """Seconds over all steps, by name."""
         self._since = time.monotonic()
 
     def end_step(self) -> dict[str, float]:
@@ -65,7 +65,7 @@ class Timer:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time of a block."""
+        """Measure the time of a block."""
         start = time.monotonic()
         before, self.doing = self.doing, name
         try:
@@ -96,7 +96,7 @@ class Device(ABC):
     torch_device: torch.device
     timer: Timer
     beats: int = 0
-    """Calls of sync so far, which the watchdog counts as progress."""
+    """The number of calls to sync so far, which the watchdog counts as progress."""
     compiles: bool = False
     """Whether torch.compile is used."""
     compiler: str = "inductor"
@@ -104,15 +104,15 @@ class Device(ABC):
 
     @property
     def name(self) -> str:
-        """Return its name, as in the plan."""
+        """Return the device's name, as in the plan."""
         return self.kind.name
 
     def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a layer, and run it again in the backward pass instead of storing its activations.
+        """Run a layer, and rerun it in the backward pass instead of storing its activations.
 
-        Reentrant recomputation asks the inputs alone whether there is a backward pass. After frozen
-        embeddings they require no gradient, and the layer, and all before the last, would not be
-        trained (PyTorch 2.9, torch/utils/checkpoint.py: "Gradients will be None").
+        Reentrant recomputation looks only at the inputs to decide whether there is a backward pass.
+        After frozen embeddings the inputs require no gradient, so this layer and all earlier ones
+        would not be trained (PyTorch 2.9, torch/utils/checkpoint.py: "Gradients will be None").
         """
         inputs = [each for each in args if isinstance(each, Tensor)]
         if torch.is_grad_enabled() and not any(each.requires_grad for each in inputs):
@@ -126,10 +126,10 @@ class Device(ABC):
 
     @abstractmethod
     def _recompute(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function, and run it again in the backward pass."""
+        """Run a function, and rerun it in the backward pass."""
 
     def say(self, line: str) -> None:
-        """Print a line, by one worker for all."""
+        """Print a line, on one worker for all."""
         if self.rank == 0:
             say(line)
 
@@ -138,25 +138,25 @@ class Device(ABC):
         return tensor.to(self.torch_device)
 
     def put_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Copy tensors to the device, in one transfer if the device can."""
+        """Copy tensors to the device, in one transfer if the device supports that."""
         return [self.put(tensor) for tensor in tensors]
 
     def fetch(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Copy the tensors of a finished graph to the host, in one transfer if the device can."""
+        """Copy a finished graph's tensors to the host, in one transfer if possible."""
         return [tensor.cpu() for tensor in tensors]
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of the forward pass: bf16 arithmetic for "mixed", else none."""
+        """Return the context of the forward pass: bf16 arithmetic for "mixed", otherwise none."""
         if precision != "mixed":
             return contextlib.nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
 
     def compile_layers(self, model: torch.nn.Module) -> None:
-        """Let a model of transformers compile its layers at their first use, if the recipe says so.
+        """Let a transformers model compile its layers on first use, if the recipe asks for it.
 
-        Layers of one kind share a graph, so this takes seconds where the whole model takes minutes.
-        What recomputes or shards a layer stays outside of its graph, and parameters keep their
-        names.
+        Layers of the same kind share a graph, so this takes seconds, while compiling the whole
+        model takes minutes. Code that recomputes or shards a layer stays outside its graph, and
+        parameters keep their names.
         """
         if not self.compiles:
             return
@@ -174,7 +174,7 @@ class Device(ABC):
         return [layer]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is compiled at its first use, if the recipe says so."""
+        """Return a function that is compiled at its first use, if the recipe asks for that."""
         # A graph for each shape: one for all shapes would compute otherwise.
         if not self.compiles:
             return function
@@ -182,7 +182,7 @@ class Device(ABC):
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed the device's random numbers."""
+        """Seed the device's random number generator."""
 
     def sync(self) -> None:
         """End a graph: compile and run the operations since the last call as one graph."""
@@ -191,12 +191,12 @@ class Device(ABC):
 
     @abstractmethod
     def _end_graph(self) -> None:
-        """End a graph, in the device's own way."""
+        """End a graph, in the way that this device needs."""
 
     def steps_ahead(self, graphs_per_step: int) -> int:
         """Return how many steps this worker's host may be ahead of the device.
 
-        Before the host ends a step, every worker has contributed to all steps that are older.
+        When the host ends a step, every worker has contributed to all older steps.
         """
         return 0
 
@@ -205,7 +205,7 @@ class Device(ABC):
         return self._reduce(values, "sum")
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each of a few numbers over all workers."""
+        """Return the maximum over all workers of each of a few numbers."""
         return self._reduce(values, "max")
 
     @abstractmethod
@@ -213,21 +213,21 @@ class Device(ABC):
         """Reduce numbers over all workers, by sum or max."""
 
     def graphs(self) -> int:
-        """Count the graphs compiled so far in this process: here, those of torch.compile."""
+        """Count the graphs that torch.compile has compiled so far in this process."""
         return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiles else 0
 
     def graphs_missed(self) -> int | None:
-        """Count the graphs that the precompile's cache lacked; None: the cache cannot tell."""
+        """Count the graphs missing from the precompile's cache; None if the cache cannot tell."""
         return None
 
     def memory(self) -> dict[str, float]:
-        """Return the most memory used so far, in MB: of this worker's host process, at least."""
+        """Return the peak memory so far, in MB, at least that of this worker's host process."""
         # Linux counts in KiB.
         return {"host_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
 
     @abstractmethod
     def barrier(self, name: str) -> None:
-        """Wait until every worker is here."""
+        """Wait until every worker has arrived."""
 
     def close(self) -> None:
         """Wait for every worker, so that none leaves while another needs it; then leave."""

@@ -1,4 +1,4 @@
-"""Collectives within groups of workers: each worker is in one group of a division of all."""
+"""Collectives within groups of workers. A division puts each worker into one group."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,24 @@ Division = list[list[int]]
 
 
 class Group(ABC):
-    """This worker's group; all workers of a division make the same calls."""
+    """This worker's group. All workers of a division make the same calls."""
 
     def __init__(self, division: Division, rank: int) -> None:
         own = next(ranks for ranks in division if rank in ranks)
         self.size = len(own)
         self.index = own.index(rank)
-        """This worker's place in its group."""
+        """This worker's position in its group."""
 
     def all_reduce(self, tensor: Tensor, how: str = "sum") -> Tensor:
-        """Return the sum, or with max the largest, of the workers' tensors."""
+        """Return the sum of the workers' tensors or, with "max", their maximum."""
         return tensor if self.size == 1 else self._all_reduce(tensor, how)
 
     def all_gather(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
-        """Join the workers' tensors, for each of several, along a dimension."""
+        """Join each of these tensors over the workers, along a dimension."""
         return list(tensors) if self.size == 1 else self._all_gather(list(tensors), dim)
 
     def reduce_scatter(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
-        """Sum the workers' tensors, for each of several, and keep this worker's part of it."""
+        """Sum each of these tensors over the workers; return this worker's parts of the sums."""
         return list(tensors) if self.size == 1 else self._reduce_scatter(list(tensors), dim)
 
     @abstractmethod
@@ -51,7 +51,7 @@ def open_group(device: Device, division: Division) -> Group:
 
 
 class TorchGroup(Group):
-    """By torch.distributed."""
+    """A group that uses torch.distributed."""
 
     def __init__(self, division: Division, rank: int) -> None:
         super().__init__(division, rank)
@@ -87,7 +87,7 @@ class TorchGroup(Group):
 
 
 class XlaGroup(Group):
-    """By torch_xla, whose compiled collectives name the groups of all workers."""
+    """A group that uses torch_xla, whose compiled collectives list the groups of all workers."""
 
     def __init__(self, division: Division, rank: int) -> None:
         import torch_xla.core.xla_model as xm
@@ -120,7 +120,7 @@ class XlaGroup(Group):
 
 
 def _alone(tensors: list[Tensor]) -> Tensor | list[Tensor]:
-    """Return a single tensor by itself: torch_xla makes another, plainer operation of it."""
+    """Return a single tensor by itself, because torch_xla then uses a simpler operation."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
@@ -129,7 +129,7 @@ def _as_list(results: Any) -> list[Tensor]:
 
 
 def _buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
-    """Yield tensors in groups of at most so many bytes, or alone."""
+    """Yield tensors in groups of at most so many bytes; a larger tensor is alone in its group."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # so they are among the sources that shape a job's graphs
 
 
 def open_device(name: str, environment: Environment) -> Device:
-    """Open the device that the plan names and join the other workers."""
+    """Open the device that the plan names, and join the other workers."""
     try:
         kind = device_named(name)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""cpu with gloo and cuda with NCCL: eager PyTorch."""
+"""Eager PyTorch: cpu with gloo, and cuda with NCCL."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,10 @@ from trnslurm.train.errors import MachineError
 
 
 class CudaTimer(Timer):
-    """Counts the time that the device, not its host, waits in collectives.
+    """Measures the time that the device, not its host, waits in collectives.
 
-    The host gives work to the device and goes on: by its clock, collectives would take no time.
+    The host gives work to the device and continues, so by the host's clock collectives would take
+    no time.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class CudaTimer(Timer):
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time of a block."""
+        """Measure the time of a block."""
         if name != "collectives":
             with super().__call__(name):
                 yield
@@ -45,7 +46,7 @@ class CudaTimer(Timer):
             self._marks.append((start, end))
 
     def take(self) -> dict[str, float]:
-        """Return the seconds by name; collectives that are not over count the next time."""
+        """Return the seconds by name. Unfinished collectives are counted the next time."""
         waited = 0.0
         while self._marks and self._marks[0][1].query():
             start, end = self._marks.popleft()
@@ -54,7 +55,7 @@ class CudaTimer(Timer):
 
 
 class TorchDevice(Device):
-    """Eager PyTorch: on the host's CPUs, with gloo."""
+    """Eager PyTorch on the host's CPUs, with gloo."""
 
     def __init__(self, kind: DeviceType, environment: Environment) -> None:
         self.kind = kind
@@ -68,7 +69,7 @@ class TorchDevice(Device):
         self.local_world = environment.local_world
 
     def _take(self, environment: Environment) -> torch.device:
-        """Make this worker's device the current one, before anything uses one."""
+        """Make this worker's device the current one, before anything uses a device."""
         return torch.device(self.kind.torch_type)
 
     def _make_timer(self) -> Timer:
@@ -83,7 +84,7 @@ class TorchDevice(Device):
         torch.manual_seed(seed)
 
     def _end_graph(self) -> None:
-        """Do nothing: eager PyTorch has no graphs to end."""
+        """Do nothing, because eager PyTorch has no graphs to end."""
 
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
         """Reduce in double precision."""
@@ -101,7 +102,7 @@ class CudaDevice(TorchDevice):
     """Eager PyTorch on GPUs, with NCCL."""
 
     def _take(self, environment: Environment) -> torch.device:
-        """Make the GPU of this worker's place on its node the current one."""
+        """Make the GPU with this worker's local rank the current one."""
         if not torch.cuda.is_available():
             raise MachineError("plan.json: device cuda, but PyTorch finds no CUDA device here")
         number = torch.cuda.device_count()
@@ -118,11 +119,11 @@ class CudaDevice(TorchDevice):
         return CudaTimer()
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Return 1: put() waits for all that was given to the device before."""
+        """Return 1, because put() waits for everything that the device was given before."""
         return 1
 
     def memory(self) -> dict[str, float]:
-        """Return the host's, and what PyTorch has allocated on the device."""
+        """Return the host's memory, and what PyTorch has allocated on the device."""
         return super().memory() | {"device_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
 
     def barrier(self, name: str) -> None:

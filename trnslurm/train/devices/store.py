@@ -1,8 +1,8 @@
-"""The key-value store of torch.distributed, which worker 0 keeps, or torchrun's agent.
+"""The key-value store of torch.distributed, kept by worker 0 or by torchrun's agent.
 
-It does not depend on a disk that may be full, and unlike collectives can be used by a background
-thread. A call that waits blocks all others on its connection, so each purpose that waits opens a
-separate connection.
+The store does not depend on a disk that may be full and, unlike collectives, it can be used by a
+background thread. A waiting call blocks all others on its connection, so each purpose that waits
+opens a separate connection.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Trainium by AWS's TorchNeuron: PyTorch's own device `neuron`, for trn2 and trn3.
+"""Trainium through AWS's TorchNeuron: PyTorch's native device `neuron`, for trn2 and trn3.
 
 Statements about TorchNeuron here are from AWS's documentation of SDK 2.33 (torch/guides/
-torch-distributed, torch/about-pytorch-neuron, torch/compile/…) and from its source of the beta.
+torch-distributed, torch/about-pytorch-neuron, torch/compile/…) and from the beta's source code.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from trnslurm.train.errors import TrainError
 
 
 class TorchNeuronDevice(Device):
-    """One logical NeuronCore, eager or by torch.compile."""
+    """One logical NeuronCore, eager or with torch.compile."""
 
     def __init__(self, kind: DeviceType, environment: Environment) -> None:
         self.kind = kind
@@ -52,36 +52,36 @@ class TorchNeuronDevice(Device):
     def compiled_parts(self, layer: Any) -> Iterable[nn.Module]:
         """Return the layer, or its parts if it is recomputed.
 
-        PyTorch cannot capture dropout that is recomputed, on a device of its PrivateUse1 (2.9 and
-        2.13, torch/_prims/rng_prims.py: "Backend not supported"), and transformers 5 recomputes
-        inside a layer's forward pass.
+        PyTorch cannot capture recomputed dropout on a PrivateUse1 device (2.9 and 2.13,
+        torch/_prims/rng_prims.py: "Backend not supported"), and transformers 5 recomputes inside a
+        layer's forward pass.
         """
         return layer.children() if layer.gradient_checkpointing else [layer]
 
     def seed(self, seed: int) -> None:
-        """Seed the host, which makes random numbers for the device, and the device."""
+        """Seed the device, and the host, which generates random numbers for the device."""
         torch.manual_seed(seed)
 
     def _end_graph(self) -> None:
-        """Do nothing: operations are given to the device at once."""
+        """Do nothing, because operations are given to the device at once."""
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Return 1, as on CUDA: copies to and from the device wait for what was given before.
+        """Return 1, as on CUDA: copies to and from the device wait for everything given before.
 
-        "PyTorch automatically performs necessary synchronization when copying data between host
-        and devices" (AWS's frameworks/torch/pytorch-native-overview).
+        "PyTorch automatically performs necessary synchronization when copying data between host and
+        devices" (AWS's frameworks/torch/pytorch-native-overview).
         """
         return 1
 
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
-        """Reduce in single precision, exact up to 2 ** 24: the device has no float64."""
+        """Reduce in single precision, exact up to 2 ** 24, because the device has no float64."""
         tensor = self.put(torch.tensor(values, dtype=torch.float32))
         dist.all_reduce(tensor, op={"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how])
         result: list[float] = tensor.cpu().tolist()
         return result
 
     def memory(self) -> dict[str, float]:
-        """Return the host's, and what PyTorch has allocated on the device."""
+        """Return the host's memory, and what PyTorch has allocated on the device."""
         neuron: Any = torch.get_device_module(self.torch_device)
         return super().memory() | {"device_memory_mb": neuron.max_memory_allocated() / 1e6}
 

@@ -24,7 +24,7 @@ REDUCE_SCATTER_BUCKET_MB = 130
 
 
 class XlaDevice(Device):
-    """Any device of torch_xla: the same code but for the transport under the collectives."""
+    """Any torch_xla device. The code is the same except for the transport below the collectives."""
 
     def __init__(self, kind: DeviceType, environment: Environment) -> None:
         self.kind = kind
@@ -68,7 +68,7 @@ class XlaDevice(Device):
         torch_xla.sync()
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Return the steps of the graphs in flight."""
+        """Return the number of steps in flight, from the number of graphs in flight."""
         return -(-self.kind.graphs_in_flight // graphs_per_step)
 
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
@@ -84,7 +84,7 @@ class XlaDevice(Device):
         return _counter("UncachedCompile")
 
     def graphs_missed(self) -> int | None:
-        """Count the graphs that the trial run did not meet; only xla-cpu's cache can tell."""
+        """Count the graphs that the trial run did not meet; only the cache of xla-cpu can tell."""
         return _counter("PersistentCacheMiss") if self._precompiled else None
 
     def barrier(self, name: str) -> None:
@@ -115,7 +115,7 @@ def _counter(name: str) -> int:
 def _open_cache(environment: Environment) -> bool:
     """Open the worker's cache before anything is computed; return whether it must be complete.
 
-    Two workers that write to one directory spoil each other's entries.
+    Two workers that write to the same directory corrupt each other's entries.
     """
     if environment.compile_cache is None:
         return False
@@ -132,8 +132,8 @@ SMALLEST_RATE = 1e-30
 def rate_for(device: Device, lr: float, kinds: Sequence[str]) -> Tensor | float:
     """Return a learning rate for an optimizer that keeps these kinds of state.
 
-    On the device, as a vector: torch_xla compiles a plain 0 or 1 in. SGD, which keeps no state,
-    would read a tensor back to the host, so it gets the number.
+    On the device it is a vector, because torch_xla compiles a plain 0 or 1 into the graph. SGD,
+    which keeps no state, would read a tensor back to the host, so it gets the number.
     """
     return device.put(torch.tensor([max(lr, SMALLEST_RATE)])) if kinds else lr
 

@@ -2,7 +2,7 @@
 
 torch_xla's CPU client has no collectives between processes: every process sees a world of one. With
 these functions instead, torch_xla's ZeroRedundancyOptimizer and all other callers run unchanged in
-many processes of one CPU device each. Every call ends the graph, so there are more and smaller
+many processes with one CPU device each. Every call ends the graph, so there are more and smaller
 graphs than on Trainium.
 """
 
@@ -27,9 +27,9 @@ _subgroups: dict[str, Any] = {}
 
 
 def install(timer: Timer) -> None:
-    """Put the functions of this module in the place of torch_xla's; gloo must be initialized.
+    """Replace torch_xla's functions with those of this module; gloo must be initialized.
 
-    The timer counts what is spent in collectives, waiting for slower workers included.
+    The timer measures the time in collectives, including the wait for slower workers.
     """
     global _timer
     _timer = timer
@@ -41,7 +41,7 @@ def install(timer: Timer) -> None:
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, **options: Any) -> Any:
-    """Reduce over a group; a list of tensors in place, a single one as a new tensor."""
+    """Reduce over a group: a list of tensors in place, a single tensor into a new one."""
     tensors = _as_list(inputs)
     results = _reduce(reduce_type, tensors, scale, _group_of(options))
     if isinstance(inputs, Tensor):
@@ -59,7 +59,7 @@ def reduce_scatter(
     shard_count: int,
     **options: Any,
 ) -> Any:
-    """Reduce over a group and keep this worker's shard; of a tensor or of each in a list."""
+    """Reduce a tensor, or each in a list, over a group, and keep this worker's shard."""
     group = _group_of(options)
     assert shard_count == dist.get_world_size(group)
     tensors = _as_list(input)
@@ -71,7 +71,7 @@ def reduce_scatter(
 
 
 def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
-    """Join a group's tensors along a dimension; of a tensor or of each in a list."""
+    """Join a group's tensors along a dimension, for a single tensor or for each in a list."""
     group = _group_of(options)
     tensors = _as_list(value)
     hosts = _to_host(tensors)
@@ -93,7 +93,7 @@ def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
-    """Wait for all workers and give the payload of each."""
+    """Wait for all workers and return the payload of each."""
     torch_xla.sync()
     payloads: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(payloads, payload)
@@ -127,9 +127,10 @@ def _as_list(tensors: Any) -> list[Tensor]:
 
 
 def _group_of(options: dict[str, Any]) -> Any:
-    """Return gloo's group of the groups that a call names, None for all workers.
+    """Return gloo's group for the groups that a call names, or None for all workers.
 
-    All workers call alike, so the first call of each makes them everywhere.
+    All workers make the same calls, so the first call with a division creates its groups
+    everywhere.
     """
     assert options.get("output") is None, "only results as new tensors"
     groups = options.get("groups") or []

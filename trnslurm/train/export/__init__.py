@@ -1,1 +1,1 @@
-"""From a checkpoint to a Hugging Face folder."""
+"""Exports a checkpoint to a Hugging Face folder."""

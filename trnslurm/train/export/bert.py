@@ -19,7 +19,7 @@ _OTHERS = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": 
 
 
 def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
-    """Make a model's tokenizer from a tokenizer.json; it frames texts as in training."""
+    """Make a model's tokenizer from a tokenizer.json, with training's special tokens."""
     tokenizer: Any = Tokenizer.from_file(str(path))  # its steps are annotated as not to be set
     if tokenizer.get_vocab_size() > model["vocab_size"]:
         raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model")
@@ -51,7 +51,7 @@ def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
 
 
 def make_classifier(plan: JobPlan, end_of_text: int | None, *, of_words: bool = False) -> Any:
-    """Make the model of a plan without parameters; its labels have their names."""
+    """Build a plan's model without parameters, with the names of its labels."""
     config = make_config(plan.model)
     try:
         names = _open(plan).labels

@@ -1,4 +1,4 @@
-"""Exports a checkpoint to a Hugging Face folder; the parts that all jobs share."""
+"""Exports a checkpoint to a Hugging Face folder. These are the parts that all jobs share."""
 
 import argparse
 import fcntl
@@ -33,7 +33,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, load_plan
 
 BEST = "best"
-"""Instead of a step: the checkpoint with the best score."""
+"""Used instead of a step: the checkpoint with the best score."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -41,7 +41,7 @@ WriteWeights = Callable[[Path], None]
 """Writes a model's weights and configuration into a folder."""
 
 MakeModel = Callable[[JobPlan, int | None], Any]
-"""Makes the transformers model of a plan, given the token that ends a text, if it is known."""
+"""Builds a plan's transformers model, given the end-of-text token, if it is known."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -56,10 +56,10 @@ TOKENIZER_FILES = (
 
 
 Tokens = tuple[Any, int | None]
-"""transformers' tokenizer of a model's data, and the token that ends a text; None: unknown."""
+"""The transformers tokenizer of a model's data and the end-of-text token; None if unknown."""
 
 FindTokens = Callable[[JobPlan, CheckpointManifest, Path], Tokens]
-"""Finds the tokens of the data that a checkpoint of the run in a directory was trained on."""
+"""Finds the tokens of the data that a checkpoint in a run directory was trained on."""
 
 
 def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
@@ -151,7 +151,7 @@ def _best_of_followers(root: Path) -> Path | None:
 
 
 def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
-    """Find the checkpoint of a step, the best or else the newest whole one, and verify it."""
+    """Find a step's checkpoint, the best one, or the newest complete one, and verify it."""
     there = checkpoints_in(root)
     if not there:
         raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
@@ -250,7 +250,7 @@ def _parameter_files(
 
 
 def _write(model: Any, write_weights: WriteWeights, tokenizer: Any, output: Path) -> None:
-    """Write the folder, whole or not at all; the tokenizer can be a folder with one."""
+    """Write the folder atomically; the tokenizer can be a folder that contains one."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
     # If DeepSpeed is installed, transformers (4.57.6) imports it to save, and DeepSpeed would look
     # for a GPU and print to stdout that there is none.
@@ -281,7 +281,7 @@ def _write(model: Any, write_weights: WriteWeights, tokenizer: Any, output: Path
 
 
 def _remove_abandoned(output: Path) -> None:
-    """Remove what killed exports have left: each may be as large as the model."""
+    """Remove what killed exports left behind; each may be as large as the model."""
     ours = rf"\.{re.escape(output.name)}\.(partial|replaced)-[0-9]+"
     with suppress(FileNotFoundError):
         for path in [each for each in output.parent.iterdir() if re.fullmatch(ours, each.name)]:
@@ -291,7 +291,7 @@ def _remove_abandoned(output: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder; None if another process has locked the folder, or no one can."""
+    """Lock a folder; return None if another process has locked it or locks do not work here."""
     with suppress(OSError):  # NFS locks no directory (man 2 flock)
         found = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

@@ -1,1 +1,1 @@
-"""The training loop: steps, progress, saves, stops and what watches over them."""
+"""The training loop: steps, progress, saves, stops, and the checks that watch over them."""

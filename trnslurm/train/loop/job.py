@@ -1,4 +1,4 @@
-"""How a job begins, how it ends when something goes wrong, and the record of its failure."""
+"""How a job begins, how it ends when something fails, and the record of its failure."""
 
 import atexit
 import os
@@ -63,7 +63,7 @@ def open_job(
 
 
 def check_world(plan: JobPlan, device: Device) -> None:
-    """Refuse to train if the running workers, or the batch, differ from the plan."""
+    """Refuse to train if the running workers or the batch differ from the plan."""
     layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
     if plan.nodes * plan.workers_per_node != plan.workers:
         raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
@@ -118,7 +118,7 @@ def run_job(main: Callable[[], None]) -> None:
 
 
 def _gloo_runs() -> bool:
-    """Check for threads of gloo, which outlive a closed device if anything keeps its groups.
+    """Check for gloo's threads, which outlive a closed device if anything still holds its groups.
 
     The mesh of FSDP2 does. PyTorch names the threads pt_gloo_runloop and gloo_tcp_loop.
     """
@@ -130,7 +130,7 @@ def _gloo_runs() -> bool:
 
 
 _timer = Timer()
-"""Of this worker's device, when it has been opened: it knows the step."""
+"""The timer of this worker's device, which knows the step, once the device is open."""
 
 
 def note_failure(error: Exception, line: str) -> None:
@@ -161,7 +161,7 @@ def note_failure(error: Exception, line: str) -> None:
 def _raised(error: BaseException) -> list[str]:
     """Return the types of an exception and of its causes, as a traceback names them.
 
-    Causes that `from None` hides count too: an OSError may be temporary.
+    Causes that `from None` hides count too, because an OSError may be temporary.
     """
     found: list[BaseException] = [error]
     for each in found:  # grows

@@ -1,6 +1,6 @@
-"""Worker 0's reports of a run: the log, metrics.jsonl and TensorBoard's events.
+"""Worker 0's reports about a run: the log, metrics.jsonl and TensorBoard events.
 
-A step's loss and norm stay on the device until a report is due: to read them earlier, the host
+A step's loss and norm stay on the device until a report is due. To read them earlier, the host
 would have to wait for the device.
 """
 
@@ -23,13 +23,13 @@ EXPECTED_SHARE = 0.95
 # The first optimizer step makes state and differs from the second; after that nothing is new.
 STEADY_AFTER = 2
 TOKENS = {"tokens/s": "tokens_per_s"}
-"""Printed rates, and which numbers of a step they are."""
+"""The rates that the log can print, and the metrics that contain them."""
 _DIVERGED = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """What a job reports of its steps."""
+    """What a job reports about its steps."""
 
     flops_per_sample: float = 0.0
     parts: Sequence[str] = ("loss",)
@@ -37,7 +37,7 @@ class Reporting:
     rates: Mapping[str, str] = field(default_factory=lambda: TOKENS)
     """The rates that the log shows."""
     expected_samples_per_s: float = 0.0
-    """A mean rate well below this causes a warning at the end; 0: none is expected."""
+    """A mean rate well below this causes a warning at the end. 0 means that none is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class StepDone:
 
     step: int
     loss: Tensor
-    """This worker's share of each of Reporting.parts; the shares of all workers add up."""
+    """This worker's share of each of Reporting.parts. The shares of all workers add up."""
     grad_norm: Tensor
     lr: float
     spent: Mapping[str, float] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class StepDone:
 
 
 class StepReporter:
-    """Reports steps; later attempts append to the same file. A precompile writes no file."""
+    """Reports steps. Later attempts append to the same file. A precompile writes no file."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StepReporter:
         steps: range,
         total: int = 0,
     ) -> None:
-        """Report on these steps of a training with `total` steps; 0: it ends with these."""
+        """Report on these steps of a run with `total` steps; 0 means that it ends with these."""
         environment, device = job.environment, job.device
         self._plan = job.plan
         self._reporting = reporting
@@ -92,8 +92,8 @@ class StepReporter:
     def due(self, step: int) -> bool:
         """Return whether a report is due after a step.
 
-        The first steps are reported at once: the reduction of the numbers is a graph too, which
-        must be compiled early.
+        The first steps are reported at once, because the reduction of the numbers is also a graph,
+        which must be compiled early.
         """
         early = step - self._first < STEADY_AFTER
         return early or step % self._log_every == 0 or step == self._last
@@ -101,14 +101,14 @@ class StepReporter:
     def note(self, done: StepDone, *, flag: bool = False) -> bool:
         """Note a step, and report all pending steps if a report is due.
 
-        Worker 0's flag travels with the report's reduction, so it needs no communication. Return
-        that flag at a report, and False between reports.
+        Worker 0's flag is sent with the report's reduction, so it needs no communication of its
+        own. Return the flag at a report, and False between reports.
         """
         self._pending.append(done)
         return self.report(flag=flag) if self.due(done.step) else False
 
     def report(self, *, flag: bool = False) -> bool:
-        """Report the pending steps; call it before a save, because saved steps are not repeated.
+        """Report the pending steps. Call it before a save, because saved steps are not repeated.
 
         All workers must call it at the same step, because it adds up their numbers.
         """
@@ -151,7 +151,7 @@ class StepReporter:
             )
 
     def close(self) -> None:
-        """Close the files and print how many graphs were compiled late: there should be none."""
+        """Close the files, and print how many graphs were compiled late, which should be none."""
         if self._lines:
             self._lines.close()
         if self._events:
@@ -162,7 +162,7 @@ class StepReporter:
             self._compare_rate()
 
     def _compare_rate(self) -> None:
-        """Warn if the mean rate of the steady steps is well below what is expected."""
+        """Warn if the mean rate of the steady steps is well below the expected rate."""
         steps, expected = self._num_steps - STEADY_AFTER, self._reporting.expected_samples_per_s
         if not (expected and self._training and steps > 0):
             return
@@ -218,7 +218,7 @@ class StepReporter:
     def _measured(
         self, line: Mapping[str, float], logged: Mapping[str, float | Tensor]
     ) -> dict[str, float]:
-        """Return the job's own numbers of a step; many in one tensor become a histogram, too."""
+        """Return the job's own numbers of a step; a tensor with many also becomes a histogram."""
         found: dict[str, float] = {}
         for name, value in logged.items():
             if not isinstance(value, Tensor):
@@ -245,14 +245,15 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
-    """Count the FLOP of training a transformer on a sample."""
+    """Count the FLOP to train a transformer on one sample."""
     return transformer_flops(count_parameters(model), config, seq_len)
 
 
 def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
     """Count the same from the number of parameters, for sharded models.
 
-    6 per parameter and token, and the attention's products; what is recomputed does not count.
+    The count is 6 per parameter and token, plus the attention's products. Recomputation does not
+    count.
     """
     attention: float = 12.0 * config.num_hidden_layers * config.hidden_size * seq_len
     return seq_len * (6.0 * parameters + attention)

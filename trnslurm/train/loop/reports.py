@@ -1,4 +1,4 @@
-"""Writes the metrics of a run. A full disk costs some lines, never the training."""
+"""Writes a run's metrics. A full disk costs some lines, but never ends training."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ _NO_CURVES = {"attempt", "step", "steps", "time"}
 
 
 class JsonLines:
-    """A file of JSON objects, one per line; later attempts append to it."""
+    """A file of JSON objects, one per line. Later attempts append to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class JsonLines:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Leave a line out, and say so once; the next line opens the file again."""
+        """Omit a line, and print a warning once; the next line opens the file again."""
         self.close()
         if self._complains:
             name, why = self._path.name, error.strerror
@@ -61,7 +61,7 @@ class JsonLines:
 
 
 def _end_of_lines(file: BinaryIO) -> int:
-    """Return where the last whole line of a file ends."""
+    """Return where the last complete line of a file ends."""
     begin = file.seek(0, os.SEEK_END)
     while begin:
         end, begin = begin, max(0, begin - _BLOCK_BYTES)
@@ -95,7 +95,7 @@ class TensorBoardEvents:
         self._try(add)
 
     def write_histogram(self, name: str, values: Tensor, line: Mapping[str, float]) -> None:
-        """Add many numbers of the step of a line."""
+        """Add a histogram of values for a line's step."""
         self._try(
             lambda: self._writer.add_histogram(
                 name, values, int(line["step"]), walltime=line["time"]

@@ -1,4 +1,4 @@
-"""A training as one worker runs it: everything around the steps, whose arithmetic is the job's.
+"""Training as one worker runs it: everything around the steps, whose arithmetic is the job's.
 
     for step in run.steps():                # resumed, watched, stopped
         for unit in run.units(step):
@@ -8,7 +8,7 @@
         run.end(step, optimizer.step(run.lr(step)), evaluate=evaluate)
     run.close(model.parameters)
 
-Steps count from 1 everywhere in this room: step N is the one after which checkpoint N is saved.
+Steps count from 1 everywhere in this package: checkpoint N is saved after step N.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ Evaluate = Callable[[], Mapping[str, float]]
 
 
 class TrainingRun:
-    """The steps from the newest checkpoint to the end, and what happens after each."""
+    """The steps from the newest checkpoint to the end, and what happens after each step."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class TrainingRun:
         reporting: Reporting,
         scores: Sequence[str] = (),
     ) -> None:
-        """Prepare to train what the job has made.
+        """Prepare to train what the job has built.
 
         `data` is the fingerprint of the training data. `scores` are the names of an evaluation's
-        scores; train.keep_best names one of them, by which the best checkpoint is kept.
+        scores; train.keep_best names the score that selects the best checkpoint.
         """
         self._job = job
         self.plan = plan = job.plan
@@ -76,13 +76,13 @@ class TrainingRun:
         self.device = job.device
         self.optimizer = optimizer
         self.trains = job.environment.phase == "train"
-        """False in a precompile, whose numbers mean nothing."""
+        """False in a precompile, whose losses are not valid."""
         self.total, self._epochs = total_steps(
             plan, epochs=settings.epochs, samples_per_epoch=samples_per_epoch
         )
-        """Steps of the whole training, however many runs it takes: the schedule ends there."""
+        """The total number of steps, over any number of runs. The schedule ends there."""
         self.over = False
-        """Whether the workers have agreed to stop after the step that ended last."""
+        """Whether the workers have agreed to stop after the most recent step."""
         self._samples_per_epoch, self._data = samples_per_epoch, data
         self._logged: dict[str, float | Tensor] = {}
         self._next_look = 0.0
@@ -108,8 +108,8 @@ class TrainingRun:
     def keep(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         """Save these tensors with every checkpoint, and load them in place in a resumed run.
 
-        All workers must have the same ones, such as averages of the weights. Call it before
-        steps(); `trnslurm export --weights KIND` writes tensors that have parameters' names.
+        All workers must have the same tensors, such as averages of the weights. Call this method
+        before steps(). `trnslurm export --weights KIND` writes tensors that have parameters' names.
         """
         if not kind.isidentifier() or kind in self.optimizer.kinds:
             raise TrainError(f"run.keep: {kind!r} must be a new word, such as ema")
@@ -129,7 +129,7 @@ class TrainingRun:
         self.device.say("\n".join([describe_plan(plan, self.environment), *told]))
 
     def begin(self) -> range:
-        """Load the newest checkpoint, and begin to watch; return the steps of this start."""
+        """Load the newest checkpoint, and start to watch; return the steps of this attempt."""
         # Made before the optimizer's state, which a first step makes later and a resumed run here:
         # torch_xla orders a graph's results by their age.
         self._sums = self.device.put(torch.zeros(self._parts))
@@ -151,7 +151,7 @@ class TrainingRun:
         return steps
 
     def _verifying(self) -> Verification | None:
-        """Return what compares workers, if that is asked for."""
+        """Return the comparison of workers, if it is enabled."""
         every = self.settings.verify_every
         if not every or self.device.world == 1:
             return None
@@ -191,7 +191,7 @@ class TrainingRun:
         lines.close()
 
     def _watch(self, steps: range) -> None:
-        """Begin to watch for requests to stop and for stalls; a precompile has neither."""
+        """Start to watch for stop requests and stalls; a precompile has neither."""
         watches = self.trains and len(steps) > 0
         self._tracer = Tracer(self.environment.files, self.environment.rank)
         self._watchdog = Watchdog(
@@ -213,16 +213,16 @@ class TrainingRun:
             self._watchdog.start()
 
     def steps(self) -> Iterator[int]:
-        """Yield the steps of this start until they are done or the workers are asked to stop."""
+        """Yield the steps of this attempt until they are done or the workers are asked to stop."""
         for step in self.begin():
             yield step
             if self.over:
                 return
 
     def units(self, step: int) -> Iterable[Unit]:
-        """Return this worker's units of a step; every worker has equally many.
+        """Return this worker's units of a step; all workers have the same number.
 
-        Some may come before them whose gradients are only compared.
+        They may be preceded by units whose gradients are only compared.
         """
         mine = worker_units(self.plan, worker=self.device.rank, step=step)
         if self._verification is None or not self._verification.due(step):
@@ -248,11 +248,12 @@ class TrainingRun:
             self.optimizer.begin_last_unit()
 
     def log(self, **values: float | Tensor) -> None:
-        """Add numbers of the job's own to the metrics of this step, as worker 0 has them.
+        """Add the job's own numbers to the metrics of this step, as worker 0 has them.
 
-        A tensor stays on its device until the step is reported. One of several elements becomes its
-        mean, deviation, least and largest element, and a histogram in TensorBoard. On XLA devices
-        call it in every step, or in none: what it is given is part of the step's graph.
+        A tensor stays on its device until the step is reported. A tensor with more than one element
+        becomes its mean, standard deviation, minimum and maximum, and a histogram in TensorBoard.
+        On XLA devices, call this method in every step or in none, because the values are part of
+        the step's graph.
         """
         self._logged |= {
             name: value.detach().clone() if isinstance(value, Tensor) else value
@@ -297,7 +298,7 @@ class TrainingRun:
             self._watchdog.close()
 
     def _look(self) -> None:
-        """See to what does not depend on the step: finished saves, newer attempts, recordings."""
+        """Handle what does not depend on the step: finished saves, newer attempts, recordings."""
         self._next_look = time.monotonic() + _LOOK_S
         self._checkpoints.poll()
         self._tracer.step_done()
@@ -307,7 +308,7 @@ class TrainingRun:
     def evaluate(
         self, model: nn.Module, numbers: Callable[[Unit], Tensor], *, samples: int, width: int = 0
     ) -> list[float]:
-        """Add up numbers of held-out units over all workers: `width` of them, or one per part.
+        """Sum numbers of held-out units over all workers: `width` of them, or one per part.
 
         The sums do not depend on the number of workers.
         """
@@ -325,7 +326,7 @@ class TrainingRun:
     def close(self, tensors: Callable[[], Iterable[Tensor]], *, what: str = "parameters") -> None:
         """Wait for the last checkpoint, check that the tensors are equal on all workers, and close.
 
-        After a stop compare nothing, because every second may count.
+        After a stop nothing is compared, because every second may count.
         """
         self._checkpoints.require_last()
         self._reporter.close()
@@ -345,7 +346,7 @@ def conclude(
 ) -> None:
     """Check that all workers have equal tensors at the end of a run; raise a TrainError if not.
 
-    Where devices round stochastically, the parameters of workers may differ.
+    If devices round stochastically, the workers' parameters may differ.
     """
     precompile = environment.phase == "precompile"
     agree, rounds = all_equal(device, tensors), os.environ.get(_ROUNDING) == "1"

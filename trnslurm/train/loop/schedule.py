@@ -1,4 +1,4 @@
-"""How many steps a training has, what is due at each step, and the learning rate."""
+"""How many steps a run has, what is due at each step, and the learning rate."""
 
 import math
 import time
@@ -12,9 +12,9 @@ PRECOMPILE_STEPS = STEADY_AFTER + 1
 
 
 def total_steps(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> tuple[int, int]:
-    """Return the steps of the whole training, and the epochs that they begin.
+    """Return the total number of steps, and the number of epochs that they begin.
 
-    The steps are the plan's, or fewer if the epochs end sooner; 0 epochs: they do not end it.
+    The steps are the plan's, or fewer if the epochs end sooner. With 0 epochs only the steps count.
     """
     global_batch = plan.batch.global_batch
     if epochs and (steps := -(-epochs * samples_per_epoch // global_batch)) < plan.steps:
@@ -28,9 +28,9 @@ def due(every: int, step: int, also: tuple[int, ...]) -> bool:
 
 
 class SaveTimes:
-    """When a checkpoint is due: by number of steps, by minutes, and at the end.
+    """When a checkpoint is due: after a number of steps, after some minutes, and at the end.
 
-    Worker 0's clock counts the minutes since the last checkpoint; 0: never by minutes.
+    Worker 0's clock counts the minutes since the last checkpoint. 0 minutes disables this.
     """
 
     def __init__(self, settings: CommonSettings, *, last: int) -> None:
@@ -40,7 +40,7 @@ class SaveTimes:
         self._since = time.monotonic()
 
     def overdue(self) -> bool:
-        """Return whether the minutes are over by this worker's clock."""
+        """Return whether the minutes have passed by this worker's clock."""
         return self._seconds > 0 and time.monotonic() - self._since >= self._seconds
 
     def due(self, step: int, *, overdue: bool) -> bool:
@@ -53,9 +53,9 @@ class SaveTimes:
 
 
 def learning_rate(settings: CommonSettings, *, step: int, steps: int) -> float:
-    """Return the rate of a step: linear warm-up, then the schedule's decay to 0.
+    """Return the learning rate of a step: linear warm-up, then the schedule's decay to 0.
 
-    The first step has lr / warmup_steps and not 0, which would compute a batch for nothing.
+    The first step has lr / warmup_steps. With a rate of 0 it would compute a batch for nothing.
     """
     name, peak, warmup_steps = settings.schedule, settings.lr, settings.warmup_steps
     if step <= warmup_steps:

@@ -1,6 +1,6 @@
-"""Scores of a model, from counts of labels and predictions, or from the predictions themselves.
+"""A model's scores, from counts of labels and predictions, or from the predictions themselves.
 
-Both are sums over workers, so a score does not depend on the number of workers.
+Both are summed over workers, so a score does not depend on the number of workers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ Numbers = NDArray[np.float64]
 
 
 def count_pairs(predicted: Tensor, labels: Tensor, weights: Tensor, *, num_labels: int) -> Tensor:
-    """Count, on the device, how often each label (a row) was predicted as each label (a column).
+    """Count, on the device, how often each label (row) was predicted as each label (column).
 
-    Samples of weight 0 do not count. No scatter, and no matrix product, which autocast would round;
-    sums in fp32 are exact up to 16 million samples.
+    Samples of weight 0 do not count. It uses no scatter, and no matrix product, which autocast
+    would round. Sums in fp32 are exact up to 16 million samples.
     """
     names = torch.arange(num_labels, device=labels.device)
     wanted, taken = (
@@ -44,7 +44,7 @@ def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict
 def correlation_scores(
     names: Sequence[str], predicted: Sequence[float], wanted: Sequence[float]
 ) -> dict[str, float]:
-    """Return scores by name, from the predictions of numbers on a scale."""
+    """Return scores by name, from predictions of numbers on a scale."""
     _require(names, _OF_NUMBERS)
     pair = (np.array(predicted, np.float64), np.array(wanted, np.float64))
     return {name: _OF_NUMBERS[name](*pair) for name in names}
@@ -64,9 +64,9 @@ def entity_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, fl
 
 
 def count_words(predicted: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Count the entities of a text: right, wanted, predicted; then its right labels and its words.
+    """Count a text's entities (correct, labelled, predicted), then its correct labels and words.
 
-    An entity is right if its kind and all its words are.
+    An entity is correct if its kind and all its words are.
     """
     there, taken = entities(wanted), entities(predicted)
     right = sum(one == other for one, other in zip(predicted, wanted, strict=True))
@@ -74,11 +74,11 @@ def count_words(predicted: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Return the kind, the first and the last word of each entity.
+    """Return the kind, the first word and the last word of each entity.
 
-    As seqeval does it by default and the script of CoNLL before it
+    The rules are those of seqeval's default, and of the CoNLL script before it
     (github.com/chakki-works/seqeval, metrics/sequence_labeling.py: start_of_chunk, end_of_chunk):
-    I- or E- after O, or after another kind, begins an entity too.
+    I- or E- after O, or after another kind, also begins an entity.
     """
     found, first, last = set(), 0, "O"
     for place, tag in enumerate([*tags, "O"]):
@@ -102,7 +102,7 @@ def _accuracy(table: Numbers) -> float:
 
 
 def _f1_of_each(table: Numbers) -> list[float | None]:
-    """Return 2 TP / (2 TP + FP + FN) of each label; None: no sample has or was given the label."""
+    """Return 2 TP / (2 TP + FP + FN) of each label, or None if no sample has or was given it."""
     hits, known = np.diag(table), table.sum(0) + table.sum(1)
     return [float(2 * h / k) if k else None for h, k in zip(hits, known, strict=True)]
 
@@ -173,7 +173,7 @@ def sum_losses(logits: Tensor, labels: Tensor) -> Tensor:
 def gather_rows(device: Device, rows: Tensor) -> Tensor:
     """Return all rows on the host; each row is zero on all workers but one.
 
-    A sum collects them: every device can sum, and adding zeros changes no number.
+    A sum collects them, because every device can sum, and adding zeros changes no number.
     """
     numbers = rows.flatten().tolist()
     whole: list[float] = []

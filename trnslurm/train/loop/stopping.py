@@ -1,15 +1,15 @@
 """A graceful stop: all workers end after the same step, and save it.
 
-A request is the file state/stop-<phase>-<attempt>.json. Worker 0, which runs on the node of the
-batch script, looks for it when it has ended a step s and not yet given step s + 1 to its device,
-and announces a last step S in the workers' store. Every worker looks for the announcement at the
-end of every step, and ends after step S.
+A request is the file state/stop-<phase>-<attempt>.json. Worker 0 runs on the node of the batch
+script. It looks for the file when it has ended a step s and has not yet given step s + 1 to its
+device, and announces a last step S in the workers' store. Every worker looks for the announcement
+at the end of every step, and ends after step S.
 
 No worker can miss it. A host that ends a step has waited for the results of all but the last `lead`
-steps (Device.steps_ahead), and S = s + 1 + lead. So a worker that ends S has waited for step s + 1,
-and worker 0 gave its part of step s + 1 after the announcement: by then the worker can see it. If a
-step R > s is reported, S = R is late enough: a report is a collective of the hosts, and worker 0
-takes part in it after the announcement.
+steps (Device.steps_ahead), and S = s + 1 + lead. So a worker that ends S has waited for step s + 1.
+Worker 0 contributed to step s + 1 after the announcement, so by then the worker can see it. If a
+step R > s is reported, S = R is late enough, because a report is a collective of the hosts, and
+worker 0 takes part in it after the announcement.
 """
 
 import os
@@ -47,7 +47,7 @@ class Stopping:
         reported: Callable[[int], bool],
         store: Store | None = None,
     ) -> None:
-        """Know how many steps hosts run ahead, the last step, and which steps are reported."""
+        """Set how many steps hosts run ahead, the last step, and which steps are reported."""
         self.stops_at: int | None = None
         """The agreed last step."""
         self._environment = environment
@@ -59,7 +59,7 @@ class Stopping:
         self._next_look = 0.0
 
     def step_done(self, step: int) -> bool:
-        """Return whether this step is the last one because of a stop; call it after every step."""
+        """Return whether a stop makes this step the last one; call it after every step."""
         if step == self._last:
             return False  # training has reached its end anyway
         if self.stops_at is None:
@@ -83,7 +83,7 @@ class Stopping:
         return bool(self._store.check(["asked"]))
 
     def note(self) -> None:
-        """Record that all work is saved; worker 0 calls it at the very end."""
+        """Record that all work is saved; worker 0 calls this at the very end."""
         here = self._environment
         path = here.files.stopped_file(here.phase, here.attempt)
         try:
@@ -94,7 +94,7 @@ class Stopping:
             raise TrainError(f"{path}: {error.strerror}") from None
 
     def _agree(self, step: int) -> int | None:
-        """Return the last step, if it is decided; worker 0 decides, the others read."""
+        """Return the last step if it is decided; worker 0 decides, the others read."""
         if self._environment.rank:
             return int(self._store.get("last")) if self._store.check(["last"]) else None
         if time.monotonic() < self._next_look:
@@ -111,7 +111,8 @@ class Stopping:
 def follow_term(asked: Callable[[], bool]) -> None:
     """End at once on SIGTERM, unless a stop is requested: then continue to the agreed step.
 
-    A thread does so, because Python runs no handler while the main thread waits in a collective.
+    A thread does this, because Python runs no signal handler while the main thread waits in a
+    collective.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -140,7 +141,7 @@ def _follow(reading: int, asked: Callable[[], bool]) -> None:
 
 
 def leave(code: int) -> None:
-    """End this process at once, whatever its threads wait for."""
+    """End this process at once, whatever its threads are waiting for."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -1,10 +1,10 @@
-"""Finds a worker that computes wrong numbers: a micro-batch is computed by two workers.
+"""Finds a worker that computes wrong numbers, by letting two workers compute a micro-batch.
 
-Now and then, before a step, each worker computes its first micro-batch and that of the next worker,
-and the gradients are compared bit for bit. These gradients are not used. If two workers differ, all
-compute again, and a third worker computes the same micro-batch. The worker that differs from itself
-or from the two others is wrong. Where nothing is ever equal, kernels do not add up in a fixed
-order, and the comparison ends.
+Now and then, before a step, each worker computes its own first micro-batch and that of the next
+worker, and the gradients are compared bit for bit. These gradients are then discarded. If two
+workers differ, all compute again, and a third worker computes the same micro-batch. The worker that
+differs from itself or from the two others is wrong. If no gradients are ever equal, kernels do not
+add up in a fixed order, and the comparison ends.
 """
 
 import json
@@ -38,13 +38,13 @@ class Verdict(NamedTuple):
     wrong: int | None = None
     """The worker that computes wrong numbers."""
     others: tuple[int, ...] = ()
-    """The workers that agree with each other, or the pair that does not."""
+    """The workers that agree with each other, or the pair that disagrees."""
     ends: bool = False
-    """Nothing is equal, so nothing can be compared."""
+    """Whether no gradients are equal, so that nothing can be compared."""
 
 
 class Verification:
-    """The comparisons of one worker; all workers make the same calls."""
+    """One worker's comparisons. All workers make the same calls."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Verification:
         self._settle = settle
         self._store = open_store("verify", store)
         self._last = 0
-        """The step before which all workers were equal."""
+        """The latest step before which all workers were equal."""
         self.busy = False
-        """Whether a unit is only compared."""
+        """Whether the current unit is only compared."""
 
     def due(self, step: int) -> bool:
         """Check whether the workers are compared before a step."""
@@ -101,7 +101,7 @@ class Verification:
         self.busy = False
 
     def _judge(self, topic: str, mine: list[str], decide: Callable[[list[list[str]]], Any]) -> Any:
-        """Give all digests to worker 0, and return what it decides."""
+        """Send all digests to worker 0, and return its decision."""
         rank, patience = self._device.rank, timedelta(seconds=_PATIENCE_S)
         self._store.set(f"{topic}/{rank}", json.dumps(mine))
         if rank == 0:
@@ -115,7 +115,7 @@ class Verification:
         return json.loads(self._store.get(f"{topic}/all"))
 
     def _end(self, step: int, verdict: Verdict, world: int) -> None:
-        """Say what was found; end the run if a worker is wrong."""
+        """Print what was found; end the run if a worker is wrong."""
         if verdict.ends:
             self._every = 0
             self._device.say(
@@ -154,7 +154,7 @@ class Verification:
         leave(EXIT_CODE)
 
     def _set_aside(self) -> None:
-        """Keep the next attempt from checkpoints that may be wrong, if it has an older one."""
+        """Set aside checkpoints that may be wrong, if there is an older one to resume from."""
         saved = checkpoints_in(self._environment.files.checkpoints)
         if any((step_of(path.name) or 0) < self._last for path in saved):
             for path in saved:
@@ -164,14 +164,15 @@ class Verification:
 
 
 def _differ(all_: list[list[str]]) -> list[int]:
-    """Return the workers whose first unit the worker before has computed otherwise."""
+    """Return the workers whose first unit has a different gradient on the previous worker."""
     return [worker for worker, (own, _) in enumerate(all_) if own != all_[worker - 1][1]]
 
 
 def judge(all_: list[list[str]]) -> Verdict:
-    """Say who is wrong, by what each worker computed: twice its own and the next, once the second.
+    """Decide which worker is wrong.
 
-    All is of the first units of a step: own, next; own, next, the one after.
+    `all_` has each worker's digests of the first units of a step: own and next; then, in the second
+    round, own, next, and the one after that.
     """
     world = len(all_)
     for worker in range(world):
@@ -197,7 +198,7 @@ def _agreed(one: int, other: int, world: int, both: bool) -> tuple[int, ...]:
 
 @torch.no_grad()
 def digest(tensors: Sequence[Tensor]) -> str:
-    """Return a number of the bits of tensors, in which no single bit can change unseen."""
+    """Return a string that depends on every bit of the tensors: it shows any changed bit."""
     parts: list[Tensor] = []
     for tensor in tensors:
         bits = tensor.reshape(-1).view(_WHOLE[tensor.element_size()])

@@ -1,12 +1,12 @@
-"""Checks that training makes progress, and finds who holds it up: a thread in every worker.
+"""Checks that training makes progress, and finds who holds it up, in a thread of every worker.
 
 Each call of Device.sync is a beat. Every few seconds the thread checks for new beats and publishes
 the result in the workers' store, with the number of its turn. If there is no beat for too long, all
-workers log their stacks, and the worker that noticed names the cause: a worker that takes no more
-turns is frozen; if there is none, the worker that is furthest behind holds up the others.
+workers log their stacks, and the worker that noticed the stall names the cause. A worker that takes
+no more turns is frozen. If there is none, the worker that is furthest behind holds up the others.
 
-The end of a save, for which training waits, may take long. While a worker is in a save no worker is
-blamed; a save has a separate time limit.
+The end of a save, which training waits for, may take a long time. While a worker is in a save, no
+worker is blamed. A save has a separate time limit.
 """
 
 import faulthandler
@@ -52,7 +52,7 @@ class Sign:
     node: int
     host: str
     spent: tuple[float, ...] = ()
-    """Where the time of its steps went; pace.py."""
+    """Where the time of its steps went; see pace.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,13 @@ class Standstill:
 
     reason: str
     workers: tuple[int, ...] = ()
-    """Empty: no worker in particular."""
+    """Empty if no worker in particular is stuck."""
     frozen: bool = False
-    """These workers no longer publish signs."""
+    """Whether these workers no longer publish signs."""
 
 
 def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
-    """Compare all workers' signs some turns ago and now; None: a worker is saving, so wait."""
+    """Compare all workers' signs of some turns ago with those of now; None while a worker saves."""
     frozen = [rank for rank, sign in enumerate(now) if sign.turn == before[rank].turn]
     if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
         return None
@@ -82,7 +82,7 @@ def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
 
 
 class Watchdog:
-    """One worker's thread. A factor of 0 makes it do nothing."""
+    """One worker's thread. A factor of 0 disables it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Watchdog:
         least_s: float,
         store: Store | None = None,
     ) -> None:
-        """Watch for pauses of factor times a step's time and of least_s."""
+        """Watch for pauses longer than `factor` times a step's time and longer than `least_s`."""
         self._device = device
         self._environment = environment
         self._factor = factor
@@ -115,12 +115,12 @@ class Watchdog:
         self._paced = time.monotonic()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         if self._store:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """End watching."""
+        """Stop watching."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -149,7 +149,7 @@ class Watchdog:
 
     @property
     def _patience_s(self) -> float:
-        """How long the store may take, and a worker before it counts as frozen."""
+        """How long the store may take to answer, and a worker before it counts as frozen."""
         return max(LEAST_PATIENCE_S, TURNS_TO_JUDGE * self._period_s)
 
     def _limit_s(self) -> float | None:
@@ -176,7 +176,7 @@ class Watchdog:
         return int(self._store.add("dumps", 0))
 
     def _compare_pace(self, now: float) -> None:
-        """Compare the workers' steps, on worker 0, now and then."""
+        """Compare the workers' steps now and then, on worker 0."""
         if self._pace is None or now - self._paced < LOOK_S:
             return
         self._paced = now
@@ -234,7 +234,7 @@ class Watchdog:
         os.write(sys.stderr.fileno(), text)
 
     def _give_up(self, now: float, signs: list[Sign], stall: Standstill) -> None:
-        """Record the stuck workers, unless another worker has, and end this worker."""
+        """Record the stuck workers, unless another worker has done so, and end this worker."""
         step = self._device.timer.step
         values = describe(stall, signs, seconds=round(now - self._since), step=step)
         here = self._environment
@@ -248,7 +248,7 @@ class Watchdog:
 
 
 def _without_store(step: int) -> tuple[list[Sign], Standstill]:
-    """Return who is blamed if the store does not answer: who keeps it."""
+    """Return which worker is blamed if the store does not answer: the worker that keeps it."""
     address = os.environ["MASTER_ADDR"]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # a program of torchrun's
         return [], Standstill(reason=f"node 0 ({address}) does not answer")
@@ -259,7 +259,7 @@ def _without_store(step: int) -> tuple[list[Sign], Standstill]:
 
 
 def describe(stall: Standstill, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
-    """Return a stall as one line, and its parts; `step` is the step of the worker that reports."""
+    """Return a stall as one line, and its parts; `step` is the step of the reporting worker."""
     worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
     who = "no worker"
     more = ""

@@ -1,7 +1,7 @@
-"""Shards on disk: finding, checking and reading them.
+"""Finds, checks and reads shards on disk.
 
 create_pretraining_data.py in NVIDIA's DeepLearningExamples (PyTorch, BERT), which AWS's tutorial
-uses too, defines the format: one HDF5 file per shard, one row per sample, most often gzipped in
+also uses, defines the format: one HDF5 file per shard, one row per sample, usually gzipped in
 chunks of about a thousand rows. Labels of the next sentence are 0 (it follows) or 1 (it is random).
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trnslurm.train.errors import TrainError
 
 PATTERNS = {"train": "*_training_*.hdf5", "eval": "*_test_*.hdf5"}
-"""What NVIDIA's preparation calls the shards of each split; both lie in one directory."""
+"""The file names that NVIDIA's preparation gives the shards of each split, in one directory."""
 
 BY_TOKEN = ("input_ids", "input_mask", "segment_ids")
 BY_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
@@ -40,9 +40,9 @@ def find_shards(directory: Path, split: str) -> list[Path]:
 
 
 def check_shard(path: Path) -> tuple[int, int, int]:
-    """Return the samples of a shard, and the tokens and the places for masked tokens of each.
+    """Return a shard's number of samples, and the tokens and masked places per sample.
 
-    Raise a TrainError if the shard is damaged. Places that are left over have position 0.
+    Raise a TrainError if the shard is damaged. Unused places for masked tokens have position 0.
     """
     with _open(path) as file:
         missing = [key for key in KEYS if not isinstance(file.get(key), h5py.Dataset)]
@@ -77,7 +77,7 @@ def read_rows(path: Path, rows: slice, keys: Iterable[str] = KEYS) -> Rows:
 
 
 def masked(positions: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which places for masked tokens are taken: those before the first position 0."""
+    """Return which places for masked tokens are in use: those before the first position 0."""
     taken: NDArray[np.bool_] = np.logical_and.accumulate(positions != 0, axis=1)
     return taken
 

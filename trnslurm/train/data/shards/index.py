@@ -1,8 +1,8 @@
 """The index of the shards: the samples of each, and the masked tokens of each sample.
 
-With the index every worker computes the denominator of any step's loss without communication. The
-index is next to the shards, or in the run directory if the shards' directory is read-only; it is
-made again when the size or the modification time of a shard has changed.
+With the index, every worker computes the denominator of any step's loss without communication. The
+index is next to the shards, or in the run directory if the shards' directory is read-only. It is
+rebuilt when the size or the modification time of a shard has changed.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class ShardSplit:
     name: str
     """train or eval."""
     fallback: Path
-    """Where the index is if it cannot be written to the directory: in the run directory."""
+    """The index's place in the run directory, if the shards' directory is not writable."""
 
     def index_files(self) -> tuple[Path, Path]:
         """Return where the index can be."""
@@ -62,11 +62,11 @@ class ShardIndex:
     shards: list[ShardFile]
     """In the order of their names."""
     masked: NDArray[np.uint16]
-    """Masked tokens of every sample, shard after shard."""
+    """The number of masked tokens in every sample, shard after shard."""
 
     @property
     def fingerprint(self) -> str:
-        """Identify the shards by their contents, wherever they are."""
+        """Return a hash of the shards' contents that does not depend on where they are."""
         known = [(shard.file, shard.bytes, shard.samples) for shard in self.shards]
         digest = hashlib.sha256(repr((self.seq_len, self.max_pred, known)).encode())
         digest.update(self.masked.tobytes())
@@ -74,7 +74,7 @@ class ShardIndex:
 
 
 def index_shards(split: ShardSplit, say: Callable[[str], None] = print) -> None:
-    """Make the index of a split if it has none; one worker makes it for all workers."""
+    """Create the index of a split if it has none; one worker does it for all workers."""
     if _find(split):
         return
     index = _scan(split, say)
@@ -87,7 +87,7 @@ def index_shards(split: ShardSplit, say: Callable[[str], None] = print) -> None:
 
 
 def read_shard_index(split: ShardSplit) -> ShardIndex:
-    """Read the index that index_shards made."""
+    """Read the index that index_shards created."""
     index = _find(split)
     if index is None:
         raise TrainError(f"data: the shards in {split.directory} changed just now: start again")
@@ -146,7 +146,7 @@ def _find(split: ShardSplit) -> ShardIndex | None:
 
 
 def _read(path: Path) -> ShardIndex | None:
-    """Read an index; None for one that is missing, damaged or of another format."""
+    """Read an index, or return None if it is missing, damaged or in another format."""
     try:
         with safe_open(path, framework="np") as file:
             values = json.loads(file.metadata()["index"])
@@ -163,7 +163,7 @@ def _read(path: Path) -> ShardIndex | None:
 
 
 def _write(index: ShardIndex, path: Path) -> None:
-    """Write the index, whole or not at all, even if several runs do so at once."""
+    """Write the index atomically, even if more than one run does so at once."""
     header = {
         "format": FORMAT,
         "seq_len": index.seq_len,

@@ -1,11 +1,11 @@
-"""Arrays that the workers of a node share: files on its disk, each made once and mapped by all.
+"""Arrays that a node's workers share: files on its disk, each made once and mapped by all.
 
-Arrays in use are in the page cache, so no worker waits for the disk; a killed job's arrays take no
-memory.
+Arrays in use are in the page cache, so no worker waits for the disk. After a job is killed, its
+arrays take up no memory.
 
-The first worker that needs an array makes it; the others wait for its lock, which the kernel
-releases if that worker dies, so there is no leader, and no state but the files. If arrays cannot be
-shared, each worker makes its own.
+The first worker that needs an array makes it. The others wait for its lock, which the kernel
+releases if that worker dies. So there is no leader, and the files are the only state. If arrays
+cannot be shared, each worker makes its own.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ class NodeArrays:
     """A directory of arrays of one type, by number."""
 
     def __init__(self, directory: Path, dtype: np.dtype[Any], say: Callable[[str], None]) -> None:
-        """Join the workers that use a directory; make it for the first."""
+        """Join the workers that use a directory; the first worker creates it."""
         self._directory, self._dtype, self._say = directory, dtype, say
         self.close = weakref.finalize(self, _leave, _hold(directory), directory)
         """Release the directory; the last worker removes it."""
 
     def get(self, number: int, length: int, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return an array of a known length, made by this worker if no other has."""
+        """Return an array of a known length, made by this worker if no other worker has made it."""
         path = self._directory / str(number)
         made: NDArray[Any] | None = None
         try:
@@ -60,7 +60,7 @@ class NodeArrays:
         return found
 
     def drop(self, number: int) -> None:
-        """Remove an array's name; its memory is free when no worker maps it."""
+        """Remove an array's name; its memory is freed when no worker maps it any more."""
         with contextlib.suppress(OSError):
             (self._directory / str(number)).unlink()
 
@@ -80,7 +80,7 @@ class NodeArrays:
 def share(
     key: str, size: int, dtype: np.dtype[Any], say: Callable[[str], None]
 ) -> NodeArrays | None:
-    """Join the workers of this node that name the same key, where there is room for size bytes.
+    """Join the node's workers that use the same key, in a place with room for `size` bytes.
 
     Files that killed workers left on the node are removed first.
     """
@@ -97,7 +97,7 @@ def share(
 
 
 def _write(file: IO[bytes], array: NDArray[Any], path: Path) -> None:
-    """Write an array, from the start of an open file, and give the file its name."""
+    """Write an array from the start of an open file, and give the file its name."""
     new = Path(file.name)
     try:
         file.truncate(0)
@@ -150,7 +150,7 @@ def _check_ours(directory: Path) -> None:
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Return whether a path still names an open file."""
+    """Return whether a path still refers to an open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

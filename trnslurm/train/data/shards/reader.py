@@ -1,4 +1,4 @@
-"""Samples of sharded data by their position in the training, the same for every worker."""
+"""Samples of sharded data by their position in the run, the same for every worker."""
 
 import functools
 import hashlib
@@ -20,29 +20,29 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 
 KEPT_BEHIND = 2
-"""Windows kept behind the newest: units of a step may lie in several, and padding repeats one."""
+"""How many older windows to keep: a step's units may need them, and padding repeats a unit."""
 IGNORED = -100
-"""The label of a place without a masked token; cross_entropy leaves it out."""
+"""The label of a place without a masked token; cross_entropy ignores it."""
 
 
 class Samples(NamedTuple):
-    """Some samples, one a row."""
+    """Some samples, one per row."""
 
     input_ids: Tensor
     input_mask: Tensor
     segment_ids: Tensor
     positions: Tensor
-    """Of masked tokens; 0 in places that have none."""
+    """The positions of masked tokens; 0 in unused places."""
     labels: Tensor
     """The masked tokens, or IGNORED."""
     next_sentence: Tensor
 
 
 class ShardedSamples:
-    """An endless stream of samples: epoch after epoch of a split, reshuffled each time.
+    """An endless stream of samples: the epochs of a split, reshuffled each time.
 
-    A window of shards is decompressed as a whole and put in order, the next one in the background.
-    The workers of a node share the windows.
+    A window of shards is decompressed in full and put in order; the next window is prepared in the
+    background. The workers of a node share the windows.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ShardedSamples:
     def masked_tokens(self, first: int, count: int) -> int:
         """Count the masked tokens of the samples at these positions, without reading them.
 
-        At least 1: the number is a divisor.
+        The result is at least 1, because it is a divisor.
         """
         total = 0
         for window, places in self._windows.parts(first, count):
@@ -180,7 +180,7 @@ def open_shards(
     vocab_size: int,
     seed: int,
 ) -> ShardedSamples:
-    """Open a split on every worker once worker 0 has indexed it; check that it fits the model."""
+    """Open a split on every worker after worker 0 has indexed it; check that it fits the model."""
     if device.rank == 0:
         index_shards(split)
     device.barrier(f"index of split {split.name}")

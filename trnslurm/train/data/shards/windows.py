@@ -1,8 +1,8 @@
-"""The order of samples in shards: shuffled every epoch, but neighbours are read together.
+"""The order of samples in shards: shuffled every epoch, with neighbors read together.
 
-A random row of a gzipped shard costs the decompression of a thousand. So shards are cut into
-pieces, pieces are shuffled, and samples are shuffled within windows of some pieces that follow one
-another. As in order.py, all depends on (seed, epoch) alone, and any position is known at once.
+Reading a random row of a gzipped shard means decompressing a thousand rows. So shards are cut into
+pieces, pieces are shuffled, and samples are shuffled within windows of consecutive pieces. As in
+order.py, everything depends only on (seed, epoch), and any position can be computed directly.
 """
 
 import functools
@@ -16,20 +16,19 @@ from trnslurm.samples.order import derive_seed, indices
 Integers = NDArray[np.int64]
 
 PIECE = 8192
-"""Most samples of a piece: many gzip chunks, because those at its ends are wasted."""
+"""The most samples in a piece: many gzip chunks, because the chunks at its ends are wasted."""
 PIECES_PER_WINDOW = 8
-"""A window of 128 tokens a sample takes up to 39 MB of a node's memory."""
+"""With 128 tokens per sample, a window takes up to 39 MB of a node's memory."""
 
 
 Piece = tuple[int, slice]
 """Consecutive samples of one shard: its number, and their rows."""
 WindowPart = tuple[int, slice]
-"""Consecutive positions of the stream in one window: its number, counted through all epochs, and
-their places in its order."""
+"""Consecutive positions of the stream in one window: its number over all epochs, and the places."""
 
 
 class Windows:
-    """An endless stream: epoch after epoch of all samples, with any position known at once."""
+    """An endless stream: epoch after epoch of all samples, with any position computed directly."""
 
     def __init__(self, shard_samples: Sequence[int], *, seed: int) -> None:
         self.num_samples = sum(shard_samples)
@@ -40,11 +39,11 @@ class Windows:
         self._sizes = np.array([rows.stop - rows.start for _, rows in self._pieces])
         self._firsts = np.cumsum(self._sizes) - self._sizes
         self.largest = PIECES_PER_WINDOW * int(self._sizes.max(initial=0))
-        """At least the samples of the largest window."""
+        """An upper bound on the samples of the largest window."""
         self._per_epoch = -(-len(self._pieces) // PIECES_PER_WINDOW)
         self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
         self.order = functools.lru_cache(maxsize=2)(self._make_order)
-        """Return the order of a window's samples, which are counted through its pieces."""
+        """Return the order of a window's samples, which are numbered through its pieces."""
 
     def parts(self, first: int, count: int) -> Iterator[WindowPart]:
         """Yield where the samples at positions first … first + count - 1 of the stream are."""
@@ -67,7 +66,7 @@ class Windows:
         return [self._pieces[number] for number in self._numbers(window)]
 
     def samples(self, window: int, places: slice) -> Integers:
-        """Return which samples are at places of a window, counted through all shards."""
+        """Return which samples are at these places of a window, numbered through all shards."""
         numbers = self._numbers(window)
         rows = self.order(window)[places]
         stops = np.cumsum(self._sizes[numbers])
@@ -88,7 +87,7 @@ class Windows:
         return indices(0, size, count=size, seed=derive_seed(self._seed, epoch, number, 0))
 
     def _make_epoch(self, epoch: int) -> tuple[Integers, Integers]:
-        """Return the order of pieces, and where each window begins and the last one ends."""
+        """Return the order of pieces, the beginning of each window, and the end of the last one."""
         count = len(self._pieces)
         order = indices(epoch * count, count, count=count, seed=self._seed)
         stops = np.cumsum(self._sizes[order])
