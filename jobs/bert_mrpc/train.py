@@ -3,7 +3,7 @@
     export USE_TORCH_XLA=0
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_mrpc/train.py plan.json
 
-plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
+plan.json has all settings. TRNSLURM_PHASE=precompile runs only three steps, to compile every graph.
 """
 
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
-    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
+    """What the optimizer updates in bf16: fp32 copies or the parameters themselves."""
     eval_in_precompile: bool
-    """With false its graph is compiled in training, as with --do_train alone."""
+    """If false, its graph is compiled during training, as with --do_train alone."""
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 
@@ -50,7 +50,7 @@ class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Positive[int]
-    """Outputs of the head; 1: labels are numbers on a scale."""
+    """Number of outputs of the head; 1: labels are numbers on a scale."""
 
 
 def main() -> None:
@@ -118,16 +118,16 @@ def unit_loss(model: Any, device: Device, plan: JobPlan, text: Labelled, unit: U
 
 @torch.no_grad()
 def predict_all(run: TrainingRun, model: Any, text: Labelled, samples: int) -> Tensor:
-    """Return the logits of held-out samples in their order, whatever the worker count.
+    """Return the logits of held-out samples in their order, for any number of workers.
 
-    Not by Trainer.evaluate, and so without what AWS's tutorial has to work around there:
+    Trainer.evaluate is not used, so the workarounds in AWS's tutorial are not needed:
 
-    - During graph extraction (NEURON_EXTRACT_GRAPHS_ONLY=1) accelerate's pad_across_processes cuts
+    - During graph extraction (NEURON_EXTRACT_GRAPHS_ONLY=1), accelerate's pad_across_processes slices
       and pads by sizes that have not been computed: "Input dimension should be either 1 or equal to
       the output dimension". Here no shape depends on a number from the device.
-    - Trainer joins the logits of all batches so far on the device, a new graph for each
+    - Trainer joins the logits of all batches so far on the device, with a new graph for each
       (huggingface/transformers#37593; in 4.52 only with eval_do_concat_batches=False), and its last
-      batch is shorter. Here every unit is as large as in training, and its logits stay apart.
+      batch is shorter. Here every unit is as large as in training, and its logits stay separate.
     - accelerate gathers with pickles or xm.mesh_reduce ("EOFError: Ran out of input", torch-neuronx
       2.1). Here numbers are summed, as in every report.
     """

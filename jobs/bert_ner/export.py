@@ -2,7 +2,7 @@
 
     PYTHONPATH=code/trnslurm.zip python code/jobs/bert_ner/export.py plan.json
 
-`trnslurm export RUN` does this with the Python of the run's cluster.
+`trnslurm export RUN` does this with the Python interpreter of the run's cluster.
 """
 
 from functools import partial

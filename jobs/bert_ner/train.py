@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_ner/train.py plan.json
 
-plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
+plan.json has all settings. TRNSLURM_PHASE=precompile runs only three steps, to compile every graph.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, OptimizerPrecision, ScoredSettings
 
 PARTS = ("loss", "accuracy")
-"""What is reported of a step: the loss, and the share of words that were labelled correctly."""
+"""What is reported for a step: the loss, and the share of words that were labelled correctly."""
 
 RATES = {"samples/s": "samples_per_s"}
-"""What the console shows of the speed."""
+"""The rates that the console shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Settings(ScoredSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
-    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
+    """What the optimizer updates in bf16: fp32 copies or the parameters themselves."""
     keep_best: Free[
         Literal["", "loss", "accuracy", "entity_f1", "entity_precision", "entity_recall"]
     ]
@@ -56,7 +56,7 @@ class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Annotated[int, "at least 2"]
-    """Labels that a word can have."""
+    """Number of labels that a word can have."""
 
 
 def main() -> None:
@@ -108,8 +108,8 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over the words of the step.
 
-    transformers' own loss is a mean over the words of the unit: units with few words would count
-    more.
+    transformers' own loss is a mean over the words of the unit, so the words of units with few
+    words would count more.
     """
     samples = read_unit(device, text, unit)
     shares = device.put(unit.share_of(words, words))

@@ -2,8 +2,8 @@
 
     PYTHONPATH=code/trnslurm.zip python code/jobs/bert_pretrain/export.py plan.json
 
-`trnslurm export RUN` does this with the Python of the run's cluster. With --from, a checkpoint of
-AWS's sample (ckpt_28125.pt) takes the place of the run's own.
+`trnslurm export RUN` does this with the Python interpreter of the run's cluster. With --from, a
+checkpoint of AWS's sample (ckpt_28125.pt) is exported instead of the run's own.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from trnslurm.train.plan import JobPlan
 
 
 def make_model(plan: JobPlan, end_of_text: int | None) -> BertForPreTraining:
-    """Make the model of a plan, whose parameters come later; it needs no end of text."""
+    """Build a plan's model, whose parameters are set later; it needs no end-of-text token."""
     return BertForPreTraining(make_config(plan.model))
 
 
@@ -36,7 +36,7 @@ def find_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
 
 
 def fingerprint(directory: Path, run_dir: Path) -> str | None:
-    """Return the fingerprint of the shards; None if they have changed or are gone."""
+    """Return the fingerprint of the shards, or None if they have changed or are gone."""
     try:
         return read_shard_index(ShardSplit(directory, "train", run_dir / "data")).fingerprint
     except TrainError:

@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_pretrain/train.py plan.json
 
-plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
+plan.json has all settings. TRNSLURM_PHASE=precompile runs only three steps, to compile every graph.
 """
 
 import math
@@ -29,10 +29,10 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
 
 PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
-"""The loss, and what it consists of: masked tokens (MLM) and next sentences (NSP)."""
+"""The loss, and its parts: masked tokens (MLM) and next sentences (NSP)."""
 
 RATES = {"seq/s": "samples_per_s", "tokens/s": "tokens_per_s"}
-"""What the console shows of the speed; seq/s is the tutorial's."""
+"""The rates that the console shows; seq/s is the tutorial's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     eval_samples: Free[Positive[int]]
-    """This many samples of the test shards."""
+    """The number of samples of the test shards."""
     max_pred: Positive[int]
-    """Masked tokens of a sample at most, as the shards have them."""
+    """Maximum number of masked tokens per sample, as in the shards."""
     zero1: bool
     """Split the optimizer's state over the workers of XLA devices."""
     optimizer_precision: OptimizerPrecision
-    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
+    """What the optimizer updates in bf16: fp32 copies or the parameters themselves."""
     expected_samples_per_s: Free[float]
-    """A warning at the end if the mean is under 95 % of it; 0: none."""
+    """Warn at the end if the mean rate is below 95 % of this; 0: no warning."""
 
     REFUSED = (
         ({"data.path": ""}, "name a directory of HDF5 shards"),
@@ -144,7 +144,7 @@ def unit_loss(
     unit: Unit,
     counts: tuple[int, int],
 ) -> Tensor:
-    """Return a unit's share of each of PARTS: means over these counts of tokens and samples."""
+    """Return a unit's share of each of PARTS, which are means over these counts."""
     with device.timer("data"):
         shares = unit.share_of(*counts, *counts)
         *columns, shares = device.put_all([*text.samples(unit.first, unit.size), shares])
@@ -166,7 +166,7 @@ def unit_loss(
 
 
 def predict(model: BertForPreTraining, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Return the logits of each place for a masked token, and those of the next sentence."""
+    """Return the logits of each masked position, and those of the next sentence."""
     hidden, pooled = model.bert(
         input_ids=samples.input_ids,
         attention_mask=samples.input_mask,
@@ -195,7 +195,7 @@ def open_split(job: TrainingJob[Settings], split: str) -> ShardedSamples:
 
 
 def make_model(plan: JobPlan, settings: Settings, device: Device) -> BertForPreTraining:
-    """Make a BERT: a new one, which the seed makes the same on every worker, or a saved one."""
+    """Make a BERT: a saved one, or a new one, which the seed makes the same on every worker."""
     # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
     attention = "eager" if device.torch_device.type == "xla" else "sdpa"
     config = make_config(plan.model, attn_implementation=attention)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=code/trnslurm.zip python code/jobs/bert_sentiment/export.py plan.json
 
-`trnslurm export RUN` does this with the Python of the run's cluster.
+`trnslurm export RUN` does this with the Python interpreter of the run's cluster.
 """
 
 from trnslurm.train.export.bert import labelled_tokens, make_classifier

@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_sentiment/train.py plan.json
 
-plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
+plan.json has all settings. TRNSLURM_PHASE=precompile runs only three steps, to compile every graph.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, OptimizerPrecision, Positive, ScoredSettings
 
 PARTS = ("loss", "accuracy")
-"""What is reported of a step: the loss, and the share of samples that were classified correctly."""
+"""What is reported for a step: the loss, and the share of samples classified correctly."""
 
 RATES = {"samples/s": "samples_per_s"}
-"""What the console shows of the speed."""
+"""The rates that the console shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Settings(ScoredSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
-    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
+    """What the optimizer updates in bf16: fp32 copies or the parameters themselves."""
     keep_best: Free[Literal["", "loss", "accuracy", "f1", "macro_f1", "matthews"]]
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
@@ -55,7 +55,7 @@ class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Positive[int]
-    """Outputs of the head; 1: labels are numbers on a scale."""
+    """Number of outputs of the head; 1: labels are numbers on a scale."""
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/gpt2_zero1/train.py plan.json
 
-plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
+plan.json has all settings. TRNSLURM_PHASE=precompile runs only three steps, to compile every graph.
 """
 
 import math
@@ -38,11 +38,11 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     optimizer: Literal["adamw", "adam", "sgd", "muon"]
-    """AdamW, Adam; SGD, to compare runs exactly; or Muon for the layers' matrices, else AdamW."""
+    """AdamW, Adam, SGD to compare runs exactly, or Muon (AdamW for all but layers' matrices)."""
     optimizer_precision: Literal["fp32_copy", "as_model"]
-    """In bf16, what ZeRO-1 divides: copies of the parameters in fp32, or parameters as they are."""
+    """What ZeRO-1 divides in bf16: fp32 copies of the parameters, or the parameters themselves."""
     eval_samples: Free[Positive[int]]
-    """This many held-out samples."""
+    """The number of held-out samples."""
     gradient_checkpointing: bool
     """Recompute activations in the backward pass."""
 
@@ -165,7 +165,7 @@ def open_split(plan: JobPlan, split: str) -> Text:
 
 
 def make_model(plan: JobPlan, settings: Settings, device: Device) -> GPT2LMHeadModel:
-    """Make a GPT-2: a new one, which the seed makes the same on every worker, or a saved one."""
+    """Make a GPT-2: a saved one, or a new one, which the seed makes the same on every worker."""
     config = GPT2Config(**plan.model)
     config._attn_implementation = choose_attention(config, device)
     if config.activation_function == "gelu_new" and device.torch_device.type != "xla":
@@ -189,7 +189,7 @@ def make_model(plan: JobPlan, settings: Settings, device: Device) -> GPT2LMHeadM
 
 
 def choose_attention(config: GPT2Config, device: Device) -> str:
-    """Choose PyTorch's fused attention where there is one that does what the config asks for."""
+    """Use PyTorch's fused attention if there is one that does what the config asks for."""
     # GPT-2 masks what comes later by itself. transformers would still make a mask in every call,
     # to separate packed samples (there are none), and add it to all scores.
     for attention in ("eager", "sdpa"):

@@ -2,7 +2,7 @@
 
     PYTHONPATH=code/trnslurm.zip python code/jobs/llama3_clm/export.py plan.json
 
-`trnslurm export RUN` does this with the Python of the run's cluster.
+`trnslurm export RUN` does this with the Python interpreter of the run's cluster.
 """
 
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -13,7 +13,7 @@ from trnslurm.train.plan import JobPlan
 
 
 def make_model(plan: JobPlan, end_of_text: int | None) -> LlamaForCausalLM:
-    """Make the model of a plan, whose parameters are yet to come."""
+    """Build a plan's model, whose parameters are set later."""
     config = LlamaConfig(**plan.model, bos_token_id=end_of_text, eos_token_id=end_of_text)
     return LlamaForCausalLM(config)
 

@@ -1,9 +1,9 @@
-"""Train Llama 3 on text, divided over workers. In a run directory, on each node:
+"""Train Llama 3 on text, sharded over workers. In a run directory, on each node:
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/llama3_clm/train.py plan.json
 
-plan.json holds every number, and strategy.json what is particular to the strategy that it names.
-TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
+plan.json has all settings, except for those that are specific to a strategy: these are in
+strategy.json. TRNSLURM_PHASE=precompile runs only three steps, to compile every graph.
 """
 
 import math
@@ -45,9 +45,9 @@ class Settings(ShardedSettings):
     """The recipe's train section."""
 
     eval_samples: Free[Positive[int]]
-    """This many held-out samples."""
+    """The number of held-out samples."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "eager"]
-    """With auto sdpa, on XLA devices eager; flash_attention_2 needs the package flash-attn."""
+    """auto: sdpa, or eager on XLA devices; flash_attention_2 needs the package flash-attn."""
 
     REFUSED = (
         (
@@ -169,7 +169,7 @@ def open_split(plan: JobPlan, split: str) -> Text:
 
 
 def make_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """Make a Llama wherever PyTorch is told to make tensors; the parameters' values come later."""
+    """Make a Llama on the device that PyTorch uses now; the parameters' values are set later."""
     with no_init_weights():
         model = LlamaForCausalLM(config)
     # The frequencies of positions are the only values that nothing brings later. As a plain tensor
@@ -185,7 +185,7 @@ def make_model(config: LlamaConfig) -> LlamaForCausalLM:
 
 
 def choose_attention(name: str, device: Device) -> str:
-    """Return the attention that the settings name; for auto, the fastest that the device has."""
+    """Return the attention that the settings name; for auto, the fastest one on the device."""
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         raise TrainError(
             "train.attention: flash_attention_2 needs a GPU and the package flash-attn in the "

@@ -1,6 +1,6 @@
-"""The section model of a recipe, by architecture; settings.py explains the annotations.
+"""The section model of a recipe, by architecture. settings.py explains the annotations.
 
-The keys are the keys of transformers' config, which gets undeclared keys unchecked.
+The keys are those of transformers' config. Undeclared keys are passed to it unchecked.
 """
 
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ Activation = Literal[
     "swish",
     "tanh",
 ]
-"""Names in transformers' ACT2FN of functions without parameters."""
+"""The functions without parameters in transformers' ACT2FN."""
 
 PublishedBert = Literal[
     "",
@@ -35,7 +35,7 @@ PublishedBert = Literal[
     "bert-large-uncased",
     "bert-large-cased",
 ]
-"""Names in trnslurm/config/models.py, which has their sizes."""
+"""The names in trnslurm/config/models.py, which has their sizes."""
 Published = Literal[
     "",
     "bert-base-uncased",
@@ -53,28 +53,28 @@ Published = Literal[
     "albert-xlarge-v2",
     "albert-xxlarge-v2",
 ]
-"""The same with BERT's relatives."""
+"""The same, including BERT's relatives."""
 
 
 class Gpt2:
     """Keys of GPT2Config."""
 
     vocab_size: Positive[int]
-    """Token ids that the model knows; the data may have fewer."""
+    """Number of token ids that the model knows; the data may use fewer."""
     n_positions: Annotated[int, "at least 1", "at least seq_len"]
-    """The longest sample."""
+    """The length of the longest sample."""
     n_embd: Positive[int]
     """Width."""
     n_layer: Positive[int]
-    """Layers."""
+    """Number of layers."""
     n_head: Annotated[int, "at least 1", "divides n_embd"]
-    """Attention heads."""
+    """Number of attention heads."""
     activation_function: Activation
     """Activation of the feed-forward layers."""
     embd_pdrop: Share[float]
     """Dropout of the embeddings."""
     attn_pdrop: Share[float]
-    """Dropout of the attention's weights."""
+    """Dropout of the attention weights."""
     resid_pdrop: Share[float]
     """Dropout before each residual."""
     layer_norm_epsilon: float
@@ -87,13 +87,13 @@ class Bert:
     """Keys of BertConfig."""
 
     vocab_size: Positive[int]
-    """Token ids that the model knows; the data may have fewer."""
+    """Number of token ids that the model knows; the data may use fewer."""
     hidden_size: Positive[int]
     """Width."""
     num_hidden_layers: Positive[int]
-    """Layers."""
+    """Number of layers."""
     num_attention_heads: Annotated[int, "at least 1", "divides hidden_size"]
-    """Attention heads."""
+    """Number of attention heads."""
     intermediate_size: Positive[int]
     """Width of the feed-forward layers."""
     hidden_act: Activation
@@ -101,11 +101,11 @@ class Bert:
     hidden_dropout_prob: Share[float]
     """Dropout of embeddings and layers."""
     attention_probs_dropout_prob: Share[float]
-    """Dropout of the attention's weights."""
+    """Dropout of the attention weights."""
     max_position_embeddings: Annotated[int, "at least 1", "at least seq_len"]
-    """The longest sample."""
+    """The length of the longest sample."""
     type_vocab_size: Annotated[int, "at least 2"]
-    """Kinds of segments; the data has two."""
+    """Number of segment types; the data has two."""
     initializer_range: float
     """Standard deviation of new parameters."""
     layer_norm_eps: float
@@ -113,7 +113,7 @@ class Bert:
 
 
 class Encoder(Bert):
-    """The same for BERT's relatives, in BERT's words."""
+    """The same for BERT's relatives, under BERT's names."""
 
     name: Published
     """A published model, whose sizes replace those below; empty: none."""
@@ -122,9 +122,9 @@ class Encoder(Bert):
     embedding_size: int
     """Width of ALBERT's embeddings; 0: hidden_size."""
     type_vocab_size: int
-    """Kinds of segments; 0: the model knows none."""
+    """Number of segment types; 0: the model has none."""
     pad_token_id: int
-    """The token that fills samples up, as the data has it."""
+    """The padding token of the data."""
 
     REFUSED = (
         (
@@ -150,19 +150,19 @@ class Llama:
     """Keys of LlamaConfig."""
 
     vocab_size: Positive[int]
-    """Token ids that the model knows; the data may have fewer."""
+    """Number of token ids that the model knows; the data may use fewer."""
     hidden_size: Positive[int]
     """Width."""
     intermediate_size: Positive[int]
     """Width of the feed-forward layers."""
     num_hidden_layers: Positive[int]
-    """Layers."""
+    """Number of layers."""
     num_attention_heads: Annotated[int, "at least 1", "divides hidden_size"]
-    """Attention heads."""
+    """Number of attention heads."""
     num_key_value_heads: Annotated[int, "at least 1", "divides num_attention_heads"]
-    """Heads of keys and values, which attention heads share."""
+    """Number of key-value heads, which the attention heads share."""
     max_position_embeddings: Annotated[int, "at least 1", "at least seq_len"]
-    """The longest sample."""
+    """The length of the longest sample."""
     rope_theta: Positive[float]
     """Base of the rotary embedding's wavelengths."""
     rms_norm_eps: float

@@ -45,7 +45,7 @@ def load_plan(path: Path) -> JobPlan:
 
 
 def read_settings(cls: type[Section], plan: JobPlan) -> Section:
-    """Make a job's own dataclass from the plan's section train, as it declares it."""
+    """Make a job's own dataclass from the plan's section train."""
     settings = read_section(cls, plan.train, where="plan.json: train")
     check_section(cls, "train", plan)
     return settings
@@ -65,7 +65,7 @@ def declaration_of(cls: type) -> Declaration | None:
 
 
 def _read_source(path: str) -> bytes | None:
-    """Read a file of the code that runs, by its absolute path or as trnslurm/train/plan.py."""
+    """Read a file of the running code, by its absolute path or as trnslurm/train/plan.py."""
     file = Path(trnslurm.__file__).parents[1] / path
     if file.is_file():
         return file.read_bytes()

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer on this runtime: its loop and callbacks, our units, steps and checkpoints.
+"""The Hugging Face Trainer on this runtime: its loop and callbacks, our units, steps, checkpoints.
 
-A script that trains with Trainer needs three changes: it opens the run as every job does, gives the
-loss of a unit instead of a data set, and has its own evaluation:
+A script that trains with Trainer needs three changes: it opens the run as every job does, supplies
+the loss of a unit instead of a data set, and has its own evaluation:
 
     job = open_job(Settings, "Fine-tune my model.")
     model = …
@@ -12,18 +12,18 @@ loss of a unit instead of a data set, and has its own evaluation:
 
 `unit_loss(unit)` returns the unit's share of each number that a step reports, the loss first, as a
 vector; it seeds the device with unit.seed before the forward pass. `evaluate()` returns scores by
-name. jobs/bert_mrpc/train.py is a whole script. Arguments that Trainer would read from
+name. jobs/bert_mrpc/train.py is a complete script. Arguments that Trainer would read from
 TrainingArguments (rate, batch, steps, saving, logging) come from the recipe.
 
-To Trainer and accelerate every device is a CPU, and they talk to no other worker. What happens on
-the device, and between the workers, is done by Device and GlobalOptimizer as in every other job:
-gradients are summed once, a step is the same on any number of workers, and its graphs are known
-ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9.0) the libraries
+To Trainer and accelerate, every device is a CPU, and they communicate with no other worker. Device
+and GlobalOptimizer handle everything on the device and between the workers, as in every other job:
+gradients are summed once, a step is the same on any number of workers, and its graphs are known in
+advance. Without this, the libraries (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9.0)
 
-- take torch_xla for the device wherever it is installed, use_cpu=True or not; where its runtime
-  does not find the other workers, each silently trains a separate copy;
-- take the fused AdamW, which XLA does not have, and bias corrections that XLA compiles in;
-- average gradients over workers and micro-batches, which is wrong where these are not equal.
+- use torch_xla as the device wherever it is installed, even with use_cpu=True; if its runtime does
+  not find the other workers, each silently trains a separate copy;
+- use the fused AdamW, which XLA does not have, and bias corrections that XLA compiles in;
+- average gradients over workers and micro-batches, which is wrong if these are not equal.
 """
 
 import os
@@ -66,7 +66,7 @@ class RunCallback(TrainerCallback):
         self._rung_end = rung_end(os.environ.get(Variable.RUN_DIR, ""))
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let several workers on CPUs load their optimizer again: PyTorch knows no cpu:0.
+        """Let workers on CPUs load their optimizer when resuming: PyTorch does not know cpu:0.
 
         Trainer loads it to args.device (transformers 4.57.6, _load_optimizer_and_scheduler), to
         which accelerate 1.15 adds this worker's number.
@@ -91,7 +91,7 @@ class RunCallback(TrainerCallback):
         trnslurm.saved(step, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the previous step, which is complete now, if it has metrics or a report is due."""
+        """Report the previous step, which is now complete, if it has metrics or a report is due."""
         if self._numbers or time.monotonic() - self._reported > _REPORT_S:
             self._report(state)
 
@@ -117,7 +117,7 @@ class UnitTrainer(Trainer):
         evaluate: Evaluate | None = None,
         callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
-        """Load the run's newest checkpoint; train() then runs the steps that are left."""
+        """Load the run's newest checkpoint; train() then runs the remaining steps."""
         _check_libraries()
         self._run = run
         self._unit_loss = unit_loss
@@ -141,14 +141,14 @@ class UnitTrainer(Trainer):
         self._check_world()
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """Run the steps that are left, if there are any."""
+        """Run the remaining steps, if there are any."""
         return super().train(*args, **options) if self._steps else None
 
     def _check_world(self) -> None:
         """Compare accelerate's world with the plan and with our device.
 
-        accelerate knows the world from torchrun, which starts a single worker too: without torchrun
-        a single worker hangs on Trainium, since transformers 4.44.
+        accelerate gets the world from torchrun, which starts even a single worker. Without
+        torchrun, a single worker hangs on Trainium since transformers 4.44.
         """
         seen, rank, workers = self.accelerator, self._run.device.rank, self._run.plan.workers
         if (seen.num_processes, seen.process_index) != (workers, rank):
@@ -159,16 +159,16 @@ class UnitTrainer(Trainer):
             )
 
     def get_train_dataloader(self) -> Any:
-        """Yield this worker's units, and no tensors: Trainer fetches all of a step first.
+        """Yield this worker's units and no tensors, because Trainer fetches all of a step first.
 
-        There is no epoch: the stream of samples is endless.
+        There is no epoch, because the stream of samples is endless.
         """
         for step in self._steps:
             for unit in self._run.units(step):
                 yield {"unit": unit}
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Do nothing: the model is on its device."""
+        """Do nothing, because the model is on its device."""
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
         # Anything but the model itself keeps accelerate from wrapping it (DistributedDataParallel),
@@ -178,18 +178,18 @@ class UnitTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
-        """Run a unit forwards and backwards."""
+        """Run a unit forward and backward."""
         numbers = self._unit_loss(inputs["unit"])
         torch.autograd.backward(numbers[0])
         self._run.add(numbers)
         return self._nothing
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Count nothing: the run does."""
+        """Return 0, because the run counts the FLOP."""
         return 0
 
     def store_flos(self) -> None:
-        """Sum nothing over the workers: the process group may know the device's tensors only."""
+        """Do nothing: a sum would fail if the process group supports only the device's tensors."""
 
 
 class GlobalStep(torch.optim.Optimizer):
@@ -199,7 +199,7 @@ class GlobalStep(torch.optim.Optimizer):
         super().__init__(model.parameters(), {"lr": 1.0, "initial_lr": 1.0})  # LambdaLR's factor
         self._run = run
         self.grad_norm = torch.zeros(())
-        """Before clipping, of the last step."""
+        """The gradient norm of the last step, before clipping."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take a step with all workers."""
@@ -210,7 +210,7 @@ class GlobalStep(torch.optim.Optimizer):
 
 
 class _EndStep(TrainerCallback):
-    """Ends each step, and sets the step that Trainer counts from."""
+    """Ends each step, and sets the step that Trainer starts counting from."""
 
     def __init__(
         self, run: TrainingRun, step: GlobalStep, steps: range, evaluate: Evaluate | None
@@ -241,14 +241,14 @@ class _Unwrapped(nn.Module):
         return self.model(**inputs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: the run zeroes the gradients."""
+        """Do nothing, because the run zeroes the gradients."""
 
 
 def _arguments(run: TrainingRun, steps: range) -> TrainingArguments:
     """Make Trainer's arguments from the plan.
 
-    There are no epochs, in a precompile or in training: AWS's tutorial meets new graphs at the end
-    of an epoch, unless both runs have equally many.
+    Neither a precompile nor training has epochs. In AWS's tutorial, new graphs appear at the end of
+    an epoch unless both runs have the same number of epochs.
     """
     batch = run.plan.batch
     return TrainingArguments(

@@ -1,4 +1,4 @@
-"""Plain data parallelism on cpu and cuda; XLA devices share most of it."""
+"""Plain data parallelism on cpu and cuda. XLA devices share most of it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
 
 
 class DataParallel(GlobalOptimizer):
-    """Gradients summed over the workers, the whole optimizer on every one of them.
+    """Gradients are summed over the workers, and every worker has the complete optimizer.
 
-    The optimizer inside updates masters: the model's parameters, or, if these have fewer bits,
-    copies in single precision, which are kept (fp32_copy) or made for each step (fp32_state). With
-    copies the gradients of the units add up in single precision too: in fewer bits a sum of
-    hundreds would depend on how many of them a worker has.
+    The inner optimizer updates masters. These are the model's parameters or, if the parameters have
+    fewer bits, copies in single precision, which are kept (fp32_copy) or made for each step
+    (fp32_state). With copies, the units' gradients also add up in single precision. In fewer bits,
+    a sum of hundreds would depend on how many of them a worker has.
     """
 
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:
@@ -49,7 +49,7 @@ class DataParallel(GlobalOptimizer):
         return True
 
     def _make_inside(self, masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Make PyTorch's optimizer of the masters."""
+        """Make PyTorch's optimizer for the masters."""
         self._base = self._make_base(self._spec.with_masters(masters))
 
     def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
@@ -75,7 +75,7 @@ class DataParallel(GlobalOptimizer):
         return zeroed
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
-        """Return zeros for the gradients: the tensors to set to zero, and a view by parameter."""
+        """Return zeros for the gradients: the tensors to set to zero, and a view per parameter."""
         in_order = list(self._spec.named.values())
         self._summed: Buckets | SharedGradients
         if SharedGradients.fit(self._device):
@@ -87,13 +87,13 @@ class DataParallel(GlobalOptimizer):
 
     @torch.no_grad()
     def _add_up(self, parameter: Tensor) -> None:
-        """Add a unit's gradient to the sum, as soon as the backward pass has made it."""
+        """Add a unit's gradient to the sum as soon as the backward pass has computed it."""
         assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
         self._sums[parameter].add_(parameter.grad)
         parameter.grad.zero_()
 
     def begin_last_unit(self) -> None:
-        """Send sums of gradients while the next backward pass makes the rest."""
+        """Send sums of gradients while the next backward pass computes the rest."""
         assert isinstance(self._summed, Buckets)
         self._summed.begin_last_unit()
 
@@ -119,7 +119,7 @@ class DataParallel(GlobalOptimizer):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        """Let the parameters have what the masters have."""
+        """Copy the masters to the parameters."""
         for parameter, master in self._copies:
             parameter.copy_(master)
             master.grad = None
@@ -132,12 +132,12 @@ class DataParallel(GlobalOptimizer):
             self._summed.all_reduce()
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
-        """Return a number of steps in the form that the optimizer inside keeps."""
+        """Return a number of steps in the form that the inner optimizer keeps."""
         # The fused AdamW expects the step on the parameter's device.
         return torch.tensor(float(updates), device=parameter.device)
 
     def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place and make the state as the first step would, in its order."""
+        """Fill parameters in place, and create the state as the first step would, in its order."""
         self._load_frozen(read)
         for name, parameter, master in self._triples():
             rows = range(num_rows(parameter.shape))
@@ -166,7 +166,7 @@ class DataParallel(GlobalOptimizer):
 
 
 def _nothing(parameter: Tensor) -> Tensor:
-    """Return the value between steps of a master that is not kept: it takes no memory."""
+    """Return a placeholder for a master between steps, which takes up no memory."""
     # Not parameter.detach(): on Neuron, where torch_xla does without functionalization, the next
     # step's copy in fp32 would be written into the parameter as well, which stayed in fp32.
     return torch.zeros(1, device=parameter.device)

@@ -17,25 +17,26 @@ _LARGEST, _SMALLEST, _AT_LEAST = 25 << 20, 1 << 20, 8
 
 
 class Buckets:
-    """The gradients of a model in one piece of memory, which is summed bucket by bucket.
+    """A model's gradients in one block of memory, which is summed bucket by bucket.
 
-    They are in the order in which a backward pass completes them: the model's order, reversed. In
-    the last unit of a step a bucket is sent as soon as its last gradient is complete. All workers
-    send the buckets in the same order, in whatever order these become complete.
+    They are in the order in which a backward pass completes them, which is the model's order
+    reversed. In the last unit of a step, a bucket is sent as soon as its last gradient is complete.
+    All workers send the buckets in the same order, whatever the order in which these become
+    complete.
 
-    The first step counts how often a unit adds to each bucket, and sends all buckets at its end: a
-    parameter may be used by no unit, or several times by recomputed layers.
+    The first step counts how often a unit adds to each bucket, and sends all buckets at its end. A
+    unit may not use a parameter at all, or use it more than once in recomputed layers.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        """Allocate zeros for parameters, which come in the model's order."""
+        """Allocate zeros for parameters, which are given in the model's order."""
         order = list(reversed(parameters))
         sizes = [parameter.numel() for parameter in order]
         self.whole = torch.zeros(sum(sizes), dtype=dtype, device=order[0].device)
         """All gradients, one after another."""
         views = zip(order, torch.split(self.whole, sizes), strict=True)
         self.gradients = {parameter: view.view_as(parameter) for parameter, view in views}
-        """A gradient for each parameter: a view of the whole."""
+        """A gradient for each parameter, as a view of `whole`."""
         self._bucket_of: dict[Tensor, int] = {}
         self._buckets = self._cut(order, _bucket_bytes(self.whole))
         for parameter in order:
@@ -47,7 +48,7 @@ class Buckets:
         self._last = False
 
     def _cut(self, order: Sequence[nn.Parameter], size: int) -> list[Tensor]:
-        """Cut the whole, between gradients, into buckets of about a size."""
+        """Divide `whole`, between gradients, into buckets of about the same size."""
         buckets: list[Tensor] = []
         start = end = 0
         for parameter in order:
@@ -59,7 +60,7 @@ class Buckets:
         return buckets
 
     def begin_last_unit(self) -> None:
-        """Expect the gradients of the step's last unit from now on."""
+        """From now on, expect the gradients of the step's last unit."""
         self._last = True
 
     def _add(self, parameter: Tensor) -> None:
@@ -96,7 +97,7 @@ class Buckets:
         return len(self._works)
 
     def _send(self) -> None:
-        """Begin to sum the next bucket."""
+        """Start summing the next bucket."""
         self._works.append(dist.all_reduce(self._buckets[self._sent], async_op=True))
 
 
@@ -105,17 +106,17 @@ def _bucket_bytes(whole: Tensor) -> int:
 
 
 class SharedGradients:
-    """The gradients of a model in one piece of memory, next to the other workers' gradients.
+    """A model's gradients in one block of memory, next to the other workers' gradients.
 
     Each worker sums one part of all gradients, always in the same order, and copies the sums of the
-    other parts. gloo would send them through TCP: on few cores more work than the sum itself. Sums
-    during a backward pass would take its cores.
+    other parts. gloo would send them through TCP, which on few cores is more work than the sum
+    itself. Summing during a backward pass would use the cores that it needs.
     """
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: Device
     ) -> None:
-        """Allocate zeros for parameters, which come in one order on all workers."""
+        """Allocate zeros for parameters, which are given in the same order on all workers."""
         self._device = device
         sizes = [parameter.numel() for parameter in parameters]
         rows = _allocate(device, (device.world + 1) * sum(sizes), dtype).view(-1, sum(sizes))
@@ -125,11 +126,11 @@ class SharedGradients:
         """All gradients of this worker, one after another."""
         views = zip(parameters, torch.split(self.whole, sizes), strict=True)
         self.gradients = {parameter: view.view_as(parameter) for parameter, view in views}
-        """A gradient for each parameter: a view of the whole."""
+        """A gradient for each parameter, as a view of `whole`."""
 
     @staticmethod
     def fit(device: Device) -> bool:
-        """Check whether the workers compute on one machine's CPUs, and several of them."""
+        """Check whether there is more than one worker and all compute on one machine's CPUs."""
         together = device.world > 1 and device.world == device.local_world
         return together and device.kind.on_host and hasattr(os, "memfd_create")  # not on macOS
 
@@ -145,10 +146,10 @@ class SharedGradients:
 
 
 def _allocate(device: Device, count: int, dtype: torch.dtype) -> Tensor:
-    """Return zeros that all workers see.
+    """Return zeros that all workers share.
 
-    A file without a name in any directory: it takes no room in /dev/shm, which is small in
-    containers, and disappears with the last worker, however that worker ends.
+    They are in an unnamed file, which can be in any directory. It takes no room in /dev/shm, which
+    is small in containers, and disappears with the last worker, however that worker ends.
     """
     file, where = -1, torch.zeros(2, dtype=torch.int64)
     if device.rank == 0:

@@ -1,7 +1,7 @@
 """LAMB for large batches: timm's arithmetic, with the step and the rate in tensors.
 
-timm's own class keeps the step as a number, which XLA compiles into the graph where a correction
-rounds to 1 (step 158 for beta1 = 0.9); its function for the arithmetic takes tensors as well.
+timm's own class keeps the step as a number, which XLA compiles into the graph if a correction
+rounds to 1 (step 158 for beta1 = 0.9). timm's function for the arithmetic also accepts tensors.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from trnslurm.train.errors import TrainError
 class Lamb(torch.optim.Optimizer):
     """LAMB with the trust ratio clipped at 1, as AWS's sample uses it.
 
-    Clipping by the global norm is not part of it.
+    It does not clip by the global norm.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter; all have gradients."""
+        """Update every parameter; all of them must have gradients."""
         for group in self.param_groups:
             parameters = group["params"]
             states = [self._state(parameter) for parameter in parameters]

@@ -22,17 +22,18 @@ def make_optimizer(
     zero1: bool | None = None,
     precision: str = "fp32_copy",
 ) -> GlobalOptimizer:
-    """Make the optimizer of the settings, or the job's own: what `make` returns.
+    """Make the optimizer that the settings name, or the job's own, which `make` returns.
 
-    It trains those of the named tensors that require a gradient. Checkpoints have all of them, so
-    give it a model's frozen parameters too: model.named_parameters(), or, for a model with buffers
+    It trains the named tensors that require a gradient. Checkpoints contain all named tensors, so
+    pass a model's frozen parameters too: model.named_parameters(), or, for a model with buffers
     that change or are loaded, model.state_dict(keep_vars=True).items().
 
     The recipes' ZeRO-1 exists on Trainium and other XLA devices; cpu and cuda ignore zero1.
 
-    `make` is given the tensors to train by name, and returns one or several torch.optim.Optimizer:
-    lambda named: Lion(named.values(), lr=1e-4). With zero1=True the workers divide the parameters
-    among them: not for an optimizer that looks at several parameters at once (Prodigy).
+    `make` is given the tensors to train by name, and returns one or more torch.optim.Optimizer:
+    lambda named: Lion(named.values(), lr=1e-4). With zero1=True, the workers divide the parameters
+    among themselves, which does not suit an optimizer that looks at more than one parameter at once
+    (Prodigy).
     """
     if make is not None:
         return _make_own(settings, device, dict(tensors), make, zero1=bool(zero1), kind=precision)

@@ -1,7 +1,7 @@
-"""Muon: momentum whose matrices are made orthogonal, for the matrices inside of a model.
+"""Muon: momentum whose matrices are orthogonalized, for the matrices inside a model.
 
 Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024
-(kellerjordan.github.io/posts/muon). The size of an update is that of AdamW's, so that both share a
+(kellerjordan.github.io/posts/muon). An update is as large as one of AdamW, so that both share a
 learning rate and its schedule: Liu et al., Muon is Scalable for LLM Training, 2025
 (arXiv:2502.16982, section 2.2).
 """
@@ -21,8 +21,9 @@ _STEPS = 5
 class Muon(torch.optim.Optimizer):
     """Like torch.optim.Muon of PyTorch 2.9, which always orthogonalizes in 16 bits.
 
-    Rounding then depends on the last bit of a gradient, and so on the number of workers: losses of
-    60 steps of gpt2_zero1 (tiny, fp32) on 1 to 3 workers differ by up to 5e-5, and here by 1e-7.
+    With 16 bits, rounding depends on the last bit of a gradient, and so on the number of workers:
+    the losses of 60 steps of gpt2_zero1 (tiny, fp32) on 1 to 3 workers differ by up to 5e-5, and
+    here by 1e-7.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Orthogonalize in this type: on GPUs bfloat16 is several times as fast."""
+        """Orthogonalize in this type; on GPUs, bfloat16 is a few times as fast."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._dtype = dtype
 
@@ -56,7 +57,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return nearly U V^T of a matrix's singular value decomposition U S V^T."""
+    """Return approximately U V^T of a matrix's singular value decomposition U S V^T."""
     tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix.T if tall else matrix  # the product below is then the smaller one
     x = x / (x.norm() + 1e-7)

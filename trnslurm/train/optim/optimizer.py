@@ -1,6 +1,7 @@
-"""One optimizer step over all workers: plain data parallelism, or on XLA devices ZeRO-1 too.
+"""One optimizer step over all workers: plain data parallelism or, on XLA devices, also ZeRO-1.
 
-All return their state as rows of named tensors, and load a state that any number of workers wrote.
+All optimizers return their state as rows of named tensors, and load a state that any number of
+workers wrote.
 """
 
 from abc import abstractmethod
@@ -26,7 +27,7 @@ from trnslurm.train.optim.lamb import Lamb
 from trnslurm.train.settings import OptimizerSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""The state that optimizers keep per parameter, by PyTorch's names; SGD keeps none."""
+"""The state that optimizers keep per parameter, by PyTorch's names. SGD keeps none."""
 ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 _CLASSES: dict[str, Any] = {
     "adam": torch.optim.Adam,
@@ -36,20 +37,20 @@ _CLASSES: dict[str, Any] = {
 }
 
 UNCLIPPED = 1e30
-"""A bound that scales no gradient, in bf16 either; the norm is still computed.
+"""A bound that scales no gradient, not even in bf16; the norm is still computed.
 
-Not infinity, which compilers of XLA may treat differently.
+It is not infinity, which XLA compilers may treat differently.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """What an optimizer is made from, whatever the device and the way to divide its state."""
+    """What an optimizer is made from, for any device and any way to divide its state."""
 
     named: Mapping[str, nn.Parameter]
     """The parameters that are trained, in the model's order."""
     groups: list[dict[str, Any]]
-    """These parameters in groups, as PyTorch's optimizers take them."""
+    """These parameters in groups, as PyTorch's optimizers accept them."""
     kinds: tuple[str, ...]
     """The state that the optimizer keeps per parameter."""
     cls: Callable[..., torch.optim.Optimizer]
@@ -57,7 +58,7 @@ class OptimizerSpec:
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors that are saved but not trained."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of that optimizer."""
+    """The optimizer's options."""
     max_norm: float = UNCLIPPED
     precision: str = "fp32_copy"
     """OptimizerPrecision in settings.py."""
@@ -65,7 +66,7 @@ class OptimizerSpec:
     def make(
         self, lr: float | Tensor, *, adam: Mapping[str, Any], **more: Any
     ) -> torch.optim.Optimizer:
-        """Make PyTorch's optimizer; the options `adam` are for Adam and AdamW only."""
+        """Make PyTorch's optimizer; the options `adam` are only for Adam and AdamW."""
         if self.cls in ADAMS:
             more |= adam
         return self.cls(self.groups, lr=lr, **self.options, **more)
@@ -83,7 +84,7 @@ def make_spec(
     shapes: Mapping[str, Sequence[int]] | None = None,
     precision: str = "fp32_copy",
 ) -> OptimizerSpec:
-    """Return the spec of the settings' optimizer; `shapes` are the whole shapes of divided ones.
+    """Return the spec of the settings' optimizer; `shapes` are the full shapes of divided tensors.
 
     Tensors that require no gradient are frozen.
     """
@@ -107,9 +108,9 @@ def decay_matrices(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return parameters in two groups: matrices decay; biases and norms, which are vectors, do not.
+    """Return parameters in two groups: matrices decay; vectors, such as biases and norms, do not.
 
-    `shapes` are the whole shapes of parameters that are divided.
+    `shapes` are the full shapes of parameters that are divided.
     """
     shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
     matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
@@ -137,7 +138,7 @@ def own_spec(
 def _trained_and_frozen(
     tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
-    """Divide tensors by whether they require a gradient."""
+    """Separate tensors that require a gradient from those that do not."""
     once: dict[Tensor, str] = {}
     for name, tensor in tensors.items():
         once.setdefault(tensor, name)  # tied ones are saved under the first name
@@ -151,7 +152,7 @@ def _trained_and_frozen(
 
 
 class GlobalOptimizer(TrainingState):
-    """A step that all workers take together."""
+    """An optimizer whose steps all workers take together."""
 
     _base: torch.optim.Optimizer
     """PyTorch's optimizer inside."""
@@ -177,7 +178,7 @@ class GlobalOptimizer(TrainingState):
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def begin(self) -> None:
-        """Refuse parameters that were frozen, or no longer are, since this optimizer was made."""
+        """Refuse a change of requires_grad since this optimizer was made."""
         changed = [name for name, each in self._spec.named.items() if not each.requires_grad]
         changed += [name for name, each in self._spec.frozen.items() if each.requires_grad]
         if changed:
@@ -213,10 +214,10 @@ class GlobalOptimizer(TrainingState):
 
     @abstractmethod
     def _holders(self) -> list[Tensor]:
-        """Return the tensors that the optimizer inside updates, one for each parameter."""
+        """Return the tensors that the inner optimizer updates, one for each parameter."""
 
     def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
-        """Return the values of a parameter to save: the most precise that exist."""
+        """Return the values of a parameter to save: the most precise ones that exist."""
         return holder.detach()
 
     @abstractmethod
@@ -228,7 +229,7 @@ class GlobalOptimizer(TrainingState):
 
 
 def update(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
-    """Take a step of PyTorch's optimizer at one rate."""
+    """Take a step of PyTorch's optimizer at one learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()

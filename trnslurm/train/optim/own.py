@@ -1,9 +1,9 @@
-"""Optimizers of a job's own: any torch.optim.Optimizer, or several, on cpu, cuda and torchneuron.
+"""A job's own optimizers: any torch.optim.Optimizer, or more than one, on cpu, cuda, torchneuron.
 
-Every worker holds them whole; or, with zero1, they are divided over the workers: by whole
-parameters, as an optimizer such as Muon needs all of a matrix for each of its rows. A parameter's
-owner updates it and sends it to the others. Checkpoints have a parameter and its state whole, in
-its owner's file, so that any number of workers can load them.
+Every worker holds the complete optimizers. With zero1, they are divided over the workers by whole
+parameters, because an optimizer such as Muon needs all of a matrix for each of its rows. A
+parameter's owner updates it and sends it to the others. Checkpoints have the complete parameter and
+its state in its owner's file, so that any number of workers can load them.
 """
 
 import inspect
@@ -31,7 +31,7 @@ from trnslurm.train.optim.optimizer import OptimizerSpec
 
 Made = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 MakeOptimizers = Callable[[dict[str, nn.Parameter]], Made]
-"""Makes one or several optimizers of the tensors to train, given by the parameters' names."""
+"""Makes one or more optimizers for the tensors to train, given by the parameters' names."""
 
 # Keys of a group that every start or step sets again.
 _NOT_SAVED = ("params", "param_names", "lr", "initial_lr")
@@ -44,7 +44,7 @@ class OwnOptimizers(DataParallel):
     def __init__(
         self, device: Device, spec: OptimizerSpec, make: MakeOptimizers, *, peak: float, zero1: bool
     ) -> None:
-        """Let rates be those of the groups when train.lr is `peak`, and else in proportion."""
+        """Use the groups' learning rates if train.lr is `peak`; otherwise scale them with it."""
         self._make, self._peak, self._divided = make, peak, zero1 and device.world > 1
         sizes = {name: parameter.numel() for name, parameter in spec.named.items()}
         self._owners = share_out(sizes, device.world)
@@ -73,7 +73,7 @@ class OwnOptimizers(DataParallel):
         self._kinds = tuple(type(optimizer).__name__ for optimizer in self._inside)
 
     def _check_made(self) -> None:
-        """Refuse optimizers that cannot be stepped, or that leave parameters out."""
+        """Refuse optimizers that cannot be stepped or that leave out parameters."""
         for each in self._inside:
             closure = inspect.signature(each.step).parameters.get("closure")
             if closure is not None and closure.default is inspect.Parameter.empty:
@@ -92,7 +92,7 @@ class OwnOptimizers(DataParallel):
             )
 
     def _update(self, lr: float) -> None:
-        """Update with every optimizer inside, at its groups' rates."""
+        """Update with every inner optimizer, at its groups' learning rates."""
         for optimizer, rates in zip(self._inside, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 if rate is None:
@@ -109,7 +109,7 @@ class OwnOptimizers(DataParallel):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        """Let every worker have all parameters, if this one has not updated them all."""
+        """Broadcast each parameter from its owner, if parameters are divided."""
         super()._finish()
         if not self._divided:
             return
@@ -122,7 +122,7 @@ class OwnOptimizers(DataParallel):
                 work.wait()
 
     def owners(self) -> dict[str, int]:
-        """Return which worker saves a parameter and its state whole."""
+        """Return the worker that saves each complete parameter and its state."""
         return dict(self._owners)
 
     def shards(self) -> list[TensorShard]:
@@ -139,7 +139,7 @@ class OwnOptimizers(DataParallel):
         return shards
 
     def own_state(self) -> OwnState:
-        """Return the numbers among the state, and what training has changed in groups."""
+        """Return the numbers in the state, and what training has changed in groups."""
         of: dict[str, dict[str, Any]] = {}
         for name, key, value in self._states():
             if not isinstance(value, Tensor) and self._owners[name] == self._device.rank:
@@ -160,7 +160,7 @@ class OwnOptimizers(DataParallel):
         return OwnState(of, groups)
 
     def _states(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield what the optimizers keep of each parameter: its name, the key and the value."""
+        """Yield what the optimizers keep for each parameter: its name, the key and the value."""
         for optimizer in self._inside:
             for each, state in optimizer.state.items():
                 name = self._name_of.get(each) if isinstance(each, Tensor) else None
@@ -173,7 +173,7 @@ class OwnOptimizers(DataParallel):
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place; load_own_state loads what belongs to them."""
+        """Fill parameters in place; load_own_state loads their state."""
         self._load_frozen(read)
         load_whole(self._spec.named, "parameter", read)
         if self._keeps_copies:
@@ -181,7 +181,7 @@ class OwnOptimizers(DataParallel):
             load_whole(copies, "parameter", read)
 
     def load_own_state(self, read: ReadOwn) -> None:
-        """Give each optimizer its state, by its own load_state_dict."""
+        """Give each optimizer its state, through its own load_state_dict."""
         for number, optimizer in enumerate(self._inside):
             packed = optimizer.state_dict()
             holders = [p for group in optimizer.param_groups for p in group["params"]]
@@ -205,7 +205,7 @@ class OwnOptimizers(DataParallel):
 
 
 def share_out(sizes: Mapping[str, int], workers: int) -> dict[str, int]:
-    """Give each parameter an owner, so that all have about as much: the largest ones first."""
+    """Assign each parameter to a worker, the largest first, so that the load is balanced."""
     held = [0] * workers
     owners = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):  # equal ones in the model's order
@@ -223,7 +223,7 @@ def _saved_part(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_savable(key: Any, value: Any) -> bool:
-    """Check whether a checkpoint can have a value of the state, under kind/name if a tensor."""
+    """Check whether a checkpoint can store a value of the state; a tensor is kind/name there."""
     if not isinstance(key, str) or "/" in key or key == "parameter":
         return False
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Optimizers on XLA devices: plain data parallelism, and ZeRO-1 by torch_xla's own optimizer."""
+"""Optimizers on XLA devices: plain data parallelism, and ZeRO-1 through torch_xla's optimizer."""
 
 import os
 from typing import Any
@@ -50,7 +50,7 @@ class XlaZero1(GlobalOptimizer):
         self._base = self._zero.base_optimizer
 
     def step(self, lr: float) -> Tensor:
-        """Take one step; undo ZeRO's division by the world size (data/units.py says why)."""
+        """Take one step; undo ZeRO's division by the world size (data/units.py explains why)."""
         rate = rate_for(self._device, lr, self._kinds)
         for group in self._zero.param_groups:
             group["lr"] = rate
@@ -67,9 +67,9 @@ class XlaZero1(GlobalOptimizer):
     def load(self, read: Read, *, updates: int) -> None:
         """Transfer every tensor to the device without any graph.
 
-        Then the first step has the graph of any later step: the state exists already. Tensors that
-        exist stay the same, and the state is made in the order in which a first step makes it,
-        because torch_xla orders a graph's results by their age.
+        The first step then has the graph of any later step, because the state already exists.
+        Existing tensors stay the same, and the state is created in the order in which a first step
+        creates it, because torch_xla orders a graph's results by their age.
         """
         self._load_frozen(read)
         for name, parameter, holder in self._triples():

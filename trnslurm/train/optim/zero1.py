@@ -1,7 +1,8 @@
-"""ZeRO-1 by PyTorch's collectives: every worker updates some rows of each parameter.
+"""ZeRO-1 with PyTorch's collectives: every worker updates some rows of each parameter.
 
-Not PyTorch's ZeroRedundancyOptimizer, which gives whole parameters to workers: checkpoints have
-equal rows of each (checkpoint.state.own_rows), and workers would wait for the largest parameter.
+PyTorch's ZeroRedundancyOptimizer is not used, because it gives whole parameters to workers.
+Checkpoints have equal rows of each parameter (checkpoint.state.own_rows), and workers would wait
+for the largest parameter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,11 @@ _all_gather = getattr(_dist, "all_gather_single", _dist.all_gather_into_tensor)
 
 
 class _Bucket:
-    """Parameters whose rows travel together.
+    """Parameters whose rows are sent together.
 
-    In transit a bucket is a matrix with a line for each worker: its rows of each parameter, one
-    parameter after another, with zeros where a parameter's rows do not divide evenly.
+    In transit, a bucket is a matrix with a line for each worker: the worker's rows of each
+    parameter, one parameter after another, padded with zeros if a parameter's rows do not divide
+    evenly.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: int) -> None:
@@ -37,7 +39,7 @@ class _Bucket:
         self._lengths = [_padded(parameter, world) // world for parameter in parameters]
 
     def pack(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the matrix of whole tensors."""
+        """Return whole tensors as the matrix."""
         lines = tensors[0].new_zeros(self._world, sum(self._lengths), dtype=dtype)
         for tensor, part in zip(tensors, self._parts(lines), strict=True):
             flat = tensor.reshape(-1).to(dtype)
@@ -55,7 +57,7 @@ class _Bucket:
             parameter.copy_(flat.view(parameter.shape))
 
     def split(self, line: Tensor) -> Iterator[Tensor]:
-        """Return one worker's rows of each parameter, as views with the parameter's other sizes."""
+        """Return one worker's rows of each parameter, as views with its other dimensions."""
         for parameter, piece in zip(self.parameters, torch.split(line, self._lengths), strict=True):
             yield piece.view(-1, *parameter.shape[1:])
 
@@ -64,8 +66,10 @@ class _Bucket:
 
 
 class Zero1(DataParallel):
-    """Gradients and parameters whole on every worker; the optimizer's state, and its copy of the
-    parameters, by rows."""
+    """Every worker has all gradients and parameters, but only its rows of the optimizer's state.
+
+    The optimizer's copy of the parameters is divided by rows as well.
+    """
 
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         assert spec.precision != "fp32_state"
@@ -88,7 +92,7 @@ class Zero1(DataParallel):
 
     @torch.no_grad()
     def step(self, lr: float) -> Tensor:
-        """Take one step: sum and divide the gradients, update the own rows, gather parameters."""
+        """Take one step: reduce-scatter the gradients, update own rows, gather parameters."""
         with self._device.timer("collectives"):
             self._scatter_gradients()
         norm = nn.utils.get_total_norm([m.grad for m in self._masters if m.grad is not None])
@@ -126,7 +130,7 @@ class Zero1(DataParallel):
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place and make the state as the first step would, in its order."""
+        """Fill parameters in place, and create the state as the first step would, in its order."""
         self._load_frozen(read)
         for name, parameter, master in self._triples():
             whole = read(name, "parameter", range(num_rows(parameter.shape)))
@@ -150,7 +154,7 @@ class Zero1(DataParallel):
 
 
 def _cut(parameters: Sequence[nn.Parameter], itemsize: int, world: int) -> Iterator[_Bucket]:
-    """Yield buckets of about a size, in the parameters' order."""
+    """Yield buckets of about the same size, in the parameters' order."""
     bucket: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
@@ -164,7 +168,7 @@ def _cut(parameters: Sequence[nn.Parameter], itemsize: int, world: int) -> Itera
 
 
 def _padded(parameter: nn.Parameter, world: int) -> int:
-    """Return the number of a parameter's values, with rows that divide evenly."""
+    """Return the number of a parameter's values, padded so that rows divide evenly."""
     rows = num_rows(parameter.shape)
     return parameter.numel() // rows * -(-rows // world) * world
 

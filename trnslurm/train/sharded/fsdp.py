@@ -16,7 +16,7 @@ from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, layers_to_
 
 
 class Fsdp(Sharded):
-    """Each parameter is divided by rows, as checkpoints have it."""
+    """Divides each parameter by rows, as checkpoints do."""
 
     def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
@@ -61,7 +61,7 @@ class Fsdp(Sharded):
         return norm.full_tensor()
 
     def shards(self) -> list[TensorShard]:
-        """Return this worker's rows, which are in its memory in the saved layout."""
+        """Return this worker's rows, which its memory has in the saved layout."""
         return [
             TensorShard(name, kind, rows, tensor)
             for name, parameter in self._parameters.items()
@@ -71,7 +71,7 @@ class Fsdp(Sharded):
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place and make the state that the first step would make."""
+        """Fill parameters in place, and create the state that the first step would create."""
         for name, parameter in self._parameters.items():
             if self._kinds and name not in self._frozen:
                 state = self._base.state[parameter]
@@ -86,7 +86,7 @@ class Fsdp(Sharded):
         return own_rows(self._shapes[name], self._device.rank, self._device.world)
 
     def _tensors(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return this worker's part of a parameter and of what the optimizer keeps of it."""
+        """Return this worker's part of a parameter and of its optimizer state."""
         parts: dict[str, Any] = {"parameter": parameter.detach()}
         if name not in self._frozen:
             state = self._base.state[parameter]
@@ -97,7 +97,7 @@ class Fsdp(Sharded):
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
     """Put buffers with values on the device.
 
-    fully_shard would assign to their data (PyTorch 2.13), which PrivateUse1 does not have.
+    fully_shard would assign to their `data` (PyTorch 2.13), which does not work on PrivateUse1.
     """
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -107,7 +107,7 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def _allocate(model: nn.Module, device: torch.device) -> None:
-    """Allocate a meta model's part of the parameters; its buffers keep their values."""
+    """Allocate this worker's part of a meta model's parameters; its buffers keep their values."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     model.to_empty(device=device)
     for buffer, value in zip(model.buffers(), buffers, strict=True):

@@ -1,9 +1,9 @@
 """A Llama whose layers are divided over a group of workers: tensor and sequence parallelism.
 
-Between layers each worker has a slice of the sequence (Korthikanti et al., arXiv:2205.05198,
-section 4.2). A norm works on this slice; then the group gathers the sequence, and each worker
-computes with its own attention heads, or its own part of the feed-forward layer's width. Their
-results are summands for the whole sequence: the group adds them up, and each keeps its slice.
+Between layers, each worker has a slice of the sequence (Korthikanti et al., arXiv:2205.05198,
+section 4.2). A norm works on this slice. Then the group gathers the sequence, and each worker
+computes with its own attention heads or its own part of the feed-forward layer's width. The results
+are summands for the whole sequence: the group adds them up, and each worker keeps its slice.
 """
 
 import functools
@@ -20,7 +20,7 @@ from trnslurm.train.devices.groups import Group
 from trnslurm.train.errors import TrainError
 
 _SEQUENCE = 1
-"""The dimension of tokens: a batch, its tokens, the width."""
+"""The dimension of the tokens in tensors of batch, tokens and width."""
 _BY_ROWS = ("embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj", "k_proj", "v_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")
 _OF_QUERIES = ("q_proj", "o_proj")
@@ -34,7 +34,7 @@ class Cut:
 
     dim: int
     pieces: tuple[int, ...]
-    """The piece of each worker; some have the same."""
+    """The piece of each worker. Some workers have the same piece."""
 
     @property
     def number(self) -> int:
@@ -43,10 +43,10 @@ class Cut:
 
 
 def cut_of(name: str, config: Any, workers: int) -> Cut:
-    """Return how so many workers divide a parameter of a Llama.
+    """Return how a group of this many workers divides a parameter of a Llama.
 
-    The workers with one head of keys are apart by the number of these heads, as AWS's
-    neuronx-distributed has it on trn1 (arrange_kv_groups); their queries are those of that head.
+    The distance between workers with the same key head is the number of key heads, as in AWS's
+    neuronx-distributed on trn1 (arrange_kv_groups). They have the queries of that head.
     """
     module, _, kind = name.rpartition(".")
     layer = module.rpartition(".")[2]
@@ -67,15 +67,15 @@ def cut_of(name: str, config: Any, workers: int) -> Cut:
 
 
 class TensorLlama(nn.Module):
-    """transformers' Llama, of which this worker has its pieces of all matrices."""
+    """transformers' Llama with this worker's pieces of all matrices."""
 
     def __init__(
         self, llama: Any, group: Group, first: Tensor, recompute: Callable[..., Any] | None
     ) -> None:
-        """Let a model with a worker's pieces compute as part of its group.
+        """Make a model with a worker's pieces compute as part of its group.
 
-        `first` is the id of this worker's first token of the vocabulary, on the device: as a number
-        it would make the graph differ from worker to worker.
+        `first` is the id of this worker's first token in the vocabulary, on the device. As a
+        number, it would make the graph differ from worker to worker.
         """
         super().__init__()
         self._llama = llama
@@ -115,7 +115,7 @@ class TensorLlama(nn.Module):
         return CausalLMOutput(logits=logits)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Look up the tokens that this worker has; the group adds up."""
+        """Look up this worker's part of the vocabulary; the group adds up the results."""
         weight = self._llama.model.embed_tokens.weight
         rows, inside = _own_places(tokens, self._first, len(weight))
         found = embedding(rows, weight) * inside.unsqueeze(-1).to(weight.dtype)
@@ -130,14 +130,14 @@ class TensorLlama(nn.Module):
         return result
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return this worker's share of the summed loss: all workers of the group have the same."""
+        """Return this worker's share of the summed loss, which is the same in all of the group."""
         flat, wanted = logits.flatten(0, 1).float(), targets.flatten()
         summed: Tensor = _CrossEntropy.apply(flat, wanted, self._first, self._group)  # type: ignore[no-untyped-call]
         return summed
 
 
 def _own_places(ids: Tensor, first: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Return the places of token ids in a worker's part of the vocabulary, and which are in it."""
+    """Return token ids' positions in a worker's part of the vocabulary, and which are in it."""
     places = ids - first
     inside = (places >= 0) & (places < number)
     return places.clamp(0, number - 1), inside
@@ -166,7 +166,7 @@ class _AddUpSequence(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The summed loss of targets, of which -100 is none, by logits of parts of the vocabulary."""
+    """The summed loss of targets (-100 is ignored), with the vocabulary's logits divided."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, first: Tensor, group: Group) -> Tensor:

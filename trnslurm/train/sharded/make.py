@@ -1,4 +1,4 @@
-"""Makes a model divided over all workers, as the plan's strategy says."""
+"""Makes a model that is divided over all workers, with the plan's strategy."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def shard_model(
     *,
     std: float,
 ) -> Sharded:
-    """Make a model, divide it as the run's strategy says, and give it its first values.
+    """Make a model, divide it with the run's strategy, and set its initial values.
 
     make_model makes the model on the device that PyTorch's context names. Its values do not matter:
     each tensor gets new values with this deviation, or values that are read from init_from.

@@ -1,4 +1,4 @@
-"""The settings of a sharded model, and the strategy's file, compared with the plan."""
+"""The settings of a sharded model, and the comparison of the strategy's file with the plan."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
 
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""The types that are computed in; parameters are kept and updated in fp32."""
+"""The types used for computation. Parameters are kept and updated in fp32."""
 
 # The keys of the Trainer's fsdp_config that each strategy reads.
 _FSDP_KEYS = {"fsdp_transformer_layer_cls_to_wrap", "activation_checkpointing"}
@@ -28,10 +28,10 @@ OFFLOADS = {"offload_optimizer", "offload_param"}
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedSettings(CommonSettings):
-    """The base of the Settings of a job with a sharded model."""
+    """Base class for the Settings of jobs with sharded models."""
 
     optimizer: Literal["adamw", "sgd"]
-    """AdamW; or plain SGD, for comparing runs exactly: they need no norms of whole parameters."""
+    """AdamW, or plain SGD to compare runs exactly: neither needs norms of whole parameters."""
     strategy: Literal["fsdp", "deepspeed", "xla_fsdp", "tensor"]
     """How the model is sharded: strategy.name of the recipe."""
     gradient_checkpointing: bool
@@ -65,7 +65,7 @@ class ShardedSettings(CommonSettings):
 
 
 def read_strategy(path: Path, plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
-    """Read the file of a run's strategy; raise a TrainError where it contradicts the plan."""
+    """Read the file of a run's strategy; raise a TrainError if it contradicts the plan."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -20,13 +20,13 @@ from trnslurm.train.sharded.settings import ShardedSettings
 
 @dataclass(frozen=True)
 class ShardingRequest:
-    """What a strategy gets to divide a model."""
+    """What a strategy gets in order to divide a model."""
 
     plan: JobPlan
     settings: ShardedSettings
     device: Device
     file: dict[str, Any]
-    """The strategy's own settings, in agreement with the plan."""
+    """The strategy's own settings, which agree with the plan."""
     blueprint: nn.Module
     """The model without memory: names and shapes."""
     make_model: Callable[[], nn.Module]
@@ -35,13 +35,13 @@ class ShardingRequest:
 class Sharded(TrainingState):
     """A model divided over all workers, and its optimizer.
 
-    All workers run equally many units. Each strategy decides when it reduces gradients.
+    All workers run the same number of units. Each strategy decides when it reduces gradients.
     """
 
     _base: torch.optim.Optimizer
     """PyTorch's optimizer inside."""
     model: nn.Module
-    """What computes. Its parameters are whole only while a layer of it works."""
+    """The module to run. A parameter is complete only while one of its layers is computing."""
 
     def __init__(self, request: ShardingRequest) -> None:
         self._device = request.device
@@ -52,28 +52,28 @@ class Sharded(TrainingState):
 
     @property
     def num_parameters(self) -> int:
-        """The parameters of the whole model."""
+        """The number of parameters in the whole model."""
         return sum(math.prod(shape) for shape in self._shapes.values())
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the summed loss of targets, of which -100 is none."""
+        """Return the summed loss of targets; a target of -100 is ignored."""
         loss: Tensor = self._device.compiled(_sum_losses)(logits, targets)
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Add a unit's gradient, given its share of the loss."""
+        """Add a unit's gradient, given the unit's share of the loss."""
         # FSDP and DeepSpeed average over the workers: data/units.py says why it is undone.
         scaled: Any = loss * self._device.world
         scaled.backward()
 
     def _shard(self, name: str, kind: str, whole: Tensor) -> list[TensorShard]:
-        """Return this worker's rows of a whole tensor, as a copy, so that the rest can be freed."""
+        """Return a copy of this worker's rows of a whole tensor, so that the rest can be freed."""
         rows = own_rows(whole.shape, self._device.rank, self._device.world)
         own = whole.reshape(whole.shape or (1,))[rows.start : rows.stop].clone()
         return [TensorShard(name, kind, rows, own)] if rows else []
 
     def _check_world(self, found: int) -> None:
-        """Refuse to train separate copies: each library finds the other workers by itself."""
+        """Refuse to train separate copies: each library finds the other workers on its own."""
         if found != self._device.world:
             raise TrainError(
                 f"{type(self).__name__} found {found} workers, but {self._device.world} run: "
@@ -112,7 +112,7 @@ def layers_to_wrap(request: ShardingRequest) -> set[type[nn.Module]]:
 
 
 def own_part(whole: Iterable[Tensor], length: int, worker: int) -> Tensor:
-    """Cut a worker's part, of this length, out of tensors laid end to end."""
+    """Cut a worker's part of this length out of tensors laid end to end."""
     flat = torch.cat([tensor.reshape(-1).float() for tensor in whole])
     part = flat[worker * length : (worker + 1) * length]
     return torch.nn.functional.pad(part, (0, length - len(part)))

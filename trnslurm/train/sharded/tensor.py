@@ -1,4 +1,4 @@
-"""Tensor parallelism within a node, and data parallelism with ZeRO-1 over the groups."""
+"""Tensor parallelism within a node, and data parallelism with ZeRO-1 across groups."""
 
 from typing import Any
 
@@ -15,12 +15,11 @@ from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, 
 
 
 class TensorParallel(Sharded):
-    """Each group of neighbouring workers has the model once, and computes a unit together.
+    """Each group of neighboring workers has the model once and computes a unit together.
 
-    A worker keeps its pieces of the parameters in the type that is computed in. The workers that
-    have the same piece, one or more of each group, divide its optimizer's state and its copy in
-    fp32: so all workers together have each number of these once. The gradients of units add up in
-    fp32.
+    A worker keeps its pieces of the parameters in the type used for computation. The workers that
+    have the same piece, one or more in each group, divide its optimizer state and its fp32 copy. So
+    each element is stored exactly once across workers. The units' gradients add up in fp32.
     """
 
     def __init__(self, request: ShardingRequest) -> None:
@@ -37,7 +36,7 @@ class TensorParallel(Sharded):
         dtype = torch.bfloat16 if request.plan.precision == "bf16" else torch.float32
         self._cuts = {name: cut_of(name, config, size) for name in self._shapes}
         self._owners: dict[int, Group] = {}
-        """By the number of pieces, the workers that have the same one as this worker."""
+        """Number of pieces -> the group of workers with the same piece as this worker."""
         for number in sorted({cut.number for cut in self._cuts.values()}):
             alike = [
                 [first + n for first in groups for n in range(piece, size, number)]
@@ -47,7 +46,7 @@ class TensorParallel(Sharded):
         self._parameters: dict[str, nn.Parameter] = {}
         self._sums: dict[Tensor, Tensor] = {}
         self._masters: dict[str, nn.Parameter] = {}
-        """This worker's part of the copy in fp32 of each piece, laid end to end."""
+        """This worker's part of the fp32 copy of each piece, laid end to end."""
         for name, shape in self._shapes.items():
             own = _piece_shape(shape, self._cuts[name])
             zeros = torch.zeros(own, dtype=dtype, device=device.torch_device)
@@ -90,7 +89,7 @@ class TensorParallel(Sharded):
 
     @torch.no_grad()
     def _add_up(self, parameter: Tensor) -> None:
-        """Add a unit's gradient to the sum, as soon as the backward pass has made it."""
+        """Add a unit's gradient to the sum as soon as the backward pass has computed it."""
         assert parameter.grad is not None
         self._sums[parameter].add_(parameter.grad)
         parameter.grad = None
@@ -125,7 +124,7 @@ class TensorParallel(Sharded):
 
     @torch.no_grad()
     def shards(self) -> list[TensorShard]:
-        """Return this worker's rows; to get them, gather one tensor after another."""
+        """Return this worker's rows, which takes gathering one tensor after another."""
         shards: list[TensorShard] = []
         rank, world = self._device.rank, self._device.world
         for name, shape in self._shapes.items():
@@ -165,7 +164,7 @@ class TensorParallel(Sharded):
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place and make the state that the first step would make."""
+        """Fill parameters in place, and create the state that the first step would create."""
         for name, parameter in self._parameters.items():
             if name in self._frozen:
                 piece = self._read_piece(read, name, "parameter")
@@ -198,7 +197,7 @@ class TensorParallel(Sharded):
         return self._owners[self._cuts[name].number]
 
     def _by_owners(self) -> list[tuple[list[str], Group]]:
-        """Return the names of the trained parameters whose pieces the same workers have."""
+        """Return the trained parameters' names, grouped by the workers with the same piece."""
         return [
             (names, owners)
             for number, owners in self._owners.items()
@@ -206,7 +205,7 @@ class TensorParallel(Sharded):
         ]
 
     def _count(self, updates: int) -> Tensor:
-        """Return a number of steps in the form that the optimizer inside keeps."""
+        """Return a number of steps in the form that the inner optimizer keeps."""
         if self._device.torch_device.type == "xla":
             from trnslurm.train.devices.xla import scalar_tensor
 
@@ -255,6 +254,6 @@ def _piece_shape(shape: tuple[int, ...], cut: Cut) -> list[int]:
 
 
 def _padded(tensor: Tensor, parts: int) -> Tensor:
-    """Lay a tensor end to end, with zeros at its end, so that it divides."""
+    """Lay a tensor end to end, padded with zeros so that it divides evenly."""
     flat = tensor.reshape(-1)
     return pad(flat, (0, -len(flat) % parts)) if len(flat) % parts else flat

@@ -1,4 +1,4 @@
-"""The initial parameters of a sharded model, one tensor at a time: no worker holds them all."""
+"""The initial parameters of a sharded model, one tensor at a time, so that no worker holds all."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,8 +24,8 @@ ASKED_BY = "train.init_from"
 def new_values(shapes: Mapping[str, tuple[int, ...]], *, seed: int, std: float) -> Read:
     """Return new values, the same for any number of workers: each tensor has a separate seed.
 
-    Matrices are normal with this deviation, norms begin with 1 and biases with 0, as transformers
-    has it. The optimizer's state begins with 0.
+    Matrices are normally distributed with this deviation, norms start at 1 and biases at 0, as in
+    transformers. The optimizer's state starts at 0.
     """
     numbers = {name: number for number, name in enumerate(shapes)}
 
@@ -43,11 +43,11 @@ def new_values(shapes: Mapping[str, tuple[int, ...]], *, seed: int, std: float) 
 
 
 def saved_values(source: str, model: nn.Module) -> Read:
-    """Return the parameters of a saved model; names and shapes must equal this model's.
+    """Return the parameters of a saved model, whose names and shapes must equal this model's.
 
-    The source is a directory of checkpoints or one of these, a distributed checkpoint of others, or
-    a folder of Hugging Face with safetensors, also by its name in the local cache: jobs have no
-    network.
+    The source is a checkpoint or a directory of checkpoints, another library's distributed
+    checkpoint, or a Hugging Face folder with safetensors. A folder in the local cache can be given
+    by its model's name, because jobs have no network.
     """
     place = Path(source).expanduser()
     read: Read
@@ -72,7 +72,7 @@ def saved_values(source: str, model: nn.Module) -> Read:
 
 
 def _open_folder(source: str) -> tuple[Path, dict[str, tuple[int, ...]], Read]:
-    """Return a folder of Hugging Face, its tensors' shapes, and what reads their rows."""
+    """Return a Hugging Face folder, its tensors' shapes, and a function that reads their rows."""
     folder = _find_folder(source)
     files = sorted(folder.glob("*.safetensors"))
     if not files:

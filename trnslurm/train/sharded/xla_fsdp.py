@@ -40,7 +40,7 @@ FsdpPart = tuple[list[str], nn.Parameter]
 
 
 class XlaFsdp(Sharded):
-    """Divides parameters as flat rows of numbers: all of a layer together, or each alone."""
+    """Divides parameters as flat rows of numbers, all of a layer together or each separately."""
 
     def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
@@ -88,7 +88,7 @@ class XlaFsdp(Sharded):
         return norm
 
     def shards(self) -> list[TensorShard]:
-        """Return this worker's rows; to get them, gather one part of the model after another."""
+        """Return this worker's rows, which takes gathering one part of the model after another."""
         shards: list[TensorShard] = []
         for names, holder in self._parts:
             kinds = self.kinds_of(names[0])  # of all, as torch_xla joins no frozen ones with others
@@ -106,7 +106,7 @@ class XlaFsdp(Sharded):
     def load(self, read: Read, *, updates: int) -> None:
         """Transfer every tensor to the device, so that the state exists before the first step.
 
-        Then the first step has the graph of any later step, if the state is made in its order.
+        The first step then has the graph of any later step, if the state is created in its order.
         """
         for names, holder in self._parts:
             if self._kinds and holder.requires_grad:
@@ -139,7 +139,7 @@ def _read_settings(request: ShardingRequest) -> dict[str, Any]:
 
 
 def _patch_llama(request: ShardingRequest) -> None:
-    """Let TorchAcc put its kernels into transformers' Llama, where there is TorchAcc."""
+    """Let TorchAcc put its kernels into transformers' Llama, if TorchAcc is installed."""
     if importlib.util.find_spec("torchacc") is None:
         return
     import torchacc
@@ -156,7 +156,7 @@ def _recomputed(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
 
 
 def _allocate(module: nn.Module) -> None:
-    """Allocate a layer while it is divided; its values come later."""
+    """Allocate a layer while it is being divided; its values are set later."""
     for each in module.modules():
         for name, parameter in each.named_parameters(recurse=False):
             if parameter.is_meta:
@@ -165,7 +165,7 @@ def _allocate(module: nn.Module) -> None:
 
 
 def _parts_of(model: nn.Module) -> Iterator[FsdpPart]:
-    """Yield each divided parameter with the names, before wrapping, of the parameters in it."""
+    """Yield each divided parameter with the original names of the parameters in it."""
     for place, module in model.named_modules():
         if not isinstance(module, XlaFullyShardedDataParallel):
             continue

@@ -13,10 +13,11 @@ from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, 
 
 
 class Zero3(Sharded):
-    """Each parameter is divided as a flat row of numbers, by DeepSpeed's engine.
+    """Divides each parameter as a flat row of numbers, with DeepSpeed's engine.
 
-    Only DeepSpeed reads the keys of its file that the plan does not have. The engine's loss scaling
-    does not exist in fp32 and bf16; its averages over units and workers are undone in the loss.
+    Keys of its file that the plan does not have are read only by DeepSpeed. The engine's loss
+    scaling does not exist in fp32 and bf16. Its averages over units and workers are undone in the
+    loss.
     """
 
     def __init__(self, request: ShardingRequest) -> None:
@@ -38,7 +39,7 @@ class Zero3(Sharded):
         self._done = 0
 
     def backward(self, loss: Tensor) -> None:
-        """Add a unit's gradient; with the last unit DeepSpeed ends the accumulation."""
+        """Add a unit's gradient; with the last unit, DeepSpeed ends the accumulation."""
         self._done += 1
         self._engine.set_gradient_accumulation_boundary(self._done == self._units)
         # The engine takes no vector, of however few elements.
@@ -71,7 +72,7 @@ class Zero3(Sharded):
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
-        """Set the parameters that are computed with, those in fp32, and the optimizer's state."""
+        """Set the parameters used for computation, their fp32 copies, and the optimizer's state."""
         fragments, zero = self._deepspeed.utils, self._deepspeed.zero
         if self._kinds:
             for flat in self._engine.optimizer.fp32_partitioned_groups_flat:
