@@ -49,14 +49,14 @@ BAD = [
     (MRPC, {"model.model_type": "roberta", "model.pad_token_id": 1,
             "model.max_position_embeddings": 64, "seq_len": 63},
      "model.model_type is 'roberta' and model.pad_token_id is 1 and model.max_position_embeddings "
-     "is 64 and seq_len is 63: a roberta's positions begin after padding's, so two are left over"),
+     "is 64 and seq_len is 63: a roberta reserves two positions: use at least seq_len + 2"),
     (NER, {"model.type_vocab_size": 0},
      "model.model_type is 'bert' and model.type_vocab_size is 0: only a distilbert has no segmen"),
     (NER, {"train.keep_best": "f1"},
      "train.keep_best is 'f1'; expected one of empty, loss, accuracy, entity_f1, entity_precision"),
     (TWEETS, {"train.save_every": 7},
      "train.keep_best is 'macro_f1' and train.save_every is 7 and train.eval_every is 20: "
-     "checkpoints are made of steps that are not evaluated"),
+     "checkpoints would be saved at steps without an evaluation"),
     (TWEETS, {"train.eval_every": 0},
      "train.keep_best is 'macro_f1' and train.save_every is 20 and train.eval_every is 0: "),
     (TWEETS, {"train.keep_best": "macrof1"},

@@ -122,9 +122,9 @@ def predict_all(run: TrainingRun, model: Any, text: Labelled, samples: int) -> T
 
     Trainer.evaluate is not used, so the workarounds in AWS's tutorial are not needed:
 
-    - During graph extraction (NEURON_EXTRACT_GRAPHS_ONLY=1), accelerate's pad_across_processes slices
-      and pads by sizes that have not been computed: "Input dimension should be either 1 or equal to
-      the output dimension". Here no shape depends on a number from the device.
+    - During graph extraction (NEURON_EXTRACT_GRAPHS_ONLY=1), accelerate's pad_across_processes
+      slices and pads by sizes that have not been computed: "Input dimension should be either
+      1 or equal to the output dimension". Here no shape depends on a number from the device.
     - Trainer joins the logits of all batches so far on the device, with a new graph for each
       (huggingface/transformers#37593; in 4.52 only with eval_do_concat_batches=False), and its last
       batch is shorter. Here every unit is as large as in training, and its logits stay separate.

@@ -55,7 +55,7 @@ class Settings(CommonSettings):
         (
             {"optimizer": "lamb", "zero1": True},
             "lamb needs the norms of whole parameters, but with ZeRO-1 a worker has parts of them: "
-            "set train.zero1=false, or take adamw",
+            "set train.zero1=false, or use adamw",
         ),
         (
             {"optimizer_precision": "fp32_state", "zero1": True},

@@ -140,7 +140,9 @@ def open_texts(plan: JobPlan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
     text = open_split(plan, split)
     if not text.labels:
-        raise TrainError(f"{plan.data}: its labels are numbers on a scale: train bert_mrpc on them")
+        raise TrainError(
+            f"{plan.data}: its labels are numbers on a scale: use the recipe bert_mrpc"
+        )
     return text
 
 

@@ -49,7 +49,7 @@ class Settings(CommonSettings):
     REFUSED = (
         (
             {"optimizer": "muon", "device": ["neuron", "xla-cpu", "xla-cuda"]},
-            "its AdamW counts steps in numbers that XLA would compile in: take adamw, or device "
+            "its AdamW counts steps in numbers that XLA would compile in: use adamw, or device "
             "cpu or cuda",
         ),
     )

@@ -155,8 +155,8 @@ FAULTS = {
         "network", "NCCL does not use EFA on node-1: NET/Plugin: Could not find", "aws-ofi-nccl",
     ),
     "a worker died": (
-        LOCAL, lambda s: s["workers"][5].update(doing="joining the others", error="no way"),
-        "workers", "1 of 12 (node-1): joining the others: no way", "triage",
+        LOCAL, lambda s: s["workers"][5].update(doing="joining the other workers", error="no way"),
+        "workers", "1 of 12 (node-1): joining the other workers: no way", "triage",
     ),
     "a node is silent": (
         LOCAL, lambda s: s["nodes"].pop(1), "nodes", "2 of 3 nodes reported, not node 1", "mounted",

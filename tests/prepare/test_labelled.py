@@ -249,17 +249,19 @@ def test_what_training_refuses(run, tweets, tmp_path):
             open_labelled(path, split, seq_len=seq_len, vocab_size=vocab_size, seed=1)
         return str(error.value)
 
-    assert "give rows to evaluate on, --holdout, or train.eval_every=0" in refused(split="eval")
+    assert "add rows to evaluate on, use --holdout, or set train.eval_every=0" in refused(
+        split="eval"
+    )
     assert "seq_len is 32, but" in refused(seq_len=32)
     assert "model.vocab_size is 50, but" in refused(vocab_size=50)
     assert "no prepared data (index.json is missing)" in refused(path=tmp_path)
     (directory / "train.npy").write_bytes((directory / "train.npy").read_bytes() + b"x")
-    assert "train.npy: not as its index says" in refused()
+    assert "train.npy: does not match its index" in refused()
     (directory / "train.npy").write_bytes(b"")
     assert "train.npy: " in refused()
     (directory / "index.json").write_text(json.dumps(index | {"kind": "bert_pretrain"}))
     assert "its data is of kind bert_pretrain, not labelled" in refused()
     leading_out = index["splits"]["train"] | {"file": "../train.npy"}
     (directory / "index.json").write_text(json.dumps(index | {"splits": {"train": leading_out}}))
-    assert "is not the name of a file next to the index" in refused()
+    assert "is not the name of a file in the index's directory" in refused()
     assert Path(directory).is_dir()

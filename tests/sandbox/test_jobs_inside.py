@@ -58,7 +58,7 @@ def test_its_phases_run_on_the_first_nodes(user, held) -> None:
     argv = [sys.executable, "-m", "trnslurm", "submit", "probe", *user.options(4), "--in", held]
     done = run_process(argv, env=user.environment, cwd=user.home)
     hold = "salloc --partition=compute --nodes=4 --exclusive"
-    why = f"job {held} has 3 nodes, the run needs 4: pass --nodes 3, or hold more: {hold}"
+    why = f"job {held} has 3 nodes, but the run needs 4: pass --nodes 3, or hold more nodes: {hold}"
     assert (done.code, done.err) == (1, f"error: {why}\n")
 
 

@@ -62,5 +62,5 @@ def test_a_difference_is_an_error_unless_devices_round_stochastically(
         conclude(device, make_model().parameters(), "parameters", training)
         assert "ranks differ in parameters: they round stochastically" in capsys.readouterr().out
         return
-    with pytest.raises(TrainError, match="differ at the end: this training is not valid"):
+    with pytest.raises(TrainError, match="differ at the end: this run is not valid"):
         conclude(device, make_model().parameters(), "parameters", training)

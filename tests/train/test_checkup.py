@@ -75,10 +75,10 @@ def worker(tmp_path, monkeypatch):
 def test_a_worker_that_fails_has_said_in_what(worker) -> None:
     worker, seen = worker
 
-    with pytest.raises(OSError, match="no route"), worker.doing("joining the others"):
-        assert seen()["doing"] == "joining the others"
+    with pytest.raises(OSError, match="no route"), worker.doing("joining the other workers"):
+        assert seen()["doing"] == "joining the other workers"
         raise OSError("no route")
-    assert (seen()["doing"], seen()["error"]) == ("joining the others", "OSError: no route")
+    assert (seen()["doing"], seen()["error"]) == ("joining the other workers", "OSError: no route")
 
 
 def test_a_worker_that_hangs_ends_at_the_deadline(worker, monkeypatch) -> None:

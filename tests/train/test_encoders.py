@@ -121,7 +121,7 @@ def test_a_text_that_is_filled_up_is_told_as_it_is(kind):
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("bert", {}, "is of the type roberta, and the recipe's model of bert: choose another, or"),
+        ("bert", {}, "has the type roberta, but the recipe's model has bert: choose another"),
         ("roberta", {"layer_norm_eps": 1e-12}, "has layer_norm_eps 1e-05 in its config.json, "),
         ("roberta", {"num_attention_heads": 4}, "has num_attention_heads 2 in its config.json"),
         ("roberta", {"hidden_size": 16}, "is of another model: roberta.embeddings.word_embeddi"),
@@ -143,5 +143,7 @@ def test_an_old_config_that_says_no_type_is_taken(tmp_path):
 
 
 def test_only_albert_has_embeddings_of_their_own_width():
-    with pytest.raises(TrainError, match="embedding_size is 8: only an albert has its own; set it"):
+    with pytest.raises(
+        TrainError, match="embedding_size is 8: only an albert has this key; set it"
+    ):
         make_config(values("roberta", embedding_size=8))

@@ -44,5 +44,5 @@ def test_the_numbers_are_those_of_timms_class():
 
 
 def test_zero1_is_refused():
-    with pytest.raises(TrainError, match="lamb with fp32_copy does not go with ZeRO-1"):
+    with pytest.raises(TrainError, match="lamb with fp32_copy is incompatible with ZeRO-1"):
         make_optimizer(optimizer_settings("lamb"), None, [], zero1=True)

@@ -264,7 +264,7 @@ def test_torch_xla_in_trainers_hands_is_refused(monkeypatch):
     with pytest.raises(TrainError, match="set USE_TORCH_XLA=0 in the environment"):
         trainer._check_libraries()
     monkeypatch.setattr(trainer, "is_accelerate_available", lambda: False)
-    with pytest.raises(TrainError, match="needs accelerate: pip install accelerate=="):
+    with pytest.raises(TrainError, match="needs accelerate: run pip install accelerate=="):
         trainer._check_libraries()
 
 

@@ -181,7 +181,7 @@ def test_roberta_needs_two_more_positions(job, data):
     changes = {"model__model_type": "roberta", "model__pad_token_id": 1, "data": str(data / "bert")}
     changes |= {"seq_len": 48, "model__max_position_embeddings": 49}
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, **changes))
-    with pytest.raises(TrainError, match="=49 a roberta reads 47 tokens at most"):
+    with pytest.raises(TrainError, match="=49 a roberta reads at most 47 tokens"):
         job.open_split(plan, "train", of_words=True)
 
 

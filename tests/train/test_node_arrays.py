@@ -236,7 +236,7 @@ def test_a_full_disk_leaves_the_memory_and_then_each_worker_alone(base, tmp_path
     assert share("new", 10**9, DTYPE, said.append) is None
     memory = tmp_path / "memory"
     assert said == [
-        f"{base} and {memory}: no room for 1,000 MB of shards: each worker decodes them for itself"
+        f"{base} and {memory}: no room for 1,000 MB of shards: each worker decodes its own"
     ]
     del arrays
 
@@ -255,7 +255,7 @@ def test_a_disk_that_fills_up_is_told_once_and_samples_are_the_same(directory, b
         assert torch.equal(found, wanted)
     shards._loader.shutdown()
     assert said == [
-        f"{shared}: No space left on device: no shards are kept there: each worker decodes them "
+        f"{shared}: No space left on device: shards cannot be kept there: each worker decodes "
         "for itself"
     ]
     assert [path.name for path in shared.iterdir()] == ["used"]

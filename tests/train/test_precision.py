@@ -134,5 +134,5 @@ def test_in_fp32_all_are_the_same(cpu, name):
 
 @pytest.mark.parametrize(("name", "precision"), [("adamw", "fp32_state"), ("lamb", "fp32_copy")])
 def test_what_a_job_did_not_declare_is_refused_all_the_same(name, precision):
-    with pytest.raises(TrainError, match=f"{name} with {precision} does not go with ZeRO-1"):
+    with pytest.raises(TrainError, match=f"{name} with {precision} is incompatible with ZeRO-1"):
         make_optimizer(optimizer_settings(name), None, [], precision=precision)

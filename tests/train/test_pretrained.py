@@ -81,13 +81,15 @@ def test_the_newest_whole_of_a_directory_of_checkpoints(tmp_path, capsys):
         save_checkpoint(root, step, saved)
     load_parameters(model, str(root))
     assert_same(model, saved)
-    assert capsys.readouterr().out == f"first parameters: {root}/step-00000010\n"
+    assert capsys.readouterr().out == f"initial parameters:  {root}/step-00000010\n"
 
     (root / "step-00000010/rank-00000-of-00001.safetensors").write_bytes(b"damaged")
     load_parameters(model, str(root))
-    assert capsys.readouterr().out == f"first parameters: {root}/step-00000002\n"
+    assert capsys.readouterr().out == f"initial parameters:  {root}/step-00000002\n"
     (root / "step-00000002/manifest.json").unlink()
-    with pytest.raises(TrainError, match="has no whole checkpoint: step-00000010: rank-00000-of"):
+    with pytest.raises(
+        TrainError, match="has no complete checkpoint: step-00000010: rank-00000-of"
+    ):
         load_parameters(model, str(root))
 
 
@@ -95,7 +97,7 @@ def test_a_name_that_is_not_in_the_local_cache(monkeypatch, tmp_path):
     with pytest.raises(TrainError) as error:
         load_parameters(make_model(), "nobody/nothing")
 
-    assert "nobody/nothing is neither a directory with a model nor one in" in str(error.value)
+    assert "nobody/nothing is neither a model directory nor a model in" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -177,7 +179,7 @@ def test_a_file_of_the_sample(weird_path, layout):
         ({"bert.pooler.dense.bias": torch.ones(9)}, "bert.pooler.dense.bias has shape [9] inste"),
         ({f"{DECODER}.bias": torch.ones(11)}, f"{DECODER}.bias is not cls.predictions.bias"),
         ({"bert.embeddings.position_ids": torch.ones(1, 8)}, "position_ids is not as in the model"),
-        ({"module.bert.pooler.dense_act.bias": torch.ones(8)}, "two of its names are the same"),
+        ({"module.bert.pooler.dense_act.bias": torch.ones(8)}, "two of its names are equal"),
     ],
 )
 def test_a_file_that_differs_is_refused(tmp_path, change, words):
@@ -196,7 +198,10 @@ def test_a_file_that_differs_is_refused(tmp_path, change, words):
     ("content", "words"),
     [
         (b"", "cannot be read (it is empty)"),
-        (b"not a file of torch", "torch.load refuses it: not of torch.save, or more than tensors"),
+        (
+            b"not a file of torch",
+            "torch.load refuses it: not from torch.save, or more than tensors",
+        ),
         (None, "cannot be read (No such file or directory)"),
         ({"model": pathlib.PurePosixPath("code")}, "torch.load refuses it"),
         ({"model": [1, 2]}, "holds no model"),

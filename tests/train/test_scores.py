@@ -77,7 +77,7 @@ def test_correlations_against_numpy_and_with_ties():
 def test_scores_that_do_not_fit_are_refused():
     with pytest.raises(TrainError, match="the score bleu: known are accuracy, f1"):
         classification_scores(["bleu"], [1, 0, 0, 1])
-    with pytest.raises(TrainError, match="f1 is of two labels, and there are 3: macro_f1 fits"):
+    with pytest.raises(TrainError, match="f1 needs two labels, but there are 3: use macro_f1"):
         classification_scores(["f1"], [1] * 9)
     with pytest.raises(TrainError, match="the score f1: known are pearson, spearman"):
         correlation_scores(["f1"], [1], [1])

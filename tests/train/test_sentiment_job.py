@@ -201,7 +201,7 @@ def test_held_out_samples_count_once_each(job, alone, wanted):
             {"model__num_labels": 2},
             "model.num_labels is 2, but .* has negative, neutral, positive: set",
         ),
-        ({"train__keep_best": "f1"}, "train.keep_best is 'f1', but it can be loss, accuracy, mac"),
+        ({"train__keep_best": "f1"}, "train.keep_best is 'f1', but it must be loss, accuracy, mac"),
     ],
 )
 def test_what_cannot_be_is_one_line(alone, changes, words):
@@ -216,5 +216,7 @@ def test_labels_on_a_scale_are_of_another_job(alone, data, tmp_path):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "index.json").unlink()
     (tmp_path / "index.json").write_text(json.dumps(index | {"labels": []}))
-    with pytest.raises(TrainError, match="its labels are numbers on a scale: train bert_mrpc on"):
+    with pytest.raises(
+        TrainError, match="its labels are numbers on a scale: use the recipe bert_mrpc"
+    ):
         alone(data=str(tmp_path), model__num_labels=1)

@@ -182,7 +182,7 @@ def test_a_missing_an_empty_and_a_half_empty_folder(tmp_path, directory):
     assert refused(tmp_path / "empty").endswith(
         "empty has no shards of split train (*_training_*.hdf5)"
     )
-    assert "split eval (*_test_*.hdf5): make some, or set train.eval_every=0" in refused(
+    assert "split eval (*_test_*.hdf5): create some, or set train.eval_every=0" in refused(
         directory, split="eval"
     )
     make_shards(tmp_path / "zero", [])
@@ -197,19 +197,19 @@ def test_a_truncated_and_a_foreign_file(directory):
     path = directory / "tiny_training_1.hdf5"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    said = f"{path}: cannot be read (truncated, or no HDF5 file): fetch or make it again"
+    said = f"{path}: cannot be read (truncated, or not an HDF5 file): fetch or create it again"
     assert refused(directory) == said
     path.write_text("text")
     assert refused(directory) == said
     with h5py.File(path, "w") as file:
         file["input_ids"] = np.zeros((3, 32), np.int32)
-    assert "no shard of BERT pretraining: input_mask, segment_ids, masked" in refused(directory)
+    assert "not a BERT pretraining shard: it has no input_mask, segment_ids" in refused(directory)
 
 
 @pytest.mark.parametrize(
     ("key", "values", "said"),
     [
-        ("input_ids", np.zeros((7, 32), np.float32), "input_ids has no whole numbers"),
+        ("input_ids", np.zeros((7, 32), np.float32), "input_ids has no integers"),
         ("input_ids", np.zeros(7, np.int32), "its samples differ in length"),
         ("segment_ids", np.zeros((6, 32), np.int8), "segment_ids has shape (6, 32), but input_ids"),
         ("masked_lm_positions", np.zeros((7, 4), np.int32), "masked_lm_positions has shape (7, 4)"),
@@ -229,7 +229,7 @@ def test_wrong_columns(directory, key, values, said):
 def test_shards_of_other_lengths(directory):
     make_shards(directory, [3], split="training_more", seq_len=64)
     assert refused(directory).endswith(
-        "tiny_training_more_0.hdf5: samples of 64 tokens, 5 of them masked at most, but "
+        "tiny_training_more_0.hdf5: samples of 64 tokens, at most 5 of them masked, but "
         "tiny_training_0.hdf5 has 32 and 5"
     )
 

@@ -89,7 +89,7 @@ def test_a_host_that_was_further_ahead_says_so(team, tmp_path):
     ask(tmp_path)
     first.step_done(5)
 
-    with pytest.raises(TrainError, match="worker 1 has ended step 10, but all were to stop aft"):
+    with pytest.raises(TrainError, match="worker 1 has ended step 10, but all should stop aft"):
         second.step_done(10)
 
 

@@ -104,7 +104,7 @@ def main() -> None:
         seen["versions"] = versions()
     uses_nccl = device_named(name).backend == "nccl"
     log = listen_to_nccl(environment) if uses_nccl else None
-    with worker.doing("joining the others") as seen:
+    with worker.doing("joining the other workers") as seen:
         device = open_device(name, environment)
         seen["world"] = device.world
     with worker.doing("all-reduce of ones") as seen:

@@ -24,8 +24,8 @@ def open_split(plan: JobPlan, split: str, *, of_words: bool = False) -> Labelled
     if (longest := positions(plan.model)) < plan.seq_len:
         raise TrainError(
             f"seq_len is {plan.seq_len}, but with model.max_position_embeddings="
-            f"{plan.model['max_position_embeddings']} a {plan.model['model_type']} reads {longest} "
-            "tokens at most"
+            f"{plan.model['max_position_embeddings']} a {plan.model['model_type']} reads at most "
+            f"{longest} tokens"
         )
     text = open_labelled(
         Path(plan.data).expanduser(),
@@ -37,7 +37,7 @@ def open_split(plan: JobPlan, split: str, *, of_words: bool = False) -> Labelled
     )
     if text.of_words != of_words:
         has = "each word: train bert_ner" if text.of_words else "each text: train bert_mrpc"
-        raise TrainError(f"{plan.data} has a label for {has} on it")
+        raise TrainError(f"{plan.data} has a label for {has} on this data")
     if text.num_outputs != plan.model["num_labels"]:
         raise TrainError(
             f"model.num_labels is {plan.model['num_labels']}, but {plan.data} has "

@@ -39,7 +39,7 @@ def read_environment() -> Environment:
     """Read the environment of this worker, with defaults if there is no launcher."""
     phase = os.environ.get(Variable.PHASE, "train")
     if phase not in PHASES:
-        raise TrainError(f"{Variable.PHASE} is {phase!r}: it can be {' or '.join(PHASES)}")
+        raise TrainError(f"{Variable.PHASE} is {phase!r}: it must be {' or '.join(PHASES)}")
     cache = os.environ.get(Variable.COMPILE_CACHE)
     return Environment(
         rank=_read_int("RANK"),

@@ -129,7 +129,7 @@ class Encoder(Bert):
     REFUSED = (
         (
             {"model_type": ["bert", "roberta", "albert"], "type_vocab_size": 0},
-            "only a distilbert has no segments: take 2, or 1 for a roberta",
+            "only a distilbert has no segments: use 2, or 1 for a roberta",
         ),
         (
             {"model_type": "distilbert", "type_vocab_size": [1, 2]},
@@ -141,7 +141,7 @@ class Encoder(Bert):
                 "pad_token_id": 1,
                 "max_position_embeddings": "less than seq_len + 2",
             },
-            "a roberta's positions begin after padding's, so two are left over",
+            "a roberta reserves two positions: use at least seq_len + 2",
         ),
     )
 

@@ -40,7 +40,9 @@ def load_plan(path: Path) -> JobPlan:
     told = to_fields(values) if isinstance(values, dict) else values
     plan = read_section(JobPlan, told, where=str(path))
     if plan.precision not in PRECISIONS:
-        raise TrainError(f"{path}: precision {plan.precision!r} is not {', '.join(PRECISIONS)}")
+        raise TrainError(
+            f"{path}: precision {plan.precision!r} is not one of {', '.join(PRECISIONS)}"
+        )
     return plan
 
 

@@ -95,11 +95,11 @@ class CommonSettings(OptimizerSettings):
     REFUSED = (
         (
             {"compile": True, "device": "by XLA"},
-            "XLA compiles everything already: leave it out, or take another device",
+            "XLA already compiles everything: leave it out, or use another device",
         ),
         (
             {"verify_every": "not empty", "device": "by XLA"},
-            "gradients are compared on cpu and cuda only: set it to 0",
+            "gradients can be compared only on cpu and cuda: set it to 0",
         ),
     )
 
@@ -114,7 +114,7 @@ class ScoredSettings(CommonSettings):
     REFUSED = (  # type: ignore[assignment]
         (
             {"keep_best": "not empty", "save_every": "not a multiple of eval_every"},
-            "checkpoints are made of steps that are not evaluated: make train.save_every a "
+            "checkpoints would be saved at steps without an evaluation: make train.save_every a "
             "multiple of train.eval_every, or set train.keep_best=",
         ),
     )

@@ -274,11 +274,11 @@ def _arguments(run: TrainingRun, steps: range) -> TrainingArguments:
 def _check_libraries() -> None:
     if not is_accelerate_available():
         raise TrainError(
-            "Hugging Face's Trainer needs accelerate: pip install accelerate==1.15.0 into the "
-            "Python of this cluster"
+            "the Hugging Face Trainer needs accelerate: run pip install accelerate==1.15.0 in "
+            "this cluster's Python environment"
         )
     if is_torch_xla_available():
         raise TrainError(
-            "Hugging Face's Trainer would take torch_xla into its own hands here: set "
-            "USE_TORCH_XLA=0 in the environment, as the recipe's `env` does"
+            "the Hugging Face Trainer would use torch_xla on its own: set USE_TORCH_XLA=0 in the "
+            "environment, as the recipe's `env` does"
         )

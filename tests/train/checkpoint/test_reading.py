@@ -26,7 +26,7 @@ def test_what_is_no_checkpoint_is_refused(team):
     writers.file(1).parent.rename(writers.root / "step-00000001.damaged-2")
 
     for name in ("step-00000001.damaged-2", "", "step-1"):
-        with pytest.raises(TrainError, match="is no checkpoint: name a directory such as"):
+        with pytest.raises(TrainError, match="is not a checkpoint: name a directory such as"):
             prove(writers.root / name)
     with pytest.raises(TrainError, match="step-00000001: no such checkpoint"):
         prove(writers.root / "step-00000001")

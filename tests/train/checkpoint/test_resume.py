@@ -74,7 +74,9 @@ def test_a_minimal_checkpoint_begins_the_moments_anew(team, capsys):
     again = team(3)
     capsys.readouterr()
     assert again.resume() == 7
-    assert "note: it has no optimizer state: the moments start at zero" in capsys.readouterr().out
+    assert (
+        "note: it has no optimizer state, so the moments start at zero" in capsys.readouterr().out
+    )
     [optimizer, *_] = again.optimizers
     for name, parameter, holder in optimizer._triples():
         assert torch.equal(parameter, writers.value(name, "parameter", 7))
@@ -151,7 +153,7 @@ def test_frozen_in_the_middle_it_continues_and_back_only_without_moments(team, o
         assert "note: now trained again: embed.weight" in capsys.readouterr().out
     else:
         with pytest.raises(
-            TrainError, match=r"step-00000004 has no optimizer state of embed\.weight"
+            TrainError, match=r"step-00000004 has no optimizer state for embed\.weight"
         ):
             thawed.resume()
 
@@ -188,5 +190,5 @@ def test_an_export_has_what_is_frozen_and_buffers_or_names_what_it_lacks(team):
     assert torch.equal(other.embed.weight, weight) and other.seen == 2
     for name in ("embed.weight", "seen"):
         shapes = {each: shape for each, shape in manifest.shapes.items() if each != name}
-        with pytest.raises(TrainError, match=f"lacks {name}: train.py must give make_optimizer"):
+        with pytest.raises(TrainError, match=f"has no {name}: train.py must pass make_optimizer"):
             load(replace(manifest, shapes=shapes), torch.float32)

@@ -139,9 +139,9 @@ def test_what_does_not_suit_the_model_leaves_nothing(export, run_dir, model):
     (run_dir / "broken").mkdir()
     (run_dir / "broken" / "tokenizer.json").write_text("{}")
     for directory, words in (
-        (many, "has 608 tokens, but the model only 512"),
+        (many, "has 608 tokens, but the model has 512"),
         (run_dir / "none", "has none of tokenizer.json, "),
-        (run_dir / "broken", "has no tokenizer that loads"),
+        (run_dir / "broken", "has no loadable tokenizer"),
     ):
         with pytest.raises(TrainError, match=words) as error:
             export("--from", run_dir / "ckpt_3.pt", "--tokenizer", directory)

@@ -45,7 +45,7 @@ def test_nothing_to_export(export, run_dir):
         export("--step", 4)
     for step in (3, 6):
         (run_dir / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
-    with pytest.raises(TrainError, match=r"checkpoints: no checkpoint is whole$"):
+    with pytest.raises(TrainError, match=r"checkpoints: no checkpoint is complete$"):
         export()
     for rest in ("checkpoints/step-00000003", "checkpoints/step-00000006", "checkpoints"):
         shutil.rmtree(run_dir / rest)
@@ -57,7 +57,7 @@ def test_nothing_to_export(export, run_dir):
 def test_a_plan_of_another_model_is_refused(export, run_dir):
     plan = json.loads((run_dir / "plan.json").read_text())
     change_plan(run_dir, model=plan["model"] | {"n_embd": 32})
-    with pytest.raises(TrainError, match=r"step-00000006 is not of the model in plan\.json$"):
+    with pytest.raises(TrainError, match=r"step-00000006 does not match the model in plan\.json$"):
         export()
 
 
@@ -66,14 +66,14 @@ def test_what_is_there_already_is_not_overwritten(export, run_dir, tmp_path):
     output.mkdir()
     export("--output", output)
     before = (output / "model.safetensors").read_bytes()
-    with pytest.raises(TrainError, match=r"there exists already: pass --force to replace it$"):
+    with pytest.raises(TrainError, match=r"there already exists: pass --force to replace it$"):
         export("--output", output, "--step", 3)
     assert (output / "model.safetensors").read_bytes() == before
     (output / "of a user").touch()
     export("--output", output, "--step", 3, "--force")
     assert (output / "model.safetensors").read_bytes() != before
     assert names(output) == sorted(FOLDER + TOKENIZER)
-    with pytest.raises(TrainError, match=r"is no export: choose another --output$"):
+    with pytest.raises(TrainError, match=r"is not an export: choose another --output$"):
         export("--output", run_dir, "--force")
     assert names(tmp_path) == ["a run's dir", "there"]
 

@@ -122,7 +122,9 @@ class Checkpoints:
             return manifest
         message = self._exchange.receive("newest", ELECTION_S, keep=True)
         if message is None:
-            raise TrainError(f"{self._root}: worker 0 did not say which checkpoint to resume from")
+            raise TrainError(
+                f"{self._root}: worker 0 did not report which checkpoint to resume from"
+            )
         found = message["manifest"]
         return (
             CheckpointManifest.from_json(found.encode(), where=str(self._root)) if found else None
@@ -139,7 +141,7 @@ class Checkpoints:
             *differences({"optimizer": kinds if fresh else manifest.kinds}, {"optimizer": kinds}),
             *differences(manifest.shapes, shapes),
             *(
-                f"{kind} has other tensors"
+                f"{kind} has different tensors"
                 for kind, kept in _shapes_of(self._kept).items()
                 if manifest.kept.get(kind, kept) != kept
             ),
@@ -148,13 +150,13 @@ class Checkpoints:
             more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
             raise TrainError(
                 f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
-                "start a new run, or keep the values of the old one"
+                "start a new run, or use the same values as before"
             )
         thawed = [name for name in manifest.frozen if name not in optimizer.frozen]
         if thawed and not fresh and kinds != MINIMAL:
             raise TrainError(
-                f"{checkpoint} has no optimizer state of {', '.join(shorten(thawed))}, frozen "
-                "there but trained here: freeze them as before, or begin a new run with "
+                f"{checkpoint} has no optimizer state for {', '.join(shorten(thawed))}, which "
+                "were frozen when it was saved: freeze them as before, or start a new run with "
                 f"train.init_from={checkpoint}"
             )
         # With moments of 0 updates count from 0 too, or the first updates would be far too large.
@@ -171,14 +173,14 @@ class Checkpoints:
         )
         if fresh:
             self._device.say(
-                "note: it has no optimizer state: the moments start at zero, as at step 0"
+                "note: it has no optimizer state, so the moments start at zero, as at step 0"
             )
         frozen = [name for name in optimizer.frozen if name not in manifest.frozen]
         for change, names in (("frozen", frozen), ("trained again", thawed)):
             if names:
                 self._device.say(f"note: now {change}: {', '.join(shorten(names))}")
         for kind in self._kept.keys() - manifest.kept.keys():
-            self._device.say(f"note: it has no {kind}: that begins as the job has made it")
+            self._device.say(f"note: it has no {kind}, which starts as the job created it")
         for change in differences(manifest.settings, self._settings):
             self._device.say(f"note: {change}")
 
@@ -190,7 +192,7 @@ class Checkpoints:
         in progress.
         """
         if not self._active:
-            # If it takes a graph, the precompile must see it.
+            # If this needs a graph, the precompile must see it.
             self._memory.copy(pieces_of([*optimizer.shards(), *self._kept_shards()]))
             return
         self._saves += 1
@@ -225,7 +227,7 @@ class Checkpoints:
         """
         if self._active and self._device.rank == 0 and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + FENCE_S
-            with suppress(OSError):  # a directory that cannot be read now is no newer attempt
+            with suppress(OSError):  # an unreadable directory does not prove a newer attempt
                 self._give_way()
         if self._running and self._running.done():
             self._settle()
@@ -245,7 +247,7 @@ class Checkpoints:
         if self.last and self.last.failure:
             raise TrainError(
                 f"the last checkpoint, of step {self.last.step}, could not be made "
-                f"({self.last.failure}): fix that and run again: it resumes from the one before"
+                f"({self.last.failure}): fix that and run again: it resumes from the previous one"
             )
 
     def _settle(self) -> None:

@@ -85,7 +85,7 @@ class Foreign(Mapping[str, Tensor]):
             there = sorted(tensors.shapes)
             raise TrainError(
                 f"{source} has none of the model's parameters: it has {', '.join(there[:3])}, …, "
-                f"and the model {wanted[0]}, …"
+                f"but the model has {wanted[0]}, …"
             )
 
     @property
@@ -136,7 +136,7 @@ def _open(path: Path) -> "_Tensors | None":
     if (path / _INDEX).is_file():
         return _Distributed(path)
     if any(path.glob("*.distcp")):
-        raise DamagedError(f"it has no {_INDEX}, which is written last: take an older checkpoint")
+        raise DamagedError(f"it has no {_INDEX}, which is written last: use an older checkpoint")
     if (path / NAME).is_file():
         try:
             values = unsealed(read_file(path / NAME, 1 << 30))
@@ -194,7 +194,7 @@ class _Distributed(_Tensors):
                 if key.fqn in self._tensors
             }
         except (AttributeError, TypeError):
-            raise DamagedError(f"{_INDEX}: not that of torch.distributed.checkpoint") from None
+            raise DamagedError(f"{_INDEX}: not a torch.distributed.checkpoint index") from None
 
     def rows(self, name: str, rows: range) -> Tensor:
         one, shape = self._tensors[name], self.shapes[name]
@@ -223,7 +223,7 @@ class _Distributed(_Tensors):
         file = PurePosixPath(str(place.relative_path))
         if file.name != str(file) or getattr(place, "transform_descriptors", None):
             raise TrainError(
-                f"{self._path}: {file} is elsewhere, or is compressed: save it plainly"
+                f"{self._path}: {file} is elsewhere or compressed: save it without that"
             )
         try:
             with open_file(self._path / file.name) as stream:
@@ -242,7 +242,7 @@ class _Distributed(_Tensors):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in _CLASSES.get(module, ()):
-            raise DamagedError(f"{_INDEX} has a {module}.{name}, which PyTorch does not put there")
+            raise DamagedError(f"{_INDEX} has a {module}.{name}, which PyTorch never puts there")
         return PurePosixPath if module == "pathlib" else super().find_class(module, name)
 
 
@@ -260,7 +260,7 @@ def _match(saved: Collection[str], wanted: Iterable[str]) -> tuple[dict[str, str
     wanted = list(wanted)
     prefix = _prefix(saved, wanted)
     if prefix is not None:
-        # The optimizer and the like are beside the model; what is in it and has no place is told.
+        # The optimizer and the like are next to the model. Extra names inside it are reported.
         tops = {name.partition(".")[0] for name in wanted}
         inside = (name.removeprefix(prefix) for name in saved if name.startswith(prefix))
         return {name: prefix + name for name in inside if name.partition(".")[0] in tops}, False

@@ -51,7 +51,7 @@ def load_parameters(
         found: Mapping[str, Tensor] = foreign
     elif checkpoint := find_checkpoint(path, asked_by):
         if checkpoint[0] != path and os.environ.get("RANK", "0") == "0":
-            say(f"first parameters: {checkpoint[0]}")
+            say(f"initial parameters: {checkpoint[0]}")
         found = read_parameters(*checkpoint)
     elif path.suffix == ".pt":
         found = read_state_dict(path)
@@ -79,7 +79,7 @@ def find_checkpoint(path: Path, asked_by: str) -> tuple[Path, CheckpointManifest
     manifest, damaged = newest_whole(path)
     if manifest is None:
         why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
-        raise TrainError(f"{asked_by}: {path} has no whole checkpoint{why}")
+        raise TrainError(f"{asked_by}: {path} has no complete checkpoint{why}")
     return path / checkpoint_name(manifest.step), manifest
 
 
@@ -116,7 +116,7 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
     others = {name: found[tied] for name, tied in aliases.items() if tied in found}
     others |= {name: buffer for name, buffer in buffers.items() if name not in persistent}
     values = [
-        f"{name} is not {aliases.get(name, 'as in the model')}"
+        f"{name} differs from {aliases.get(name, 'the model')}"
         for name, other in others.items()
         if name in found and not torch.equal(found[name].cpu(), other.cpu())
     ]
@@ -149,14 +149,16 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         raise TrainError(f"{file}: cannot be read ({reason or 'it is empty'})") from None
     except Exception:  # a file of another kind raises anything: KeyError, IndexError, ...
         raise TrainError(
-            f"{file}: torch.load refuses it: not of torch.save, or more than tensors and numbers"
+            f"{file}: torch.load refuses it: not from torch.save, or more than tensors and numbers"
         ) from None
     state = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
-        raise TrainError(f'{file}: holds no model: expected names and tensors, as under "model"')
+        raise TrainError(
+            f'{file}: contains no model: expected names and tensors, under "model" or not'
+        )
     renamed = {_todays_name(name): tensor for name, tensor in state.items()}
     if len(renamed) < len(state):
-        raise TrainError(f"{file}: two of its names are the same without module. and dense_act")
+        raise TrainError(f"{file}: two of its names are equal without module. and dense_act")
     return renamed
 
 
@@ -171,7 +173,7 @@ def _todays_name(name: str) -> str:
 
 
 def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
-    # transformers would warn in every worker; here the same is one line, or an error.
+    # transformers would warn in every worker; here it is one line, or an error.
     for part in ("modeling_utils", "integrations.tensor_parallel"):
         logging.getLogger(f"transformers.{part}").setLevel(logging.ERROR)
     try:
@@ -179,8 +181,8 @@ def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
         kind, own = said.get("model_type"), model.config.model_type
         if kind not in (None, own):
             raise TrainError(
-                f"{asked_by}: {source} is of the type {kind}, and the recipe's model of {own}: "
-                "choose another, or the model with model.name or model.model_type"
+                f"{asked_by}: {source} has the type {kind}, but the recipe's model has {own}: "
+                "choose another source, or set model.name or model.model_type"
             )
         loaded, report = type(model).from_pretrained(
             source,
@@ -190,14 +192,14 @@ def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0]
         raise TrainError(
-            f"{asked_by}: {source} is neither a directory with a model nor one in the local "
-            f"cache of Hugging Face ({first_line})"
+            f"{asked_by}: {source} is neither a model directory nor a model in the local Hugging "
+            f"Face cache ({first_line})"
         ) from None
     for key in BEHAVIOUR:
         there, here = (getattr(one.config, key, None) for one in (loaded, model))
         if None not in (there, here) and there != here:
             raise TrainError(
-                f"{asked_by}: {source} has {key} {there} in its config.json, model.{key} is {here}"
+                f"{asked_by}: {source} has {key} {there} in config.json, but model.{key} is {here}"
             )
     missing = set(report["missing_keys"])
     found = {name: value for name, value in loaded.named_parameters() if name not in missing}

@@ -30,14 +30,14 @@ def prove(checkpoint: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest; raise a TrainError unless every checksum matches."""
     if step_of(checkpoint.name) is None:
         raise TrainError(
-            f"{checkpoint} is no checkpoint: name a directory such as {checkpoint_name(100)}"
+            f"{checkpoint} is not a checkpoint: name a directory such as {checkpoint_name(100)}"
         )
     if not checkpoint.is_dir():
         raise TrainError(f"{checkpoint}: no such checkpoint")
     try:
         return verify(checkpoint)
     except DamagedError as error:
-        raise TrainError(f"{checkpoint} is damaged ({error}): take another one") from None
+        raise TrainError(f"{checkpoint} is damaged ({error}): use another one") from None
 
 
 def read_parameters(checkpoint: Path, manifest: CheckpointManifest) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ def parameter_reader(
         raise TrainError(f"{checkpoint} has no weights {kind!r}, which run.keep would save{has}")
     read, kept = open_rows(checkpoint, manifest), manifest.kept.get(kind, {})
     if kept.keys() - manifest.shapes.keys():
-        raise TrainError(f"{checkpoint}: {kind} has other names than the parameters")
+        raise TrainError(f"{checkpoint}: the names in {kind} are not parameters' names")
 
     def read_one(name: str) -> Tensor:
         shape = manifest.shapes[name]

@@ -14,7 +14,7 @@ class ForeignTokens:
         try:
             self._tokens = open_tokens(path, EVAL if split == "eval" else TRAIN)
             self.vocab_size = self._tokens.largest_seen() + 1
-            """At least; of a large corpus not every token was seen."""
+            """A lower bound, because not every token of a large corpus has been seen."""
             self.fingerprint = self._tokens.fingerprint()
         except NoDataError:
             raise
@@ -35,7 +35,7 @@ class ForeignTokens:
             for token in (int(found.min()), int(found.max())):
                 if not 0 <= token < self._limit:
                     raise TrainError(
-                        f"{self._path}: token {token} among those from {part.start:,} on, but "
+                        f"{self._path}: found token {token} after position {part.start:,}, but "
                         f"model.vocab_size is {self._limit}: its tokenizer is not the model's"
                     )
         return found

@@ -123,12 +123,12 @@ def open_labelled(
     """Open a split of labelled data and check that it fits the model; this takes milliseconds."""
     index = read_index(path, "labelled", LabelledIndex)
     if split not in index.splits:
-        more = ": give rows to evaluate on, --holdout, or train.eval_every=0"
+        more = ": add rows to evaluate on, use --holdout, or set train.eval_every=0"
         more = more if split == "eval" else ""
-        raise TrainError(f"{path}: no split {split}, but {', '.join(index.splits)}{more}")
+        raise TrainError(f"{path}: no split {split}, only {', '.join(index.splits)}{more}")
     if index.seq_len != seq_len:
         raise TrainError(
-            f"seq_len is {seq_len}, but {path} has samples of {index.seq_len}: set it to that, or "
+            f"seq_len is {seq_len}, but {path} has samples of {index.seq_len}: use that, or "
             f"{PREPARE} again"
         )
     if index.vocab_size > vocab_size:
@@ -156,5 +156,5 @@ def _map(path: Path, index: LabelledIndex, split: LabelledSplit) -> NDArray[Any]
     shape = (split.samples, index.seq_len)
     whole = size == split.bytes and samples.dtype.names == _FIELDS
     if not whole or samples["input_ids"].shape != shape:
-        raise TrainError(f"{path}: not as its index says: {PREPARE} again")
+        raise TrainError(f"{path}: does not match its index: {PREPARE} again")
     return np.asarray(samples)  # slices of np.memmap itself are several times as slow

@@ -10,7 +10,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import read_section
 
 INDEX = "index.json"
-PREPARE = "make it with trnslurm data prepare"
+PREPARE = "run trnslurm data prepare"
 
 Index = TypeVar("Index")
 
@@ -26,7 +26,7 @@ class File:
     def __post_init__(self) -> None:
         # An index from another source must not lead out of its directory.
         if Path(self.file).name != self.file:
-            raise TrainError(f"{self.file!r} is not the name of a file next to the index")
+            raise TrainError(f"{self.file!r} is not the name of a file in the index's directory")
 
     def check_size(self, directory: Path) -> None:
         """Compare the size on disk with the index."""
@@ -38,7 +38,7 @@ class File:
             ) from None
         if size != self.bytes:
             raise TrainError(
-                f"{directory}: {self.file} has {size} bytes, expected {self.bytes}: {PREPARE} again"
+                f"{directory}: {self.file} is {size} bytes, expected {self.bytes}: {PREPARE} again"
             )
 
 
@@ -62,7 +62,7 @@ def read_index(directory: Path, kind: str, cls: type[Index]) -> Index:
         found = values.get("kind", "tokens")
         if found != kind:
             raise TrainError(
-                f"{directory}: its data is of kind {found}, not {kind}: name another, or {PREPARE}"
+                f"{directory}: its data is of kind {found}, not {kind}: use other data or {PREPARE}"
             )
         if values.get("format") != DATA_FORMAT:
             raise TrainError(

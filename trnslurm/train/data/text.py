@@ -61,7 +61,7 @@ class TokenIndex:
             raise TrainError(f"dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")
         itemsize = _DTYPES[self.dtype].itemsize
         if not 0 <= self.end_of_text < self.vocab_size <= 256**itemsize:
-            raise TrainError("end_of_text, vocab_size and dtype do not fit together")
+            raise TrainError("end_of_text, vocab_size and dtype are inconsistent")
         for split in self.splits.values():
             if split.bytes != split.tokens * itemsize:
                 raise TrainError(f"{split.file}: {split.tokens} tokens are not {split.bytes} bytes")
@@ -136,7 +136,7 @@ def _read_tokens(path: Path, split: str, seq_len: int) -> Source:
     found = index.splits.get(split)
     if found is None:
         more = ", or set train.eval_every=0" if split == "eval" else ""
-        raise TrainError(f"{path}: no split {split}: {PREPARE} and --holdout{more}")
+        raise TrainError(f"{path}: no split {split}: {PREPARE} with --holdout{more}")
     if found.tokens < seq_len:
         holdout = " or with a larger --holdout" if split == "eval" else ""
         raise TrainError(

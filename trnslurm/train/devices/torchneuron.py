@@ -28,12 +28,12 @@ class TorchNeuronDevice(Device):
             __import__("torch_neuronx")  # registers the device and the backend
         except ImportError as error:
             raise TrainError(
-                f"device torchneuron: this Python has no torch_neuronx ({error}): install "
+                f"device torchneuron: torch_neuronx is missing ({error}): install "
                 "'.[torchneuron]' into an environment of its own"
             ) from None
         if not hasattr(torch, "neuron"):
             raise TrainError(
-                "device torchneuron: this Python's torch_neuronx is that of PyTorch/XLA: install "
+                "device torchneuron: the installed torch_neuronx is that of PyTorch/XLA: install "
                 "'.[torchneuron]' into another environment, or set device to neuron"
             )
         # It takes the core of LOCAL_RANK and starts the runtime, so before any tensor is made.

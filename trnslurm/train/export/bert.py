@@ -22,7 +22,7 @@ def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
     """Make a model's tokenizer from a tokenizer.json, with training's special tokens."""
     tokenizer: Any = Tokenizer.from_file(str(path))  # its steps are annotated as not to be set
     if tokenizer.get_vocab_size() > model["vocab_size"]:
-        raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model")
+        raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model has")
     special = {}
     for name, other in _OTHERS.items():
         known = (
@@ -32,7 +32,7 @@ def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
         )
         special[f"{name}_token"] = next(known, None)
     if not special["cls_token"] or not special["sep_token"]:
-        raise ValueError("not of BERT or a relative")
+        raise ValueError("not from BERT or a relative")
     if tokenizer.post_processor is None:
         frame = [special["sep_token"], special["cls_token"]]
         tokenizer.post_processor = BertProcessing(*((t, tokenizer.token_to_id(t)) for t in frame))
@@ -56,7 +56,7 @@ def make_classifier(plan: JobPlan, end_of_text: int | None, *, of_words: bool = 
     try:
         names = _open(plan).labels
     except TrainError as error:
-        warn(f"exported without the names of labels: {error}")
+        warn(f"exported without the labels' names: {error}")
         names = ()
     if len(names) == config.num_labels:
         config.id2label = dict(enumerate(names))

@@ -124,17 +124,15 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("plan", type=Path, help="plan.json of the run")
     which = parser.add_mutually_exclusive_group()
-    step = "this checkpoint, or the best by its score; default: the newest whole one"
+    step = "this checkpoint, or the best by its score; default: the newest complete one"
     which.add_argument("--step", type=_step, metavar="N|best", help=step)
-    source = (
-        "not of the run: a .pt file of AWS's BERT sample, a folder, a checkpoint of another run"
-    )
+    source = "from elsewhere: a .pt file of AWS's BERT sample, a folder, another run's checkpoint"
     which.add_argument("--from", dest="source", metavar="FILE", help=source)
     add("--output", type=Path, metavar="DIR", help="default: exported/step-N in the run directory")
-    add("--tokenizer", type=Path, metavar="DIR", help="put the tokenizer of this folder beside it")
+    add("--tokenizer", type=Path, metavar="DIR", help="add the tokenizer from this folder")
     add("--format", choices=["hf"], default="hf", help="hf: a folder for from_pretrained")
-    add("--weights", metavar="KIND", help="not the parameters, but what run.keep saves as KIND")
-    add("--dtype", choices=DTYPES, default="float32", help="of the weights")
+    add("--weights", metavar="KIND", help="what run.keep saves as KIND, not the parameters")
+    add("--dtype", choices=DTYPES, default="float32", help="type of the weights")
     add("--force", action="store_true", help="replace an existing export")
     add("--json", action="store_true", help="print JSON")
     return parser.parse_args()
@@ -154,7 +152,9 @@ def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
     """Find a step's checkpoint, the best one, or the newest complete one, and verify it."""
     there = checkpoints_in(root)
     if not there:
-        raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
+        raise TrainError(
+            f"{root.parent} has no checkpoint: train.save_every sets when one is saved"
+        )
     if step == BEST:
         best = find_best(root) or _best_of_followers(root)
         if best is None:
@@ -172,10 +172,10 @@ def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
         return prove(root / checkpoint_name(step))
     manifest, damaged = newest_whole(root)
     for path, reason in damaged:
-        if path.exists():  # else a run with newer checkpoints has deleted it meanwhile
+        if path.exists():  # otherwise a run has deleted it in the meantime
             warn(f"{path} is damaged ({reason})")
     if manifest is None:
-        raise TrainError(f"{root}: no checkpoint is whole")
+        raise TrainError(f"{root}: no checkpoint is complete")
     return manifest
 
 
@@ -183,9 +183,9 @@ def _check_place(output: Path, *, force: bool) -> None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not (output / "config.json").is_file():
-        raise TrainError(f"{output} exists already and is no export: choose another --output")
+        raise TrainError(f"{output} already exists and is not an export: choose another --output")
     if not force:
-        raise TrainError(f"{output} exists already: pass --force to replace it")
+        raise TrainError(f"{output} already exists: pass --force to replace it")
 
 
 def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
@@ -194,7 +194,7 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
     if not plan.data or path.is_file():
         return None, END_OF_TEXT
     if not is_ours(path) and (path.exists() or URL in plan.data):
-        raise TrainError(f"{path} has no tokenizer of trnslurm data prepare")
+        raise TrainError(f"{path} has no tokenizer from trnslurm data prepare")
     index = read_token_index(path)
     split = index.splits.get("train")
     require_unchanged(path, split.sha256 if split else None, manifest)
@@ -227,10 +227,10 @@ def _parameter_files(
         missing = [name for name in shapes if name not in manifest.shapes]
         if {**shapes, **manifest.shapes} == shapes:
             raise TrainError(
-                f"{checkpoint} lacks {', '.join(shorten(missing))}: train.py must give "
-                "make_optimizer all parameters, the frozen ones too, and persistent buffers"
+                f"{checkpoint} has no {', '.join(shorten(missing))}: train.py must pass "
+                "make_optimizer all parameters (including frozen ones) and persistent buffers"
             )
-        raise TrainError(f"{checkpoint} is not of the model in plan.json")
+        raise TrainError(f"{checkpoint} does not match the model in plan.json")
     read = parameter_reader(checkpoint, manifest, kind)
 
     def write(folder: Path) -> None:
@@ -315,10 +315,10 @@ def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
         tokenizer = auto.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged file makes transformers raise whatever comes
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise TrainError(f"--tokenizer: {source} has no tokenizer that loads ({reason})") from None
+        raise TrainError(f"--tokenizer: {source} has no loadable tokenizer ({reason})") from None
     if len(tokenizer) > vocab_size:
         raise TrainError(
-            f"--tokenizer: {source} has {len(tokenizer)} tokens, but the model only {vocab_size}"
+            f"--tokenizer: {source} has {len(tokenizer)} tokens, but the model has {vocab_size}"
         )
 
 

@@ -69,7 +69,7 @@ def check_world(plan: JobPlan, device: Device) -> None:
         raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
     if (device.world, device.local_world) != (plan.workers, plan.workers_per_node):
         raise TrainError(
-            f"plan.json is for {plan.workers} workers ({layout}), but {device.world} run here, "
+            f"plan.json is for {plan.workers} workers ({layout}), but {device.world} are running, "
             f"{device.local_world} on this node: start torchrun with --nnodes {plan.nodes} "
             f"--nproc_per_node {plan.workers_per_node}, or render a plan for this size"
         )

@@ -146,8 +146,8 @@ class StepReporter:
         self._warned = True
         if self._training:
             self._device.say(
-                f"warning: {line['late_graphs']} graphs by step {line['step']} are in no cache and "
-                "had to be compiled: the trial run of the precompile did not meet them"
+                f"warning: {line['late_graphs']} graphs by step {line['step']} were in no cache "
+                "and had to be compiled: the precompile's trial run did not meet them"
             )
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class StepReporter:
             if self._events:
                 self._events.write_histogram(name, values, line)
         if taken := found.keys() & line.keys():
-            raise TrainError(f"run.log: each step has {', '.join(sorted(taken))} already")
+            raise TrainError(f"run.log: each step already has {', '.join(sorted(taken))}")
         return found
 
 

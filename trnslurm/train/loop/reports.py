@@ -80,7 +80,7 @@ class TensorBoardEvents:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
-            say("no TensorBoard events: this Python has no tensorboard")
+            say("no TensorBoard events: tensorboard is not installed")
             return
         writer: Any = SummaryWriter  # not annotated
         self._writer = writer(str(directory), flush_secs=10)

@@ -44,7 +44,7 @@ from trnslurm.train.loop.watchdog import Watchdog
 from trnslurm.train.plan import describe_plan
 from trnslurm.train.settings import CommonSettings, ScoredSettings
 
-# How often a worker sees to what does not depend on its steps.
+# How often a worker handles what does not depend on its steps.
 _LOOK_S = 2.0
 
 Evaluate = Callable[[], Mapping[str, float]]
@@ -91,7 +91,7 @@ class TrainingRun:
         keep_best = settings.keep_best if isinstance(settings, ScoredSettings) else ""
         if keep_best and keep_best not in scores:
             raise TrainError(
-                f"train.keep_best is {keep_best!r}, but it can be {', '.join(scores)}, or empty"
+                f"train.keep_best is {keep_best!r}, but it must be {', '.join(scores)}, or empty"
             )
         self._keep_best = keep_best
         self.device.sync()
@@ -112,7 +112,7 @@ class TrainingRun:
         before steps(). `trnslurm export --weights KIND` writes tensors that have parameters' names.
         """
         if not kind.isidentifier() or kind in self.optimizer.kinds:
-            raise TrainError(f"run.keep: {kind!r} must be a new word, such as ema")
+            raise TrainError(f"run.keep: {kind!r} must be a name that is not in use, such as ema")
         self._checkpoints.keep(kind, tensors)
 
     def describe(self, num_parameters: int, *, each: str, **lines: str) -> None:
@@ -351,7 +351,7 @@ def conclude(
     precompile = environment.phase == "precompile"
     agree, rounds = all_equal(device, tensors), os.environ.get(_ROUNDING) == "1"
     if not (agree or rounds or precompile):
-        raise TrainError(f"the workers' {what} differ at the end: this training is not valid")
+        raise TrainError(f"the workers' {what} differ at the end: this run is not valid")
     said = "ranks agree" if agree else f"ranks differ in {what}: they round stochastically"
     device.say("precompile done: losses above are invalid" if precompile else said)
 

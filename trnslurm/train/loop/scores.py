@@ -94,7 +94,9 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 def _require(names: Sequence[str], known: Mapping[str, Any]) -> None:
     for name in names:
         if name not in known:
-            raise TrainError(f"the data asks for the score {name}: known are {', '.join(known)}")
+            raise TrainError(
+                f"the data asks for the score {name}, but the known scores are {', '.join(known)}"
+            )
 
 
 def _accuracy(table: Numbers) -> float:
@@ -109,9 +111,7 @@ def _f1_of_each(table: Numbers) -> list[float | None]:
 
 def _f1(table: Numbers) -> float:
     if len(table) != 2:
-        raise TrainError(
-            f"the score f1 is of two labels, and there are {len(table)}: macro_f1 fits"
-        )
+        raise TrainError(f"the score f1 needs two labels, but there are {len(table)}: use macro_f1")
     return _f1_of_each(table)[1] or 0.0
 
 

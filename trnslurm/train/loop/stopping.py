@@ -68,7 +68,7 @@ class Stopping:
             return False
         if self.stops_at < step:
             raise TrainError(
-                f"worker {self._environment.rank} has ended step {step}, but all were to stop "
+                f"worker {self._environment.rank} has ended step {step}, but all should stop "
                 f"after {self.stops_at}: this attempt ends without a last checkpoint"
             )
         return self.stops_at == step

@@ -119,8 +119,8 @@ class Verification:
         if verdict.ends:
             self._every = 0
             self._device.say(
-                "warning: train.verify_every: two workers never have equal gradients, because "
-                "kernels do not add up in a fixed order: nothing is compared from here on"
+                "warning: train.verify_every: no two workers have equal gradients, because kernels "
+                "do not add up in a fixed order: nothing is compared from now on"
             )
             return
         since = f"; all were equal before step {self._last}" if self._last else ""
@@ -134,7 +134,7 @@ class Verification:
         others = " and ".join(map(str, verdict.others))
         line = (
             f"worker {verdict.wrong} (node {node}) computes wrong gradients before step {step}: "
-            f"worker {others} computed others from the same micro-batch{since}"
+            f"worker {others} computed different ones from the same micro-batch{since}"
         )
         self._leave(step, line, node)
 

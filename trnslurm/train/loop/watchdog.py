@@ -72,7 +72,7 @@ def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
     if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
         return None
     if frozen:
-        reason = "it does not answer, its process is frozen"
+        reason = "it does not answer; its process is frozen"
         return Standstill(workers=tuple(frozen), reason=reason, frozen=True)
     places = [(sign.step, sign.beats) for sign in now]
     behind = tuple(rank for rank, place in enumerate(places) if place == min(places))
@@ -254,7 +254,7 @@ def _without_store(step: int) -> tuple[list[Sign], Standstill]:
         return [], Standstill(reason=f"node 0 ({address}) does not answer")
     host = os.environ.get(Variable.HOSTS, "").partition(",")[0] or address
     keeper = Sign(turn=0, step=step, beats=0, doing="", node=0, host=host)
-    reason = "it does not answer, its process is frozen or its node is gone"
+    reason = "it does not answer; its process is frozen or its node is gone"
     return [keeper], Standstill(workers=(0,), reason=reason, frozen=True)
 
 

@@ -184,7 +184,7 @@ class GlobalOptimizer(TrainingState):
         if changed:
             raise TrainError(
                 f"{', '.join(shorten(changed))}: requires_grad was changed after make_optimizer: "
-                "change it before, or it has no effect"
+                "change it before that, or it has no effect"
             )
 
     def shards(self) -> list[TensorShard]:

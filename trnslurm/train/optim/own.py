@@ -78,8 +78,8 @@ class OwnOptimizers(DataParallel):
             closure = inspect.signature(each.step).parameters.get("closure")
             if closure is not None and closure.default is inspect.Parameter.empty:
                 raise TrainError(
-                    f"{type(each).__name__}.step needs a closure, to compute the loss again and "
-                    "again: a step of several units has none; take another optimizer"
+                    f"{type(each).__name__}.step needs a closure that recomputes the loss, but a "
+                    "step of more than one unit has none: use another optimizer"
                 )
         given = [p for o in self._inside for group in o.param_groups for p in group["params"]]
         left = [name for each, name in self._name_of.items() if all(each is not p for p in given)]
@@ -87,8 +87,8 @@ class OwnOptimizers(DataParallel):
             wrong = f"gets {', '.join(shorten(left))}" if left else "gets a parameter twice"
             which = "no optimizer" if left else "an optimizer"
             raise TrainError(
-                f"the job's own optimizers: {which} {wrong}: give each trained parameter to one, "
-                "and freeze what is not to be trained"
+                f"the job's own optimizers: {which} {wrong}: give each trained parameter to one "
+                "optimizer, and freeze the others"
             )
 
     def _update(self, lr: float) -> None:

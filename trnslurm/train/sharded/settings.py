@@ -54,11 +54,11 @@ class ShardedSettings(CommonSettings):
         ),
         (
             {"strategy": ["deepspeed", "tensor"], "compile": True},
-            "of the strategies, only fsdp compiles: set train.compile=false",
+            "only the strategy fsdp can compile: set train.compile=false",
         ),
         (
             {"precision": "mixed"},
-            "it is for models that are not sharded: take fp32, or bf16, which computes in bf16 and "
+            "it is for models that are not sharded: use fp32, or bf16, which computes in bf16 and "
             "keeps parameters in fp32",
         ),
     )
@@ -84,8 +84,8 @@ def read_strategy(path: Path, plan: JobPlan, settings: ShardedSettings) -> dict[
     if settings.strategy == "deepspeed":
         for key in OFFLOADS & values["zero_optimization"].keys():
             raise TrainError(
-                f"{path}: zero_optimization.{key}: checkpoints need the state on the device, and "
-                "DeepSpeed its own optimizer: leave it out"
+                f"{path}: remove zero_optimization.{key}: checkpoints need the state on the "
+                "device, and DeepSpeed needs its own optimizer"
             )
     known = _KEYS.get(settings.strategy)
     for key in values.keys() - (known or values.keys()):

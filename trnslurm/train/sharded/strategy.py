@@ -76,8 +76,8 @@ class Sharded(TrainingState):
         """Refuse to train separate copies: each library finds the other workers on its own."""
         if found != self._device.world:
             raise TrainError(
-                f"{type(self).__name__} found {found} workers, but {self._device.world} run: "
-                "each would train a separate copy"
+                f"{type(self).__name__} found {found} workers, but {self._device.world} are "
+                "running: each would train a separate copy"
             )
 
 

@@ -226,7 +226,7 @@ def _check(request: ShardingRequest, size: int) -> None:
     if request.device.local_world % size:
         raise TrainError(
             f"strategy.tensor.workers is {size}, but {request.device.local_world} workers run on "
-            "this node: a group must not leave it"
+            "this node: a group must be within a node"
         )
     for key, number in (
         ("model.num_attention_heads", config.num_attention_heads),
@@ -244,8 +244,8 @@ def _check(request: ShardingRequest, size: int) -> None:
         )
     if config.attention_dropout:
         raise TrainError(
-            "model.attention_dropout: strategy.name=tensor has no random numbers that a group "
-            "shares: set it to 0"
+            "model.attention_dropout: the workers of a group share no random numbers with "
+            "strategy.name=tensor: set it to 0"
         )
 
 

@@ -76,7 +76,9 @@ def _open_folder(source: str) -> tuple[Path, dict[str, tuple[int, ...]], Read]:
     folder = _find_folder(source)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise TrainError(f"{ASKED_BY}: {folder} has no *.safetensors: convert its weights to them")
+        raise TrainError(
+            f"{ASKED_BY}: {folder} has no *.safetensors: convert its weights to that format"
+        )
     try:
         opened: list[Any] = [safe_open(file, framework="pt") for file in files]
     except SafetensorError as error:

@@ -47,7 +47,7 @@ class XlaFsdp(Sharded):
         settings = _read_settings(request)
         if settings.get("flatten_parameters") and request.settings.weight_decay:
             raise TrainError(
-                "train.weight_decay: with flatten_parameters norms would decay like matrices: set "
+                "train.weight_decay: with flatten_parameters, norms would decay like matrices: set "
                 "it to 0, or strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters=false"
             )
         _patch_llama(request)
@@ -133,7 +133,7 @@ def _read_settings(request: ShardingRequest) -> dict[str, Any]:
     for key in DTYPES:
         dtype = getattr(torch, str(settings.get(key, "float32")), None)
         if not isinstance(dtype, torch.dtype):
-            raise TrainError(f"{STRATEGY}: xla_fsdp_settings.{key} is no type of PyTorch")
+            raise TrainError(f"{STRATEGY}: xla_fsdp_settings.{key} is not a PyTorch type")
         settings[key] = dtype
     return settings
 

@@ -32,7 +32,7 @@ def find_shards(directory: Path, split: str) -> list[Path]:
         raise TrainError(f"data: {directory} is not a directory")
     found = sorted(directory.glob(PATTERNS[split]))
     if not found:
-        more = ": make some, or set train.eval_every=0" if split == "eval" else ""
+        more = ": create some, or set train.eval_every=0" if split == "eval" else ""
         raise TrainError(
             f"data: {directory} has no shards of split {split} ({PATTERNS[split]}){more}"
         )
@@ -47,13 +47,15 @@ def check_shard(path: Path) -> tuple[int, int, int]:
     with _open(path) as file:
         missing = [key for key in KEYS if not isinstance(file.get(key), h5py.Dataset)]
         if missing:
-            raise TrainError(f"{path}: no shard of BERT pretraining: {', '.join(missing)} missing")
+            raise TrainError(
+                f"{path}: not a BERT pretraining shard: it has no {', '.join(missing)}"
+            )
         shapes = {key: file[key].shape for key in KEYS}
         others = [key for key in KEYS if not np.issubdtype(file[key].dtype, np.integer)]
     if others:
-        raise TrainError(f"{path}: no shard of BERT pretraining: {others[0]} has no whole numbers")
+        raise TrainError(f"{path}: not a BERT pretraining shard: {others[0]} has no integers")
     if any(len(shapes[key]) != 2 for key in (*BY_TOKEN, *BY_PREDICTION)):
-        raise TrainError(f"{path}: no shard of BERT pretraining: its samples differ in length")
+        raise TrainError(f"{path}: not a BERT pretraining shard: its samples differ in length")
     samples, seq_len = shapes["input_ids"]
     max_pred = shapes["masked_lm_ids"][1]
     expected: dict[str, tuple[int, ...]] = dict.fromkeys(BY_TOKEN, (samples, seq_len))
@@ -73,7 +75,7 @@ def read_rows(path: Path, rows: slice, keys: Iterable[str] = KEYS) -> Rows:
         try:
             return {key: file[key][rows] for key in keys}
         except OSError as error:
-            raise TrainError(f"{path}: damaged ({error}): fetch or make it again") from None
+            raise TrainError(f"{path}: damaged ({error}): fetch or create it again") from None
 
 
 def masked(positions: NDArray[Any]) -> NDArray[np.bool_]:
@@ -86,5 +88,5 @@ def _open(path: Path) -> Any:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        reason = error.strerror or "truncated, or no HDF5 file"
-        raise TrainError(f"{path}: cannot be read ({reason}): fetch or make it again") from None
+        reason = error.strerror or "truncated, or not an HDF5 file"
+        raise TrainError(f"{path}: cannot be read ({reason}): fetch or create it again") from None

@@ -90,7 +90,7 @@ def read_shard_index(split: ShardSplit) -> ShardIndex:
     """Read the index that index_shards created."""
     index = _find(split)
     if index is None:
-        raise TrainError(f"data: the shards in {split.directory} changed just now: start again")
+        raise TrainError(f"data: the shards in {split.directory} have just changed: start again")
     return index
 
 
@@ -104,13 +104,13 @@ def _scan(split: ShardSplit, say: Callable[[str], None]) -> ShardIndex:
         samples, tokens, masked_at_most = check_shard(path)
         if (tokens, masked_at_most) != (seq_len, max_pred):
             raise TrainError(
-                f"{path}: samples of {tokens} tokens, {masked_at_most} of them masked at "
-                f"most, but {paths[0].name} has {seq_len} and {max_pred}"
+                f"{path}: samples of {tokens} tokens, at most {masked_at_most} of them masked, "
+                f"but {paths[0].name} has {seq_len} and {max_pred}"
             )
         rows = read_rows(path, slice(None), ["masked_lm_positions"])
         counts.append(masked(rows["masked_lm_positions"]).sum(axis=1, dtype=np.uint16))
         if samples and not counts[-1].any():
-            raise TrainError(f"{path}: none of its tokens is masked: fetch or make it again")
+            raise TrainError(f"{path}: none of its tokens are masked: fetch or create it again")
         shards.append(_describe(path, samples))
         if time.monotonic() - said > SAY_EVERY_S:
             said = time.monotonic()

@@ -29,7 +29,7 @@ _PREFIX = "trnslurm-shards"
 _USED = "used"
 # Used if the disk is full or cannot be written to.
 _MEMORY = Path("/dev/shm")
-_ALONE = "each worker decodes them for itself"
+_ALONE = "each worker decodes its own"
 
 
 class NodeArrays:
@@ -54,7 +54,7 @@ class NodeArrays:
                         made = make() if made is None else made
                         _write(file, made, path)
         except OSError as error:
-            self._say(f"{self._directory}: {error.strerror}: no shards are kept there: {_ALONE}")
+            self._say(f"{self._directory}: {error.strerror}: shards cannot be kept there: {_ALONE}")
             self._say = _say_nothing  # once is enough
             return make() if made is None else made
         return found

@@ -153,7 +153,7 @@ class ShardedSamples:
             values = rows[key]
             for value in (int(values.min(initial=0)), int(values.max(initial=0))):
                 if not 0 <= value < limit:
-                    raise TrainError(f"{path}: {key} has {value}, but {name} is {limit}")
+                    raise TrainError(f"{path}: {key} contains {value}, but {name} is {limit}")
 
 
 def _dtype_of(seq_len: int, max_pred: int, vocab_size: int) -> np.dtype[Any]:
@@ -198,6 +198,6 @@ def open_shards(
         )
     if samples.max_pred != max_pred:
         raise TrainError(
-            f"train.max_pred is {max_pred}, but {split.directory} has {samples.max_pred} places"
+            f"train.max_pred is {max_pred}, but {split.directory} has {samples.max_pred} per sample"
         )
     return samples
