@@ -59,7 +59,7 @@ class Settings(CommonSettings):
         ),
         (
             {"optimizer_precision": "fp32_state", "zero1": True},
-            "ZeRO-1 has one type for parameters and state: set train.zero1=false, or take "
+            "ZeRO-1 has one type for parameters and state: set train.zero1=false, or use "
             "fp32_copy or as_model",
         ),
     )

@@ -37,7 +37,7 @@ def test_phase_1_phase_2_export(user) -> None:
     two.until("COMPLETED", 300)
     assert one.state == "COMPLETED"
     taken = one.path / "checkpoints/step-00000002"
-    assert f"initial parameters:  {taken}\n" in two.logs("-n", "0")
+    assert f"initial parameters: {taken}\n" in two.logs("-n", "0")
     # By hand it would have been the same checkpoint, and be named.
     words = (BERT, "--preset", "tiny_phase2", "--from", str(one.path), "--json")
     shown = json.loads(user.trnslurm("show", *words, *user.options(2)[:2]))

@@ -122,8 +122,8 @@ def test_a_text_that_is_filled_up_is_told_as_it_is(kind):
     ("kind", "changes", "words"),
     [
         ("bert", {}, "has the type roberta, but the recipe's model has bert: choose another"),
-        ("roberta", {"layer_norm_eps": 1e-12}, "has layer_norm_eps 1e-05 in its config.json, "),
-        ("roberta", {"num_attention_heads": 4}, "has num_attention_heads 2 in its config.json"),
+        ("roberta", {"layer_norm_eps": 1e-12}, "has layer_norm_eps 1e-05 in config.json, "),
+        ("roberta", {"num_attention_heads": 4}, "has num_attention_heads 2 in config.json"),
         ("roberta", {"hidden_size": 16}, "is of another model: roberta.embeddings.word_embeddi"),
     ],
 )

@@ -256,7 +256,7 @@ def test_a_disk_that_fills_up_is_told_once_and_samples_are_the_same(directory, b
     shards._loader.shutdown()
     assert said == [
         f"{shared}: No space left on device: shards cannot be kept there: each worker decodes "
-        "for itself"
+        "its own"
     ]
     assert [path.name for path in shared.iterdir()] == ["used"]
 

@@ -81,11 +81,11 @@ def test_the_newest_whole_of_a_directory_of_checkpoints(tmp_path, capsys):
         save_checkpoint(root, step, saved)
     load_parameters(model, str(root))
     assert_same(model, saved)
-    assert capsys.readouterr().out == f"initial parameters:  {root}/step-00000010\n"
+    assert capsys.readouterr().out == f"initial parameters: {root}/step-00000010\n"
 
     (root / "step-00000010/rank-00000-of-00001.safetensors").write_bytes(b"damaged")
     load_parameters(model, str(root))
-    assert capsys.readouterr().out == f"initial parameters:  {root}/step-00000002\n"
+    assert capsys.readouterr().out == f"initial parameters: {root}/step-00000002\n"
     (root / "step-00000002/manifest.json").unlink()
     with pytest.raises(
         TrainError, match="has no complete checkpoint: step-00000010: rank-00000-of"
@@ -177,8 +177,8 @@ def test_a_file_of_the_sample(weird_path, layout):
         ({"bert.pooler.dense.bias": None}, "missing: bert.pooler.dense.bias"),
         ({"bert.more": torch.ones(1)}, "not in the model: bert.more"),
         ({"bert.pooler.dense.bias": torch.ones(9)}, "bert.pooler.dense.bias has shape [9] inste"),
-        ({f"{DECODER}.bias": torch.ones(11)}, f"{DECODER}.bias is not cls.predictions.bias"),
-        ({"bert.embeddings.position_ids": torch.ones(1, 8)}, "position_ids is not as in the model"),
+        ({f"{DECODER}.bias": torch.ones(11)}, f"{DECODER}.bias differs from cls.predictions.bias"),
+        ({"bert.embeddings.position_ids": torch.ones(1, 8)}, "position_ids differs from the model"),
         ({"module.bert.pooler.dense_act.bias": torch.ones(8)}, "two of its names are equal"),
     ],
 )
@@ -204,8 +204,8 @@ def test_a_file_that_differs_is_refused(tmp_path, change, words):
         ),
         (None, "cannot be read (No such file or directory)"),
         ({"model": pathlib.PurePosixPath("code")}, "torch.load refuses it"),
-        ({"model": [1, 2]}, "holds no model"),
-        ([1, 2], "holds no model"),
+        ({"model": [1, 2]}, "contains no model"),
+        ([1, 2], "contains no model"),
     ],
 )
 def test_a_file_without_a_model_is_refused(tmp_path, content, words):

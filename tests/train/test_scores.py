@@ -75,7 +75,7 @@ def test_correlations_against_numpy_and_with_ties():
 
 
 def test_scores_that_do_not_fit_are_refused():
-    with pytest.raises(TrainError, match="the score bleu: known are accuracy, f1"):
+    with pytest.raises(TrainError, match="the score bleu, but the known scores are accuracy, f1"):
         classification_scores(["bleu"], [1, 0, 0, 1])
     with pytest.raises(TrainError, match="f1 needs two labels, but there are 3: use macro_f1"):
         classification_scores(["f1"], [1] * 9)
@@ -100,7 +100,7 @@ def test_entities_are_those_of_seqeval():
         "accuracy": 0.8,
     }
     assert entity_scores(["entity_f1"], [0, 0, 0, 0, 0]) == {"entity_f1": 0.0}
-    with pytest.raises(TrainError, match="the score f1: known are entity_f1, "):
+    with pytest.raises(TrainError, match="the score f1, but the known scores are entity_f1, "):
         entity_scores(["f1"], sums)
 
 

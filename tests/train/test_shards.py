@@ -213,9 +213,17 @@ def test_a_truncated_and_a_foreign_file(directory):
         ("input_ids", np.zeros(7, np.int32), "its samples differ in length"),
         ("segment_ids", np.zeros((6, 32), np.int8), "segment_ids has shape (6, 32), but input_ids"),
         ("masked_lm_positions", np.zeros((7, 4), np.int32), "masked_lm_positions has shape (7, 4)"),
-        ("input_ids", np.full((7, 32), 512), "input_ids has 512, but model.vocab_size is 512"),
-        ("masked_lm_positions", np.full((7, 5), 32), "has 32, but the length of a sample is 32"),
-        ("next_sentence_labels", np.full(7, -1), "next_sentence_labels has -1, but the number"),
+        ("input_ids", np.full((7, 32), 512), "input_ids contains 512, but model.vocab_size is 512"),
+        (
+            "masked_lm_positions",
+            np.full((7, 5), 32),
+            "contains 32, but the length of a sample is 32",
+        ),
+        (
+            "next_sentence_labels",
+            np.full(7, -1),
+            "next_sentence_labels contains -1, but the number",
+        ),
     ],
 )
 def test_wrong_columns(directory, key, values, said):

@@ -105,7 +105,7 @@ def test_a_directory_opens_as_prepared_data(data):
 def test_a_truncated_or_missing_file_is_found_at_opening(data, file):
     path = data / file
     path.write_bytes(path.read_bytes()[:-1])
-    refused(data, rf"{file} has \d+ bytes, expected \d+")
+    refused(data, rf"{file} is \d+ bytes, expected \d+")
     path.unlink()
     refused(data, rf"{file}: No such file")
 

@@ -27,7 +27,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_taken(export, run_dir):
     file = run_dir / "checkpoints" / "step-00000006" / "rank-00001-of-00002.safetensors"
     os.truncate(file, file.stat().st_size - 4)
 
-    with pytest.raises(TrainError, match=r"step-00000006 is damaged \(rank-00001-.*take another"):
+    with pytest.raises(TrainError, match=r"step-00000006 is damaged \(rank-00001-.*use another"):
         export("--step", 6)
     assert not (run_dir / "exported").exists()
     out, err = export()

@@ -154,7 +154,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     state = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
         raise TrainError(
-            f'{file}: contains no model: expected names and tensors, under "model" or not'
+            f'{file}: contains no model: expected names and tensors, at the top or under "model"'
         )
     renamed = {_todays_name(name): tensor for name, tensor in state.items()}
     if len(renamed) < len(state):

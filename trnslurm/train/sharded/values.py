@@ -106,6 +106,6 @@ def _find_folder(source: str) -> Path:
     with suppress(HFValidationError, LocalEntryNotFoundError):
         return Path(snapshot_download(source, local_files_only=True))
     raise TrainError(
-        f"{ASKED_BY}: {source} is neither a directory with a model nor one in the local cache of "
-        "Hugging Face"
+        f"{ASKED_BY}: {source} is neither a model directory nor a model in the local Hugging "
+        "Face cache"
     )
