@@ -79,7 +79,9 @@ def test_scores_that_do_not_fit_are_refused():
         classification_scores(["bleu"], [1, 0, 0, 1])
     with pytest.raises(TrainError, match="f1 needs two labels, but there are 3: use macro_f1"):
         classification_scores(["f1"], [1] * 9)
-    with pytest.raises(TrainError, match="the score f1, but the known scores are pearson, spearman"):
+    with pytest.raises(
+        TrainError, match="the score f1, but the known scores are pearson, spearman"
+    ):
         correlation_scores(["f1"], [1], [1])
 
 
