@@ -51,7 +51,7 @@ class Dataset:
         """Return a sample: a dict of its columns or, with seq_len, an array of tokens."""
         index = number + self._len if number < 0 else number
         if not 0 <= index < self._len:
-            raise IndexError(f"there is no sample {number} of {self._len}")
+            raise IndexError(f"there is no sample {number}: the number of samples is {self._len}")
         try:
             return self._row(index)
         except DataError as error:

@@ -158,7 +158,7 @@ class Blocks:
         found = np.empty((len(numbers), self.seq_len), np.int64)
         for row, number in zip(found, numbers):
             if not 0 <= number < len(self):
-                raise IndexError(f"there is no block {number} of {len(self)}")
+                raise IndexError(f"there is no block {number}: the number of blocks is {len(self)}")
             block = self.tokens[number * self.seq_len : (number + 1) * self.seq_len]
             row[: len(block)] = block
             if len(block) < self.seq_len:

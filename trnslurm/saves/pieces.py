@@ -136,14 +136,14 @@ class Files:
     def first(self, name: str) -> Tensor:
         """Return a tensor that is complete in one of the files opened so far."""
         if name not in self._found:
-            raise DamagedError(f"{name}: no file has it")
+            raise DamagedError(f"{name}: no file contains it")
         return self._found[name][0].tensor.clone()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a complete tensor."""
         self.names()
         if name not in self._found:
-            raise DamagedError(f"{name}: no file has it")
+            raise DamagedError(f"{name}: no file contains it")
         ends = ([b + n for b, n in zip(p.begin, p.tensor.shape)] for p in self._found[name])
         return tuple(max(sizes) for sizes in zip(*ends))
 

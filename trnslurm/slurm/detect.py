@@ -25,7 +25,7 @@ _OF_THE_NODE = (_HYPERPOD, "feature")
 _EC2_HOST = re.compile(r"ip(-\d{1,3}){4}")
 _SHORT_MIN = 120
 """A partition that allows no more time than this is for tests."""
-# Names of nodes, partitions and features of sites whose GPUs are no GRES.
+# Names of nodes, partitions and features at sites whose GPUs are not a GRES.
 _NAMES_GPUS = re.compile(r"(?i)(^|[^a-z])(gpu|dgx|hgx|nvidia|(rtx|[av]100|h[12]00)([^a-z0-9]|$))")
 # What the nodes of two partitions must have in common to share a profile.
 _SAME = ("cpus", "gpus", "gpu_type", "instance_type", "memory_mib", "mem_per_node_mib",

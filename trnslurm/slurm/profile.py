@@ -51,7 +51,7 @@ def profile_text(
     lines = [
         f"description: {_scalar(f'{site.cluster}, partition {chosen.label}')}",
         "",
-        "# Made by `trnslurm cluster detect --write`. Check run_root and python, then test them",
+        "# Written by `trnslurm cluster detect --write`. Check run_root and python, then test them",
         "# with `trnslurm env check`.",
         f"# Found: {chosen.total} nodes ({chosen.up} up), {chosen.cpus} CPUs, {memory} each; "
         f"accounting {accounting}.",

@@ -58,9 +58,9 @@ _CODES = {
     "MaxSpotInstanceCountExceeded": "the account's spot instance limit is reached",
     "VcpuLimitExceeded": "the account's vCPU quota is used up: ask AWS for more",
     "InstanceLimitExceeded": "the account's instance quota is used up: ask AWS for more",
-    "InsufficientFreeAddressesInSubnet": "its subnet has no free address",
+    "InsufficientFreeAddressesInSubnet": "its subnet has no free addresses",
     "UnauthorizedOperation": "the head node is not allowed to start instances: see its IAM role",
-    "Unsupported": "its zone does not offer the instance type",
+    "Unsupported": "its Availability Zone does not offer the instance type",
     "UnsupportedOperation": "AWS refuses the launch: see slurm_resume.log on the head node",
 }
 

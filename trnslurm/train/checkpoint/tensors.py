@@ -75,7 +75,7 @@ def open_own(checkpoint: Path, manifest: CheckpointManifest) -> ReadOwn:
     @functools.cache
     def kinds(worker: int) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for key in file(worker).keys():  # noqa: SIM118 - it is no dict
+        for key in file(worker).keys():  # noqa: SIM118 - it is not a dict
             kind, _, name = key.partition("/")
             if kind not in ("parameter", *manifest.kept):
                 found.setdefault(name, []).append(kind)

@@ -83,7 +83,7 @@ def _open_folder(source: str) -> tuple[Path, dict[str, tuple[int, ...]], Read]:
         opened: list[Any] = [safe_open(file, framework="pt") for file in files]
     except SafetensorError as error:
         raise TrainError(f"{ASKED_BY}: {folder} cannot be read ({error})") from None
-    # Older versions of transformers saved inv_freq, which is no parameter.
+    # Older versions of transformers saved inv_freq, which is not a parameter.
     places: dict[str, Any] = {
         name: file
         for file in opened

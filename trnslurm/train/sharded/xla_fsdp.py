@@ -81,7 +81,7 @@ class XlaFsdp(Sharded):
         """Take one step."""
         norm: Tensor = self._wrapped.clip_grad_norm_(self._max_norm)
         rate = rate_for(self._device, lr, self._kinds)
-        update(self._base, rate)  # xm.optimizer_step would reduce the gradients once more
+        update(self._base, rate)  # xm.optimizer_step would reduce the gradients a second time
         for holder in self._trained:
             assert holder.grad is not None
             holder.grad.zero_()

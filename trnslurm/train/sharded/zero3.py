@@ -42,7 +42,7 @@ class Zero3(Sharded):
         """Add a unit's gradient; with the last unit, DeepSpeed ends the accumulation."""
         self._done += 1
         self._engine.set_gradient_accumulation_boundary(self._done == self._units)
-        # The engine takes no vector, of however few elements.
+        # The engine does not accept a vector, even of one element.
         self._engine.backward(loss.sum() * self._device.world, scale_wrt_gas=False)
 
     def step(self, lr: float) -> Tensor:
