@@ -201,7 +201,10 @@ def test_what_slurm_shows_but_does_not_read_is_left_out() -> None:
         ("[]", "not written by"),
         (json.dumps(DUMP | {"format": 2}), "was made by a newer trnslurm (format 2, "),
         (json.dumps(DUMP | {"nodes": [{"NodeName": "a"}]}), "not written by"),
-        (json.dumps(DUMP | {"nodes": [GPU_NODE | {"NodeName": "a", "CPUTot": "x"}]}), "not a file"),
+        (
+            json.dumps(DUMP | {"nodes": [GPU_NODE | {"NodeName": "a", "CPUTot": "x"}]}),
+            "not written by",
+        ),
         (json.dumps(DUMP | {"partitions": [{}]}), "not written by"),
         (json.dumps(DUMP | {"qos": [["normal"]]}), "not written by"),
         (json.dumps(DUMP | {"nodes": []}), "there are no nodes in it"),
