@@ -143,7 +143,7 @@ def _step(text: str) -> int | str:
 
 
 def _best_of_followers(root: Path) -> Path | None:
-    """Return the checkpoint that a job for each checkpoint rated best, if only one job rates."""
+    """Return the best checkpoint by the run's only job for each checkpoint, or None."""
     found = [best for best in root.parent.glob("follow/*/best/step-*") if best.is_dir()]
     return found[0] if len(found) == 1 else None
 
@@ -215,9 +215,10 @@ def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointM
 def _parameter_files(
     model: Any, checkpoint: Path, manifest: CheckpointManifest, kind: str
 ) -> WriteWeights:
-    """Return what writes a checkpoint's parameters as save_pretrained would, a file at a time.
+    """Return a function that writes the parameters file by file, as save_pretrained does.
 
-    Only one of two tied parameters was saved, and save_pretrained writes no other.
+    If two parameters are tied, the checkpoint has only one of them, and save_pretrained also writes
+    only that one.
     """
     every = dict(model.named_parameters(remove_duplicate=False))
     buffers = {name: each for name, each in model.state_dict().items() if name not in every}
