@@ -114,7 +114,7 @@ def test_one_worker_that_cannot_write_fails_the_save_on_all(team, capsys):
     assert [bool(outcome.failure) for outcome in outcomes] == [True] * 3
     [line] = capsys.readouterr().out.splitlines()
     assert "no checkpoint of step 2: Is a directory: '/" in line
-    assert "/rank-00001-of-00003.safetensors'; the" in line
+    assert "/rank-00001-of-00003.safetensors'. The" in line
     assert (writers.steps(), writers.others()) == ([1], [])
     for one in writers.checkpoints:
         with pytest.raises(TrainError, match="the last checkpoint, of step 2, could not be made"):
