@@ -180,10 +180,10 @@ def test_what_starts_it(text: str, line: str, site, cli) -> None:
     ("text", "line", "why"),
     [
         ("T=$(date +%F)\nsrun python train.py --out r_$T", "--out 'r_{run_id}'",
-         "{run_id} stands in its place"),
-        ("srun python train.py --d $NO/x $MORE", '--d "${NO}"/x', "it is empty: nothing sets it"),
+         "replaced with {run_id}"),
+        ("srun python train.py --d $NO/x $MORE", '--d "${NO}"/x', "is empty: nothing sets it"),
         ("srun singularity run /x.sif python train.py", "train.py", "the image's own script"),
-        ("srun singularity_wrapper exec python train.py", "train.py", "has to start by itself"),
+        ("srun singularity_wrapper exec python train.py", "train.py", "must start on its own"),
         ("export CUDA_VISIBLE_DEVICES=1,0\nsrun python train.py", "train.py", "in their order"),
         ("export WORLD_SIZE=99\nsrun python train.py", "--per node -- python train.py", "only t"),
         ("srun bash -c 'pip install -e . && python train.py'", "python train.py", "do it once"),
@@ -203,10 +203,10 @@ def test_each_line_is_said_once_and_truly() -> None:
         "srun python train.py $A > $R.log\n"
     )
     said = {line.number: (line.fate, line.becomes) for line in found.lines if line.number > 2}
-    assert said[3] == said[4] == ("taken", "where $A stands")
+    assert said[3] == said[4] == ("taken", "used in place of $A")
     assert said[5] == ("left out", "line 6 exports it again")
-    assert said[7] == ("left out", "only for what trnslurm does itself, or leaves out")
-    assert said[8] == ("unclear", "for line 11, which is not understood")
+    assert said[7] == ("left out", "used only for what trnslurm does itself or leaves out")
+    assert said[8] == ("unclear", "needed by line 11, which is not understood")
 
 
 def test_values_name_the_directory_that_the_script_left() -> None:
@@ -250,7 +250,7 @@ def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
     Path("job.sh").write_text("#!/bin/bash\nA=1\nsbatch <<E\n#!/bin/bash\n#SBATCH -N 2\n$A\nE\n")
     found = json.loads(cli("adopt", "job.sh", "--json").out)
     assert found["as_it_is"] is None and found["command"] is None
-    assert "adopt the file that it gives to sbatch" in found["lines"][1]["becomes"]
+    assert "adopt the file that it passes to sbatch" in found["lines"][1]["becomes"]
     assert "It has no #SBATCH line of its own." in cli("adopt", "job.sh").out
 
 
@@ -259,15 +259,15 @@ def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
     [
         (
             "python prepare.py\nsrun python train.py",
-            "a command before the one that trains",
+            "this command runs before the training command",
         ),
         (
             "srun torchrun --nnodes 2 a.py\nsrun torchrun --nnodes 2 b.py",
-            "a second command, after that of line 3",
+            "a second command, after that on line 3",
         ),
         (
             "for i in 1 2; do srun torchrun train.py $i; done",
-            "a loop that may train several times: --sweep",
+            "a loop that could train several times: --sweep",
         ),
         (
             "X=1\nwhile read a; do X=$a; done < f\nsrun python train.py $X",
@@ -277,33 +277,33 @@ def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
             "srun --ntasks-per-node=8 torchrun train.py",
             "8 tasks on a node would start torchrun 8 times",
         ),
-        ("srun -N1 torchrun train.py", "srun --nodes=1 runs on a part of the nodes"),
+        ("srun -N1 torchrun train.py", "srun --nodes=1 runs on only some"),
         ("srun --multi-prog x.conf", "srun: --multi-prog changes what runs where"),
-        ("cp -r data $TMPDIR\nsrun torchrun train.py", "a command that trnslurm does not know"),
+        ("cp -r data $TMPDIR\nsrun torchrun train.py", "trnslurm does not know this command"),
         ("cat << EOF > c.json\n{}\nEOF\nsrun torchrun train.py", "a here-document"),
-        ("srun torchrun train.py", "each node would train alone"),
-        ("torchrun --nnodes 2 train.py", "without srun it runs on the first node only"),
-        ("module load pytorch\nsrun python train.py", "may bring the Python"),
-        ("eval $(x)\nsrun python train.py", "what eval runs is known only in the job"),
-        ("cd src\nsrun python train.py ../data", "names files above its directory"),
+        ("srun torchrun train.py", "each node would train its own copy"),
+        ("torchrun --nnodes 2 train.py", "without srun it runs only on the first node"),
+        ("module load pytorch\nsrun python train.py", "may provide the Python"),
+        ("eval $(x)\nsrun python train.py", "eval are known only in the job"),
+        ("cd src\nsrun python train.py ../data", "refers to files above its directory"),
         ("./prepare.sh\npython train.py", "without srun"),
-        ("source /x/setup.sh\nsrun python train.py", "may bring the Python"),
-        ("grep x y && A=1\nsrun python train.py $A", "only the job knows whether it runs"),
+        ("source /x/setup.sh\nsrun python train.py", "may provide the Python"),
+        ("grep x y && A=1\nsrun python train.py $A", "whether it runs is known only in the job"),
         ("exit 0\nsrun python train.py", "the script ends here"),
         ("case $A in\na) B=1;;\nb) B=2;;\nesac\nsrun python train.py $B", "B is known only"),
         ("srun --gpus-per-task=1 --ntasks-per-node=8 python train.py", "would see one GPU"),
-        ("python setup.py develop\nsrun python train.py", "a command before the one that trains"),
+        ("python setup.py develop\nsrun python train.py", "runs before the training command"),
         ("export API_KEY=$(cat key)\nsrun torchrun train.py", "a secret: keep it in a file"),
-        ("export PYTHONPATH=/other\nsrun torchrun train.py", "the job has a PYTHONPATH of its own"),
-        ("srun pip install x", "no command that trains"),
-        ("srun shifter python train.py", "the section container has no such runtime"),
+        ("export PYTHONPATH=/other\nsrun torchrun train.py", "the job has its own PYTHONPATH"),
+        ("srun pip install x", "no training command was found"),
+        ("srun shifter python train.py", "shifter is not a supported container runtime"),
         ("srun torchrun --nnodes 2 $(which tool) x", "$(which tool) is known only in the job"),
-        ("srun -n 16 bash -c 'python train.py $SLURM_NTASKS'", "another number of tasks"),
-        ("srun python train.py $1", "$1 is an argument of the file: give it after --"),
-        ("case $NONE in a) B=1;; esac\nsrun python train.py", "a case that only the job knows"),
-        ("read X < file\nsrun python train.py $X", "what it reads is known only in the job"),
-        ("mpirun --odd python train.py", "mpirun: -odd is not known"),
-        ("srun apptainer exec i.sif bash -c 'cd /in && python train.py'", "directory of the image"),
+        ("srun -n 16 bash -c 'python train.py $SLURM_NTASKS'", "a different number of tasks"),
+        ("srun python train.py $1", "$1 is an argument of the file: pass its value after --"),
+        ("case $NONE in a) B=1;; esac\nsrun python train.py", "a case that is known only"),
+        ("read X < file\nsrun python train.py $X", "its input is known only in the job"),
+        ("mpirun --odd python train.py", "know the option -odd"),
+        ("srun apptainer exec i.sif bash -c 'cd /in && python train.py'", "directory in the image"),
     ],
 )
 def test_what_is_not_understood(text: str, why: str) -> None:
@@ -345,7 +345,7 @@ def test_a_recipe_is_written(site, cli, stable) -> None:
     stable.json("adopt", json.loads(cli("adopt", "job.sbatch", "--json").out))
     Path("job.sbatch").write_text(HEAD + "srun torchrun --nnodes 2 train.py\nfoo\n")
     refused = cli("adopt", "job.sbatch", "--recipe", "other").error
-    assert refused.endswith("lines 4 were not understood: --force writes the recipe without them")
+    assert refused.endswith("4 were not understood: use --force to write the recipe without them")
 
 
 def test_what_a_recipe_cannot_have_is_in_the_command(site, cli) -> None:

@@ -61,7 +61,7 @@ BATCHES_AND_SHAPES = {
 }
 WORDS = {
     "preset": (["--preset", "tinny"], "has no preset 'tinny' (did you mean \"tiny\"?)"),
-    "preset unlike any": (["--preset", "zzz"], "; it has xl, tutorial, tiny"),
+    "preset unlike any": (["--preset", "zzz"], "; its presets: xl, tutorial, tiny"),
     "key": (["--set", "batch.micro_bacth=2"], '(did you mean "batch.micro_batch"?)'),
     "key of the job": (["--set", "train.lrr=1"], 'train.lrr (did you mean "train.lr"?)'),
     "key without its section": (["--set", "lr=0.1"], 'unknown key lr (did you mean "train.lr"?)'),
@@ -74,7 +74,7 @@ WORDS = {
         "--spares 1: this machine has none, so spares are of no use",
     ),
     "section": (["--set", "bacth=2"], 'unknown key bacth (did you mean "batch"?)'),
-    "no equals sign": (["--set", "steps"], "expected key=value, as in --set batch.micro_batch=2"),
+    "no equals sign": (["--set", "steps"], "expected key=value, such as --set batch.micro_batch=2"),
     "no key": (["--set", "=3"], "expected key=value"),
     "text for a number": (["--set", "steps=many"], "steps must be a whole number, found 'many'"),
     "fraction": (["--set", "steps=1.5"], "steps must be a whole number, found 1.5"),
@@ -82,16 +82,16 @@ WORDS = {
     "negative": (["--set", "steps=-1"], "steps is -1; it must be at least 1"),
     "wrong word": (["--set", "precision=fp8"], "expected one of fp32, mixed, bf16"),
     "mapping for a number": (["--set", "seed={a: 1}"], "seed must be a whole number"),
-    "broken YAML": (["--set", "batch={a: ["], "is not a value"),
+    "broken YAML": (["--set", "batch={a: ["], "is not a valid value"),
     "job's own type": (["--set", "train.lr=fast"], "train.lr must be a number, found 'fast'"),
     "secret": (["--set", "env.HF_TOKEN=hf_abcdefghij"], "env.HF_TOKEN looks like a secret"),
     "no UTF-8": (["--set", "env.A=caf\udce9"], "env.A"),  # as Python reads Latin-1 arguments
-    "variable of a key": (["--set", "env.PJRT_DEVICE=CPU"], "device decides what PJRT_DEVICE is"),
+    "variable of a key": (["--set", "env.PJRT_DEVICE=CPU"], "device determines PJRT_DEVICE"),
     "cache of a key": (
         ["--set", "neuron.env.NEURON_COMPILE_CACHE_URL=/x"],
-        "compile_cache decides what NEURON_COMPILE_CACHE_URL is: set that instead",
+        "compile_cache determines NEURON_COMPILE_CACHE_URL: set compile_cache instead",
     ),
-    "env name": (["--set", "env.A B=x"], "env.A B: not a valid name of an environment variable"),
+    "env name": (["--set", "env.A B=x"], "env.A B: not a valid environment variable name"),
 }
 NAMES_AND_TIMES = {
     "newline": (["--name", "a\nb"], "job name 'a\\nb': use 1 to 64 letters, digits"),
@@ -101,15 +101,15 @@ NAMES_AND_TIMES = {
     "too long": (["--name", "x" * 65], "use 1 to 64"),
     "no time": (["--time", "tomorrow"], "expected minutes, HH:MM:SS or D-HH:MM:SS"),
     "negative time": (["--time", "-5"], "--time -5"),
-    "seconds": (["--time", "0:30"], "--time 0:30: at least one minute"),
+    "seconds": (["--time", "0:30"], "--time 0:30: must be at least one minute"),
     "empty days": (["--time", "1-"], "--time 1-: expected"),
     "a minute of 61": (["--time", "25:61:00"], "--time 25:61:00: minutes and seconds after a"),
     "a second of 99": (["--time", "0-0:1:99"], "--time 0-0:1:99: minutes and seconds after a"),
-    "more than a year": (["--time", "365-0:0:1"], "at most a year, 365-00:00:00"),
-    "many years": (["--time", 99 * "9"], "at most a year, 365-00:00:00"),
+    "more than a year": (["--time", "365-0:0:1"], "at most a year (365-00:00:00)"),
+    "many years": (["--time", 99 * "9"], "at most a year (365-00:00:00)"),
     "a year in the profile": (
         ["--set", "slurm.time_min=525601"],
-        "slurm.time_min is 525601: more than a year; it must be at most 525600",
+        "slurm.time_min is 525601, which is more than a year: it must be at most 525600",
     ),
     "a year by the plan": (
         ["--set", "steps=99999999999999999"],
@@ -121,11 +121,11 @@ NAMES_AND_TIMES = {
     "dependency": (["--sbatch=--dependency=1"], "--sbatch --dependency=1"),
     "GPUs twice": (
         ["--time", "60", "--set", "instance_type=p4d.24xlarge", "--sbatch=--gres=gpu:a100:4"],
-        "--sbatch --gres=gpu:a100:4: the script has --gpus-per-node=8: set that with",
+        "--sbatch --gres=gpu:a100:4: the script has --gpus-per-node=8: use",
     ),
     "GPUs of tasks": (["--sbatch=--gpus-per-task=1"], "use --set slurm.gpus_per_node"),
     "CPUs of GPUs": (["--sbatch=--cpus-per-gpu=1"], "use --set slurm.cpus_per_task"),
-    "shared, and whole": (["--sbatch=--oversub"], "the script has --exclusive: set that with"),
+    "shared, and whole": (["--sbatch=--oversub"], "the script has --exclusive: use"),
     "time twice": (
         ["--time", "60", "--set", "slurm.time_min=30"],
         "--time and --set slurm.time_min=… contradict each other: leave out one of them",
@@ -134,11 +134,11 @@ NAMES_AND_TIMES = {
         ["--workers", "32", "--set", "workers_per_node=8"],
         "--workers and --set workers_per_node=… contradict each other",
     ),
-    "short option": (["--sbatch", "-N2"], "expected one long option, as in"),
+    "short option": (["--sbatch", "-N2"], "expected one long option, such as"),
     "two options": (["--sbatch", "--hold --x"], "expected one long option"),
     "second line": (["--sbatch=--comment=a\n#SBATCH --nodes=9"], "expected one long option"),
-    "control character": (["--sbatch=--comment=a\x1bb"], "cannot be in an #SBATCH line"),
-    "partition of two lines": (["--set", "slurm.partition=a\nb"], "cannot be in an #SBATCH"),
+    "control character": (["--sbatch=--comment=a\x1bb"], "is not allowed in an #SBATCH line"),
+    "partition of two lines": (["--set", "slurm.partition=a\nb"], "is not allowed in an #SBATCH"),
 }  # fmt: skip
 TABLE = BATCHES_AND_SHAPES | WORDS | NAMES_AND_TIMES
 OWN_OPTIONS = [

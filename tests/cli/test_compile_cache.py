@@ -130,7 +130,7 @@ def test_gc_follows_no_link(graphs, keys, cli, tmp_path: Path) -> None:
     every.rename(tmp_path / "keys")
     every.symlink_to(tmp_path / "keys")
     done = cli(*GC, "--max-size", "0")
-    assert done.code == 1 and f"error: {every}: a link is in its path" in done.err
+    assert done.code == 1 and f"error: {every}: its path under" in done.err
     assert len([*(tmp_path / "keys").glob("*/manifest.json")]) == 2
 
 

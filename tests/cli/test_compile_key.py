@@ -51,8 +51,8 @@ def test_versions_are_in_the_key(graphs, cli) -> None:
     ("python", "why"),
     [
         ("/shared/none/python", "there is no /shared/none/python on this host"),
-        ("/bin/true", "/bin/true does not run on this host: it printed no answer"),
-        ("/bin/false", "/bin/false does not run on this host: it printed no answer"),
+        ("/bin/true", "/bin/true fails on this host: it did not print an answer"),
+        ("/bin/false", "/bin/false fails on this host: it did not print an answer"),
     ],
 )
 def test_without_the_clusters_python(graphs, cli, python: str, why: str) -> None:

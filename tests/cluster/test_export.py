@@ -114,7 +114,7 @@ def test_a_file_of_no_run(site, run_cli, weird_path: Path, monkeypatch) -> None:
     assert run_cli("export", "ckpt_2.pt", *words).error == "ckpt_2.pt: no such file"
     Path("rows.csv").touch()
     error = run_cli("export", "rows.csv", *words).error
-    assert error == "rows.csv: with --recipe, RUN is a .pt file"
+    assert error == "rows.csv: with --recipe, RUN must be a .pt file"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_job_that_exports_nothing(exportable, cli) -> None:
     run = exportable(None)
     done = cli("export", "last")
     assert done.code == 1
-    assert done.error == f"{run.name}: gpt2_zero1 has no export.py, so it cannot be exported"
+    assert done.error == f"{run.name} cannot be exported, because gpt2_zero1 has no export.py"
 
 
 def test_what_a_custom_script_saved_is_named(exportable, cli) -> None:
@@ -174,15 +174,17 @@ def test_what_a_custom_script_saved_is_named(exportable, cli) -> None:
     run.project_file.parent.mkdir(exist_ok=True)
     run.project_file.write_text("{}")
     shutil.rmtree(run.checkpoints, ignore_errors=True)
-    unknown = f"{run.name}: a custom script saves in its own format, which export does not know, to"
-    assert cli("export", run.name).error == f"{unknown} {run.checkpoints}"
+    saves = f"{run.name}: a custom script saves to {run.checkpoints}"
+    unknown = f"{saves} in its own format, which export does not know"
+    assert cli("export", run.name).error == unknown
     for step in (90, 100):
         saved = run.checkpoints / f"checkpoint-{step}"
         saved.mkdir(parents=True)
         (saved / "config.json").write_text("{}")
         (saved / "model.safetensors").touch()
     found = (
-        f"{run.name}: nothing to export: {{}} is a Hugging Face model, as from_pretrained reads it"
+        f"{run.name}: there is nothing to export: {{}} is already a Hugging Face "
+        "model for from_pretrained"
     )
     assert cli("export", run.name).error == found.format(saved)
     (saved / "model.safetensors.index.json").write_text(
@@ -195,7 +197,7 @@ def test_what_a_custom_script_saved_is_named(exportable, cli) -> None:
 def test_a_run_that_is_damaged(exportable, cli) -> None:
     run = exportable()
     run.config_file.write_text("recipe_name: gpt2_zero1\n")
-    assert cli("export", "last").error == f"{run.config_file}: damaged, it has no config"
+    assert cli("export", "last").error == f"{run.config_file} is damaged: it has no config"
     run.config_file.write_text(yaml.safe_dump({"config": {"scheduler": "none"}}))
     assert cli("export", "last").error.startswith(f"{run.config_file}: scheduler")
     run.config_file.unlink()

@@ -285,7 +285,10 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
         ),
         ("fetch bert_pretrain -p tiny", "(tiny) has no data.published: there is nothing to fetch"),
         ("fetch bert_pretrain -p phase2_lamb --checkpoint", "has no data.checkpoint: there is"),
-        ("fetch gpt2_zero1 --set data.published=http://x/y.tar", "data.published: only shards for"),
+        (
+            "fetch gpt2_zero1 --set data.published=http://x/y.tar",
+            "data.published works only with BERT shards",
+        ),
         ("fetch bert_pretrain --set data.published=x.tar", "'x.tar': it must be the URL of a file"),
     ],
 )

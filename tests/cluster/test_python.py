@@ -98,7 +98,8 @@ def test_what_is_missing_is_one_line(tmp_path: Path, capfd) -> None:
     assert err.count("\n") == 1
     absent = Cluster(scheduler="local", python="/no such/python")
     assert run_python(absent, say("1"), **where) == 1
-    expected = "error: no Python at /no such/python here: set python: in the cluster profile\n"
+    what = "there is no Python at /no such/python here"
+    expected = f"error: {what}: set python: in the cluster profile\n"
     assert capfd.readouterr().err == expected
 
 

@@ -48,21 +48,21 @@ RECIPES = {
     "scalar": ("hello\n", "expected `key: value` lines, found str"),
     "mapping": (GOOD.replace("{global_batch: 64}", "64"), "batch must be a mapping, found 64"),
     "site facts": (GOOD + "run_root: /x\n", "unknown key run_root"),
-    "description": (GOOD + "description: [a, b]\n", "description must be text, found "),
+    "description": (GOOD + "description: [a, b]\n", "description must be a string, found "),
     "presets": (GOOD + "presets: [xl]\n", "presets must be a mapping of names"),
     "then": (GOOD + "presets: {a: {then: bb}, b: {}}\n",
-             "presets.a.then is 'bb', which is no preset of the recipe (did you mean \"b\"?)"),
+             "presets.a.then is 'bb', which is not a preset of the recipe (did you mean \"b\"?)"),
     "then, not text": (GOOD + "presets: {a: {then: [b]}, b: {}}\n", "presets.a.then is ['b'], "),
-    "then itself": (GOOD + "presets: {a: {then: a}}\n", "leads in a circle: a -> …"),
+    "then itself": (GOOD + "presets: {a: {then: a}}\n", "forms a cycle: a -> …"),
     "then in a circle": (GOOD + "presets: {a: {then: b}, b: {then: c}, c: {then: b}}\n",
-                         "presets.a.then leads in a circle: a -> b -> c -> …"),
+                         "presets.a.then forms a cycle: a -> b -> c -> …"),
     "key not text": (GOOD + "1: 2\n", "unknown key 1"),
-    "env number": (GOOD + "env: {A: [1]}\n", "env.A must be text, found [1]"),
-    "env key": (GOOD + "env: {1: x}\n", "env has a key that is not text: 1"),
+    "env number": (GOOD + "env: {A: [1]}\n", "env.A must be a string, found [1]"),
+    "env key": (GOOD + "env: {1: x}\n", "env has a key that is not a string: 1"),
     "python tag": ("steps: !!python/object/apply:os.system ['true']\n", "recipe.yaml:1: "),
     "two documents": ("steps: 3\n---\nsteps: 4\n", "recipe.yaml"),
     "number": (GOOD.replace("3", 5000 * "9"), "recipe.yaml:1: a number of 2**63 or more: quote"),
-    "date": (GOOD + "train: {x: 2024-13-45}\n", "month must be in 1..12: quote what is text"),
+    "date": (GOOD + "train: {x: 2024-13-45}\n", "1..12: quote values that are strings"),
     "deep": (GOOD + f"train: {300 * '{a: '}1{300 * '}'}\n", "nested too deeply"),
     # libyaml itself overflows the stack there, which ends the process.
     # In libyaml's words, since PyYAML 6.0.4, or in ours.
@@ -93,7 +93,7 @@ def test_recipe(refused, site, what: str) -> None:
         ("{train: {lrr: 1.0}}", 'unknown key train.lrr (did you mean "lr"?)'),
         ("{train: {lr: fast}}", "train.lr must be a number, found 'fast'"),
         ("{stepz: 1}", 'unknown key stepz (did you mean "steps"?)'),
-        ("{reference: [{}]}", "reference[0] lacks instance_type, nodes, samples_per_s"),
+        ("{reference: [{}]}", "reference[0] has no instance_type, nodes, samples_per_s"),
     ],
 )
 def test_presets_are_checked_whether_used_or_not(refused, site, used, preset, words) -> None:
@@ -141,7 +141,8 @@ def test_a_directory_that_cannot_be_read(site, cli, tmp_path: Path, monkeypatch)
     for words in (("recipes",), ("show", "toy")):
         error = cli(*words, "--path", closed).error
         assert error == (
-            f"search path {closed}: jobs in it cannot be read: chmod it, or leave it out"
+            f"search path {closed}: its jobs directory is not readable: fix the permissions, or "
+            "remove it from the path"
         )
 
 
@@ -149,13 +150,16 @@ PROFILES = {
     "unknown key": ({"slurm": {"partiton": "x"}}, 'slurm.partiton (did you mean "partition"?)'),
     "type": ({"slurm": {"max_nodes": "four"}}, "slurm.max_nodes must be a whole number"),
     "scheduler": ({"scheduler": "slrum"}, "scheduler is 'slrum' (did you mean \"slurm\"?)"),
-    "activate": ({"activate": "module load x"}, "activate must be a list, as [module load x]"),
+    "activate": ({"activate": "module load x"}, "activate must be a list such as [module load x]"),
     "instance type": (
         {"instance_types": {"trn1.32xlarge": {"vcpu": 3}}},
         "unknown key vcpu (did you",
     ),
-    "new instance type": ({"instance_types": {"x": {"vcpus": 3}}, "instance_type": "x"}, "needs"),
-    "auto": ({"instance_type": "auto"}, "is for the local cluster; name the nodes' type"),
+    "new instance type": (
+        {"instance_types": {"x": {"vcpus": 3}}, "instance_type": "x"},
+        "requires ",
+    ),
+    "auto": ({"instance_type": "auto"}, "only on the local cluster"),
     "secret": ({"env": {"AWS_SECRET_ACCESS_KEY": "abcdefghijkl"}}, "looks like a secret"),
 }
 
@@ -176,7 +180,7 @@ def test_secret_in_a_recipe_is_not_printed(refused, site) -> None:
 
 def test_profile_that_is_not_text(refused, site) -> None:
     (site.root / "cluster-config/pc.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "pc.yaml: not a text file in UTF-8" in refused()
+    assert "pc.yaml: not a UTF-8 text file" in refused()
 
 
 def test_template_variable_missing(refused, site) -> None:
@@ -189,8 +193,8 @@ def test_template_variable_missing(refused, site) -> None:
     [
         ("{% if %}\n", "node.sh.j2:1: "),
         ("ok\n{{ batch.__class__.__mro__ }}\n", "node.sh.j2:2: "),
-        ("{{ batch }}\n", "neither text nor a number"),
-        ("{% include 'absent.j2' %}\n", "template absent.j2 not found"),
+        ("{{ batch }}\n", "neither a string nor a number"),
+        ("{% include 'absent.j2' %}\n", "template absent.j2 was not found"),
         ("{{ title | shel }}\n", "node.sh.j2:1: "),
         ("{{ 1 / 0 }}\n", "node.sh.j2"),
         ("{{ nodes + 'x' }}\n", "node.sh.j2"),
@@ -213,7 +217,7 @@ def test_locked_key_cannot_be_broken(refused, cli, fake_slurm, monkeypatch, tmp_
     file = site_file(lock, monkeypatch, tmp_path)
     assert refused("--set", "slurm.partition=debug") == (
         f"slurm.partition is locked to 'compute' by {file}; --set slurm.partition=debug asks for "
-        "'debug': leave it out, or ask the admin"
+        "'debug': remove the setting, or ask the admin"
     )
     assert "env.TEAM is locked to 'a'" in refused("--set", "env.TEAM=b")
     locked = f"slurm.max_nodes (2): take at most 2, or ask the admin, who locks it in {file}"
@@ -244,7 +248,7 @@ def test_a_lock_of_several_values(refused, cli, site, fake_slurm, monkeypatch, t
     assert cli("render", "toy", "-o", str(bundle), "--cluster", "pc").code == 0
     assert cli("submit", "--rendered", str(bundle)).code == 0
     file.write_text("lock: {slurm: {partition: [b, c]}}\n")
-    said = f"slurm.partition is 'a', and {file} locks it to 'b' or 'c': render it again"
+    said = f"slurm.partition is 'a', but {file} locks it to 'b' or 'c': render the bundle again"
     assert said in cli("submit", "--rendered", str(bundle)).error
 
 
@@ -260,7 +264,7 @@ def test_a_site_file_is_tried_and_frees_of_no_lock(refused, cli, monkeypatch, tm
     tried.write_text("lock: {slurm: {partition: mine}}\n")
     assert refused() == (
         f"slurm.partition is locked to 'a' or 'debug' by {installed}; {tried} asks for 'mine': "
-        "leave it out, or ask the admin"
+        "remove the setting, or ask the admin"
     )
 
 
@@ -274,10 +278,10 @@ def test_recipe_cannot_break_a_lock_either(refused, site, monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("locked: {}\n", "unknown key locked (the file has one: lock)"),
+        ("locked: {}\n", "unknown key locked (the only key is lock)"),
         ("lock: {slurm: {partiton: x}}\n", 'did you mean "slurm.partition"?'),
         ("lock: {slurm: {max_nodes: two}}\n", "must be a whole number"),
-        ("lock: {slurm: {partition: []}}\n", "lock: slurm.partition allows no value"),
+        ("lock: {slurm: {partition: []}}\n", "lock: slurm.partition does not allow any value"),
         ("lock: 3\n", "lock"),
         ("lock: [a]\n", "lock"),
     ],

@@ -126,7 +126,7 @@ def test_tasks_alone_take_as_few_nodes_as_have_room(
 ) -> None:
     file = written(tmp_path, f"#SBATCH {line} --time=9")
     done = cli("render", str(file), "--cluster", "p4d", "-o", str(tmp_path / "out"))
-    assert f"a node (p4d.24xlarge) has room for {room} of these tasks" in done.err
+    assert f"one p4d.24xlarge node has room for {room} of these tasks" in done.err
     assert f"\n#SBATCH --nodes={nodes}\n" in (tmp_path / "out/train.sbatch").read_text()
 
 
@@ -142,17 +142,17 @@ def test_the_tasks_of_an_array(tmp_path: Path, value: str, tasks, at_most) -> No
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["#SBATCH -N 2-4"], ":2: --nodes=2-4: pass --nodes with one number"),
-        (["", "#SBATCH -a 0-3%"], ":3: --array=0-3%: expected as in --array=0-15%4"),
+        (["#SBATCH -N 2-4"], ":2: --nodes=2-4: use a single number, or pass --nodes"),
+        (["", "#SBATCH -a 0-3%"], ":3: --array=0-3%: expected a value such as 0-15%4"),
         (["#SBATCH --array=3-1"], ":2: --array=3-1: expected"),
-        (["#SBATCH -N1", "#SBATCH hetjob", "#SBATCH -N2"], ":3: a heterogeneous job"),
+        (["#SBATCH -N1", "#SBATCH hetjob", "#SBATCH -N2"], "not run heterogeneous jobs"),
         (["#SBATCH --time=never"], ":2: --time never: expected minutes"),
-        (["#SBATCH --mem"], ":2: --mem lacks its value"),
-        (["#SBATCH --comment='a"], ":2: a quotation is not closed"),
-        (["#SBATCH --signal=B:NONE@60"], ": --signal=B:NONE@60: no signal is called 'NONE'"),
-        (["#SBATCH gpu"], ":2: 'gpu' is no option of sbatch"),
-        (["#SBATCH -p { gpu }"], ":2: 'gpu' is no option of sbatch: is it to be filled in?"),
-        (["#SBATCH --tim=9"], ":2: --tim may be --time or --time-min"),
+        (["#SBATCH --mem"], ":2: --mem needs a value"),
+        (["#SBATCH --comment='a"], ":2: a quotation mark is not closed"),
+        (["#SBATCH --signal=B:NONE@60"], ": --signal=B:NONE@60: there is no signal 'NONE'"),
+        (["#SBATCH gpu"], ":2: 'gpu' is not an sbatch option"),
+        (["#SBATCH -p { gpu }"], "option: is it a placeholder to fill in?"),
+        (["#SBATCH --tim=9"], ":2: --tim is ambiguous: it could be --time or --time-min"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, lines, said: str) -> None:
@@ -166,7 +166,7 @@ def test_a_file_is_a_batch_script_by_its_options(tmp_path: Path) -> None:
     assert first_directive(tmp_path / "none") == 0
     file = tmp_path / "plain"
     file.write_text("#SBATCH -N2\n")
-    with pytest.raises(ConfigError, match="a batch script begins with #!"):
+    with pytest.raises(ConfigError, match="a batch script must begin with"):
         read_batch_script(file)
     none = tmp_path / "none.slurm"
     none.write_text("#!/bin/bash\n# SBATCH --nodes=2\nsrun true\n")

@@ -73,7 +73,7 @@ def test_on_a_small_host_a_graph_is_compiled_once(site) -> None:
     ("setting", "words"),
     [
         ("precision=fp16", "precision is 'fp16' (did you mean \"bf16\"?); expected one of fp32,"),
-        ("data.model=../x", "data.model has '..', which leads out of its directory"),
+        ("data.model=../x", "data.model contains '..', which leads out of its directory"),
         ("batch.padding=never", "batch.padding is 'never'; expected one of allow, refuse"),
     ],
 )

@@ -91,14 +91,14 @@ def test_the_numbers_of_nodes_and_workers() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("torchrun --nnodes", "torchrun: --nnodes lacks its value"),
-        ("torchrun --nnodes 2", "torchrun: it starts no script"),
+        ("torchrun --nnodes", "torchrun: --nnodes needs a value"),
+        ("torchrun --nnodes 2", "torchrun: no script is given"),
         ("srun --container-image=a.sqsh python x.py", "--set container.image=a.sqsh"),
-        ("srun --export=ALL,A=1 python x.py", "srun: give --set env.A=1 in place of"),
+        ("srun --export=ALL,A=1 python x.py", "srun: use --set env.A=1 instead of"),
         ("srun --multi-prog a.conf", "--multi-prog changes what runs where"),
-        ("mpirun --tune a x", "mpirun: -tune is not known to trnslurm"),
+        ("mpirun --tune a x", "mpirun: trnslurm does not know the option -tune"),
         ("accelerate test", "-- accelerate launch …"),
-        ("A=1 python x.py", "A=1 sets a variable: --set env.A=1"),
+        ("A=1 python x.py", "A=1 sets a variable: use --set env.A=1"),
         ("python -c 1", "not its option -c"),
         ("python", "not its interactive shell"),
     ],
@@ -160,7 +160,7 @@ def test_how_many_times_a_command_starts() -> None:
 @pytest.mark.parametrize(
     ("source", "launcher", "why"),
     [
-        ("torch.distributed.init_process_group()", "trnslurm", "per worker: pack takes RANK"),
+        ("torch.distributed.init_process_group()", "trnslurm", "per worker: pack reads RANK"),
         ("from lightning import Trainer", "trnslurm", "--per node starts pack-train once per node"),
         ("run(['torchrun', file])\nAccelerator()", "script", "per node: pack starts workers"),
         ("print()", "script", "per node; --per worker starts pack-train once per worker"),
@@ -197,5 +197,5 @@ def test_an_entry_is_a_file_a_module_or_a_program() -> None:
 
 
 def test_an_empty_word_is_no_command() -> None:
-    with pytest.raises(ConfigError, match="followed by an empty word"):
+    with pytest.raises(ConfigError, match="the word after -- is empty"):
         read_command([""])

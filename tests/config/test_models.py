@@ -76,9 +76,9 @@ def test_a_pretraining_has_the_sizes_and_no_weights() -> None:
 @pytest.mark.parametrize(
     ("recipe", "name", "words"),
     [
-        ("bert_mrpc", "robert-base", 'no published model that is known here (did you mean "rob'),
-        ("bert_mrpc", "x", "known here; known are bert-base-uncased, "),
-        ("bert_pretrain", "roberta-base", "a roberta: this recipe trains bert-base-uncased, "),
+        ("bert_mrpc", "robert-base", 'not a known published model (did you mean "rob'),
+        ("bert_mrpc", "x", "model; known are bert-base-uncased, "),
+        ("bert_pretrain", "roberta-base", "a roberta model: this recipe trains bert-base-un"),
     ],
 )
 def test_a_name_that_is_not_known_is_refused(recipe: str, name: str, words: str) -> None:

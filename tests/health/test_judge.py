@@ -148,7 +148,7 @@ FAULTS = {
     ),
     "rounding": (
         TRN1, lambda s: each_worker(s, (2,), rounding="cd34"),
-        "rounding", "4 of 12 workers round to other bits (node-2)", "STOCHASTIC_ROUNDING",
+        "rounding", "4 of 12 workers round to different bits (node-2)", "STOCHASTIC_ROUNDING",
     ),
     "no plugin": (
         P4D, lambda s: each_worker(s, (1,), network=list(NO_PLUGIN)),
@@ -159,7 +159,8 @@ FAULTS = {
         "workers", "1 of 12 (node-1): joining the other workers: no way", "triage",
     ),
     "a node is silent": (
-        LOCAL, lambda s: s["nodes"].pop(1), "nodes", "2 of 3 nodes reported, not node 1", "mounted",
+        LOCAL, lambda s: s["nodes"].pop(1), "nodes",
+        "only 2 of 3 nodes reported; node 1", "mounted",
     ),
 }  # fmt: skip
 
@@ -197,7 +198,7 @@ def test_torchneuron_has_a_graph_too_but_not_where_a_stand_in_computes() -> None
     seen, native = healthy(TRN1), replace(TRN1, device=TORCHNEURON, compile_cache=None)
     said = {line.check: line.measured for line in lines(native, seen)}
     assert said["compile"] == "1 compiled by node-0 into the run directory"
-    assert said["compile cache"] == "found compiled by 2 of 2 other nodes"
+    assert said["compile cache"] == "2 of 2 other nodes found it compiled"
     on_node(0, "meeting", "graph")(seen).update(problem="it left no graph")
     (problem,) = problems(lines(native, seen)).values()
     assert "node-0: it left no graph" in problem.measured and "TorchNeuron's" in problem.fix

@@ -22,7 +22,7 @@ from .test_mirror import MIB, SECONDS, contents, environ
 
 pytestmark = pytest.mark.rest
 
-KEPT = "finished work is kept, run again to resume"
+KEPT = "finished work is kept; run the command again to resume"
 
 
 class Data:
@@ -177,7 +177,7 @@ def test_damaged_bytes_are_not_taken(data: Data, in_parts_of: int) -> None:
     with file.open("r+b") as stream:
         stream.write(bytes(100))
     data.server.gate.heal()
-    expected = f"{data.place}/large: its checksum is not as it was"
+    expected = f"{data.place}/large: its checksum does not match"
     assert f"{expected}: {KEPT}" in data.refused()
     assert data.fetch().code == 0
     data.assert_whole()
@@ -186,7 +186,7 @@ def test_damaged_bytes_are_not_taken(data: Data, in_parts_of: int) -> None:
 def test_it_says_what_to_do(data: Data, home: Path) -> None:
     place = data.place
     data.name += "/nothing"
-    assert data.refused() == f"{data.place}: nothing is there: look with `aws s3 ls`"
+    assert data.refused() == f"{data.place}: there is nothing there: check with `aws s3 ls`"
     assert data.beside == []
     data.name = place.removeprefix(f"s3://{BUCKET}/")
     data.put("a.txt/b", b"x")
@@ -195,7 +195,7 @@ def test_it_says_what_to_do(data: Data, home: Path) -> None:
     data.server.be("writer", home)
     (home / ".aws" / "credentials").unlink()
     assert data.refused() == (
-        f"{place}: Unable to locate credentials: give this host a role, or a profile by "
+        f"{place}: Unable to locate credentials: give this host a role, or a profile with "
         "`aws configure`"
     )
     data.server.be("writer", home)
@@ -207,7 +207,7 @@ def test_it_says_what_to_do(data: Data, home: Path) -> None:
     )
     data.output.mkdir()
     (data.output / "mine").touch()
-    assert "exists, and was not fetched: choose another name" in data.fetch().err
+    assert "already exists and was not fetched: choose another name" in data.fetch().err
 
 
 def test_a_full_disk(data: Data, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_prepared_data_is_checked_by_its_index(
     other.output = tmp_path / "damaged"
     other.put("train.bin", bytes(len(other.files["train.bin"])))
     assert other.refused() == (
-        f"{other.place}: train.bin is not as index.json says: copy the prepared directory to S3 "
+        f"{other.place}: train.bin does not match index.json: copy the prepared directory to S3 "
         "again"
     )
 

@@ -109,7 +109,7 @@ def test_code_stays_in_its_place(name: str) -> None:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(MirrorError, match="is not the file of a run's code"):
+    with pytest.raises(MirrorError, match="is not a file of a run's code"):
         unpacked(data.getvalue())
     with pytest.raises(MirrorError, match="damaged"):
         unpacked(b"no archive")

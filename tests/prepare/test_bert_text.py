@@ -67,7 +67,7 @@ def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_pa
     assert "nothing to do" in prepare(*asked, directory).out
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
     assert prepare(*asked, directory, tmp_path / "a.txt").error == (
-        f"--text or --input {tmp_path}/a.txt: is not output of WikiExtractor, as {directory} is: "
+        f"--text or --input {tmp_path}/a.txt is not WikiExtractor output, but {directory} is: "
         "prepare them separately"
     )
 

@@ -88,7 +88,7 @@ def test_a_character_that_is_split_otherwise_is_left_to_tokenizers(
 
 def test_different_ids_are_an_error(trained: Tokenizer) -> None:
     pairs = BytePairs(trained, {bytes([byte]): byte for byte in range(256)}, __import__("tiktoken"))
-    with pytest.raises(PrepareError, match="different tokens of 'the cat'"):
+    with pytest.raises(PrepareError, match="different tokens from 'the cat'"):
         pairs.encode(["the cat"], 0)
 
 

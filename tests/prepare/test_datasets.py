@@ -45,7 +45,7 @@ def test_a_dataset_has_its_own_split_for_evaluation(run, prepare, tmp_path):
     assert data.documents("eval") == ["e", "f"]
     assert [source["split"] for source in data.index["sources"]] == ["train", "train", "eval"]
     common = ("--output", tmp_path / "x", "--dataset", directory, "--tokenizer", "train:300")
-    assert "there is a split for evaluation" in prepare(*common, "--holdout", 0.1).error
+    assert "there is already an evaluation split" in prepare(*common, "--holdout", 0.1).error
     # Holding out none of the rest is the default.
     assert prepare(*common, "--holdout", 0).code == 0
 
@@ -85,16 +85,16 @@ def test_another_column(run, prepare, tmp_path):
     (directory / "train.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n')
     assert run(directory, "--column", "body").documents("train") == ["one"]
     done = prepare("--output", tmp_path / "x", "--dataset", directory, "--tokenizer", "train:300")
-    assert "no row with a text 'text': another can be chosen with --column" in done.error
+    assert "not a row with a text 'text': choose another column with --column" in done.error
 
 
 def test_directories_that_are_no_dataset_are_refused(prepare, tmp_path):
     common = ("--output", tmp_path / "x", "--tokenizer", "train:300", "--dataset")
     assert "no such directory" in prepare(*common, tmp_path / "none").error
     (tmp_path / "e").mkdir()
-    assert "has no file of a split train" in prepare(*common, tmp_path / "e").error
+    assert "contains no files of a train split" in prepare(*common, tmp_path / "e").error
     write_rows(tmp_path / "e" / "validation.jsonl", ["x"])
-    assert "has no file of a split train" in prepare(*common, tmp_path / "e").error
+    assert "contains no files of a train split" in prepare(*common, tmp_path / "e").error
     write_rows(tmp_path / "e" / "train.jsonl", ["x"])
     for notes, why in (("{", "Expecting"), ("[" * 100_000, "nested too deeply")):
         (tmp_path / "e" / "dataset.json").write_text(notes)
@@ -110,7 +110,7 @@ def test_tables_without_pyarrow_are_refused(prepare, left_beside, tmp_path):
     (missing / "pyarrow.py").write_text("raise ModuleNotFoundError(name='pyarrow')\n")
     common = ("--output", tmp_path / "x", "--tokenizer", "train:300", "--dataset", tmp_path / "p")
     done = prepare(*common, PYTHONPATH=f"{missing}{os.pathsep}{REPO}")
-    assert "reading .parquet needs pyarrow: pip install pyarrow" in done.error
+    assert "reading .parquet requires pyarrow: run pip install pyarrow" in done.error
     assert left_beside(tmp_path / "x") == []
 
 

@@ -63,7 +63,7 @@ def test_the_same_again_asks_nobody(fetch, calls):
     calls.unlink()
     done = fetch(*WIKITEXT)
     assert done.code == 0
-    assert "is already fetched, nothing to do" in done.out
+    assert "is already fetched; there is nothing to do" in done.out
     assert not calls.exists()
 
 
@@ -75,7 +75,7 @@ def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     assert notes["revision"] == "v2"
     (tmp_path / "set" / "dataset.json").unlink()
     # No other directory is replaced, not even by force.
-    assert "exists, and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
+    assert "exists and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
     assert (tmp_path / "set" / "train.jsonl").exists()
 
 
@@ -83,9 +83,9 @@ def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     ("arguments", "environ", "words"),
     [
         (WIKITEXT, {"STAND_IN_NETWORK": "no"}, "ConnectionError: Couldn't reach the Hub with ***"),
-        (("--dataset", "wikitxt"), {}, "dataset wikitxt: not fetched from the Hub (FileNotFound"),
-        ((*WIKITEXT, "--tokenizer", "gtp2"), {}, "tokenizer gtp2: not fetched from the Hub"),
-        ((*WIKITEXT, "--column", "body"), {}, "no column body, but text, n: choose one with"),
+        (("--dataset", "wikitxt"), {}, "wikitxt: could not be fetched from the Hub (File"),
+        ((*WIKITEXT, "--tokenizer", "gtp2"), {}, "tokenizer gtp2: could not be fetched from the"),
+        ((*WIKITEXT, "--column", "body"), {}, "there is no column body, only text, n: choose"),
     ],
 )
 def test_what_the_hub_does_not_give_is_one_line(
@@ -104,7 +104,7 @@ def test_without_the_library_it_says_which(fetch, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if there were none
     error = fetch(*WIKITEXT).error
     assert error.startswith(
-        f"fetch needs the Python package datasets: {sys.executable} -m pip install 'trnslurm[data]'"
+        f"fetch requires the Python package datasets: run {sys.executable} -m pip install"
     )
 
 
@@ -123,7 +123,7 @@ def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_pat
         "config.json", "model.json", "model.safetensors", "tokenizer.json"
     ]  # fmt: skip
     assert left_beside(folder) == []
-    assert "is already fetched, nothing to do" in fetch_model("--model", "some/bert").out
+    assert "is already fetched; there is nothing to do" in fetch_model("--model", "some/bert").out
     other = ("--model", "some/bert", "--revision", "v2")
     assert fetch_model(*other).error.endswith(
         "another model or revision: choose another name, or replace it with --force"
@@ -131,16 +131,16 @@ def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_pat
     assert fetch_model(*other, "--force").code == 0
     assert "v2" in (folder / "model.safetensors").read_text()
     (folder / "model.json").unlink()
-    assert "exists, and was not fetched" in fetch_model(*other, "--force").error
+    assert "exists and was not fetched" in fetch_model(*other, "--force").error
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("some/brt", "model some/brt: not fetched from the Hub (FileNotFoundError"),
+        ("some/brt", "model some/brt: could not be fetched from the Hub (FileNotFoundError"),
         (
             "old/bert",
-            "model old/bert: has no weights in safetensors, the only format read: ",
+            "model old/bert: has no weights in safetensors, the only supported format: ",
         ),
     ],
 )

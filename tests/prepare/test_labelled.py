@@ -83,15 +83,15 @@ def test_bad_rows_are_counted_and_named(run, tweets):
     _, index, done = run(*common, "--holdout", 0)
     assert index["splits"]["train"]["samples"] == 5
     assert {(part["reason"], part["rows"]) for part in index["left_out"]} == {
-        ("another number of fields than the first line", 8),
+        ("a different number of fields than the first line", 8),
         ("no text", 2),
         ("no label", 2),
         ("a quote within a quoted field", 1),
     }
     named = [line for line in done.err.splitlines() if line.startswith("warning")]
     assert named == [
-        "warning: tweets.csv: left out 8 rows with another number of fields than the first line: "
-        "lines 9, 14, 16, 17, 18, …",
+        "warning: tweets.csv: left out 8 rows with a different number of fields than the first "
+        "line: lines 9, 14, 16, 17, 18, …",
         "warning: tweets.csv: left out 2 rows with no text: lines 10, 15",
         "warning: tweets.csv: left out 2 rows with no label: lines 11, 13",
         "warning: tweets.csv: left out 1 row with a quote within a quoted field: line 12",
@@ -106,9 +106,9 @@ def test_what_a_quote_or_a_backslash_too_many_joins_is_named_line_by_line(run, t
     assert index["splits"]["train"]["labels"] == {"no": 0, "yes": 2}
     assert [line for line in done.err.splitlines() if line.startswith("warning")] == [
         "warning: tweets.csv: left out 3 rows with a quote within a quoted field: lines 3, 4, 5",
-        "warning: tweets.csv: left out 2 rows with a backslash at the end of the line, outside of "
+        "warning: tweets.csv: left out 2 rows with a backslash at the end of the line outside "
         "quotes: lines 6, 7",
-        "warning: label no: no sample has it",
+        "warning: no sample has the label no",
     ]
 
 
@@ -118,7 +118,7 @@ def test_numbers_and_nothing_in_the_place_of_text(run, cased, tmp_path):
     common = ("--tokenizer", cased, "--holdout", 0)
     _, index, _ = run("--text", tmp_path / "rows.json", *common)
     reasons = {part["reason"]: part["first_rows"] for part in index["left_out"]}
-    assert reasons == {"a value that is no text": [3], "no text": [4, 5]}
+    assert reasons == {"a value that is not text": [3], "no text": [4, 5]}
 
 
 def write_pairs(path):
@@ -212,7 +212,7 @@ def test_the_same_samples_whatever_the_pieces_and_processes(prepare, tweets, tmp
     assert sorted(files) == ["eval.npy", "index.json", "tokenizer.json", "train.npy"]
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert prepare("verify", tmp_path / "a").out.endswith("whole, as in its index\n")
+    assert prepare("verify", tmp_path / "a").out.endswith("complete, matches its index\n")
     (tmp_path / "a/eval.npy").write_bytes(b"x")
     assert "eval.npy is damaged" in prepare("verify", tmp_path / "a").error
 

@@ -18,25 +18,25 @@ def rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", "\n", "line 1: no column text, but none: choose with --text-column"),
-        ("a.csv", '"text"x,label\n', "line 1: no names of columns: a quote within a quoted field"),
-        ("a.csv", "body,label\nx,1\n", "line 1: no column text, but body, label: choose with --te"),
-        ("a.csv", "text,class\nx,1\n", "line 1: no column label, but text, class: choose with --t"),
-        ("a.csv", "text,text,label\nx,y,1\n", "line 1: two columns text: rename one"),
-        ("a.csv", 'text,label\nx,1\n"y,0\nz,1\n', "line 3: the row that begins here does not end"),
-        ("a.csv", "text,label\n,1\nx,\n", "no row has both a text and a label: nothing is left"),
+        ("a.csv", "\n", "line 1: there is no column text, only none: choose with --text-column"),
+        ("a.csv", '"text"x,label\n', "line 1: not valid column names: a quote within a quoted"),
+        ("a.csv", "body,label\nx,1\n", "there is no column text, only body, label: choose with"),
+        ("a.csv", "text,class\nx,1\n", "there is no column label, only text, class: choose with"),
+        ("a.csv", "text,text,label\nx,y,1\n", "line 1: there are two columns text: rename"),
+        ("a.csv", 'text,label\nx,1\n"y,0\nz,1\n', "line 3: the row that starts here does not end"),
+        ("a.csv", "text,label\n,1\nx,\n", "no row has both a text and a label, so there are"),
         ("a.csv", "text,label\nx,1\ny,1\n", "all rows have the same label, '1'"),
-        ("a.csv", "text,label\nx,1\ny,3\nz,0\n", "line 3: label '3', but 2 is nowhere: fix it"),
-        ("a.csv", "text,label\nx,0\ny,-1\n", "line 3: label '-1': whole numbers must be 0, 1, 2"),
-        ("a.json", "{}", "is no list of rows: lines with a row each go into a .jsonl"),
-        ("a.json", '[{"text": "x"}]', "row 1: no column label, but text: choose with"),
-        ("a.json", "[", "not JSON ("),
+        ("a.csv", "text,label\nx,1\ny,3\nz,0\n", "there is a label '3', but no label 2: fix it"),
+        ("a.csv", "text,label\nx,0\ny,-1\n", "line 3: label '-1': whole-number labels must be"),
+        ("a.json", "{}", "is not a list of rows: for one row per line, use a .jsonl"),
+        ("a.json", '[{"text": "x"}]', "row 1: there is no column label, only text: choose with"),
+        ("a.json", "[", "not valid JSON ("),
         ("a.json", '[{"text": "x", "label": [1]}]', "row 1: label [1] is neither a name nor a n"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n[]\n', "line 2: no row: expected {'text': …, …}"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n\n{\n', "line 3: not JSON ("),
-        ("a.json", "[" * 100_000, "a.json: not JSON (nested too deeply)"),
-        ("a.jsonl", '{"a":' * 100_000, "a.jsonl: line 1: not JSON (nested too deeply)"),
-        ("a.xml", "<a/>", "its name says no format of rows: .csv, .tsv, .jsonl"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n[]\n', "line 2: not a row: expected {'text': …,"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n\n{\n', "line 3: not valid JSON ("),
+        ("a.json", "[" * 100_000, "a.json: not valid JSON (nested too deeply)"),
+        ("a.jsonl", '{"a":' * 100_000, "line 1: not valid JSON (nested too deeply)"),
+        ("a.xml", "<a/>", "the suffix of a file of rows must be one of .csv, .tsv"),
         ("a.parquet", "PAR1", "cannot be read ("),
     ],
 )
@@ -49,44 +49,44 @@ def test_files_that_cannot_be_read(refused, tmp_path, name, content, words):
 def test_a_file_that_is_not_utf8(refused, rows):
     rows.write_bytes(b"text,label\nx,1\nsch\xf6n,0\n")
     error = refused("--text", rows)
-    assert error.startswith(f"{rows}: not UTF-8 at byte 18, in line 3: convert it first")
+    assert error.startswith(f"{rows}: not UTF-8 at byte 18, on line 3: convert it first")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--task", "mrcp"), "--task mrcp: no task of GLUE, which are cola, sst2, mrpc, stsb"),
-        (("--task", "mrpc"), "line 1: no column sentence1, but text, label: choose with --text-"),
-        (("--label", "no", "--label", "no"), "--label: twice the same in no, no"),
+        (("--task", "mrcp"), "--task mrcp: must be a GLUE task (cola, sst2, mrpc, stsb"),
+        (("--task", "mrpc"), "line 1: there is no column sentence1, only text, label: choose"),
+        (("--label", "no", "--label", "no"), "--label: no, no contains a label twice"),
         (
             ("--task", "mrpc", "--label", "a", "--label", "b", "--label", "c"),
-            "--label, or a recipe's data.labelled.labels: 3 names (a, b, c), but --task mrpc has 2 "
-            "labels: name as many, or leave out the labels or the task",
+            "--label or the recipe's data.labelled.labels gives 3 names (a, b, c), but --task "
+            "mrpc has 2 labels: give the same number, or omit the labels or the task",
         ),
         (
             ("--task", "stsb", "--label", "a", "--label", "b"),
-            "2 names (a, b), but --task stsb has numbers and no labels: name as",
+            "2 names (a, b), but --task stsb has numbers and no labels: give the",
         ),
-        (("--label", "0", "--label", "2"), "label '1' is none of 0, 2: fix it, or name all"),
-        (("--label", "no"), "--label no: is the only one: name all labels"),
+        (("--label", "0", "--label", "2"), "label '1' is not one of 0, 2: fix it, or name all"),
+        (("--label", "no"), "--label no is the only label given: list all labels"),
         (
             ("--label", "no", "--label", "yes", "--text-column", "label", "--label-column", "text"),
             "line 2: label 'good' is no",
         ),
         (
             ("--text-column", "a", "--text-column", "b", "--text-column", "c"),
-            "3 columns: name one of a text, or two",
+            "names 3 columns: use one for a text, or",
         ),
         (
             ("--text-column", "text", "--text-column", "label"),
-            "--text-column label: is the label's column too, and would reveal it: name another, or",
+            "--text-column label is also the label column, which would reveal the label: choose",
         ),
-        (("--label-column", "text"), "--text-column text: is the label's column too, and would"),
+        (("--label-column", "text"), "--text-column text is also the label column, which would"),
         (("--seq-len", 7), "--seq-len 7: must be 8 or more"),
-        (("--holdout", 1), "--holdout 1.0: must be 0 or more, and less than 1"),
-        (("--holdout", 0.1), "too few rows (2) to hold out a share of 0.1 of them"),
-        (("--tokenizer", "train:99"), "train:V needs a whole number V of 100 or more"),
-        (("--tokenizer", "/none"), "--tokenizer /none: no such file, nor a directory"),
+        (("--holdout", 1), "--holdout 1.0: must be 0 or more and less than 1"),
+        (("--holdout", 0.1), "too few rows (2) to hold out a share of 0.1:"),
+        (("--tokenizer", "train:99"), "V must be a whole number of 100 or more"),
+        (("--tokenizer", "/none"), "--tokenizer /none: no such file or directory"),
     ],
 )
 def test_values_that_cannot_be(refused, rows, arguments, words):
@@ -97,11 +97,12 @@ def test_labels_out_of_range(refused, rows):
     rows.write_text(ROWS + "fine,2\n")
     error = refused("--text", rows, "--label", "bad", "--label", "good")
     assert error == (
-        f"{rows}: line 4: label '2' is none of bad, good, nor of 0 to 1: fix it, or name all "
+        f"{rows}: line 4: label '2' is not one of bad, good, nor a number from 0 to 1: fix it, "
+        "or name all "
         "labels with --label"
     )
     rows.write_text("text,label\n" + "".join(f"x,l{n}\n" for n in range(1001)))
-    assert "line 1002: more than 1000 different labels: choose their column" in refused(
+    assert "line 1002: there are more than 1000 different labels: choose the label" in refused(
         "--text", rows
     )
     path = rows.with_suffix(".json")
@@ -115,7 +116,7 @@ def test_labels_out_of_range(refused, rows):
 def test_rows_for_evaluation_leave_no_holdout(refused, rows):
     error = refused("--text", rows, "--eval", rows, "--holdout", 0.5)
     assert error == (
-        "--holdout 0.5: there is a split for evaluation already: leave it out, or a recipe's "
+        "--holdout 0.5: there is already an evaluation split. Remove --holdout, or the recipe's "
         "data.holdout"
     )
 
@@ -126,9 +127,9 @@ def test_rows_of_another_split_are_not_trained_on(refused, rows):
         (rows.parent / f"set/{name}.csv").write_text(ROWS)
     error = refused("--text", rows.parent / "set")
     assert error == (
-        f"--text or --input {rows.parent}/set: validation.csv is called as if it were of the split "
-        "eval: name the files to train on, and those to evaluate on with --eval"
+        f"--text or --input {rows.parent}/set: validation.csv looks like part of the eval "
+        "split: name the files to train on, and pass those to evaluate on with --eval"
     )
     (rows.parent / "empty").mkdir()
     error = refused("--text", rows, "--eval", rows.parent / "empty")
-    assert error.startswith(f"--eval {rows.parent}/empty: no text in this directory")
+    assert error.startswith(f"--eval {rows.parent}/empty: this directory contains no text")

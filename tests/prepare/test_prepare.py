@@ -131,4 +131,4 @@ def test_a_row_is_a_document_unless_it_is_said_otherwise(prepare, read_data, tmp
     assert blank == ["one\ntwo\n\nand more\nthree\n"]
     # Data made by an earlier rule for rows is no longer what is asked for.
     error = prepare("--output", output, "--text", rows, *more[:-1]).error
-    assert 'documents was {"per": "blank-line", ' in error and 'is {"per": "line", ' in error
+    assert 'documents was {"per": "blank-line", ' in error and 'now {"per": "line", ' in error

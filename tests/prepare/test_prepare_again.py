@@ -15,9 +15,7 @@ def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path, stable):
     # How the work is done does not change the data.
     done = prepare(*command, "--processes", 1, "--chunk-bytes", 3000)
     assert done.code == 0
-    assert (
-        "is already prepared from this input, nothing to do: train 29,789 tokens in 137" in done.out
-    )
+    assert "already prepared from this input; there is nothing to do: train 29,789" in done.out
     assert {path: path.stat().st_mtime_ns for path in [output, *output.iterdir()]} == before
     again = prepare(*command, "--json")
     facts = json.loads(again.out)
@@ -35,15 +33,15 @@ def test_other_input_is_refused_and_named_unless_forced(
     other = tmp_path / "other.txt"
     other.write_text("w1\n\nw2\n")
     for arguments, words in (
-        ([*common, "--tokenizer", "train:301"], "tokenizer was train:300, is train:301"),
-        ([*common, "--tokenizer", words_tokenizer(9)], "tokenizer was train:300, is "),
-        ([*common, "--tokenizer", "train:300", "--holdout", 0.1], "holdout was 0.005, is 0.1"),
+        ([*common, "--tokenizer", "train:301"], "tokenizer was train:300, now train:301"),
+        ([*common, "--tokenizer", words_tokenizer(9)], "tokenizer was train:300, now "),
+        ([*common, "--tokenizer", "train:300", "--holdout", 0.1], "holdout was 0.005, now 0.1"),
         ([*common, "--tokenizer", "train:300", "--document-per", "line"], 'documents was {"per":'),
         ([*common, other, "--tokenizer", "train:300"], "(other.txt is new)"),
         (["--output", output, "--text", other, "--tokenizer", "train:300"], "text.txt is gone"),
     ):
         error = prepare(*arguments).error
-        assert error.startswith(f"{output}: was prepared from other input ("), error
+        assert error.startswith(f"{output} was prepared from other input ("), error
         assert words in error and error.endswith("or replace it with --force"), error
     assert read_data(output).files() == before
     forced = ("--output", output, "--text", other, "--tokenizer", words_tokenizer(9), "--force")
@@ -68,7 +66,7 @@ def test_what_was_replaced_and_cannot_be_removed_is_named(prepare, monkeypatch, 
     done = prepare(*command, "--force")
     (old,) = tmp_path.glob(".data.replaced-*")
     assert done.code == 0
-    warning = f"warning: {old}: was replaced, but cannot be removed: remove it by hand"
+    warning = f"warning: {old} was replaced but could not be removed: remove it by hand"
     assert done.err.splitlines()[-1] == warning
 
 
@@ -85,12 +83,12 @@ def test_damaged_data_is_found_and_made_again(prepare, text, tmp_path):
     output = tmp_path / "data"
     command = ("--output", output, "--text", text, "--tokenizer", "train:300")
     prepare(*command)
-    assert prepare("verify", output).out == f"{output}: whole, as in its index\n"
+    assert prepare("verify", output).out == f"{output}: complete, matches its index\n"
     content = bytearray((output / "train.bin").read_bytes())
     content[100] ^= 1
     (output / "train.bin").write_bytes(content)
     for done in (prepare("verify", output), prepare(*command)):
-        assert done.error == f"{output}: train.bin is damaged: make it again with --force"
+        assert done.error == f"{output}: train.bin is damaged: prepare it again with --force"
     assert prepare(*command, "--force").code == 0
     assert prepare("verify", output).code == 0
 
@@ -98,7 +96,7 @@ def test_damaged_data_is_found_and_made_again(prepare, text, tmp_path):
 def test_a_directory_of_something_else_is_never_replaced(prepare, text, tmp_path):
     (tmp_path / "precious").write_text("x")
     done = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300", "--force")
-    assert done.error == f"{tmp_path}: exists, and is not prepared data: choose another name"
+    assert done.error == f"{tmp_path} already exists and is not prepared data: choose another name"
     assert (tmp_path / "precious").read_text() == "x"
     (tmp_path / "index.json").write_text("[" * 100_000)
     again = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300")

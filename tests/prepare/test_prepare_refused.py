@@ -32,7 +32,7 @@ def test_text_that_is_not_utf8(refused, tmp_path, before, bad):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"x" * before + bad)
     error = refused("--text", path, *TOKENIZER)
-    words = f"{path}: not UTF-8 at byte {before}, in line 1: convert it first"
+    words = f"{path}: not UTF-8 at byte {before}, on line 1: convert it first"
     assert error.startswith(words)
 
 
@@ -41,14 +41,14 @@ def test_no_text_at_all(refused, tmp_path, content):
     path = tmp_path / "empty.txt"
     path.write_text(content)
     error = refused("--text", path, "--tokenizer", "train:300")
-    assert error.startswith("no text")
+    assert error.startswith("there is no text")
 
 
 def test_a_single_document_cannot_be_held_out(refused, prepare, tmp_path):
     path = tmp_path / "one.txt"
     path.write_text("all in one")
     error = refused("--text", path, *TOKENIZER)
-    assert error.startswith("too few documents (1) to hold out a share of 0.005: use --holdout 0")
+    assert error.startswith("too few documents (1) to hold out a share of 0.005: use")
     assert prepare("--output", tmp_path / "d", "--text", path, *TOKENIZER, "--holdout", 0).code == 0
 
 
@@ -56,7 +56,7 @@ def test_a_single_document_cannot_be_held_out(refused, prepare, tmp_path):
 def test_an_output_below_a_file(prepare, a_text, more):
     output = a_text / more
     error = prepare("--output", output, "--text", a_text, *TOKENIZER).error
-    assert error == f"{output}: {a_text} is no directory: choose another name"
+    assert error == f"{output}: {a_text} is not a directory: choose another name"
 
 
 def test_a_missing_file(refused, tmp_path):
@@ -68,7 +68,7 @@ def test_a_missing_file(refused, tmp_path):
 def test_rows_that_are_not_read(refused, tmp_path, name):
     (tmp_path / name).write_text("text\tlabel\n")
     assert refused("--text", tmp_path / name, *TOKENIZER) == (
-        f"{tmp_path}/{name}: rows are read from .jsonl, .parquet, .arrow: convert it to JSON "
+        f"{tmp_path}/{name}: only .jsonl, .parquet, .arrow are read as rows: convert it to JSON "
         "lines, or rename it to .txt to read it as text"
     )
 
@@ -76,7 +76,9 @@ def test_rows_that_are_not_read(refused, tmp_path, name):
 def test_a_directory_without_text(refused, tmp_path):
     (tmp_path / "a.md").touch()
     error = refused("--text", tmp_path, *TOKENIZER)
-    assert error == f"--text or --input {tmp_path}: no text in this directory (.txt, .jsonl)"
+    assert error == (
+        f"--text or --input {tmp_path}: this directory contains no text files (.txt, .jsonl)"
+    )
 
 
 @pytest.mark.parametrize("option", ["--text", "--input", "--dataset"])
@@ -98,7 +100,7 @@ def test_a_directory_that_may_not_be_read(refused, monkeypatch, tmp_path, option
 
 @pytest.mark.parametrize("name", ["train:", "train:x", "train:256", "train:-1", "train:99999999"])
 def test_a_tokenizer_that_cannot_be_trained(refused, a_text, name):
-    assert f"--tokenizer {name}: train:V needs a whole number V of 257 or more" in refused(
+    assert f"--tokenizer {name}: in train:V, V must be a whole number of 257" in refused(
         "--text", a_text, "--tokenizer", name
     )
 
@@ -111,29 +113,29 @@ def test_an_unknown_tokenizer(refused, a_text, tmp_path):
     for content in ("", "{}", "[1]", '{"version": "1.0"'):
         broken.write_text(content)
         error = refused("--text", a_text, "--tokenizer", broken)
-        assert error.startswith(f"{broken}: not a tokenizer.json (")
+        assert error.startswith(f"{broken}: not a valid tokenizer.json (")
     assert "needs a tokenizer" not in error
-    assert refused("--text", a_text).startswith("--tokenizer: name a tokenizer.json")
+    assert refused("--text", a_text).startswith("--tokenizer is required: pass a tokenizer")
 
 
 def test_a_tokenizer_without_an_end_of_text(refused, a_text, words_tokenizer):
     error = refused("--text", a_text, "--tokenizer", words_tokenizer(9), "--end-of-text", "</x>")
-    assert "has no token </x>: name the one that ends a text with --end-of-text" in error
+    assert "has no token </x>: name the token that ends a text with --end-of-text" in error
     assert refused("--text", a_text, *TOKENIZER, "--end-of-text", "</x>") == (
         "--end-of-text </x>: a trained tokenizer has no such token, only <|endoftext|>: "
-        "leave it out"
+        "remove the option"
     )
 
 
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--holdout", 1, "--holdout 1.0: must be 0 or more, and less than 1"),
+        ("--holdout", 1, "--holdout 1.0: must be 0 or more and less than 1"),
         ("--holdout", -0.1, "--holdout -0.1: must be"),
         ("--holdout", "nan", "--holdout nan: must be"),
         ("--processes", 0, "must be 1 or more"),
         ("--chunk-bytes", 0, "must be 1 or more"),
-        ("--document-start", "(", "--document-start (: no regular expression"),
+        ("--document-start", "(", "--document-start (: not a valid regular"),
     ],
 )
 def test_options_out_of_bounds(refused, a_text, option, value, words):
@@ -149,7 +151,7 @@ def test_rows_without_a_text(refused, tmp_path, line):
     path.write_text(f"{good}\n{line}\n")
     error = refused("--text", path, *TOKENIZER)
     assert error.startswith(
-        f"{path}: the line at byte {len(good) + 1} is no row with a text 'text'"
+        f"{path}: the line at byte {len(good) + 1} is not a row with a text 'text'"
     )
     # Workers find it too, where the tokenizer was trained before.
     assert "\n" not in error
@@ -162,8 +164,8 @@ def test_lines_that_are_not_json(refused, tmp_path, line, why):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"text": "good"}}\n{line}\n')
     error = refused("--text", path, *TOKENIZER)
-    assert error.startswith(f"{path}: the line at byte 17 is not JSON ({why}")
-    assert error.endswith("): each must be a row") and "\n" not in error
+    assert error.startswith(f"{path}: the line at byte 17 is not valid JSON ({why}")
+    assert error.endswith("): each line must be a row") and "\n" not in error
 
 
 def test_what_workers_find_wrong_is_one_line_too(run_prepare, words_tokenizer, tmp_path):
@@ -171,7 +173,7 @@ def test_what_workers_find_wrong_is_one_line_too(run_prepare, words_tokenizer, t
     path.write_text('{"text": "w1"}\n{"text": 2}\n')
     output, two_chunks = tmp_path / "data", ("--text", path, path, "--processes", 2)
     done = run_prepare("--output", output, *two_chunks, "--tokenizer", words_tokenizer(9))
-    assert done.error.startswith(f"{path}: the line at byte 15 is no row with a text 'text'")
+    assert done.error.startswith(f"{path}: the line at byte 15 is not a row with a text 'text'")
     assert not output.exists()
 
 

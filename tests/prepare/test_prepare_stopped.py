@@ -94,7 +94,7 @@ def test_a_run_resumes_where_another_was_stopped(
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number
-        assert err.endswith("stopped: finished work is kept, run again to resume\n"), err
+        assert err.endswith("finished work is kept; run the command again to resume\n"), err
         assert "Traceback" not in err
     assert not output.exists()
     finished = finished_chunks(output)
@@ -131,7 +131,7 @@ def test_it_stops_while_a_tokenizer_is_trained(tmp_path, kind):
         finally:
             process.kill()
     assert (process.returncode, err.splitlines()[-1:]) == (
-        143, ["stopped: finished work is kept, run again to resume"],
+        143, ["stopped: finished work is kept; run the command again to resume"],
     )  # fmt: skip
 
 
@@ -178,8 +178,8 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
 ):
     output = tmp_path / "data"
     assert kill_a_worker(output, command) == (
-        "error: a tokenizing process died (where memory is short, use fewer --processes): "
-        "finished work is kept, run again to resume"
+        "error: a tokenizing process died (if memory is short, use fewer --processes): "
+        "finished work is kept; run the command again to resume"
     )
     assert not output.exists()
     finished = finished_chunks(output)
@@ -212,7 +212,7 @@ def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
     output = tmp_path / "data"
     with started(output, command) as process:
         done = prepare("--output", output, *command)
-        assert done.error == f"{output}: another process is preparing it right now"
+        assert done.error == f"{output}: another process is preparing this data right now"
         go_on(process)
         assert process.wait(DEADLINE_S) == 0
     assert prepare("--output", output, *command).out.startswith(
@@ -238,7 +238,7 @@ def full_disk(run_prepare, text, tmp_path):
 
 def test_a_full_disk_loses_nothing_that_is_finished(prepare, full_disk):
     done, output, command = full_disk
-    assert done.error.endswith("File too large: finished work is kept, run again to resume")
+    assert done.error.endswith("large: finished work is kept; run the command again to resume")
     assert not output.exists()
     assert len(finished_chunks(output)) > 10
     assert prepare("--output", output, *command).code == 0

@@ -17,7 +17,7 @@ from .bucket import Bucket
 SAMPLES = {"wiki_training_0": 5, "wiki_training_1": 3, "wiki_test_0": 2}
 WIDTHS = {"input_ids": 16, "input_mask": 16, "segment_ids": 16, "masked_lm_positions": 4,
           "masked_lm_ids": 4, "next_sentence_labels": None}  # fmt: skip
-WHAT = "3 shards of 10 samples, of 16 tokens and 4 masked at most"
+WHAT = "3 shards with 10 samples of 16 tokens, at most 4 of them masked"
 TAR = "/data/shards.tar"
 
 
@@ -115,9 +115,9 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
     assert left_beside(output) == []
     assert len(bucket.asked) == 1
 
-    assert fetch().out == f"{output} is already fetched, nothing to do\n"
+    assert fetch().out == f"{output} is already fetched; there is nothing to do\n"
     assert len(bucket.asked) == 1
-    assert prepare("verify", output).out == f"{output}: {WHAT}, each read whole\n"
+    assert prepare("verify", output).out == f"{output}: {WHAT}, all read completely\n"
     assert "was fetched from http" in fetch(path="/other.tar").error
     (output / "wiki_test_0.hdf5").write_bytes(b"x")
     damaged = f"{output}: wiki_test_0.hdf5 is damaged: fetch it again with --force"
@@ -130,7 +130,7 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
 @pytest.mark.parametrize("etag", [None, '"0123456789abcdef0123456789abcdef-7"'])
 def test_what_was_cut_off_goes_on(fetch, bucket, output, etag):
     bucket.cut_after, bucket.etag = 5000, etag
-    kept = "finished work is kept, run again to resume"
+    kept = "finished work is kept; run the command again to resume"
     said = fetch().error
     assert said == f"{bucket.url(TAR)}: cut off after 5,000 of {len(ARCHIVE):,} bytes: {kept}"
     bucket.refusals[TAR] = 503
@@ -176,7 +176,7 @@ def test_what_changed_on_the_server_is_fetched_again(fetch, bucket, output, etag
     bucket.files[TAR], bucket.cut_after, bucket.parts = ARCHIVE, None, parts
     done = fetch()
     assert done.code == 0, done
-    assert ("has changed, or cannot be resumed: starting again" in done.err) == (etag is None)
+    assert ("has changed or cannot be resumed: starting again" in done.err) == (etag is None)
     assert checksums(output) == CHECKSUMS
 
 
@@ -189,21 +189,21 @@ def test_a_server_that_refuses_the_missing_part_is_asked_for_everything(
     bucket.cut_after, bucket.refuse_part = None, status
     done = fetch()
     assert done.code == 0, done
-    assert "has changed, or cannot be resumed: starting again" in done.err
+    assert "has changed or cannot be resumed: starting again" in done.err
     assert [part for _, part in bucket.asked] == [None, "bytes=5000-", None]
     assert checksums(output) == CHECKSUMS
 
 
 def test_what_is_not_as_the_server_says(refused, bucket):
     bucket.etag = f'"{hashlib.md5(b"other").hexdigest()}"'
-    assert refused() == f"{bucket.url(TAR)}: was damaged on the way: fetch it again"
+    assert refused() == f"{bucket.url(TAR)} was corrupted in transit: fetch it again"
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_what_is_not_there(refused, bucket, status):
     bucket.refusals[TAR] = status
     assert f"{bucket.url(TAR)}: the server answered {status} " in (error := refused())
-    assert error.endswith(": no such file there, or not for everyone: check the URL")
+    assert error.endswith(": the file does not exist or is not public: check the URL")
 
 
 def test_no_network(prepare, bucket, output):
@@ -212,16 +212,16 @@ def test_no_network(prepare, bucket, output):
         ("http://no-such-host.invalid/x.tar", "Name or service not known"),
     ):
         error = prepare("download", "--url", url, "--output", output).error
-        assert error.startswith(f"{url}: no answer (")
+        assert error.startswith(f"{url}: the server did not answer (")
         assert reason in error or "resolution" in error
-        assert error.endswith("check the network, or fetch where there is one and copy it")
+        assert error.endswith("or fetch the file on a machine with a network and copy it")
 
 
 def test_no_room(fetch, bucket, output, monkeypatch):
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * len(ARCHIVE) - 1)
     )
-    assert fetch().error.startswith(f"{output.parent}: no room for 0.0 GB, 0.0 GB are free")
+    assert fetch().error.startswith(f"{output.parent}: no space for 0.0 GB, only 0.0 GB are free")
     monkeypatch.undo()
     assert fetch().code == 0
 
@@ -229,15 +229,15 @@ def test_no_room(fetch, bucket, output, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"../../wiki_training_0.hdf5": b""}, "has ../../wiki_training_0.hdf5 in it, which leads"),
-        ({"/tmp/wiki_training_0.hdf5": b""}, "has /tmp/wiki_training_0.hdf5 in it, which leads"),
-        ({"wiki_training_0.hdf5": "/etc/passwd"}, "wiki_training_0.hdf5 in it, which is no file"),
-        ({"a/x.hdf5": b"", "b/x.hdf5": b""}, "has two shards x.hdf5: not unpacked"),
-        ({"README": b"words"}, "has no shards (*.hdf5)"),
+        ({"../../wiki_training_0.hdf5": b""}, "contains ../../wiki_training_0.hdf5, which leads"),
+        ({"/tmp/wiki_training_0.hdf5": b""}, "contains /tmp/wiki_training_0.hdf5, which leads"),
+        ({"wiki_training_0.hdf5": "/etc/passwd"}, "wiki_training_0.hdf5, which is not a file"),
+        ({"a/x.hdf5": b"", "b/x.hdf5": b""}, "not unpacked, because it contains two shards x.hdf5"),
+        ({"README": b"words"}, "contains no shards (*.hdf5)"),
         ({"x.hdf5": SHARDS["wiki_test_0.hdf5"][:-100]}, "x.hdf5: cannot be read (truncated"),
-        ({"x.hdf5": shard(2, input_mask=15)}, "no shard for BERT: input_mask is int64 (2, 15)"),
+        ({"x.hdf5": shard(2, input_mask=15)}, "not a BERT shard: input_mask is int64 (2, 15)"),
         ({"x.hdf5": shard(2), "y.hdf5": shard(2, masked_lm_ids=5, masked_lm_positions=5)},
-         "have 16 tokens and 5 masked at most, but in x.hdf5 they have 16 and 4"),
+         "16 tokens and at most 5 masked tokens, but those in x.hdf5 have 16 and 4"),
     ],
 )  # fmt: skip
 def test_a_tar_of_something_else(refused, bucket, files, words):
@@ -248,11 +248,12 @@ def test_a_tar_of_something_else(refused, bucket, files, words):
 def test_no_tar_or_half_a_tar(refused, bucket):
     for content in (b"<html>Log in</html>", ARCHIVE[:3000]):
         bucket.files[TAR] = content
-        assert f"{bucket.url(TAR)}: no whole tar (" in refused()
+        assert f"{bucket.url(TAR)}: not a complete tar file (" in refused()
 
 
 def test_shards_of_another_length_are_kept_for_a_right_request(fetch, bucket):
-    words = f"{bucket.url(TAR)}: has {WHAT}, which is not --seq-len 128: finished work is kept"
+    why = "which contradicts --seq-len 128: finished work is kept"
+    words = f"{bucket.url(TAR)}: contains {WHAT}, {why}"
     assert words in fetch("--seq-len", 128).error
     assert fetch().code == 0
     assert len(bucket.asked) == 1
@@ -270,13 +271,14 @@ def test_a_file_is_taken_as_it_is(prepare, bucket, output):
 def test_what_was_not_fetched_is_not_replaced(fetch, output):
     output.mkdir()
     (output / "mine.hdf5").touch()
-    assert fetch("--force").error == f"{output}: exists, and was not fetched: choose another name"
+    said = f"{output} already exists and was not fetched: choose another name"
+    assert fetch("--force").error == said
 
 
 def test_verify_reads_shards_of_others_whole(prepare, tmp_path):
     for name, data in SHARDS.items():
         (tmp_path / name).write_bytes(data)
-    assert prepare("verify", tmp_path).out == f"{tmp_path}: {WHAT}, each read whole\n"
+    assert prepare("verify", tmp_path).out == f"{tmp_path}: {WHAT}, all read completely\n"
     path = tmp_path / "wiki_training_1.hdf5"
     with h5py.File(path) as file:
         place, _ = file["segment_ids"].id.get_chunk_info(0)[2:]

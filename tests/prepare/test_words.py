@@ -155,7 +155,7 @@ def test_rows_that_are_not_whole_are_counted(run, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     _, index, _ = run(tmp_path / "a.jsonl")
     assert {part["reason"]: part["first_lines"] for part in index["left_out"]} == {
-        "more words than labels, or fewer": [2], "no text": [3], "a value that is no text": [4],
+        "more or fewer words than labels": [2], "no text": [3], "a value that is not text": [4],
         "no label": [5],
     }  # fmt: skip
     assert index["splits"]["train"]["samples"] == 2
@@ -164,11 +164,11 @@ def test_rows_that_are_not_whole_are_counted(run, tmp_path):
 @pytest.mark.parametrize(
     ("row", "arguments", "words"),
     [
-        ({"tokens": "a b", "tags": ["O"]}, (), "a list of words and one of their labels are exp"),
-        ({"words": ["a"], "tags": ["O"]}, (), "no column tokens, but words, tags: choose with"),
+        ({"tokens": "a b", "tags": ["O"]}, (), "expected a list of words and a list of their"),
+        ({"words": ["a"], "tags": ["O"]}, (), "there is no column tokens, only words, tags"),
         ({"tokens": ["a"], "tags": ["B-X"]}, ("--label", "O", "--label", "B-Y"), "label 'B-X' is"),
         ({"tokens": ["a"], "tags": ["O"]}, ("--text-column", "a", "--text-column", "b"),
-         "--text-column: --task ner reads one column, of words"),
+         "--text-column: --task ner reads only one column, of words"),
     ],
 )  # fmt: skip
 def test_words_that_cannot_be_read_are_one_line(prepare, tmp_path, row, arguments, words):
@@ -190,7 +190,7 @@ def test_a_tokenizer_that_frames_nothing_is_refused(prepare, tmp_path, conll):
     (folder / "tokenizer.json").write_text(json.dumps(values))
     words = ("labelled", "--output", tmp_path / "data", "--task", "ner", "--text", conll)
     done = prepare(*words, "--tokenizer", folder)
-    assert "is BPE without a token for padding, or without any around a text: choose" in done.error
+    assert "is BPE without a padding token, or without special tokens around a text" in done.error
 
 
 def test_pairs_are_framed_as_roberta_does(prepare, tmp_path):

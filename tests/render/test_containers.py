@@ -21,26 +21,26 @@ IMAGE = ("--set", "container.image=team/image:1")
         ("container.image=two words", "it must be a name, a URI, or a file's absolute path"),
         ("container.image=--privileged", "it must be a name, a URI, or a file's absolute path"),
         ("container.runtime=docker", "expected one of pyxis, apptainer, podman"),
-        ("container.mounts=[data]", "'data': it must be HOST, HOST:INSIDE or HOST:INSIDE:ro"),
-        ("container.mounts=['/a:b']", "'/a:b': it must be HOST"),
-        ("container.mounts=['/a,/etc:/b']", "'/a,/etc:/b': it must be HOST"),
-        ("container.mounts=['/a:/b:rw,z']", "'/a:/b:rw,z': it must be HOST"),
-        ("container.mounts=['/a b']", "'/a b': it must be HOST"),
-        ("container.mounts=['/a$(b)']", "'/a$(b)': it must be HOST"),
+        ("container.mounts=[data]", "'data' must be HOST, HOST:INSIDE or HOST:INSIDE:ro"),
+        ("container.mounts=['/a:b']", "'/a:b' must be HOST"),
+        ("container.mounts=['/a,/etc:/b']", "'/a,/etc:/b' must be HOST"),
+        ("container.mounts=['/a:/b:rw,z']", "'/a:/b:rw,z' must be HOST"),
+        ("container.mounts=['/a b']", "'/a b' must be HOST"),
+        ("container.mounts=['/a$(b)']", "'/a$(b)' must be HOST"),
         ("container.image=mine.sqsh", "it must be a name, a URI, or a file's absolute path"),
         ("container.image=$(mine)", "it must be a name, a URI, or a file's absolute path"),
-        ("slurm.sbatch=[--container-image=x]", "the batch script itself would be in the image"),
-        ("slurm.srun=[--container-image=x]", "the template relies on its own"),
-        ("slurm.srun=[--nodel=a]", "slurm.srun: --nodel=a: the template relies on its own"),
-        ("slurm.srun=[-N1]", "slurm.srun: '-N1': expected one long option, as in --mpi=none"),
+        ("slurm.sbatch=[--container-image=x]", "the batch script itself would run in the image"),
+        ("slurm.srun=[--container-image=x]", "the template sets this option itself"),
+        ("slurm.srun=[--nodel=a]", "slurm.srun: --nodel=a: the template sets this option itself"),
+        ("slurm.srun=[-N1]", "slurm.srun: '-N1': expected one long option, such as --mpi=none"),
         ("slurm.srun=[--auto-resume=1]", "HyperPod replaces faulty nodes without this option"),
-        ("container.workdir=src", "container.workdir is 'src': it must be absolute"),
+        ("container.workdir=src", "container.workdir is 'src': it must be an absolute path"),
         ("container.python=", "container.python is empty"),
         ("container.python=-c", "container.python is '-c': it must be a path"),
         ("container.imgae=x", 'unknown key container.imgae (did you mean "container.image"?)'),
-        ("run_root=/fsx/my runs", "run_root is '/fsx/my runs': a container mounts absolute paths "),
-        ("data_root=/fsx/a:b", "data_root is '/fsx/a:b': a container mounts absolute paths "),
-        ("train.init_from=/fsx/a,b", "'/fsx/a,b': a container mounts absolute paths without blank"),
+        ("run_root=/fsx/my runs", "run_root is '/fsx/my runs': a container can mount only "),
+        ("data_root=/fsx/a:b", "data_root is '/fsx/a:b': a container can mount only absolute "),
+        ("train.init_from=/fsx/a,b", "'/fsx/a,b': a container can mount only"),
         ("compile_cache=null", "is lost with the container: set it to a directory that all nodes"),
     ],
 )
@@ -86,7 +86,7 @@ def test_what_this_host_sees(graphs, fake_slurm, cli, tmp_path: Path) -> None:
 
 def test_this_machine(site, cli, monkeypatch, tmp_path: Path) -> None:
     words = ("submit", "gpt2_zero1", "--cluster", "local", "--preset", "tiny", "--dry-run", *IMAGE)
-    assert "pyxis, which is a plugin of Slurm's srun: set podman" in cli(*words).error
+    assert "pyxis, which is a plugin for Slurm's srun: on the local" in cli(*words).error
     for command in ("bash", "git"):
         (tmp_path / command).symlink_to(str(shutil.which(command)))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -101,7 +101,7 @@ def test_a_directory_of_the_image_has_no_checkpoints(site, cli, tmp_path: Path) 
     (tmp_path / "train.py").touch()
     words = ("plan", str(tmp_path / "train.py"), "--cluster", "pc", "--set", "checkpoints=out")
     error = cli(*words, "--set", "container.workdir=/workspace").error
-    assert error.startswith("container.workdir is set, so checkpoints would be a directory of the")
+    assert error.startswith("container.workdir is set, so checkpoints would be a directory in the")
 
 
 PODMAN = """#!/bin/sh

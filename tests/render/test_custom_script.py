@@ -176,11 +176,12 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
     ("words", "said"),
     [
         (["./no.py"], "no.py: no such file"),
-        (["./configs"], "configs: a directory, not a script"),
+        (["./configs"], "configs is a directory, not a script"),
         (
             ["./train.py", "--", "{microbatch}"],
-            "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
-            "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
+            "argument '{microbatch}': unknown placeholder {microbatch} (did you mean "
+            '"micro_batch"?); '
+            "use --set places.microbatch=VALUE to define it, or {{microbatch}} for literal braces",
         ),
         (["./train.py", "3e-4"], "put -- before the arguments of the script, as in -- 3e-4"),
         (["./train.py", "a b", "--", "c"], "the arguments of the script, as in -- 'a b'"),
@@ -191,21 +192,21 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
              "--set", "batch.micro_batch=1", "--", "{accumulation}"],
             "8 of each step's 72 micro-batches would have weight zero, which batch.padding=refuse",
         ),
-        (["./train.py", "--", "{x}"], "no place {x}: there are accumulation, attempt, "),
-        (["./train.py", "--set", "lr=1"], "unknown key lr; as {lr} in the script's arguments it is "
-         "places.lr"),
+        (["./train.py", "--", "{x}"], "unknown placeholder {x}; known: accumulation, attempt, "),
+        (["./train.py", "--set", "lr=1"], "unknown key lr; to fill in {lr} in the script's "
+         "arguments, set places.lr"),
         (["./train.py", "--set", "places.lr=1"], "places.lr is set, but no argument has {lr}"),
         (["./train.py", "--set", "places.run=1", "--", "{run}"], "{run} is built in"),
         (["toy", "--set", "places.lr=1"], "places is set, but this recipe's job reads plan.json"),
         (["./train.py", "--", "{accumulation}"], "set it with --set batch.global_batch=N"),
-        (["./train.py", "--", "{steps}"], "the arguments have {steps}, which is not set"),
-        (["toy", "--launcher=srun"], "reads plan.json: it can be trnslurm or torchrun;"),
+        (["./train.py", "--", "{steps}"], "the arguments contain {steps}, which is not set"),
+        (["toy", "--launcher=srun"], "reads plan.json: use trnslurm or torchrun;"),
         (["./train.py", "--set", "launcher_arguments=[--tee]"], "the launcher trnslurm has no "
-         "options: set launcher to the program that they are for, such as torchrun"),
+         "options: set launcher to the program that the options are for, such as torchrun"),
         (["toy", "--", "--lr=1"], "arguments is set, but this recipe's job reads plan.json"),
         (["./train.py", "--set", "links=[data]"], "/project/data does not exist"),
-        (["./train.py", "--set", "links=[../x]"], "it must be a path inside the project"),
-        (["./train.py", "--set", "checkpoints=/x"], "it must be a path inside the project"),
+        (["./train.py", "--set", "links=[../x]"], "must be a path inside the project"),
+        (["./train.py", "--set", "checkpoints=/x"], "must be a path inside the project"),
         (["./train.py", "--set", "train.lr=1"], "--set train.lr=1: unknown key train.lr"),
         (["./train.py", "--cluster", "trn"], "choose another cluster, preset or device; "
          "if it uses torch_xla, --set 'devices=[neuron]'"),
@@ -252,7 +253,7 @@ def test_a_batch_script_is_the_job(site, cli, project) -> None:
         assert said in cli("render", "job.sbatch", *CPU, *words).error
     assert "#SBATCH --nodes=1\n" in cli("render", "job.sbatch", *CPU, "--nodes", "1").out
     Path("job.sbatch").write_text(BATCH_SCRIPT.replace("--nodes=2", "--ntasks=8"))
-    assert "8 leaves the nodes to Slurm" in cli("render", "job.sbatch", *CPU).err
+    assert "8 leaves the number of nodes to Slurm" in cli("render", "job.sbatch", *CPU).err
     assert "#SBATCH --ntasks=8 " in cli("render", "job.sbatch", *CPU, "--nodes", "2").out
 
 
@@ -260,12 +261,14 @@ def test_a_batch_script_of_a_recipe_or_a_bundle(site, cli, project) -> None:
     assert cli("new", "mine", "--from", "./run.sh").code == 0
     assert cli("render", "mine", "--path", ".", *CPU, *TIME).code == 0
     Path("run.sh").write_text(BATCH_SCRIPT)
-    assert "run.sh: a batch script" in cli("render", "mine", "--path", ".", *CPU, *TIME).error
+    assert (
+        "run.sh: this is a batch script" in cli("render", "mine", "--path", ".", *CPU, *TIME).error
+    )
     # sbatch reads no options after the first command, as in a script that writes batch scripts.
     Path("run.sh").write_text("cat <<END\n#SBATCH --nodes=2\nEND\n")
     assert "node.sh" in rendered(site, cli, "./run.sh")
     said = cli("submit", f"{site.root}/out/train.sbatch", *CPU).error
-    assert said.endswith(f" of a bundle: trnslurm submit --rendered {site.root}/out")
+    assert said.endswith(f" belongs to a bundle: use trnslurm submit --rendered {site.root}/out")
 
 
 def test_a_module_or_a_program_is_started(site, cli, project) -> None:
@@ -313,7 +316,7 @@ def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) ->
     assert steps.startswith("./train.py on local, 1 worker per node, fp32, 7 steps\n")
     assert cli("new", "mine", "--from", "./train.py").code == 0
     assert cli("plan", "mine", "--path", ".", *batch).err == ""
-    said = "unknown recipe 'mine'; it is in ./jobs: pass --path ."
+    said = "unknown recipe 'mine'. To use the one in ./jobs, pass --path ."
     assert said in cli("plan", "mine", *batch).error
     no_time = cli("submit", "./train.py", *CPU).err.splitlines()[-1]
     assert no_time == "error: how long train takes is unknown: pass --time"
@@ -381,7 +384,7 @@ def test_each_worker_gets_its_own_rank(site, cli, project) -> None:
     by_srun = rendered(site, cli, "./train.py", "--launcher", "srun", *words[1:])["node.sh"]
     assert '--local-rank="$SLURM_LOCALID"' in by_srun
     refused = cli("render", "./train.py", *CPU, *TIME, "--launcher", "torchrun", *words[1:]).error
-    assert "{local_rank} is a worker's own, and torchrun starts the workers itself" in refused
+    assert "{local_rank} differs for each worker, but torchrun starts the workers itself" in refused
 
 
 def test_what_is_taken_along(tmp_path: Path) -> None:
@@ -486,10 +489,10 @@ def test_variables_that_the_job_lacks_are_named(
     files = rendered(site, cli, "./train.py", "--env", "DATA_DIR", "--env", "HF_HOME")
     assert "export DATA_DIR='it'\"'\"'s $(here)'\nexport HF_HOME=x\n" in files["train.sbatch"]
     for name, why in (
-        ("WANDB_API_KEY", "env.WANDB_API_KEY looks like a secret, and a run's files are no place"),
+        ("WANDB_API_KEY", "env.WANDB_API_KEY looks like a secret, which must not be in a run's"),
         ("UNSET", "--env UNSET: this shell exports no such variable"),
         ("A=1", "--env A=1: expected a name; --set env.NAME=VALUE sets a value"),
-        ("RANK", "env.RANK: the scripts set RANK themselves, and rely on it"),
+        ("RANK", "env.RANK: the scripts set RANK themselves and rely on it"),
         ("IN_PROFILE", "--env IN_PROFILE and --set env.IN_PROFILE=… contradict each other"),
     ):
         assert cli(*words, "--env", name).error.startswith(why)
@@ -918,7 +921,7 @@ def test_a_recipe_is_made_of_what_was_given(site, cli, project) -> None:
     del of_script["code/project.json"], of_recipe["code/project.json"]
     assert command_of(of_recipe["node.sh"]) == command_of(of_script["node.sh"])
     assert of_recipe["train.sbatch"].splitlines()[2:] == of_script["train.sbatch"].splitlines()[2:]
-    assert "jobs/mine/recipe.yaml exists" in cli("new", "mine", "--from", "train.py").error
+    assert "jobs/mine/recipe.yaml already exists" in cli("new", "mine", "--from", "train.py").error
     assert cli("new", "mine", "--from", "train.py", "--force").code == 0
     assert cli("show", "mine", "--path", ".", *CPU).code == 0
 
@@ -1092,7 +1095,7 @@ def test_a_part_of_a_node(site, cli, project) -> None:
     assert "--workers=2" in rendered(site, cli, "./train.py", *of_the_profile)["node.sh"]
     for words, said in (
         (("--gpus", "all"), "--gpus all: expected a number, or a type and a number: a100:2"),
-        (("--mem", "much"), "--mem much: expected a number and K, M, G or T: 64G"),
+        (("--mem", "much"), "--mem much: expected a number with K, M, G or T, such as 64G"),
         (("--cpus", "0"), "--cpus 0: at least one"),
         (("--gpus", "2", "--set", "slurm.exclusive=true"), "contradict each other"),
     ):
@@ -1135,7 +1138,7 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     def refused(*options: str, place: str = "{step}") -> str:
         return str(cli("submit", "./train.py", *options, "--", place).err)
 
-    assert "no place {checkpoint}" in refused(*slurm, place="{checkpoint}")
+    assert "unknown placeholder {checkpoint}" in refused(*slurm, place="{checkpoint}")
     assert "--every requires --each-checkpoint-of" in refused(*slurm, "--every", "3")
     assert "--patience needs --lowest METRIC or" in refused(*slurm, *follows, "--patience", "3")
     both = ("--lowest", "loss", "--highest", "f1")
@@ -1187,7 +1190,7 @@ def test_a_checkpoint_that_is_followed_as_a_hugging_face_folder(
         assert done.code == 1
         return str(done.error)
 
-    assert "no place {export}" in cli("submit", "./train.py", *slurm, "--", "{export}").error
+    assert "placeholder {export}" in cli("submit", "./train.py", *slurm, "--", "{export}").error
     (run.code / "jobs/gpt2_zero1/export.py").unlink()
     assert refused(run.name) == (
         f"{{export}}: gpt2_zero1 has no export.py, so the checkpoints of {run.name} cannot be "

@@ -136,11 +136,11 @@ def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe)
         ),
         (
             ("--cluster", "trn2", "--set", "compile_layout=per-host"),
-            "TorchNeuron has one cache for all hosts, in a directory: set compile_layout to shared",
+            "TorchNeuron has one cache directory for all hosts: set compile_layout to shared",
         ),
         (
             ("--cluster", "trn2", "--set", "compile_cache=s3://bucket/graphs"),
-            "TorchNeuron has one cache for all hosts, in a directory",
+            "TorchNeuron has one cache directory for all hosts",
         ),
         (
             ("--cluster", "trn2", "--set", "env.TORCH_NEURONX_NEFF_CACHE_DIR=/tmp/x"),

@@ -86,8 +86,8 @@ def packed(method: int, size: int = 1) -> bytes:
     [
         (b"", "File is not a zip file"),
         (packed(zipfile.ZIP_STORED)[:-1], "."),
-        (packed(zipfile.ZIP_DEFLATED), "compressed, or too large"),
-        (packed(zipfile.ZIP_STORED, (64 << 20) + 1), "compressed, or too large"),
+        (packed(zipfile.ZIP_DEFLATED), "compressed or too large"),
+        (packed(zipfile.ZIP_STORED, (64 << 20) + 1), "compressed or too large"),
         (encrypted(), "is encrypted"),
         (packed(zipfile.ZIP_STORED, 4).replace(b"xxxx", b"none"), "Bad CRC-32"),
     ],

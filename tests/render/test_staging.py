@@ -12,8 +12,8 @@ SUBMIT = ("submit", "toy", "--cluster", "pc", "--nodes", "2", "--time", "60", "-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stage_python": "scratch"}, "stage_python is 'scratch': it must be absolute"),
-        ({"stage_python": "~/scratch"}, "stage_python is '~/scratch': it must be absolute"),
+        ({"stage_python": "scratch"}, "stage_python is 'scratch': it must be an absolute path"),
+        ({"stage_python": "~/scratch"}, "stage_python is '~/scratch': it must be an absolute path"),
         ({"stage_python": ""}, "stage_python is empty"),
         ({"python": "python3"}, "stage_python is set, but python is 'python3': it must be the"),
         (

@@ -80,10 +80,10 @@ def test_a_file_of_a_subject(site, cli) -> None:
     ("text", "words"),
     [
         ("{% block enviroment %}", 'has no block enviroment (did you mean "environment"?)'),
-        ("{% block zzz %}", "has no block zzz: it has plan, resources, closed, "),
+        ("{% block zzz %}", "has no block zzz; its blocks: plan, resources, closed, "),
         ("{% block variables %}{{ enviroment }}", "4: 'enviroment' is undefined"),
         ("{% block variables %}{{ network.efs }}", "has no attribute 'efs'"),
-        ("{% block device %}{% include 'device/gpu.j2' %}", "template device/gpu.j2 not found"),
+        ("{% block device %}{% include 'device/gpu.j2' %}", "template device/gpu.j2 was not found"),
     ],
 )
 def test_a_name_that_there_is_not(site, cli, text: str, words: str) -> None:

@@ -92,21 +92,21 @@ def test_a_reviewed_bundle_keeps_them(warm, site, cli, tmp_path: Path) -> None:
          "expected one of start, failure, requeue, end, stall, notice"),
         (["--set", "notify.hook=x"], "--set notify.hook=x: unknown key notify.hook (did you mean "
          '"notify.webhook"?)'),
-        (["--set", "notify.webhook=https://x/y"], "notify.webhook is a URL, which would be in the "
-         "run's files: put it in a file of mode 0600, and set notify.webhook to its path"),
-        (["--notify", "https://x/y"], "--notify: a URL would be in the run's files: put it in a "
-         "file of mode 0600, and pass --notify @FILE"),
-        (["--notify", "@http://x/y"], "--notify: a URL would be in the run's files: put it in a "
-         "file of mode 0600, and pass --notify @FILE"),
+        (["--set", "notify.webhook=https://x/y"], "notify.webhook is a URL, which would end up "
+         "in the run's files: put it in a file with mode 0600, and set notify.webhook to its path"),
+        (["--notify", "https://x/y"], "--notify: a URL would end up in the run's files: put it "
+         "in a file with mode 0600, and pass --notify @FILE"),
+        (["--notify", "@http://x/y"], "--notify: a URL would end up in the run's files: put it "
+         "in a file with mode 0600, and pass --notify @FILE"),
         (["--notify", "@hook"], "notify.webhook is 'hook': it must be the absolute path of a file "
-         "with the URL, or begin with ~/"),
+         "with the URL, or start with ~/"),
         (["--notify", "a", "--notify", "b"],
-         "--notify b: one command is enough, and there is one already"),
+         "--notify b: only one command is allowed, and one is already given"),
         (["--notify", "", "--notify", "b"],
-         "--notify '' turns messages off: leave out the other --notify"),
+         "--notify '' turns messages off: remove the other --notify options"),
         (["--notify", "a", "--set", "notify.command=b"],
          "--notify and --set notify.command=… contradict each other: leave out one of them"),
-        (["--set", 'notify.command=""'], "notify.command is empty: leave it out, or set it to "
+        (["--set", 'notify.command=""'], "notify.command is empty: remove it, or set it to "
          "null"),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ def test_a_job_prepares_what_training_reads(user) -> None:
     data: Path = user.home / "it is data/gpt2-small"
     assert f"{run.path.name}: COMPLETED" in said
     verify = ("data", "verify", data, "--cluster", user.sandbox.cluster)
-    assert user.trnslurm(*verify) == f"{data}: whole, as in its index\n"
+    assert user.trnslurm(*verify) == f"{data}: complete, matches its index\n"
     phase = run.phase("prepare")
     assert phase["state"] == "COMPLETED"
     assert phase["hosts"] in [user.sandbox.node_name(n) for n in user.sandbox.nodes()]
@@ -36,5 +36,5 @@ def test_a_job_prepares_what_training_reads(user) -> None:
 
     before = {file: file.stat().st_mtime_ns for file in data.iterdir()}
     _, again = prepare(user, "--set", "slurm.data_cpus=1")
-    assert "is already prepared from this input, nothing to do" in again.logs("-n", "1")
+    assert "already prepared from this input; there is nothing to do" in again.logs("-n", "1")
     assert {file: file.stat().st_mtime_ns for file in data.iterdir()} == before

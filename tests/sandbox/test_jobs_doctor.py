@@ -101,7 +101,7 @@ def test_all_well_and_then_several_faults_at_once(user, neuron, faults, stable) 
     assert "libfabric 2.1.0amzn3.0" in measured["versions"]
     first, _, place = measured["compile"].removeprefix("1 compiled by ").partition(" into ")
     assert first in map(names, range(1, 5)) and place == f"{user.home}/cache"
-    assert measured["compile cache"] == "found compiled by 2 of 2 other nodes"
+    assert measured["compile cache"] == "2 of 2 other nodes found it compiled"
     assert measured["world size"] == "3 (on cpu, a stand-in)"
     assert measured["all-reduce"] == "ones add up to 3"
     assert measured["rounding"].endswith("on 3 workers")

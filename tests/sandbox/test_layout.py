@@ -100,7 +100,7 @@ def test_up_then_crashed(cli, prepare, stable) -> None:
     assert listed(cli) == {"sandbox": "crashed"}
     assert "sandbox" not in cli("clusters").out
     error = cli("plan", "gpt2_zero1", "--cluster", "sandbox").error
-    assert error == "cluster 'sandbox' is not up: `trnslurm sandbox up` starts it"
+    assert error == "cluster 'sandbox' is not running: start it with `trnslurm sandbox up`"
     for command in ("status", "env", "exec true", "fault ctld kill"):
         words = "sandbox sandbox is not up: `trnslurm sandbox up` starts it"
         assert cli("sandbox", *command.split()).error == words
@@ -115,7 +115,8 @@ def test_held_without_an_entry_is_starting(cli, prepare) -> None:
     assert "sandbox" not in cli("clusters").out
     error = cli("plan", "gpt2_zero1", "--cluster", "sandbox-drill").error
     assert (
-        error == "cluster 'sandbox-drill' is not up: `trnslurm sandbox up --name drill` starts it"
+        error == "cluster 'sandbox-drill' is not running: start it with "
+        "`trnslurm sandbox up --name drill`"
     )
 
 

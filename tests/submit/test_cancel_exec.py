@@ -254,10 +254,10 @@ def test_exec_while_precompiling_is_on_that_job(fake_slurm, make_run, run_cli) -
 
 def test_exec_refusals(fake_slurm, make_run, running, cli) -> None:
     error = cli("exec", running.name, "--node", "2", "--", "true").error
-    assert error == f"{running.name} has nodes 0 to 1, but no node 2"
+    assert error == f"{running.name} has only nodes 0 to 1, not node 2"
     ended = make_run("20260102-000000-ended", states={"precompile": [DONE], "train": [DONE]})
     error = cli("exec", ended.name, "--", "true").error
-    assert error == f"{ended.name} is COMPLETED: exec needs a running job"
+    assert error == f"{ended.name} is COMPLETED: exec requires a running job"
     starting = make_run("20260103-000000-starting", states={"precompile": [DONE]})
     error = cli("exec", starting.name, "--", "true").error
     assert "has not recorded its nodes yet: try again" in error

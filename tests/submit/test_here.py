@@ -117,7 +117,7 @@ def test_evaluation_without_held_out_data(site, cli, kind: str) -> None:
 def test_a_directory_of_path_that_is_missing(site, cli, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trnslurm.yaml").write_text("path: mine\n")
-    assert cli("recipes").error == "trnslurm.yaml: path names mine, which is no directory"
+    assert cli("recipes").error == "trnslurm.yaml: path names mine, which is not a directory"
     Path("mine").mkdir()
     assert cli("recipes").code == 0
 

@@ -215,7 +215,7 @@ def test_a_refused_stage_leaves_nothing(site, project, fake_slurm, cli) -> None:
         ("./train.py --cluster pc", "stages.b: --cluster is not for a stage: pass --cluster"),
         ("./train.py --nodes two", "stages.b: Invalid value for '-n' / '--nodes'"),
         ("./train.py --name x", "stages.b: --name is not for a stage"),
-        ("./train.py --time 5 -- {lr}", "stages.b: argument '{lr}': no place {lr}"),
+        ("./train.py --time 5 -- {lr}", "stages.b: argument '{lr}': unknown placeholder {lr}"),
         ("./train.py --time 5 -- {a.checkpoints}", "stages.b: no place {a.checkpoints}"),
         ("./train.py --set seed={a.step}", "stages.b: --set seed={a.step}: {a.step} is known only"),
         ("toy --from {a.checkpoint}", "cannot continue train: only trnslurm's recipes do"),
@@ -236,7 +236,7 @@ def test_options_of_one_job_are_not_for_a_pipeline(site, project, fake_slurm, cl
     assert cli(*SUBMIT, "--again", "trian").err.startswith(
         'error: --again trian: no stage has that name (did you mean "train"?)'
     )
-    assert "a file of stages is for submit and plan" in cli("show", "nightly.yaml").err
+    assert "only submit and plan accept a pipeline file" in cli("show", "nightly.yaml").err
 
 
 def test_a_recipe_continues_a_stage_of_a_recipe(

@@ -157,7 +157,7 @@ def damage(name: str, change: object) -> None:
         ("config.yaml", "\ud8ff", "config.yaml"),
         ("config.yaml", {"nodes": 7}, "plan.json is for 2 nodes, config.yaml for 7"),
         ("config.yaml", {"name": "../../evil"}, "job name '../../evil'"),
-        ("config.yaml", {"run_root": 5}, "run_root must be text, found 5"),
+        ("config.yaml", {"run_root": 5}, "run_root must be a string, found 5"),
         ("config.yaml", {"ask_above_node_hours": "abc"}, "must be a number, found 'abc'"),
     ],
 )

@@ -80,7 +80,7 @@ def test_emulated_nodes_do_not_share_gpus(cli) -> None:
     gpus = ("gpt2_zero1", "-p", "xl", "-c", "local", "--set", "device=cuda", "--workers", "1")
     refused = cli("render", *gpus, "--nodes", "2")
     assert refused.code == 1
-    assert refused.error.endswith("use --nodes 1 --workers 2, with a GPU for each worker")
+    assert refused.error.endswith("Use --nodes 1 --workers 2, with a GPU for each worker")
     assert cli("plan", *gpus, "--nodes", "1").code == 0
 
 

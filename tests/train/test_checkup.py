@@ -38,7 +38,7 @@ def test_a_worker_that_rounds_otherwise_is_found_on_xla(tmp_path) -> None:
     said = {line.check: line for line in judge(expected, Found(workers=workers))}
     assert said["world size"].level == said["all-reduce"].level == said["bandwidth"].level == "ok"
     assert said["rounding"].level == "problem"
-    assert said["rounding"].measured.startswith("1 of 2 workers round to other bits")
+    assert said["rounding"].measured.startswith("1 of 2 workers round to different bits")
 
 
 def test_every_bit_counts() -> None:

@@ -90,7 +90,7 @@ def test_it_is_read(old: Old, cli) -> None:
         (("clusters",), "Emulated nodes"),
         (("show", "mine"), "GREETING"),
         (("plan", "mine", "--nodes", "1,2"), "mine (short) on local"),
-        (("data", "verify", "mine"), "whole"),
+        (("data", "verify", "mine"), "complete"),
         (("rm", "last", "--dry-run"), "would be freed"),
     ):
         done = cli(*words)
@@ -127,7 +127,7 @@ def test_a_new_run_begins_with_its_checkpoint(old: Old, run_cli) -> None:
 
 def test_newer_files_are_refused_before_anything_is_queued(old: Old, cli, tmp_path: Path) -> None:
     """Each in one line that says what to do."""
-    words = "made by a newer trnslurm (format 2, and this one reads 1): update it"
+    words = "made by a newer trnslurm (format 2, but this one reads 1): update trnslurm"
     assert cli("render", "mine", "-o", tmp_path / "bundle").code == 0
     index, manifest = old.data / "index.json", old.checkpoint / "manifest.json"
     for file, command, where in (

@@ -1,1 +1,1 @@
-"""Reads a user's batch script, and says it in trnslurm's terms: which line becomes what."""
+"""Reads a user's batch script and translates it, line by line, into trnslurm's terms."""

@@ -1,7 +1,8 @@
-"""A batch script in trnslurm's terms: what becomes of each line, and the command that says it all.
+"""Translates a batch script into trnslurm's terms: each line, and a command for the whole script.
 
-Nothing is run. A line that is not understood stays so: wrong would be worse. What the script
-computes for the rendezvous goes with the options that need it.
+Nothing is run. A line that is not understood is reported as unclear, because a wrong translation
+would be worse. Values that the script computes for the rendezvous are dropped together with the
+options that need them.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ from trnslurm.errors import ConfigError
 
 _DEEPEST = 8
 _UNDECIDED = {
-    "if": "a condition that only the job knows", "case": "a case that only the job knows",
+    "if": "a condition that is known only in the job",
+    "case": "a case that is known only in the job",
     "group": "a loop or a group of commands",
 }  # fmt: skip
-_SUBMITS = "it submits a job itself: adopt the file that it gives to sbatch"
+_SUBMITS = "it submits a job itself: adopt the file that it passes to sbatch"
 # read -r -d '' NAME <<END
 _INTO_A_NAME = re.compile(
     r"read(?: -\w+| ''| \"\")+ (\w+) *<<-?\s*(['\"]?)(\w+)\2[^\n]*\n(.*\n)\s*\3\s*", re.DOTALL
@@ -68,7 +70,7 @@ _INTO_A_NAME = re.compile(
 
 
 def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> Adopted:
-    """Read a batch script with these arguments; the variables are those of the user's shell."""
+    """Read a batch script with these arguments. The variables are those of the user's shell."""
 
     def read(script: BatchScript) -> Adopted:
         asked = Asked(file, script, arguments, environ)
@@ -84,16 +86,16 @@ def adopt(file: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> A
         return as_sweep([read(replace(script, tasks=(task,))) for task in script.tasks],
                         script.at_most) or found  # fmt: skip
     except RecursionError:
-        raise ConfigError(f"{file}: its expansions are nested too deeply to be read") from None
+        raise ConfigError(f"{file}: its expansions are nested too deeply") from None
 
 
 class _Reading(Launching):
-    """A batch script as far as it is read."""
+    """A batch script as far as it has been read."""
 
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked)
         self._depth = 0
-        """How many conditions the statement stands in."""
+        """How many conditions the statement is nested in."""
         self._said_before = False
 
     def result(self) -> Adopted:
@@ -112,7 +114,7 @@ class _Reading(Launching):
         for statement in statements(self._text):
             self._read(statement)
         if not self._command:
-            self._say(0, "", "unclear", "no command that trains")
+            self._say(0, "", "unclear", "no training command was found")
         for doubt in self._doubts:
             self._say(self._launched_at, "", "unclear", doubt)
         for line, raw, value in self._paths:
@@ -128,11 +130,11 @@ class _Reading(Launching):
         elif self._setting.doubt and self._command:
             self._say(0, "", "unclear", self._setting.doubt)
         if self._command and not any(d.name == "time" for d in self._script.directives):
-            self._say(0, "", "unclear", "no time limit: the command needs --time")
+            self._say(0, "", "unclear", "there is no time limit: the command requires --time")
         for name in sorted(self._texts.unset):
             wanted = IF_GIVEN.get(name)
             why = f"the file has no --{wanted}" if wanted else "nothing sets it"
-            self._say(0, f"${name}", "unclear", f"it is empty: {why}")
+            self._say(0, f"${name}", "unclear", f"the variable is empty: {why}")
         self._options += [w for name in self._wanted() for w in ("--env", name)]
         return Adopted(
             file=self._script.file,
@@ -157,7 +159,9 @@ class _Reading(Launching):
             self._read_command(statement)
         except (UnclearError, ConfigError) as why:
             self._set_up_before = False
-            if not statement.words or statement.head in SETTING:  # no other sets this shell's own
+            if (
+                not statement.words or statement.head in SETTING
+            ):  # other commands cannot set this shell's variables
                 self._variables.forget_assigned(statement.raw)
             self._say(statement.line, statement.raw, "unclear", plain(str(why)))
 
@@ -172,7 +176,7 @@ class _Reading(Launching):
         whole = parsed(block) if self._depth < _DEEPEST else None
         if whole is not None and whole.kind == "function":
             self._functions[whole.name] = whole.branches[0].body
-            self._say(block.line, block.raw, "left out", "its commands count where it is called")
+            self._say(block.line, block.raw, "left out", "its commands are read where it is called")
             return
         body = self._chosen(block, whole) if whole is not None else None
         if body is not None:
@@ -187,7 +191,7 @@ class _Reading(Launching):
         head = re.match(r"[^;&|\n]*<<-?[^<]", block.raw)
         first = block.raw.split(maxsplit=1)[0]
         if whole is not None and whole.kind == "if" and only_once(whole):
-            self._say(block.line, block.raw, "once", "do it once, before")
+            self._say(block.line, block.raw, "once", "do it once, before submitting")
         elif (head and first in SAYS and ">" not in block.raw.split("\n")[0]) or only_says(block):
             self._say(block.line, block.raw, "left out", "it only prints or checks")
         elif first == "sbatch":
@@ -197,7 +201,7 @@ class _Reading(Launching):
         else:
             said = _UNDECIDED.get(whole.kind if whole is not None else "", _UNDECIDED["group"])
             if whole is not None and whole.kind == "for" and STARTING.search(block.raw):
-                said = "a loop that may train several times: --sweep makes a run for each value"
+                said = "a loop that could train several times: --sweep makes a run for each value"
             self._say(block.line, block.raw, "unclear", said)
 
     def _read_all(self, body: Sequence[Statement]) -> None:
@@ -207,12 +211,12 @@ class _Reading(Launching):
         self._depth -= 1
 
     def _call(self, command: Command) -> None:
-        """Read the commands of a function of the file."""
+        """Read the commands of a function in the file."""
         if self._depth >= _DEEPEST:
-            raise UnclearError("functions that call each other")
+            raise UnclearError("functions call each other")
         before = self._variables.arguments
         given = [each for word in command.words[1:] for each in self._variables.words(word)]
-        self._say(command.line, command.raw, "taken", "the commands of the function")
+        self._say(command.line, command.raw, "taken", "the commands of the function are read")
         self._variables.give(given)
         self._read_all(self._functions[command.head])
         self._variables.give(before)
@@ -226,7 +230,7 @@ class _Reading(Launching):
             self._call(command)
         elif head == "export" and any(word.raw == "-f" for word in command.words):
             self._say(
-                command.line, command.raw, "left out", "its commands count where it is called"
+                command.line, command.raw, "left out", "its commands are read where it is called"
             )
         elif head == "export" or (
             head in DECLARES and command.words[1:2] and command.words[1].raw.startswith("-x")
@@ -242,13 +246,13 @@ class _Reading(Launching):
         ):
             count = int(command.words[1].text or 1) if command.words[1:] else 1
             self._variables.give(self._variables.arguments[count:])
-            self._say(command.line, command.raw, "taken", "its other arguments")
+            self._say(command.line, command.raw, "taken", "the remaining arguments are used")
         elif head == "set" and "--" in [word.raw for word in command.words]:
             at = [word.raw for word in command.words].index("--") + 1
             self._variables.give(
                 [w for each in command.words[at:] for w in self._variables.words(each)]
             )
-            self._say(command.line, command.raw, "taken", "where $@ stands")
+            self._say(command.line, command.raw, "taken", "used in place of $@")
         elif head in READS:
             self._read_names(command)
         elif head == "sbatch":
@@ -256,11 +260,11 @@ class _Reading(Launching):
         elif head in ENDS or (
             self._launched_at and head in SETS_UP | {"cd", "mv", "cp", "rsync", "eval"}
         ):
-            self._say(command.line, command.raw, "left out", "it follows the training")
+            self._say(command.line, command.raw, "left out", "it runs after training")
         elif head in ("cd", "pushd"):
             self._go(command)
         elif command.after == "|" and head == "tee":
-            self._say(command.line, command.raw, "left out", "the run keeps its log")
+            self._say(command.line, command.raw, "left out", "the run writes its own log")
         elif ONCE.match(re.sub(r"^(srun( -\S+)*|sudo) ", "", raw)):
             self._once(command)
         elif head == "eval" and not ("conda" in command.raw and "hook" in command.raw):
@@ -278,35 +282,42 @@ class _Reading(Launching):
             self._said_before = True
             self._say(command.line, command.raw, "left out", "it only prints or checks")
         elif head == "trap" and "requeue" in command.raw:
-            self._say(command.line, command.raw, "ours", "it is asked to save, and is requeued")
+            self._say(
+                command.line,
+                command.raw,
+                "ours",
+                "trnslurm asks the script to save and requeues the job",
+            )
         elif self._starts(command):
             self._launch(command)
         else:
-            raise UnclearError("a command that trnslurm does not know")
+            raise UnclearError("trnslurm does not know this command")
 
     def _writes(self, command: Command) -> None:
-        """Refuse a command that writes a file, unless it is a list of hosts or a log."""
+        """Reject a command that writes a file, unless it is a list of hosts or a log."""
         files = [word for word in command.redirections if ">" in word and "&" not in word]
         if files and not any(re.search(r"host|nodes|/dev/null|log", word, re.I) for word in files):
             raise UnclearError(f"it writes a file: {files[0]}")
 
     def _once(self, command: Command) -> None:
-        """Take a command that need not be in every run."""
+        """Handle a command that does not have to be in every run."""
         texts = [self._texts.text(word) for word in command.words]
         if command.head == "mkdir":
             relative = [t for t in texts[1:] if not t.startswith(("-", "/", NAME, "~"))]
             if any("{run_id}" in text for text in texts):
-                raise UnclearError("a directory of each run: the command has to make it")
+                raise UnclearError("each run needs this directory: let the command create it")
             if relative:
-                what = "in a fresh copy of the project: keep the directory there, with a file in it"
+                what = (
+                    "a run copies the project: keep the directory in the project, with a file in it"
+                )
                 self._say(command.line, command.raw, "once", what)
                 return
         if any(UNKNOWN in text for text in texts):
-            raise UnclearError("what it does is known only in the job")
-        self._say(command.line, command.raw, "once", "do it once, before")
+            raise UnclearError("its effect is known only in the job")
+        self._say(command.line, command.raw, "once", "do it once, before submitting")
 
     def _read_names(self, command: Command) -> None:
-        """Take what a command reads into variables."""
+        """Handle the variables that a command reads."""
         names = [word.raw for word in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word.raw)]
         for name in names:
             self._variables.forget(name)
@@ -317,13 +328,13 @@ class _Reading(Launching):
         elif OF_RANKS.search(command.raw):
             self._say(command.line, command.raw, "ours", OF_TRNSLURM)
         else:
-            raise UnclearError("what it reads is known only in the job")
+            raise UnclearError("its input is known only in the job")
 
     def _evaluate(self, command: Command) -> None:
-        """Read the commands in the words of eval."""
+        """Read the commands in the arguments of eval."""
         words = [each for word in command.words[1:] for each in self._variables.words(word)]
         if any(self._variables.unknown(word) for word in words):
-            raise UnclearError("what eval runs is known only in the job")
+            raise UnclearError("the arguments of eval are known only in the job")
         text = " ".join(map(as_script, words))
         self._read_all(statements(text, first_line=command.line))
 

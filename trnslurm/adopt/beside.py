@@ -1,4 +1,4 @@
-"""A user's batch script beside the one that trnslurm writes: the options of both for sbatch."""
+"""Compares a user's batch script with trnslurm's: the sbatch options of both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trnslurm.contract.files import read_file
 
 
 def beside(file: Path, written: str, name: str) -> list[str]:
-    """Return the options: with `-` only the user's, with `+` only ours, and its reason."""
+    """Return the options, with `-` for only the user's, and `+` and a reason for only ours."""
     text = read_file(file).decode(errors="replace")
     theirs = {d.name: d for d in directives_of(file, text)}
     ours = {d.name: d for d in directives_of(Path(name), written)}

@@ -1,4 +1,4 @@
-"""Whether the conditions of a batch script hold, as far as it can be known without running it."""
+"""Evaluates the conditions of a batch script, as far as possible without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 
 def holds(test: Sequence[Statement], variables: Variables) -> bool | None:
-    """Return whether the test of an `if` holds; None: only the job knows.
+    """Return whether the test of an `if` holds, or None if only the job knows.
 
     https://www.gnu.org/software/bash/manual/bash.html#Bash-Conditional-Expressions
     """
@@ -26,7 +26,7 @@ def holds(test: Sequence[Statement], variables: Variables) -> bool | None:
     for n, statement in enumerate(test):
         if n and statement.after not in ("&&", "||"):
             return None
-        stops = statement.after == "||"  # what decides without the rest
+        stops = statement.after == "||"  # the result that decides without the rest
         if n and found is stops:
             continue
         this = _one_holds(statement, variables)
@@ -68,7 +68,7 @@ def _one_holds(statement: Statement, variables: Variables) -> bool | None:
 
 
 def matches(word: Word, patterns: Sequence[Word], variables: Variables) -> bool | None:
-    """Return whether the word of a `case` has one of these patterns; None: only the job knows."""
+    """Return whether the word of a `case` matches a pattern, or None if only the job knows."""
     text, globs = variables.plain(word), [variables.seen(pattern) for pattern in patterns]
     if globs == ["*"]:
         return True

@@ -1,4 +1,4 @@
-"""Which statements of a batch script run, as far as the file and the user's shell tell."""
+"""Decides which statements of a batch script run, from the file and the user's shell."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Flow(Settings):
         self._functions: dict[str, list[Statement]] = {}
         self._set_up_before = False
         self._succeeded: bool | None = True
-        """Whether the command before succeeds; None: only the job knows."""
+        """Whether the previous command succeeds, or None if only the job knows."""
 
     def _is_skipped(self, command: Statement) -> bool:
-        """Check whether `&&` or `||` before a command keeps it from running, and say so."""
+        """Check whether `&&` or `||` before a command keeps it from running, and report it."""
         joined = {"&&": True, "||": False}.get(command.after)
         before, self._succeeded = self._succeeded, True
         if joined is not None and before is not joined:
@@ -39,12 +39,14 @@ class Flow(Settings):
             if before is None and not only_says(Block(command.line, command.raw)):
                 self._variables.forget_assigned(command.raw)
                 self._say(
-                    command.line, command.raw, "unclear", "only the job knows whether it runs"
+                    command.line, command.raw, "unclear", "whether it runs is known only in the job"
                 )
                 return True
             if command.after == "||" and self._set_up_before:
                 self._setting.allow_failure()
-            self._say(command.line, command.raw, "left out", "the command before it decides so")
+            self._say(
+                command.line, command.raw, "left out", "the previous command keeps it from running"
+            )
             return True
         if isinstance(command, Block):
             self._set_up_before = False
@@ -59,7 +61,7 @@ class Flow(Settings):
         return False
 
     def _chosen(self, block: Block, whole: Compound) -> list[Statement] | None:
-        """Return the statements of a block that run; None: only the job knows them."""
+        """Return the statements of a block that run, or None if only the job knows."""
         if whole.kind == "for":
             words = [each for word in whole.words for each in self._variables.words(word)]
             several = len(words) > 1 and (STARTING.search(block.raw) or len(words) > MOST_ROUNDS)

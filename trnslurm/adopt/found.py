@@ -1,4 +1,4 @@
-"""What adopt has found in a batch script: its lines, and the command that says them."""
+"""The results of adopt: the lines of a batch script, and a command for the whole script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fate = Literal["taken", "ours", "left out", "once", "unclear"]
 
 
 class Line(Frozen):
-    """What becomes of a statement, or of an option for sbatch."""
+    """The translation of a statement or of an sbatch option."""
 
     number: int
     text: str
@@ -25,16 +25,16 @@ class Line(Frozen):
 
 
 class Adopted(Frozen):
-    """A batch script, read."""
+    """A batch script that has been read."""
 
     file: Path
     lines: tuple[Line, ...]
     options: tuple[str, ...]
-    """Options of `trnslurm submit`; marked names are of the user's shell."""
+    """Options of `trnslurm submit`; marked names are variables of the user's shell."""
     command: tuple[str, ...]
-    """What comes after --; empty: no command was understood."""
+    """The words after --; empty if no command was understood."""
     directory: str
-    """Where it is to be given; empty: here."""
+    """The directory in which to submit; empty for the current one."""
 
     @property
     def unclear(self) -> list[Line]:
@@ -43,14 +43,14 @@ class Adopted(Frozen):
 
     @property
     def line(self) -> str:
-        """The command line that submits it; empty: there is none."""
+        """The command line that submits the script; empty if there is none."""
         go = f"cd {shell_word(self.directory)} && " if self.directory else ""
         words = [*map(shell_word, self.options), "--", *map(shell_word, self.command)]
         return f"{go}trnslurm submit {' '.join(words)}" if self.command else ""
 
 
 def as_sweep(tasks: Sequence[Adopted], at_most: int | None) -> Adopted | None:
-    """Return a job array as one sweep; None: its tasks differ in more than some words."""
+    """Return a job array as one sweep, or None if its tasks differ in more than a few words."""
     first = tasks[0]
     alike = {(each.options, each.directory, len(each.command)) for each in tasks}
     if len(alike) > 1 or not first.command:
@@ -82,7 +82,7 @@ def as_sweep(tasks: Sequence[Adopted], at_most: int | None) -> Adopted | None:
 
 
 def _with_places(words: tuple[str, ...], values: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
-    """Return the words of the tasks with a place instead of a value that makes their difference."""
+    """Return the words of the tasks with a placeholder instead of the value that differs."""
     for value, place in values.items():
         alike = tuple(w.replace(v, place) for w, v in zip(words, value, strict=True))
         if len({*alike}) == 1:

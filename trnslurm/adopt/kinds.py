@@ -1,5 +1,7 @@
-"""What kinds of commands a batch script has: those that only say something, that start what trains,
-that are done once, and what belongs to the rendezvous.
+"""The kinds of commands in a batch script.
+
+Some only print something, some start training, some are needed only once, and some belong to the
+rendezvous.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ READS = frozenset({"read", "mapfile", "readarray"})
 SETTING = (
     DECLARES | READS | {"((", ".", "eval", "export", "getopts", "let", "printf", "source", "unset"}
 )
-"""Commands that may set variables of the shell that runs them."""
+"""Commands that can set variables in the shell that runs them."""
 FILTERS = frozenset({"awk", "column", "cut", "grep", "egrep", "sed", "tr", "uniq", "wc", "xargs"})
 ENDS = frozenset({"deactivate", "popd"})
-# What is done once, before there is a run.
+# Commands that are needed only once, before there is a run.
 ONCE = re.compile(
     r"(\S*python\S* -m )?pip3? (install|uninstall)|(conda|mamba|micromamba) (install|create|env)"
     r"|uv (sync|pip|venv)|poetry install|git (clone|pull|checkout|submodule)|wget|curl"
@@ -45,7 +47,7 @@ OF_RANKS = re.compile(
 )
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun"})
-# Which find a Python themselves, or bring the one of CSC's modules.
+# These find a Python interpreter themselves, or provide the one of CSC's modules.
 IN_CONTAINERS = frozenset({"singularity_wrapper", "apptainer_wrapper"})
 CONTAINERS = frozenset({
     "charliecloud", "ch-run", "docker", "enroot", "podman", "podman-hpc", "sarus", "shifter",
@@ -60,7 +62,7 @@ STARTING = re.compile(r"\b(srun|mpirun|torchrun|python\d?|accelerate|deepspeed|b
 
 
 def prints(words: Sequence[str]) -> bool:
-    """Check for `env` alone, and for a `python -c` that only imports and prints."""
+    """Check for plain `env`, and for a `python -c` that only imports and prints."""
     if words == ["env"]:
         return True
     if len(words) != 3 or words[1] != "-c":
@@ -78,7 +80,7 @@ def prints(words: Sequence[str]) -> bool:
 
 
 def only_once(whole: Compound) -> bool:
-    """Check whether the branches of a condition only print, or do what needs no run."""
+    """Check whether the branches of a condition only print, or do one-time work."""
     return all(
         isinstance(s, Command) and not s.assignments
         and (ONCE.match(s.raw) or (s.head in SAYS and not s.redirections and s.head != "exit"))
@@ -87,7 +89,7 @@ def only_once(whole: Compound) -> bool:
 
 
 def only_says(block: Block) -> bool:
-    """Check whether a block has only commands that print or check."""
+    """Check whether a block contains only commands that print or check."""
     raw = re.sub(r"(?<![\w./-])(for \w+ in [^;\n]*|while)(?![\w./-])", ";", block.raw)
     raw = re.sub(r"(?<![\w./-])(if|then|else|elif|fi|do|done)(?![\w./-])", ";", raw)
     return all(

@@ -1,4 +1,4 @@
-"""The command of a batch script that trains, in the words of trnslurm."""
+"""Translates the training command of a batch script into trnslurm's terms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from trnslurm.errors import ConfigError
 
 _MOST_STATEMENTS = 4096
 _WHICH = re.compile(f"{UNKNOWN}[$`(]+(?:which|command -v|type -p) ([\\w.-]+)[`)]{END}")
-# These take the place of a date or a random number in a name.
+# Dates and random numbers in a name, which the run's id replaces.
 _STAMP = re.compile(
     f"{UNKNOWN}(?:\\$\\(|`)(?:date|uuidgen)\\b[^|&;]*?{END}"
     f"|(?<=[\\w.-]){UNKNOWN}(?:(?:\\$\\(|`)shuf\\b[^|&;]*?|\\$RANDOM){END}"
@@ -58,19 +58,19 @@ _STAMP = re.compile(
 
 
 class Launching(Flow):
-    """Takes off what starts the command: srun, containers, shells."""
+    """Removes what starts the command: srun, containers, shells."""
 
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked)
         self._best = asked.best
         self.ranks: list[int] = []
-        """How much each command that was reached looks like the one that trains."""
+        """How much each command found so far looks like the training command."""
         self._doubts: list[str] = []
         """The parts of the command that differ from the file."""
         self._launched_at = 0
 
     def _rank(self, words: Sequence[str]) -> int:
-        """Return how much a command looks like the one that trains."""
+        """Return how much a command looks like the training command."""
         text = f" {' '.join(words)} "
         if re.search(r"\bpip3?\b", text):
             return 0
@@ -80,9 +80,9 @@ class Launching(Flow):
         return 2 * (Path(words[0]).name in {"srun", *MPI}) + bool(launcher)
 
     def _words(self, command: Command) -> list[Word]:
-        """Return the words of a command, without those of variables that nobody sets.
+        """Return the words of a command, without those of unset variables.
 
-        After an option such a variable stays: the user's shell may give its value.
+        After an option such a variable stays, because the user's shell may provide its value.
         """
         found: list[Word] = []
         for each in (each for word in command.words for each in self._variables.words(word)):
@@ -115,9 +115,11 @@ class Launching(Flow):
         if self._launched_at and not self._best:
             self._command = ()
         if self._launched_at:
-            raise UnclearError(f"a second command, after that of line {self._launched_at}")
+            raise UnclearError(f"this is a second command, after that on line {self._launched_at}")
         if rank < self._best:
-            raise UnclearError("a command before the one that trains: do it once, or in the script")
+            raise UnclearError(
+                "this command runs before the training command: run it once, or in the script"
+            )
         self._doubts.clear()
         before = {**self._exported}, [*self._paths], self._setting.copied(), self._directory
         try:
@@ -128,7 +130,7 @@ class Launching(Flow):
             raise
 
     def _launch_words(self, command: Command, parts: list[Word], words: list[str]) -> None:
-        """Take off what starts the command, word by word."""
+        """Remove what starts the command, word by word."""
         environment = [f"{name}={self._texts.text(value)}" for name, value in command.assignments]
         options: list[str] = []
         tasks: Tasks | None = None
@@ -161,21 +163,23 @@ class Launching(Flow):
                     del words[: 1 + (len(words[0]) == 2 and words[0] != "-l")]
                 lost.append("numactl")
             elif head in CONTAINERS:
-                raise UnclearError(f"{head}: the section container has no such runtime")
+                raise UnclearError(f"{head} is not a supported container runtime")
             elif head in IN_CONTAINERS and words[1:2] == ["exec"]:
-                self._doubts.append(f"{head} exec: the Python of the module has to start by itself")
+                self._doubts.append(f"{head} exec: the module's Python must start on its own")
                 del words[:2]
             elif head in ("singularity", "apptainer"):
                 image = read_apptainer(words)
                 if words[1] == "run":
-                    self._doubts.append(f"{head} run starts the image's own script, a run does not")
+                    self._doubts.append(
+                        f"{head} run starts the image's own script, but a run does not"
+                    )
                 words = [*image.rest]
                 environment += image.environment
                 options += self._container(image.container)
             elif runs_text(words):
                 inner = re.sub(r"\w*(RANK|WORLD_SIZE)=\S*", "", parts[-1].raw)
                 if self._has_own_tasks(tasks) and re.search(r"SLURM_N?(TASKS|PROCS)", inner):
-                    raise UnclearError("srun has another number of tasks than the job")
+                    raise UnclearError("srun has a different number of tasks than the job")
                 where = " in the image" if any("container." in word for word in options) else ""
                 parts = self._inner(as_script(parts[-1]), command.line, environment, where)
                 words = [*map(self._texts.joined, parts)]
@@ -192,7 +196,7 @@ class Launching(Flow):
         tasks: Tasks | None,
         lost: list[str],
     ) -> None:
-        """Take the words as the command of the run."""
+        """Use the words as the command of the run."""
         if not words or not (
             PYTHON.fullmatch(Path(words[0]).name)
             or Path(words[0]).name in STARTS
@@ -200,7 +204,9 @@ class Launching(Flow):
             or words[0].endswith((".sh", ".py"))
         ):
             raise UnclearError(
-                f"trnslurm does not know what {words[0]} does" if words else "it starts nothing"
+                f"trnslurm does not know what {words[0]} does"
+                if words
+                else "it does not start a command"
             )
         environment = [
             self._texts.counted(word) for word in environment
@@ -220,7 +226,7 @@ class Launching(Flow):
         )
         workers = read_command(counted).workers_on(nodes)
         if Path(words[0]).name == "torchrun" and "nproc" not in " ".join(words).replace("-", "_"):
-            workers = 1  # its own default
+            workers = 1  # torchrun's default
         if "--workers" in options:
             workers = int(options[options.index("--workers") + 1])
             more = []
@@ -230,13 +236,13 @@ class Launching(Flow):
         words = [self._stamped(self._texts.placed(word, workers)) for word in words]
         found = read_command(words)
         if any(re.search(r"(^|[=:,/])\.\.(/|$)", word) for word in [*words, *environment]):
-            raise UnclearError("it names files above its directory, which the run has no copy of")
+            raise UnclearError("it refers to files above its directory, which a run does not copy")
         self._check(found, [*environment, *options])
         for word in environment:
             name, _, value = word.partition("=")
             if name == "PYTHONPATH":
                 if not self._is_project(value_of(word_of(word))):
-                    raise UnclearError("the job has a PYTHONPATH of its own")
+                    raise UnclearError("the job has its own PYTHONPATH")
             elif not is_reserved(name) and name != "CUDA_VISIBLE_DEVICES":
                 options += ["--set", f"env.{name}={value}"]
         self._command = without_options(words, found.left_out)
@@ -250,11 +256,11 @@ class Launching(Flow):
         elif found.left_out[:1] and found.left_out[0].endswith(" run"):
             self._setting.may_bring(found.left_out[0])
         names = [shlex.split(option)[0].partition("=")[0] for option in found.left_out] + lost
-        said = f"without {', '.join(names)}" if names else "as it stands"
+        said = f"without {', '.join(names)}" if names else "unchanged"
         self._say(command.line, command.raw, "taken", f"the command, {said}")
 
     def _has_own_tasks(self, tasks: Tasks | None) -> bool:
-        """Check whether srun starts another number of tasks than the job has."""
+        """Check whether srun starts a different number of tasks than the job has."""
         if tasks is None:
             return False
         every = self._script.nodes * self._resources.tasks_per_node
@@ -272,22 +278,22 @@ class Launching(Flow):
         return bool(named) or ("WORLD_SIZE" in self._exported and world in (None, str(tasks)))
 
     def _at_its_place(self, word: str) -> str:
-        """Return a word with the path of a program that `which` finds, if it is known."""
+        """Return a word with the path of a program that `which` finds, if known."""
         return _WHICH.sub(lambda found: self._setting.program(found[1]) or found[0], word)
 
     def _stamped(self, word: str) -> str:
-        """Return a word with the run's name in place of a date or a random number."""
+        """Return a word in which the run's id replaces a date or a random number."""
         if _STAMP.search(word):
             stamps = [found[2] for found in MARKED.finditer(word) if found[1] == UNKNOWN]
             self._stamps |= {*stamps}
             said = "".join(raw for _, _, raw, _ in self._assigned)
             self._doubts += [
-                f"{stamp}: {{run_id}} stands in its place" for stamp in stamps if stamp not in said
+                f"{stamp}: replaced with {{run_id}}" for stamp in stamps if stamp not in said
             ]
         return _STAMP.sub("{run_id}", word)
 
     def _container(self, found: Mapping[str, str]) -> list[str]:
-        """Return the section `container` as options; its paths are absolute."""
+        """Return the section `container` as options, with absolute paths."""
         words: list[str] = []
         for key, value in found.items():
             parts = re.split(r"([,:])", value) if key in ("mounts", "workdir", "image") else [value]
@@ -309,11 +315,13 @@ class Launching(Flow):
         while todo:
             statement, seen = todo.pop(0), seen + 1
             if seen > _MOST_STATEMENTS:
-                raise UnclearError("functions that call each other")
+                raise UnclearError("functions call each other")
             before = len(self._lines)
             if self._is_skipped(statement):
                 if any(line.fate == "unclear" for line in self._lines[before:]):
-                    self._doubts.append(f"{statement.raw}: only the job knows whether it runs")
+                    self._doubts.append(
+                        f"{statement.raw}: whether it runs is known only in the job"
+                    )
             elif isinstance(statement, Block):
                 todo = [*self._inner_block(statement), *todo]
             elif statement.head in self._functions:
@@ -332,7 +340,7 @@ class Launching(Flow):
             elif ONCE.match(statement.raw) and not found:
                 self._doubts.append(f"{statement.raw}: do it once{where}")
             elif found and not (statement.after == "|" and statement.head == "tee"):
-                raise UnclearError("bash -c runs several commands")
+                raise UnclearError("bash -c runs more than one command")
             elif statement.head not in SAYS:
                 environment += [f"{n}={self._texts.text(v)}" for n, v in statement.assignments]
                 found = self._words(statement)
@@ -347,26 +355,28 @@ class Launching(Flow):
             return []
         body = self._chosen(block, whole) if whole is not None else None
         if body is None and not only_says(block) and not block.raw.startswith(("[[", "((")):
-            raise UnclearError("what bash -c runs has a condition, a loop or a function")
+            raise UnclearError("the script of bash -c contains a condition, a loop or a function")
         return body or []
 
     @contextmanager
     def _as_doubt(self, command: Command) -> Iterator[None]:
-        """Note why a command before the one that trains is not understood."""
+        """Record why a command before the training command is not understood."""
         try:
             yield
         except (UnclearError, ConfigError) as why:
             self._doubts.append(f"{command.raw}: {why}")
 
     def _check(self, found: UsersCommand, more: Sequence[str]) -> None:
-        """Refuse a command with words that are known only in the job."""
+        """Reject a command with words that are known only in the job."""
         for word in (found.recipe, *found.launcher_arguments, *found.arguments, *more):
             unknown = next((m[2] for m in MARKED.finditer(word) if m[1] == UNKNOWN), "")
             if re.fullmatch(r"\$\d", unknown):
-                raise UnclearError(f"{unknown} is an argument of the file: give it after --")
+                raise UnclearError(f"{unknown} is an argument of the file: pass its value after --")
             if unknown:
                 raise UnclearError(f"{unknown} is known only in the job")
         has_task = any("{task}" in word for word in found.arguments)
         if has_task != (len(self._script.tasks) > 1):
-            lacks = "has no --array" if has_task else "passes no SLURM_ARRAY_TASK_ID to its command"
+            lacks = (
+                "has no --array" if has_task else "does not pass SLURM_ARRAY_TASK_ID to its command"
+            )
             raise UnclearError(f"the file {lacks}")

@@ -1,4 +1,4 @@
-"""What commands print whose output is known without running them."""
+"""Computes what commands print, if their output is known without running them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _GPUS = "SLURM_GPUS_ON_NODE"
 def printed(
     words: Sequence[str | None], given: str | int | None, numbers: Mapping[str, int]
 ) -> str | int | None:
-    """Return what a command prints that reads `given`; None: only the job knows.
+    """Return what a command that reads `given` prints, or None if only the job knows.
 
-    A number stands for so many lines that only the job knows.
+    A number stands for that many lines of unknown content.
     """
     match [word if word is not None else "\0" for word in words]:
         case [head, "show", "hostname" | "hostnames", *_] if head == "scontrol":

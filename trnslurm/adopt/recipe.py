@@ -1,4 +1,4 @@
-"""An adopted batch script as a recipe."""
+"""Writes an adopted batch script as a recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trnslurm.config.tree import defaults_of, merge, nest
 from trnslurm.errors import ConfigError
 
 _HEAD = """\
-# What {file} says, by trnslurm adopt.{without}
+# Made from {file} by trnslurm adopt.{without}
 # The project is submitted with the run, except what .gitignore names. Keys: docs/scripts.md.
 """
 
@@ -33,16 +33,17 @@ def save_as_recipe(found: Adopted, name: str, environ: Mapping[str, str], *, for
     file = Path("jobs", name, "recipe.yaml")
     unclear = [str(line.number) for line in found.unclear if line.number]
     if not found.command:
-        raise ConfigError(f"{found.file}: no command that trains was understood: trnslurm adopt")
+        raise ConfigError(f"{found.file}: no training command was understood: see trnslurm adopt")
     if unclear and not force:
         raise ConfigError(
-            f"{found.file}: lines {', '.join(unclear)} were not understood: --force writes the "
+            f"{found.file}: lines {', '.join(unclear)} were not understood: use --force to write "
+            "the "
             "recipe without them"
         )
     tree, rest = _tree(found, environ)
     project = Path(with_values(found.directory, environ) or ".").absolute()
     tree["project"] = os.path.relpath(project, file.parent.absolute())
-    without = f" Without its lines {', '.join(unclear)}." if unclear else ""
+    without = f" Without lines {', '.join(unclear)}." if unclear else ""
     text = _HEAD.format(file=found.file.name, without=without)
     text += yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=1000)
     write_recipe(file, text, force=force)
@@ -50,7 +51,7 @@ def save_as_recipe(found: Adopted, name: str, environ: Mapping[str, str], *, for
 
 
 def _tree(found: Adopted, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of the recipe, and the options that it cannot have."""
+    """Return the content of the recipe, and the options that it cannot contain."""
     command = read_command([with_values(word, environ) for word in found.command])
     entry = Entry(command.recipe)
     tree: dict[str, Any] = {"description": f"{entry.label}, from {found.file.name}"}

@@ -1,4 +1,4 @@
-"""The options for sbatch of a batch script as options of `trnslurm submit`."""
+"""Translates the sbatch options of a batch script into options of `trnslurm submit`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KEYS = frozenset({"partition", "account", "qos", "constraint", "reservation"})
 
 
 class Option(NamedTuple):
-    """What becomes of one option."""
+    """The translation of one option."""
 
     words: tuple[str, ...]
     """Options of `trnslurm submit`."""
     instead: str
-    """What trnslurm does in its place."""
+    """What trnslurm does instead."""
     clear: bool = True
 
 
@@ -37,12 +37,12 @@ class Resources:
         every = _number(self._given.get("ntasks")) or script.nodes
         self.tasks_per_node = tasks or -(-every // script.nodes)
         self.gpus = _gpus_of_node(self._given, script.nodes, self.tasks_per_node)
-        """The GPUs of a node as in `--gpus`; empty: it asks for none, or not plainly."""
+        """The GPUs of a node as in `--gpus`; empty if the script requests none, or not clearly."""
         self._whole = self._given.get("exclusive") == "" or self._given.get("mem") == "0"
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return Slurm's variables that are numbers, if the file's options set them."""
+        """Return Slurm's numeric variables that the file's options determine."""
         nodes, tasks, given = self._script.nodes, self.tasks_per_node, self._given
         found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
         if {"ntasks", "ntasks-per-node"} & given.keys():
@@ -59,7 +59,7 @@ class Resources:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Return Slurm's variables that are texts, if the file's options set them."""
+        """Return Slurm's text variables that the file's options determine."""
         name = self._given.get("job-name") or self._script.file.name
         found = {"SLURM_JOB_NAME": name}
         for option in ("account", "partition", "qos", "reservation"):
@@ -79,37 +79,40 @@ class Resources:
         return found
 
     def option(self, directive: Directive) -> Option:
-        """Return what becomes of an option."""
+        """Return the translation of an option."""
         name, value = directive.name, directive.value or ""
         replaced = dict(self._script.replaced)
         if directive.word in replaced:
             return Option((), replaced[directive.word] or "the run does this itself")
         if name == "dependency":
-            return Option((), "wait for a job by --after JOB:ok, :any or :failed", clear=False)
+            return Option((), "to wait for a job, use --after JOB:ok, :any or :failed", clear=False)
         if name in ("propagate", "get-user-env"):
-            return Option((), "its environment is closed: activate may set limits")
-        if name.startswith("container-") and name not in ("container-image", "container-mounts"):
-            return Option((), "say it in the section container of a recipe or profile", clear=False)
-        if name in ("ntasks", "ntasks-per-node"):
-            return Option((), "the command says how many workers a node has")
-        if name == "signal":
-            text = (
-                "only a script that calls should_stop() hears of its limit, and none gets a signal"
+            return Option(
+                (), "the job does not inherit this shell's environment or limits: use activate"
             )
+        if name.startswith("container-") and name not in ("container-image", "container-mounts"):
+            return Option((), "use the section container of a recipe or profile", clear=False)
+        if name in ("ntasks", "ntasks-per-node"):
+            return Option((), "the command sets the number of workers per node")
+        if name == "signal":
+            text = "scripts get no signals: to stop before the time limit, call should_stop()"
             return Option((), text, clear=False)
         if name == "array" and len(self._script.tasks) == 1:
-            return Option((), "one task: a run")
+            return Option((), "the only task is the run")
         if name == "export" and value in ("ALL", "NONE"):
-            return Option((), "its environment is closed: --env NAME copies a variable")
+            return Option(
+                (),
+                "the job does not inherit this shell's environment: --env NAME copies a variable",
+            )
         sizes = name != "gres-flags" and name.startswith(
             ("gpus", "gres", "cpus-per", "mem-per", "ntasks-per", "sockets")
         )
         words = self._words(directive)
         if sizes and words[0].startswith("--sbatch"):
-            return Option((), "trnslurm has no such size: --gpus, --cpus and --mem are of a node",
+            return Option((), "trnslurm has no such size: use --gpus, --cpus and --mem, per node",
                           clear=False)  # fmt: skip
         if name in ("chdir", "export"):
-            return Option((), "the run has a directory and variables of its own", clear=False)
+            return Option((), "the run has its own directory and variables", clear=False)
         return Option(words, "")
 
     def _words(self, directive: Directive) -> tuple[str, ...]:
@@ -165,14 +168,14 @@ class Resources:
 
     @property
     def binds_gpus(self) -> bool:
-        """Whether each task of srun sees GPUs of its own."""
+        """Whether each srun task sees its own GPUs only."""
         shared = "allow-task-sharing" in self._given.get("gres-flags", "")
         each = "gpus-per-task" in self._given and not shared
         return each or self._given.get("gpu-bind", "none") != "none"
 
     @property
     def shares(self) -> tuple[str, ...]:
-        """Return the option by which other jobs may have what this one does not ask for."""
+        """Return the option that lets other jobs use what this one does not request."""
         part = self.gpus or {"cpus-per-task", "mem"} & self._given.keys()
         return () if self._whole or part else ("--set", "slurm.exclusive=false")
 

@@ -29,7 +29,7 @@ from trnslurm.config.batch_script import BatchScript
 from trnslurm.config.values import for_libraries, is_reserved, is_secret
 from trnslurm.contract.files import read_file
 
-# Files that set what this shell has, too.
+# Files that set variables that this shell has, too.
 _LOGIN = re.compile(r"bin/activate|conda\.sh|/etc/\S*|\.(bashrc|bash_profile|profile)|init/\w+")
 
 
@@ -37,7 +37,7 @@ OF_TRNSLURM = "trnslurm has its own ranks, counts and addresses"
 
 
 class Asked(NamedTuple):
-    """A batch script to read, and with what."""
+    """A batch script to read, and the values to read it with."""
 
     file: Path
     script: BatchScript
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     environ: Mapping[str, str]
     """The variables of the user's shell."""
     best: int | None = None
-    """How much its command that trains looks like one; None: it is yet to be found."""
+    """The rank of its training command, or None if it is not found yet."""
 
 
 class Settings:
@@ -67,20 +67,20 @@ class Settings:
         self._lines: list[Line] = []
         self._options: list[str] = []
         self._paths: list[tuple[int, str, Word]] = []
-        """What extends PYTHONPATH."""
+        """Words that extend PYTHONPATH."""
         self._exported: dict[str, tuple[int, str]] = {}
         self._assigned: list[tuple[str, int, str, bool]] = []
         self._setting = Environment(environ, os.path.exists)
         self._directory = ""
         self._mounts: list[str] = []
-        """Of the container."""
+        """The mounts of the container."""
         self._command: tuple[str, ...] = ()
         self._launched = ""
         """The line with that command."""
         self._world: int | None = None
         """The number of its workers."""
         self._stamps: set[str] = set()
-        """Dates and random numbers in whose place the run's name stands."""
+        """Dates and random numbers that the run's id replaces."""
 
     def _say(self, number: int, text: str, fate: Fate, becomes: str) -> None:
         shown = " ".join(text.replace("\\\n", " ").split())
@@ -91,12 +91,12 @@ class Settings:
         if name in IN_JOB or (name in self._environ and extends):
             self._extend(Command(line, raw, (), (), (), ";", background=False), name, value)
             return
-        if name in self._environ:  # it stays exported
+        if name in self._environ:  # the variable stays exported
             self._exported[name] = (line, raw)
             self._variables.assign(name, value)
             return
         known = self._variables.assign(name, value)
-        if raw:  # else it is of a loop
+        if raw:  # otherwise it belongs to a loop
             self._assigned.append((name, line, raw, known))
 
     def _assigned_variable(
@@ -106,21 +106,21 @@ class Settings:
         lines = [each for each in self._lines if each.number >= number and use.search(each.text)]
         needs = next((each for each in lines if each.fate == "unclear" and each.number), None)
         if known:
-            return "taken", f"where ${name} stands" if self._command else "its value is known"
+            return "taken", f"used in place of ${name}" if self._command else "its value is known"
         if FOR_RANKS.fullmatch(name):
             return "ours", OF_TRNSLURM
         if needs is not None:
-            return "unclear", f"for line {needs.number}, which is not understood"
+            return "unclear", f"needed by line {needs.number}, which is not understood"
         value = self._variables.value(name) or self._variables.items(name)
         if self._stamps & {part.text for part in value}:
-            return "unclear", "known only in the job: {run_id} stands in its place"
+            return "unclear", "known only in the job: replaced with {run_id}"
         if OF_RANKS.search(raw) or any(OF_RANKS.search(part.text) for part in value):
             return "ours", OF_TRNSLURM
         again = next((n for other, n, _, _ in self._assigned if other == name and n > number), 0)
         if again:
-            return "left out", f"line {again} assigns it again"
+            return "left out", f"line {again} reassigns it"
         if lines:
-            return "left out", "only for what trnslurm does itself, or leaves out"
+            return "left out", "used only for what trnslurm does itself or leaves out"
         if name in self._variables.used:
             return "unclear", "its value is known only in the job"
         return "left out", "nothing uses it"
@@ -131,7 +131,7 @@ class Settings:
             if name.startswith("-"):
                 continue
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise UnclearError("what it exports is not plain")
+                raise UnclearError("trnslurm cannot read what it exports")
             raw = f"export {word.raw}"
             if before := self._exported.get(name):
                 self._say(*before, "left out", f"line {command.line} exports it again")
@@ -146,22 +146,22 @@ class Settings:
             self._variables.assign(name, value)
 
     def _extend(self, command: Command, name: str, value: Word) -> None:
-        """Take a line such as export PATH=/x/bin:$PATH."""
+        """Handle a line such as export PATH=/x/bin:$PATH."""
         if name == "PYTHONPATH":  # the directory may come later
             self._paths.append((command.line, command.raw, self._variables.expand(value)))
         elif name in IN_JOB:
             self._setting.extend(name, self._texts.shell(value))
             self._say(command.line, command.raw, "taken", "activate")
         else:
-            raise UnclearError(f"it extends {name}, whose value in the job is not known")
+            raise UnclearError(f"it extends {name}, whose value in the job is unknown")
 
     def _extended_path(self, value: Word) -> tuple[Fate, str]:
         if self._is_project(value):
             return "ours", "the copy of the project is on PYTHONPATH"
-        return "unclear", "it extends PYTHONPATH: the job has one of its own"
+        return "unclear", "it extends PYTHONPATH, but the job has its own"
 
     def _is_project(self, value: Word) -> bool:
-        """Check whether a PYTHONPATH has only the project and its src/."""
+        """Check whether a PYTHONPATH contains only the project and its src/."""
         marked = f"[{NAME}{UNKNOWN}{UNSET}]\\$?PYTHONPATH{END}"
         text = re.sub(marked, "", self._texts.text(value))
         here = str(Path.cwd())
@@ -184,14 +184,14 @@ class Settings:
         if name == "PYTHONPATH":
             own = value is not None and self._is_project(Word("", value))
             return ("ours", "the copy of the project is on it") if own else (
-                "unclear", "the job has a PYTHONPATH of its own")  # fmt: skip
+                "unclear", "the job has its own PYTHONPATH")  # fmt: skip
         if name == "CUDA_VISIBLE_DEVICES":
             number = self._resources.numbers.get("SLURM_GPUS_ON_NODE") or text.count(",") + 1
             every = value is None or text == ",".join(map(str, range(number)))
             return ("ours", "each worker sees the job's GPUs") if every else (
                 "unclear", "each worker sees all GPUs of the job, in their order")  # fmt: skip
         if is_secret(name, text) or is_secret(name, "0123456789abcdef" * 2):
-            return "unclear", "a secret: keep it in a file that the script reads"
+            return "unclear", "this is a secret: keep it in a file that the script reads"
         if value is None and name not in self._variables.computed and name in self._environ:
             self._options += ["--env", name]
             return "taken", f"--env {name}"
@@ -205,7 +205,7 @@ class Settings:
         return "taken", " ".join(map(shell_word, words))
 
     def _is_in_command(self, name: str) -> bool:
-        """Check whether the command that was taken has a variable, or one that has it."""
+        """Check whether the training command uses a variable, directly or through another one."""
         texts = [self._launched, *(raw for _, _, raw, _ in self._assigned)]
         texts += [raw for other, (_, raw) in self._exported.items() if other != name]
         return bool(self._command) and any(map(_uses(name).search, texts))
@@ -220,13 +220,13 @@ class Settings:
     def _set_up(self, command: Command) -> None:
         others = [w for w in command.redirections if "/dev/null" not in w and "&1" not in w]
         if command.assignments or others:
-            raise UnclearError("it is not plain")
+            raise UnclearError("trnslurm cannot read this form")
         files = [word.raw for word in command.words[1:2]]
         if command.head in ("source", ".") and not any(map(_LOGIN.search, files)):
             self._variables.open = True
         self._variables.loads |= command.head in ("module", "ml", "spack")
         if command.head == "eval":
-            self._say(command.line, command.raw, "ours", "conda.sh stands in its place")
+            self._say(command.line, command.raw, "ours", "replaced with conda.sh")
             return
         texts = [self._texts.shell(word) for word in command.words[1:]]
         if command.head == "unset":
@@ -242,11 +242,11 @@ class Settings:
         text = self._texts.text(command.words[1]) if len(command.words) > 1 else ""
         text = self._texts.counted(text)
         if UNKNOWN in text or not text:
-            raise UnclearError("where it goes is not known here")
+            raise UnclearError("the directory is unknown here")
         if in_image:
             mounted = [m.split(":") for m in self._mounts if text == (m.split(":") * 2)[1]]
             if not mounted:
-                raise UnclearError(f"{text} is a directory of the image")
+                raise UnclearError(f"{text} is a directory in the image")
             text = mounted[0][0]
         if text not in (".", "./", str(Path.cwd())):
             if not in_image:

@@ -1,7 +1,7 @@
-"""The commands of a batch script, as far as they can be read without running them.
+"""Parses the commands of a batch script, as far as possible without running them.
 
-A simple command becomes a Command with its words. Whatever is more, such as a loop, a condition, a
-function or a here-document, stays one Block of text.
+A simple command becomes a Command with its words. Anything more complex, such as a loop, a
+condition, a function or a here-document, stays one Block of text.
 https://www.gnu.org/software/bash/manual/bash.html#Shell-Syntax
 """
 
@@ -17,19 +17,19 @@ _CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
 _BEFORE_A_COMMAND = frozenset({"then", "else", "elif", "do", "!", "time"})
 _PLAIN = re.compile(r"[\w./:=,+@%^-]+", re.ASCII)
 _TESTS = ("[ ", "[[", "[[ ")
-"""How a word that begins a test looks, with the next character."""
+"""The beginning of a word that starts a test, with the next character."""
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = rf"({_NAME})(\+?)=(.*)"
 
 
 class Part(NamedTuple):
-    """A piece of a word: text, the name of a variable, or what the shell would compute."""
+    """A piece of a word: text, the name of a variable, or something that the shell computes."""
 
     kind: str
     """`text`, `name` or `other`."""
     text: str
     quoted: bool = False
-    """Whether it stands in double quotes: its value is then no several words."""
+    """Whether it is in double quotes, so that its value is never split into words."""
 
 
 class Word(NamedTuple):
@@ -40,7 +40,7 @@ class Word(NamedTuple):
 
     @property
     def text(self) -> str | None:
-        """The word itself, if nothing in it is to be expanded."""
+        """The word itself, if it contains nothing to expand."""
         if any(part.kind != "text" for part in self.parts):
             return None
         return "".join(part.text for part in self.parts)
@@ -60,30 +60,30 @@ class Command(NamedTuple):
 
     @property
     def head(self) -> str:
-        """Its first word; empty: an assignment, or a word that the shell computes."""
+        """Its first word; empty for an assignment, or for a word that the shell computes."""
         return (self.words[0].text or "") if self.words else ""
 
 
 class Block(NamedTuple):
-    """Lines that are no simple command."""
+    """Lines that are not a simple command."""
 
     line: int
     raw: str
     after: str = ";"
-    """As of a command."""
+    """As for a command."""
 
 
 Statement = Command | Block
 
 
 def statements(text: str, *, first_line: int = 1) -> list[Statement]:
-    """Return the commands of a script in their order."""
+    """Return the commands of a script in order."""
     return [*_Reader(text, first_line).read()]
 
 
 class _Token(NamedTuple):
     kind: str
-    """`word`, `operator`, `redirection` or `block`: what this reader leaves as it is."""
+    """`word`, `operator`, `redirection` or `block`, which this reader leaves unparsed."""
     raw: str
     word: Word | None
     line: int
@@ -121,7 +121,7 @@ class _Reader:
             at = end
 
     def between(self, tokens: Sequence[_Token]) -> str:
-        """Return the text of tokens, as it stands."""
+        """Return the original text of tokens."""
         return self._text[tokens[0].begin : tokens[-1].end] if tokens else ""
 
     def _tokens(self) -> Iterator[_Token]:
@@ -134,7 +134,7 @@ class _Reader:
     def _next(self) -> Iterator[_Token]:
         character = self._text[self._at]
         if self._text.startswith("\\\n", self._at) or self._text[self._at :] == "\\":
-            self._skip(2)  # bash drops a backslash that ends the file, too
+            self._skip(2)  # bash also drops a backslash at the end of the file
         elif character in " \t\r":
             self._skip(1)
         elif character == "#":
@@ -179,7 +179,7 @@ class _Reader:
         return _Token("redirection", self._text[begin : self._at], target, line)
 
     def _documents_here(self) -> _Token:
-        """Return the here-documents that begin in this line."""
+        """Return the here-documents that begin on this line."""
         line, begin = self._line, self._at
         for end, tabs in self._documents:
             while self._at < len(self._text):
@@ -195,7 +195,7 @@ class _Reader:
     def _word_token(self) -> _Token:
         line, begin = self._line, self._at
         word = self._word()
-        if self._at == begin:  # a character that begins no word
+        if self._at == begin:  # a character that cannot begin a word
             self._skip(1)
             word = Word(self._text[begin], (Part("other", self._text[begin]),))
         return _Token("word", word.raw, word, line)
@@ -292,7 +292,7 @@ class _Reader:
         return Part("text", "$")
 
     def _balanced(self, opens: str, closes: str) -> str:
-        """Return the text up to the bracket that closes this one, past quoted ones."""
+        """Return the text up to the matching bracket, ignoring quoted ones."""
         begin, depth = self._at, 0
         while self._at < len(self._text):
             character = self._text[self._at]
@@ -313,7 +313,7 @@ class _Reader:
 
 
 def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts with neighbours of text as one."""
+    """Return the parts, with adjacent text parts merged."""
     joined: list[Part] = []
     for part in parts:
         if part.kind == "text" and joined and joined[-1].kind == "text":
@@ -327,14 +327,14 @@ class Branch(NamedTuple):
     """A branch of an `if` or a `case`, or the body of a loop, a function or a group."""
 
     test: list[Statement]
-    """Of an `if`; empty: it needs none."""
+    """The test of an `if`; empty if none is needed."""
     body: list[Statement]
     patterns: tuple[Word, ...] = ()
-    """Of a `case`: one of them matches its word."""
+    """The patterns of a `case`, one of which must match its word."""
 
 
 class Compound(NamedTuple):
-    """What a block consists of."""
+    """The contents of a block."""
 
     kind: str
     """`if`, `case`, `for`, `function` or `group`."""
@@ -346,7 +346,7 @@ class Compound(NamedTuple):
 
 
 def parsed(block: Block) -> Compound | None:
-    """Return what a block consists of; None: another kind, or it has more around it."""
+    """Return the contents of a block, or None for another kind or if more surrounds it."""
     reader = _Reader(block.raw, block.line)
     tokens = [*reader._tokens()]
     while tokens and (tokens[-1].raw == "\n" or _is_output(tokens[-1])):
@@ -389,12 +389,12 @@ def parsed(block: Block) -> Compound | None:
 
 
 def _is_output(token: _Token) -> bool:
-    """Check whether a token says where the output of a block goes."""
+    """Check whether a token redirects the output of a block."""
     return token.kind == "redirection" and ">" in token.raw and "<" not in token.raw
 
 
 def _at_the_top(tokens: Sequence[_Token]) -> list[tuple[str, list[_Token]]]:
-    """Return the tokens after each word of the outermost `if` or loop."""
+    """Return the tokens after each keyword of the outermost `if` or loop."""
     parts: list[tuple[str, list[_Token]]] = []
     stack: list[str] = []
     begins = True
@@ -437,7 +437,7 @@ def _cases(
 
 
 def _end_of_block(tokens: Sequence[_Token], at: int) -> int:
-    """Return where the block that begins here ends; `at` itself: it is a simple command."""
+    """Return where the block that begins here ends, or `at` itself for a simple command."""
     raw = tokens[at].raw
     function = raw == "function" or [t.raw for t in tokens[at + 1 : at + 3]] == ["(", ")"]
     stack: list[str] = []
@@ -447,7 +447,7 @@ def _end_of_block(tokens: Sequence[_Token], at: int) -> int:
         joins = any(token.kind == "operator" for token in tokens[at:closing])
         return closing + 1 if joins else at
     if not function and raw not in _OPENS and not raw.startswith("(("):
-        # A here-document makes the command a block, with all that belongs to it.
+        # A here-document makes the command a block, with everything that belongs to it.
         stop = next((n for n in range(at, len(tokens)) if tokens[n].raw == "\n"), len(tokens))
         has_document = any(t.kind == "block" for t in tokens[at:stop])
         return min(stop + 2, len(tokens)) if has_document else at
@@ -457,7 +457,9 @@ def _end_of_block(tokens: Sequence[_Token], at: int) -> int:
             if (begins and token.raw in _OPENS) or token.raw == "(":
                 stack.append(token.raw)
             elif token.raw == ")":
-                stack = stack[:-1] if stack[-1:] == ["("] else stack  # else of a case
+                stack = (
+                    stack[:-1] if stack[-1:] == ["("] else stack
+                )  # otherwise it belongs to a case
             elif begins and token.raw in _CLOSES:
                 stack = stack[:-1]
             begins = token.raw in _OPENS | _BEFORE_A_COMMAND or token.raw in "()"
@@ -488,7 +490,7 @@ def _command(tokens: Sequence[_Token], after: str, *, background: bool) -> Comma
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
-    """Return the parts of a text as in double quotes."""
+    """Return the parts of a text, read as if in double quotes."""
     if len(text) > 1 and text[0] == text[-1] == "'":
         return (Part("text", text[1:-1]),)
     quoted = text if len(text) > 1 and text[0] == text[-1] == '"' else f'"{text}"'

@@ -1,4 +1,4 @@
-"""The words of a batch script as texts: with places, and with marks for what is not known here."""
+"""The words of a batch script as strings, with placeholders, and with marks for unknown values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from trnslurm.adopt.shell import Word
 from trnslurm.adopt.variables import IF_GIVEN, WILDCARDS, Variables
 
-# Within a text: a variable of the user's shell, what only the script's own shell knows, a number
-# of Slurm, and a variable that nobody sets.
+# Within a string: a variable of the user's shell, what only the script's own shell knows, a number
+# from Slurm, and an unset variable.
 NAME, UNKNOWN, NUMBER, UNSET, END = "\ue000", "\ue001", "\ue004", "\ue005", "\ue002"
 MARKED = re.compile(f"({NAME}|{UNKNOWN}|{NUMBER}|{UNSET})(.*?){END}", re.DOTALL)
-# What variables of the job are in a script's arguments.
+# The placeholders that replace variables of the job in a script's arguments.
 PLACES = {
     "SLURM_NNODES": "{nodes}", "SLURM_JOB_NUM_NODES": "{nodes}", "SLURM_NTASKS": "{workers}",
     "SLURM_NPROCS": "{workers}", "SLURM_NTASKS_PER_NODE": "{workers_per_node}",
@@ -25,18 +25,18 @@ PLACES = {
     "MASTER_PORT": "{master_port}", "SLURM_ARRAY_TASK_ID": "{task}", "SLURM_JOB_ID": "{run_id}",
     "SLURM_JOBID": "{run_id}", "SLURM_ARRAY_JOB_ID": "{run_id}",
 }  # fmt: skip
-# The directory of conda, which a job cannot ask for.
+# The directory of conda, which a job cannot query.
 CONDA_BASE, CONDA = re.compile(r"[$`(]+conda info --base[)`]"), "%conda%"
-# What a job has in its closed environment.
+# Variables that a job has, although it does not inherit the shell's environment.
 IN_JOB = frozenset({"HOME", "USER", "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH"})
 
 
 class UnclearError(Exception):
-    """What in a statement is not understood."""
+    """The part of a statement that is not understood."""
 
 
 def shell_word(text: str) -> str:
-    """Return a text as a word for the shell, which expands the marked names."""
+    """Return a string as a word for the shell, which expands the marked names."""
     words, at = "", 0
     for found in MARKED.finditer(text):
         words += shlex.quote(text[at : found.start()]) if found.start() > at else ""
@@ -46,36 +46,36 @@ def shell_word(text: str) -> str:
 
 
 def with_values(text: str, environ: Mapping[str, str]) -> str:
-    """Return a text with the values that the marked names have in the user's shell."""
+    """Return a string with the values that the marked names have in the user's shell."""
     return MARKED.sub(lambda found: environ.get(found[2], ""), text)
 
 
 def as_script(word: Word) -> str:
-    """Return a word as the text of a script: its variables are those of that script."""
+    """Return a word as script text, in which variables belong to that script."""
     return "".join(f"${{{p.text}}}" if p.kind == "name" else p.text for p in word.parts)
 
 
 def plain(text: str) -> str:
-    """Return a text without its marks."""
+    """Return a string without its marks."""
     return MARKED.sub(r"\2", text)
 
 
 class Texts:
-    """Words as texts, with the values that are known of the script's variables."""
+    """Shell words as strings, with the known values of the script's variables substituted."""
 
     def __init__(
         self, variables: Variables, numbers: Mapping[str, int], environ: Mapping[str, str]
     ) -> None:
         self._variables, self._numbers, self._environ = variables, numbers, environ
         self.unset: set[str] = set()
-        """Variables that nobody sets, in texts that count."""
+        """Unset variables in strings that count."""
 
     def text(self, word: Word) -> str:
-        """Return a word as an argument: with places, and with marks for what is not known here."""
+        """Return a word as an argument, with placeholders, and with marks for unknown values."""
         return self.joined(self._variables.expand(word))
 
     def texts(self, words: Sequence[Word]) -> list[str]:
-        """Return words as arguments; one may be several."""
+        """Return words as arguments. A word can become more than one."""
         return [self.joined(each) for word in words for each in self._variables.words(word)]
 
     def joined(self, word: Word) -> str:
@@ -103,7 +103,7 @@ class Texts:
         return text
 
     def _matches_no_file(self, word: Word) -> bool:
-        """Check whether a word with wildcards stays as it is: no file here has such a name."""
+        """Check whether a word with wildcards stays unchanged, because it matches no file here."""
         pattern = ""
         for part in word.parts:
             if part.kind == "other" and part.text in WILDCARDS:
@@ -121,7 +121,7 @@ class Texts:
         return False
 
     def shell(self, word: Word) -> str:
-        """Return a word for a line of `activate`, in which only few variables are known."""
+        """Return a word for a line of `activate`, in which only a few variables are known."""
         if all(p.kind == "text" or p.text in IN_JOB for p in word.parts):
             return word.raw
         text = ""
@@ -135,16 +135,17 @@ class Texts:
             elif part.kind == "other" and CONDA_BASE.fullmatch(part.text):
                 text += CONDA
             else:
-                raise UnclearError(f"{part.text} is not known in the job's environment")
+                raise UnclearError(f"{part.text} is unknown in the job's environment")
         return text
 
     def counted(self, text: str) -> str:
-        """Return a text with numbers; note in `unset` what nobody sets: this shell may later."""
+        """Return a string with numbers filled in; record unset variables in `unset`."""
         return MARKED.sub(lambda found: self._settled(found, {}), text)
 
     def placed(self, text: str, each: int | None) -> str:
-        """Return a text with places instead, which stay right on other nodes; `each` is the number
-        of a node's workers.
+        """Return a string with placeholders instead, which stay correct on other nodes.
+
+        `each` is the number of workers per node.
         """
         values = {"{nodes}": self._numbers["SLURM_NNODES"]}
         if each is not None:
@@ -162,7 +163,7 @@ class Texts:
         return found[0]
 
     def lacks(self, word: str) -> bool:
-        """Check whether a word is nothing but variables that nobody sets."""
+        """Check whether a word consists only of unset variables."""
         found = MARKED.sub(lambda found: "" if found[1] == UNSET else found[0], word)
         if not word or found:
             return False

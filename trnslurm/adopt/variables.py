@@ -1,4 +1,4 @@
-"""The variables of a batch script: what is known of them without running it."""
+"""The variables of a batch script, as far as they are known without running it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trnslurm.adopt.outputs import printed
 from trnslurm.adopt.shell import Command, Part, Word, parts_of, statements
 
 OF_THE_RENDEZVOUS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
-"""Whose values are trnslurm's, whatever the script computes."""
+"""Variables whose values trnslurm sets, whatever the script computes."""
 # ${#NAME}, ${NAME[1]} and ${NAME%.*}: a sign, the name, a subscript and an operator.
 _BRACES = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*])(?:\[([^\]]*)\])?(.*)\}", re.DOTALL)
 _OPERATOR = re.compile(r"(:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:)(.*)", re.DOTALL)
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 _SUBSTITUTED = re.compile(r"\$\((?!\()(.*)\)|`(.*)`", re.DOTALL)
-# Slurm sets them if the file has the option: https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT
+# Slurm sets these if the file has the option: https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT
 # and env_array_for_batch_job in src/common/env.c.
 IF_GIVEN = {
     "SLURM_NTASKS": "ntasks", "SLURM_NPROCS": "ntasks", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
@@ -27,7 +27,7 @@ IF_GIVEN = {
     "SLURM_MEM_PER_NODE": "mem", "SLURM_MEM_PER_CPU": "mem-per-cpu",
     "SLURM_MEM_PER_GPU": "mem-per-gpu",
 }  # fmt: skip
-# What bash or a site's prolog sets in every job.
+# Variables that bash or a site's prolog sets in every job.
 _IN_EVERY_JOB = re.compile(r"SLURM\w*|CUDA_VISIBLE_DEVICES|TMPDIR|BASH\w*|EPOCH\w*|HOST\w+|E?UID"
                            r"|RANDOM|SECONDS|LINENO|PPID|PWD|OLDPWD|SHLVL|IFS|OPT\w+")  # fmt: skip
 _ASSIGNED = re.compile(
@@ -44,20 +44,20 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 
 
 SOME = "\ue003"
-"""Stands for a value that is not known here, but surely not empty."""
+"""Stands for a value that is unknown here, but certainly not empty."""
 _HERE = {
     Part("name", name, quoted) for name in ("PWD", "SLURM_SUBMIT_DIR") for quoted in (False, True)
 }
 WILDCARDS = ("*", "?", "[")
 _LONGEST, _MOST_WORDS = 64 << 10, 4096
-"""Of a value: a script can double it line by line."""
+"""The size limit of a value, because a script can double it line by line."""
 
 
 class Variables:
-    """What a script's variables are, one line after another.
+    """The values of a script's variables, line by line.
 
-    A name that stays a name is of the user's shell or of the job. What only the script's own shell
-    would know is forgotten: its uses stay names, too.
+    A name that stays a name belongs to the user's shell or to the job. Values that only the
+    script's own shell would know are forgotten, and their uses stay names, too.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Variables:
         }
         self.give(arguments)
         self.computed: set[str] = set()
-        """Those that only the script's shell knows."""
+        """Variables that only the script's shell knows."""
         self.used: set[str] = set()
         self.open = False
-        """Whether a file that the script sources may have set others."""
+        """Whether a file that the script sources may have set other variables."""
         self.loads = False
-        """Whether a module may have."""
+        """Whether a module may have set other variables."""
 
     def give(self, arguments: Sequence[str | Word]) -> None:
-        """Set the arguments of the script, or of a function."""
+        """Set the arguments of the script or of a function."""
         words = [w if isinstance(w, Word) else Word(w, (Part("text", w),)) for w in arguments]
         for name in [name for name in self._known if name.isdecimal()]:
             del self._known[name]
@@ -95,11 +95,11 @@ class Variables:
 
     @property
     def arguments(self) -> tuple[Word, ...]:
-        """The present arguments."""
+        """The current arguments."""
         return self._arrays["@"]
 
     def assign(self, name: str, value: Word) -> bool:
-        """Give a variable its value; return whether all of it is known."""
+        """Set the value of a variable; return whether it is completely known."""
         if (items := _inside_array(value)) is not None:
             before = self._arrays.get(name, ())
             appends = value.parts[:1] == (Part("name", name),)
@@ -119,7 +119,7 @@ class Variables:
         return not self.unknown(Word("", self._known[name]))
 
     def move(self, before: str) -> None:
-        """Note that the script leaves the directory `before`, which values may name."""
+        """Note that the script leaves the directory `before`, which values may refer to."""
         text = Part("text", before)
         for name, parts in self._known.items():
             self._known[name] = tuple(text if p in _HERE else p for p in parts)
@@ -136,7 +136,7 @@ class Variables:
         self.computed.add(name)
 
     def forget_assigned(self, raw: str) -> None:
-        """Forget what a loop, a condition or a function may assign."""
+        """Forget variables that a loop, a condition or a function may assign."""
         for name in re.findall(r"\b(?:for|read)(?: -\w+)* ([A-Za-z_]\w*)", raw):
             self.forget(name)
         for name in _ASSIGNED.findall(raw):
@@ -146,7 +146,7 @@ class Variables:
                 self.forget(name)
 
     def _of_job(self, name: str) -> bool:
-        """Check whether a variable is set in the job, to what is not known here."""
+        """Check whether a variable is set in the job to a value that is unknown here."""
         if name.startswith("SLURM_ARRAY_"):
             return self._in_array
         if name in IF_GIVEN:
@@ -154,27 +154,27 @@ class Variables:
         return _IN_EVERY_JOB.fullmatch(name) is not None
 
     def has_value(self, name: str) -> bool:
-        """Check whether a variable of the user's shell or of Slurm is surely not empty."""
+        """Check whether a variable of the user's shell or of Slurm is certainly not empty."""
         if name in self._known or name in self.computed:
             return False
         return bool(self._environ.get(name)) or name in self._numbers or self._of_job(name)
 
     def is_unset(self, name: str) -> bool:
-        """Check whether a variable is empty, as nobody sets it."""
+        """Check whether a variable is empty because nothing sets it."""
         known = name in self._known or name in self._arrays or name in self._environ
         known |= name in self.computed or name in self._numbers
         return not (known or self.open or self._of_job(name) or name.isdecimal())
 
     def value(self, name: str) -> tuple[Part, ...] | None:
-        """Return a variable's value, if the script gives it one that is known."""
+        """Return a variable's value, if the script sets it to a known one."""
         return self._known.get(name)
 
     def items(self, name: str) -> tuple[Part, ...]:
-        """Return what the words of an array consist of."""
+        """Return the parts of all words of an array."""
         return tuple(part for word in self._arrays.get(name, ()) for part in word.parts)
 
     def unknown(self, word: Word) -> bool:
-        """Check whether a word has something that only the script's shell would know."""
+        """Check whether a word contains something that only the script's shell would know."""
         return any(
             (part.kind == "other" and part.text not in WILDCARDS)
             or (part.kind == "name" and part.text in self.computed)
@@ -182,14 +182,14 @@ class Variables:
         )
 
     def expand(self, word: Word) -> Word:
-        """Return a word with the values of the variables that are known."""
+        """Return a word with the values of known variables."""
         parts: list[Part] = []
         for part in word.parts:
             parts += self._value_of(part)
         return Word(word.raw, tuple(parts))
 
     def words(self, word: Word) -> list[Word]:
-        """Return the words that the shell makes of one: several of an array, or of a text."""
+        """Return the words that the shell makes from one word, such as an array or a string."""
         filled = [part for part in word.parts if part.text or part.kind != "text"]
         if len(filled) == 1 and (every := self._every(filled[0])) is not None:
             return every
@@ -229,7 +229,7 @@ class Variables:
         return None if name in self.computed else self._arrays.get(name)
 
     def plain(self, word: Word) -> str | None:
-        """Return the text of a word as far as the file and the user's shell tell it."""
+        """Return the text of a word, if the file and the user's shell determine it."""
         text = ""
         for part in self.expand(word).parts:
             value: str | int | None = part.text if part.kind == "text" else None
@@ -268,7 +268,7 @@ class Variables:
         return (part,) if value is None or isinstance(value, int) else value
 
     def _braces(self, found: re.Match[str], part: Part) -> str | tuple[Part, ...] | None:
-        """Return the value of `${…}`; None: it is not known here.
+        """Return the value of `${…}`, or None if it is unknown here.
 
         https://www.gnu.org/software/bash/manual/bash.html#Shell-Parameter-Expansion
         """
@@ -319,7 +319,7 @@ class Variables:
         return None if text is None or pattern is None else _edited(text, mark, pattern)
 
     def seen(self, word: Word) -> str | None:
-        """Return a word of a test: its wildcards stay, and a mark stands for what has a value."""
+        """Return a word of a test, with its wildcards, and a mark for anything that has a value."""
         text = ""
         for part in self.expand(word).parts:
             if part.kind == "other" and part.text in WILDCARDS:
@@ -333,7 +333,7 @@ class Variables:
         return text
 
     def number(self, text: str) -> int | None:
-        """Return the value of an arithmetic expansion, if all in it is known."""
+        """Return the value of an arithmetic expansion, if everything in it is known."""
 
         def named(found: re.Match[str]) -> str:
             return self.plain(Word("", (Part("name", found[0]),))) or "?"
@@ -352,7 +352,7 @@ class Variables:
         return number if abs(number) < 1 << 63 else None  # as many bits as bash has
 
     def _output(self, part: Part) -> str | int | None:
-        """Return what a substitution prints; a number: so many lines that only the job knows."""
+        """Return what a substitution prints, or as a number how many lines only the job knows."""
         found = _SUBSTITUTED.fullmatch(part.text) if part.kind == "other" else None
         if not found:
             return None
@@ -425,7 +425,7 @@ def _evaluated(node: ast.expr) -> int:
 
 
 def _inside_array(value: Word) -> tuple[Word, ...] | None:
-    """Return the words of NAME=(…); None: the value is no array."""
+    """Return the words of NAME=(…), or None if the value is not an array."""
     parts = [p for p in value.parts if p != Part("text", "")]
     if not parts or parts[-1].kind != "other" or not parts[-1].text.startswith("("):
         return None

@@ -1,4 +1,4 @@
-"""What stands around the command that trains: containers, shells, and options left out."""
+"""Reads what surrounds the training command: containers, shells, and dropped options."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Image(Frozen):
 
 
 def read_apptainer(words: Sequence[str]) -> Image:
-    """Return what `apptainer exec` says; `apptainer run` has the same options.
+    """Return the meaning of `apptainer exec`; `apptainer run` has the same options.
 
     https://apptainer.org/docs/user/latest/cli/apptainer_exec.html
     """
     name, rest = Path(words[0]).name, [*words[1:]]
     if rest[:1] not in (["exec"], ["run"]):
-        raise ConfigError(f"{name}: a run can start what `{name} exec` starts")
+        raise ConfigError(f"{name}: only `{name} exec` and `{name} run` are supported")
     del rest[0]
     mounts: list[str] = []
     environment: list[str] = []
@@ -38,7 +38,7 @@ def read_apptainer(words: Sequence[str]) -> Image:
         if option in _IMAGE_FLAGS:
             continue
         if not equals and not rest:
-            raise ConfigError(f"{name}: {option} lacks its value")
+            raise ConfigError(f"{name}: {option} needs a value")
         value = value if equals else rest.pop(0)
         if option in ("-B", "--bind"):
             mounts += value.split(",")
@@ -47,9 +47,9 @@ def read_apptainer(words: Sequence[str]) -> Image:
         elif option in ("--pwd", "--cwd"):
             found["workdir"] = value
         else:
-            raise ConfigError(f"{name}: {option} has no key in the section container")
+            raise ConfigError(f"{name}: the section container has no key for {option}")
     if len(rest) < 2:
-        raise ConfigError(f"{name}: it starts no command in an image")
+        raise ConfigError(f"{name}: it does not start a command in an image")
     if mounts:
         found["mounts"] = ",".join(mounts)
     return Image(
@@ -58,7 +58,7 @@ def read_apptainer(words: Sequence[str]) -> Image:
 
 
 def runs_text(words: Sequence[str]) -> bool:
-    """Check for `bash -c TEXT`, without arguments for the text."""
+    """Check for `bash -c TEXT` without arguments for the text."""
     shell = Path(words[0]).name in ("bash", "sh")
     options = words[1:-1]
     return (
@@ -70,7 +70,7 @@ def runs_text(words: Sequence[str]) -> bool:
 
 
 def without_labels(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command without --role of torchrun if only the job knows it, and that option."""
+    """Return a command without a --role of torchrun that only the job knows, and that option."""
     rest, lost = [*words], list[str]()
     for n, word in enumerate(words):
         several = word == "--role" and n + 1 < len(words)
@@ -85,11 +85,11 @@ def without_labels(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def without_options(words: Sequence[str], left_out: Sequence[str]) -> tuple[str, ...]:
-    """Return a command without the options in whose place trnslurm acts."""
+    """Return a command without the options that trnslurm replaces."""
     rest = [*words]
     for text in left_out:
         if text in ("--use_env", "--use-env"):
-            continue  # it says what the script gets, too
+            continue  # it also determines what the script gets
         gone = shlex.split(text)
         places = (n for n in range(len(rest)) if rest[n : n + len(gone)] == gone)
         if (at := next(places, None)) is not None:

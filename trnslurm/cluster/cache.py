@@ -1,7 +1,7 @@
 """A cluster's compile cache: looks up the graphs of a job.
 
 A job's key depends on package versions in the cluster's Python, so only a host with that Python
-knows the key. From other hosts, the precompile job looks the graphs up on the cluster.
+knows the key. For other hosts, the precompile job looks up the graphs on the cluster.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Compiled(Frozen):
     """The state of a job's graphs in the cache."""
 
     key: str = ""
-    """Empty if this host does not know the key."""
+    """The graph key; empty if this host does not know it."""
     manifest: GraphManifest | None = None
-    """The manifest if all graphs are cached (warm); None if not (cold)."""
+    """The manifest if all graphs are cached (warm), or None if not (cold)."""
     problem: str = ""
     """Why this host does not know the key, or why the cached graphs cannot be used."""
     known: bool = True
@@ -51,7 +51,7 @@ class Compiled(Frozen):
 
     @property
     def warm(self) -> bool:
-        """Check whether nothing has to be compiled."""
+        """Check whether there is nothing to compile."""
         return self.manifest is not None
 
     @property
@@ -77,12 +77,12 @@ class CompileCache(GraphCache):
         self._one_asks = threading.Lock()
 
     def ask_ahead(self) -> None:
-        """Start to query the versions in a thread, because starting a Python takes a moment."""
+        """Start querying the versions in a thread, because starting Python takes a moment."""
         threading.Thread(target=lambda: self._measured, daemon=True).start()
 
     @property
     def is_asking(self) -> bool:
-        """Check whether a query for the versions is running, so that a caller has to wait."""
+        """Check whether a query for the versions is running, so that a caller must wait."""
         return self._one_asks.locked()
 
     @property
@@ -108,15 +108,15 @@ class CompileCache(GraphCache):
 
     @property
     def unknown(self) -> str:
-        """Why no key is known on this host; empty if keys are known."""
+        """Why this host does not know any keys, or empty if it does."""
         return self._measured[1]
 
     def newest_claim(self, key: str) -> Claim | None:
-        """Return the newest claim of a key, the only one that counts; None if there is none."""
+        """Return the newest claim of a key, the only one that counts, or None."""
         return newest_in(self.directory(key))
 
     def take_claim(self, key: str, holder: Holder, after: Claim | None) -> Claim | None:
-        """Take the claim that follows a stale one; None if another process was faster."""
+        """Take the claim that follows a stale one, or return None if another process was faster."""
         return take_next(self.open(key), holder, after, readers=self.root)
 
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
@@ -147,11 +147,11 @@ class CompileCache(GraphCache):
             places = [d for d in (self.root / "trnslurm").iterdir() if d.is_dir()]
         except OSError:
             return []
-        # trnslurm makes no links here, and must not remove a link's target.
+        # trnslurm does not create links here, and must not remove a link's target.
         return sorted(d.name for d in places if re.fullmatch(_KEY, d.name) and not d.is_symlink())
 
     def manifests(self) -> Iterator[GraphManifest]:
-        """Yield the manifests that can be read and are trusted."""
+        """Yield the manifests that are readable and trusted."""
         for key in self.all_keys():
             try:
                 manifest = self.read(key)

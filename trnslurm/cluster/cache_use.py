@@ -38,13 +38,13 @@ class CachedKey(Frozen):
 
     key: str
     manifest: GraphManifest | None
-    """None: no compile has finished, or its manifest cannot be trusted."""
+    """The manifest, or None if no compilation has finished or the manifest is not trusted."""
     problem: str
     sizes: Mapping[str, int]
     """The size of every file of this key, by its name in the cache."""
     made: float
     used: float
-    """When a training last verified the graphs; until then, when they were made."""
+    """When a training job last verified the graphs; before that, when they were made."""
 
     @property
     def words(self) -> str:
@@ -53,14 +53,14 @@ class CachedKey(Frozen):
 
     @property
     def bytes(self) -> int:
-        """The size of all its files, including those that other keys share."""
+        """The size of all its files, including those shared with other keys."""
         return sum(self.sizes.values())
 
 
 def still_compiles(claim: Claim, cache: CompileCache) -> bool:
-    """Check whether the run that took a claim may still compile.
+    """Check whether the run that took a claim might still be compiling.
 
-    It does not if its job ended without a manifest, or its submission was killed.
+    It is not if its job ended without a manifest, or if its submission was killed.
     """
     holder = claim.holder
     if not holder.job:
@@ -70,19 +70,19 @@ def still_compiles(claim: Claim, cache: CompileCache) -> bool:
         return cache.scheduler.may_start(holder.job, holder.user, Path(holder.run))
     try:
         status = run_status(RunDir(Path(holder.run)))
-    except RunError:  # the run is deleted, or we may not read it
+    except RunError:  # the run is deleted, or we do not have permission to read it
         return holder.host == socket.gethostname() and process_alive(holder.job)
     return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
 
 
 def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
-    """Return the user of each key that is in use: a run, among those that we can read."""
+    """Return the user of each key that is in use: a run, among the readable ones."""
     found = {}
     for key in cache.all_keys():
         claim = cache.newest_claim(key)
         try:
             compiling = claim is not None and still_compiles(claim, cache)
-        except SlurmError:  # no controller answers here
+        except SlurmError:  # no controller answers on this host
             compiling = True
         if claim and compiling:
             found[key] = claim.holder.run or "a submission"
@@ -127,7 +127,7 @@ def _mtime(path: Path) -> float:
 
 
 def total_bytes(entries: Iterable[CachedKey]) -> int:
-    """Return the size of all files, each counted once."""
+    """Return the total size of all files, each counted once."""
     sizes: dict[str, int] = {}
     for entry in entries:
         sizes |= entry.sizes
@@ -141,9 +141,9 @@ def prune(
     unused_since: float | None,
     max_bytes: int | None,
 ) -> list[CachedKey]:
-    """Return the keys to remove: all unused since a time, then the longest unused until all fit.
+    """Return the keys to remove: all unused since a time, then the oldest until the rest fits.
 
-    A key in use is never removed.
+    A key that is in use is never removed.
     """
     entries = entries_of(cache)
     busy = [entry for entry in entries if entry.key in in_use]
@@ -156,7 +156,7 @@ def prune(
 
 
 def remove_all(cache: CompileCache, entries: Sequence[CachedKey]) -> int:
-    """Remove these keys; return the bytes that this freed."""
+    """Remove these keys; return the number of bytes freed."""
     left = {entry.key: entry for entry in entries_of(cache)}
     freed = 0
     try:
@@ -169,16 +169,16 @@ def remove_all(cache: CompileCache, entries: Sequence[CachedKey]) -> int:
 
 
 def _remove(cache: CompileCache, entry: CachedKey, others: Iterable[CachedKey]) -> int:
-    """Remove a key and the files that no other key names; return the number of bytes freed.
+    """Remove a key and the files that no other key uses; return the number of bytes freed.
 
-    No link is followed: another user of the cache may have made the link.
+    Links are not followed, because another user of the cache may have made them.
     """
     directory = cache.directory(entry.key)
     if _is_behind_link(cache.root, directory / MANIFEST):
         raise TrnslurmError(
-            f"{directory.parent}: a link is in its path below {cache.root}: remove it"
+            f"{directory.parent}: its path under {cache.root} contains a link: remove the link"
         )
-    # The manifest first, so that the key is cold from here on.
+    # Remove the manifest first, so that the key is cold from now on.
     (directory / MANIFEST).unlink(missing_ok=True)
     shared = {name for other in others for name in other.sizes}
     freed = 0
@@ -215,7 +215,7 @@ def _remove_graph(root: Path, directory: Path, shared: set[str]) -> None:
 def find_ingredients(
     word: str, cache: CompileCache, roots: Sequence[Path]
 ) -> tuple[dict[str, Any], str]:
-    """Return what a key is made of, with `versions`, and why the versions are not known.
+    """Return the ingredients of a key (including `versions`), and why versions are unknown, if so.
 
     The word names a key in the cache, a bundle's directory, or a run.
     """
@@ -225,30 +225,35 @@ def find_ingredients(
         except CacheError as error:
             raise RunError(str(error)) from None
         if manifest is None:
-            raise RunError(f"{word} has no manifest in {cache.root}: it is not compiled")
+            raise RunError(
+                f"{word} has no manifest in {cache.root}, so its graphs are not compiled"
+            )
         return {**manifest.ingredients, "versions": manifest.versions}, ""
     bundle = RunFiles(Path(word))
     if bundle.ingredients_file.is_file() and not bundle.record_file.is_file():
-        for path in (bundle.path, bundle.config_file):  # we start the Python that the file names
+        for path in (
+            bundle.path,
+            bundle.config_file,
+        ):  # the file names the Python interpreter that we start
             refuse_foreign(path, "compare")
         try:
             saved = read_yaml(bundle.config_file)["config"]
             own = CompileCache(read_cluster(saved, str(bundle.config_file)))
         except (KeyError, TypeError, ValueError):
             raise RunError(
-                f"{bundle.config_file}: damaged; make a bundle with `trnslurm render -o DIR`"
+                f"{bundle.config_file} is damaged: create a bundle with `trnslurm render -o DIR`"
             ) from None
         versions, unknown = own.versions, own.unknown
     else:
         run = find_run(word, list(roots))
         bundle, versions = run, run.record().precompile.get("versions", {})
-        unknown = "" if versions else "not known where it was submitted"
+        unknown = "" if versions else "unknown on the host that submitted it"
     file = bundle.ingredients_file
     try:
         return {**load_json(file), "versions": versions}, unknown
     except FileNotFoundError:
         raise RunError(
-            f"{bundle.path} has no {file.name}: it was made by an older version, or prepares data"
+            f"{bundle.path} has no {file.name}: an older version made it, or it prepares data"
         ) from None
     except (OSError, ValueError):
-        raise RunError(f"{file}: damaged or unreadable") from None
+        raise RunError(f"{file} is damaged or unreadable") from None

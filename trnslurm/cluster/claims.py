@@ -1,10 +1,11 @@
-"""Claims of one thing by several processes, on any hosts: the highest number counts.
+"""Claims of one resource by several processes, on any hosts: the highest number counts.
 
     DIRECTORY/claim-1.json
 
-A process takes a claim by creating the file of the next number, which only one process can do, even
-on NFS. A stale claim keeps its file, because two processes could remove it at once. So no number is
-used twice, and a process with an old view of the directory cannot take a newer claim.
+A process takes a claim by creating the file with the next number, which only one process can do,
+even on NFS. A stale claim keeps its file, because two processes could remove it at the same time.
+So no number is used twice, and a process with an outdated view of the directory cannot take a newer
+claim.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ PREFIX = "claim-"
 
 
 class Holder(Frozen):
-    """The process that took a claim. Empty: not written yet, or not readable."""
+    """The process that took a claim; empty if it is not written yet or not readable."""
 
     user: str = ""
     host: str = ""
@@ -32,7 +33,7 @@ class Holder(Frozen):
     run: str = ""
     """The directory of the run that compiles."""
     job: str = ""
-    """Its precompile job; on the local cluster pid@start. Empty until it is submitted."""
+    """Its precompile job, or pid@start on the local cluster. Empty until the job is submitted."""
     over: bool = False
     """Whether the claim was released."""
 
@@ -67,9 +68,9 @@ def newest_in(directory: Path, prefix: str = PREFIX) -> Claim | None:
 def take_next(
     directory: Path, holder: Holder, after: Claim | None, readers: Path, prefix: str = PREFIX
 ) -> Claim | None:
-    """Take the claim that follows a stale one; None if another process was faster.
+    """Take the claim that follows a stale one, or return None if another process was faster.
 
-    Those who can read `readers` can read the claim.
+    Everyone who can read `readers` can read the claim.
     """
     number = after.number + 1 if after else 1
     path = directory / f"{prefix}{number}.json"
@@ -82,7 +83,7 @@ def take_next(
         with stream:
             os.fchmod(stream.fileno(), mode)
             json.dump(_written(holder), stream)
-    except OSError:  # a full disk, for example: an empty claim would stop other processes
+    except OSError:  # such as a full disk: an empty claim would block other processes
         path.unlink(missing_ok=True)
         raise
     claim = Claim(path, number, holder, os.getuid(), path.stat().st_mtime)
@@ -100,7 +101,7 @@ def update_claim(claim: Claim, holder: Holder) -> None:
     """Replace the contents of a claim's file."""
     partial = claim.path.with_name(f".{claim.path.name}")
     try:
-        partial.touch(mode=0o600)  # before it has the mode of the claim
+        partial.touch(mode=0o600)  # before it gets the mode of the claim
         partial.write_text(json.dumps(_written(holder)), encoding="utf-8")
         partial.chmod(claim.path.stat().st_mode)
         partial.rename(claim.path)
@@ -110,7 +111,7 @@ def update_claim(claim: Claim, holder: Holder) -> None:
 
 
 def drop_claim(claim: Claim) -> None:
-    """Give back a claim that was not used."""
+    """Give back an unused claim."""
     claim.path.unlink(missing_ok=True)
 
 

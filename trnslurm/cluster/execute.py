@@ -27,14 +27,14 @@ from trnslurm.schedulers.choice import scheduler_of
 from trnslurm.schedulers.interface import PhaseStatus
 from trnslurm.slurm.commands import without_overrides
 
-# Packages to import too: the version may be right while libraries that they load are missing.
+# Packages to import too, because libraries that they load can be missing despite the right version.
 _IMPORTED = {"torch-neuronx": "torch_neuronx"}
 
-# A shell with the environment of a process that srun has started on the node: it has what the
+# A shell with the environment of a process that srun started on the node, which has what the
 # profile activates and sets. bashrc is left out, because it may change PATH.
 _SHELL = r"""
 for process in /proc/[0-9]*; do
-  [ -O "$process" ] || continue             # root can read what other users may have made up
+  [ -O "$process" ] || continue             # root can also read what other users have made up
   { mapfile -d "" -t variables < "$process/environ"; } 2> /dev/null || continue
   ours= node=
   for variable in "${variables[@]}"; do
@@ -80,26 +80,26 @@ _STACKS_S = 90.0
 
 
 def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
-    """Run a command on one node of a running job, with our terminal; return its exit code.
+    """Run a command on one node of a running job, in our terminal; return its exit code.
 
-    Without a command: a shell in the run's environment and working directory.
+    Without a command, start a shell in the run's environment and working directory.
     """
     command = command or ("/bin/bash", "-c", _SHELL, "bash", str(run.path), run.name)
     refuse_foreign(run.path, "run a command in")
     refuse_writable_code(run.path)
     record, phase = _running(run, "exec")
     if not 0 <= node < record.nodes:
-        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
+        raise RunError(f"{run.name} has only nodes 0 to {record.nodes - 1}, not node {node}")
     step = scheduler_of(record).step(run, phase, node)
     if not step:
         return _attached(run, command)
     step += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    # The node's commands, such as neuron-top, before this shell's.
+    # The node's commands, such as neuron-top, come before this shell's.
     return _attached(run, [*step, *command], search_path("", record.bin_dir))
 
 
 def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
-    """Return what each worker of a running job does, in the order of their ranks."""
+    """Return what each worker of a running job is doing, in rank order."""
     refuse_foreign(run.path, "ask the workers of")
     refuse_writable_code(run.path)
     record, phase = _running(run, "stacks")
@@ -116,7 +116,7 @@ def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
             env=_environment(),
         )
     except subprocess.TimeoutExpired:
-        raise RunError(f"{run.name}: its nodes did not answer in {_STACKS_S:g} s") from None
+        raise RunError(f"{run.name}: its nodes did not answer within {_STACKS_S:g} s") from None
     workers = [json.loads(text) for text in joined(done.stdout.splitlines())]
     if not workers:
         said = " ".join(done.stderr.split()[-40:]) or "there is no worker yet"
@@ -125,16 +125,16 @@ def stacks_in_run(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _running(run: RunDir, command: str) -> tuple[Record, PhaseStatus]:
-    """Return the record and the phase of a run that has processes on this host or on nodes."""
+    """Return the record and phase of a run that has processes on this host or on nodes."""
     record, status = run.record(), run_status(run)
     if not status.state.alive:
-        raise RunError(f"{run.name} is {status.state}: {command} needs a running job")
+        raise RunError(f"{run.name} is {status.state}: {command} requires a running job")
     scheduler_of(record).refuse_elsewhere(run, record, f"use {command} there")
     return record, next(p for p in status.phases if p.state is State.RUNNING)
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a process in a run, in which no import writes into code/."""
+    """Return the environment of a process in a run, in which imports never write into code/."""
     return without_overrides(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -152,7 +152,7 @@ def _attached(run: RunDir, argv: Sequence[str], path: str = "") -> int:
 
 
 def check_environment(cluster: Cluster, device: DeviceType, timeout_s: float) -> dict[str, Any]:
-    """Return the package versions of a node's Python, started as the batch script starts it."""
+    """Return the package versions of a node's Python, started as in the batch script."""
     pins = packages_for(device, cluster.neuron_sdk)
     report = _probe(cluster, list(pins), device.commands, timeout_s)
     packages: Mapping[str, str | None] = report["packages"]
@@ -160,7 +160,7 @@ def check_environment(cluster: Cluster, device: DeviceType, timeout_s: float) ->
     report["problems"] = [
         *_of_another_sdk(cluster, device, packages),
         *(
-            f"{name} is {packages.get(name) or 'missing'}, the jobs are made for {pin}"
+            f"{name} is {packages.get(name) or 'missing'}, but jobs need {pin}"
             for name, pin in pins.items()
             if not matches(packages.get(name), pin)
         ),
@@ -170,13 +170,14 @@ def check_environment(cluster: Cluster, device: DeviceType, timeout_s: float) ->
     major, minor = map(int, report["python"].split(".")[:2])
     if (major, minor) < (3, 11):
         report["problems"].append(
-            f"Python is {report['python']}, recipes need 3.11 and custom scripts 3.9"
+            f"Python is {report['python']}, but recipes need 3.11 and custom scripts 3.9"
         )
     elif device.sdks and (sdk := NEURON_SDKS.get(cluster.neuron_sdk)):
         lowest, highest = sdk.pythons
         if not lowest <= minor <= highest:
             report["problems"].append(
-                f"Python is {report['python']}, Neuron SDK {cluster.neuron_sdk} has packages for "
+                f"Python is {report['python']}, but Neuron SDK {cluster.neuron_sdk} has packages "
+                "for "
                 f"3.{lowest} to 3.{highest}"
             )
     return report
@@ -188,11 +189,11 @@ def _of_another_sdk(
     """Yield what to do if the packages belong to another release of the Neuron SDK."""
     for version, sdk in NEURON_SDKS.items():
         own = not device.sdks or version == cluster.neuron_sdk
-        # A release that is not known may have packages of a known one.
+        # An unknown release can have packages of a known one.
         own |= cluster.neuron_sdk not in NEURON_SDKS
         if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
             yield (
-                f"its packages belong to Neuron SDK {version}, but the profile has "
+                f"its packages belong to Neuron SDK {version}, but the profile says "
                 f"{cluster.neuron_sdk}: set neuron_sdk: {version}, or install the other packages"
             )
 
@@ -200,7 +201,7 @@ def _of_another_sdk(
 def _not_imported(
     imports: Mapping[str, Mapping[str, Any]], packages: Mapping[str, str | None], *, same: bool
 ) -> Iterator[str]:
-    """Yield the problems of packages that were imported; `same`: a module has its version too."""
+    """Yield the problems of imported packages. `same` says that a module has its version too."""
     for name, module in _IMPORTED.items():
         if found := imports.get(module):
             if not found["imported"]:
@@ -236,15 +237,15 @@ def _probe(
         )
     except subprocess.TimeoutExpired:
         raise SlurmError(
-            f"no node answered in {timeout_s:g} s: one may still be booting; "
+            f"no node answered within {timeout_s:g} s. A node may still be booting: "
             "try again, or pass --timeout"
         ) from None
     if done.returncode:
         words = " ".join(done.stderr.split()[-40:]) or f"exit code {done.returncode}"
-        raise TrnslurmError(f"the node's Python did not run ({python}): {words}")
+        raise TrnslurmError(f"the node's Python ({python}) failed: {words}")
     if answer := probe_answer(done.stdout):
         return answer
-    raise TrnslurmError(f"{python} on the node printed no answer")
+    raise TrnslurmError(f"{python} on the node did not print an answer")
 
 
 def srun_options(cluster: Cluster) -> list[str]:

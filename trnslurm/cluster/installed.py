@@ -1,4 +1,4 @@
-"""What is installed on this host, and what the jobs of a cluster use; nothing is imported."""
+"""What is installed on this host, and what a cluster's jobs use; nothing is imported."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Jobs(Frozen):
     cluster: str
     python: str
     image: str | None
-    """The container's image, if its jobs run in one."""
+    """The container's image, if jobs run in one."""
     device: str
     neuron_sdk: str
-    """The release of AWS's Neuron SDK; empty on other devices."""
+    """The release of the AWS Neuron SDK; empty on other devices."""
     needs: Mapping[str, str]
-    """Package -> the version that jobs are made for."""
+    """Package -> the version that jobs need."""
     packages: Mapping[str, str]
-    """Package -> its version in that Python, as far as this host can ask it."""
+    """Package -> its version in that Python, as far as this host can query it."""
     problem: str
-    """Why this host cannot ask it; empty: it has answered."""
+    """Why this host cannot query it; empty if the query succeeded."""
 
 
 class Installed(Frozen):
-    """This trnslurm, its Python, and the packages beside it."""
+    """This trnslurm, its Python, and the packages installed with it."""
 
     trnslurm: str
     directory: str
@@ -53,9 +53,9 @@ class Installed(Frozen):
     executable: str
     packages: Mapping[str, str]
     plugins: Sequence[Plugin]
-    """What these packages add to trnslurm."""
+    """The plug-ins that these packages add to trnslurm."""
     jobs: Jobs | None
-    """Of the chosen cluster, if there is one."""
+    """What the jobs of the selected cluster use, if there is one."""
 
 
 def installed(cluster: str | None, profile: Cluster | None) -> Installed:

@@ -31,7 +31,7 @@ _HOME = re.compile(r"^((?:--[\w-]+=)?)~/")
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Return options as arguments of a program; empty values are left out."""
+    """Return options as arguments of a program, without empty values."""
     return [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items() if v]
 
 
@@ -46,7 +46,8 @@ def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], 
     if code:
         errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
         raise RunError(
-            "; ".join(errors).removeprefix("error: ") or f"exit code {code} of its export.py"
+            "; ".join(errors).removeprefix("error: ")
+            or f"its export.py failed with exit code {code}"
         )
     for line in lines:
         if line.startswith("warning: "):
@@ -54,7 +55,9 @@ def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], 
     try:
         return Path(json.loads(answer.strip().splitlines()[-1])["directory"])
     except (ValueError, LookupError, TypeError):
-        raise RunError(f"{run.name}: its export.py answers --json with no directory") from None
+        raise RunError(
+            f"{run.name}: its export.py does not print a directory with --json"
+        ) from None
 
 
 def export(
@@ -71,13 +74,13 @@ def export(
         raise RunError(f"{run.name}: {_saved_by_script(run)}")
     saved = read_yaml(run.config_file).get("config")
     if not isinstance(saved, dict):
-        raise RunError(f"{run.config_file}: damaged, it has no config")
+        raise RunError(f"{run.config_file} is damaged: it has no config")
     cluster = read_cluster(saved, str(run.config_file))
     return _run_script(cluster, run, record.recipe, options, whose=run.name, streams=streams)
 
 
 def _saved_by_script(run: RunDir) -> str:
-    """Return why there is nothing to export: a custom script has saved in its own format."""
+    """Return why there is nothing to export: a custom script saved in its own format."""
     newest = newest_checkpoint(run)
     of_trainer = saves_in(run).glob("checkpoint-*")  # as transformers' Trainer names them
     numbered = {int(m[1]): p for p in of_trainer if (m := re.search(r"-(\d+)$", p.name))}
@@ -85,14 +88,15 @@ def _saved_by_script(run: RunDir) -> str:
     for place in (*places, saves_in(run)):
         if _is_hugging_face(place):
             return (
-                f"nothing to export: {place} is a Hugging Face model, as from_pretrained reads it"
+                f"there is nothing to export: {place} is already a Hugging Face model for "
+                "from_pretrained"
             )
     where = places[0] if places else saves_in(run)
-    return f"a custom script saves in its own format, which export does not know, to {where}"
+    return f"a custom script saves to {where} in its own format, which export does not know"
 
 
 def _is_hugging_face(directory: Path) -> bool:
-    """Check whether a directory has a model's or an adapter's configuration and all weights."""
+    """Check whether a directory has a model's or adapter's configuration and all weights."""
     if not any((directory / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         return False
     parts: set[str] = set()
@@ -104,11 +108,11 @@ def _is_hugging_face(directory: Path) -> bool:
 
 
 def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
-    """Export a file of parameters without a run, as the configured model."""
+    """Export a parameter file without a run, as the configured model."""
     if not file.is_file():
         raise RunError(f"{file}: no such file")
     if file.suffix != ".pt":
-        raise RunError(f"{file}: with --recipe, RUN is a .pt file")
+        raise RunError(f"{file}: with --recipe, RUN must be a .pt file")
     spec = make_spec(config, 1, need_time=False)
     recipe = config.recipe_name
     files = snapshot(config)
@@ -131,7 +135,7 @@ def _run_script(
 ) -> int:
     script = files.code / "jobs" / recipe / "export.py"
     if not script.is_file():
-        raise RunError(f"{whose}: {recipe} has no export.py, so it cannot be exported")
+        raise RunError(f"{whose} cannot be exported, because {recipe} has no export.py")
     return run_python(
         cluster,
         [str(script), str(files.plan_file), *options],
@@ -149,20 +153,22 @@ def prepare_here(
     otherwise: str,
     streams: tuple[IO[bytes], IO[bytes]] | None = None,
 ) -> int:
-    """Run `trnslurm.prepare` with the cluster's Python until it ends, and return its exit code.
+    """Run `trnslurm.prepare` with the cluster's Python until it ends; return its exit code.
 
-    `otherwise` is the advice if this host lacks the cluster's Python.
+    `otherwise` is the advice if this host does not have the cluster's Python.
     """
     python = interpreter(cluster)
     if python.startswith("/") and not Path(python).exists():
         raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
-    home = scheduler_of(cluster).home()  # the local cluster's ~ is ours: the program expands it
+    home = scheduler_of(
+        cluster
+    ).home()  # the local cluster's ~ is our own home, so the program expands it
     arguments = [_HOME.sub(lambda found: f"{found[1]}{home}/", word) for word in arguments]
     return _run_room(cluster, "prepare", arguments, _PREPARES_WITH, streams)
 
 
 def look_into(cluster: Cluster, path: str, splits: Sequence[str]) -> Mapping[str, Any]:
-    """Return what `trnslurm.datasets` finds at a path, for each split; empty: nothing.
+    """Return what `trnslurm.datasets` finds at a path for each split; empty if it finds nothing.
 
     It is an `error` if the data is damaged or lacks a split. Raise a TrnslurmError if this host
     cannot look.

@@ -32,7 +32,7 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-def imported(module):  # in another process, because it may crash
+def imported(module):  # in another process, because it can crash
     import subprocess
     code = "import {0}; print(); print(getattr({0}, '__version__', ''))".format(module)
     done = subprocess.run([sys.executable, "-c", code], cwd="/", stdin=subprocess.DEVNULL,
@@ -48,7 +48,7 @@ print(json.dumps({"python": platform.python_version(), "executable": sys.executa
                   "commands": {c: shutil.which(c) for c in commands if c},
                   "imports": {m: imported(m) for n, m in modules.items() if packages.get(n)}}))
 """
-# Run in the Python itself, so that missing modules give one line instead of a traceback.
+# Runs in the interpreter itself, so that missing modules give one line instead of a traceback.
 _MISSING = """
 import sys
 from importlib.util import find_spec
@@ -60,7 +60,7 @@ if missing:
 
 
 def interpreter(cluster: Cluster) -> str:
-    """Return the cluster's Python; the default on the local cluster is our own interpreter."""
+    """Return the cluster's Python; the local cluster's default is our own interpreter."""
     own = scheduler_of(cluster).is_here and cluster.python == "python3"
     return sys.executable if own else cluster.python
 
@@ -80,8 +80,8 @@ def probe_script(
 ) -> str:
     """Return bash lines that run the probe in the jobs' Python, or in the container's image.
 
-    The probe prints the versions of packages and the paths of commands. `imports` maps packages
-    to modules, which the probe imports if the package is installed.
+    The probe prints the versions of packages and the paths of commands. `imports` maps packages to
+    modules, which the probe imports if the package is installed.
     """
     modules = [f"{name}={module}" for name, module in (imports or {}).items()]
     lists = (names, commands, modules)
@@ -90,7 +90,7 @@ def probe_script(
     container = cluster.container
     if container.image is not None:
         asked = f"{clean}; {shlex.join([container.python, '-c', _PROBE, *arguments])}"
-        if container.runtime == "pyxis":  # srun has started this there
+        if container.runtime == "pyxis":  # srun has already started this in the image
             return f"{asked}\n"
         inside = " ".join(container_words(container, ["/tmp"]))
         return "\n".join([*preamble(cluster), f"{inside} bash -c {shlex.quote(asked)}", ""])
@@ -100,7 +100,7 @@ def probe_script(
 
 
 def probe_answer(output: str) -> dict[str, Any] | None:
-    """Return the probe's answer, the last line after any output of `activate`; None if missing."""
+    """Return the probe's answer, the last line after any output of `activate`, or None."""
     try:
         answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -127,13 +127,13 @@ def versions_here(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
             env=without_overrides(os.environ),
         )
     except subprocess.TimeoutExpired:
-        raise TrnslurmError(f"{python} gave no answer on this host in {_ANSWER_S} s") from None
+        raise TrnslurmError(f"{python} did not answer on this host within {_ANSWER_S} s") from None
     if done.returncode == _NOT_FOUND:
         raise TrnslurmError(f"there is no {python} on this host")
     answer = probe_answer(done.stdout) if done.returncode == 0 else None
     if answer is None:
-        words = " ".join(done.stderr.split()[-20:]) or "it printed no answer"
-        raise TrnslurmError(f"{python} does not run on this host: {words}")
+        words = " ".join(done.stderr.split()[-20:]) or "it did not print an answer"
+        raise TrnslurmError(f"{python} fails on this host: {words}")
     return {name: version for name, version in answer["packages"].items() if version is not None}
 
 
@@ -148,9 +148,9 @@ def run_python(
 ) -> int:
     """Run the cluster's Python on this host until it ends, and return its exit code.
 
-    The program prints to the terminal, or to `streams` instead of stdout and stderr. Fail if
-    Python lacks one of the `modules`. On Ctrl-C, send TERM and raise KeyboardInterrupt once the
-    program has ended: on INT, a Python that still imports would print a traceback.
+    The program prints to the terminal, or to `streams` instead of stdout and stderr. Fail if the
+    interpreter lacks one of the `modules`. On Ctrl-C, send TERM and raise KeyboardInterrupt when
+    the program has ended; on INT, an interpreter that is still importing would print a traceback.
     """
     libc = ctypes.CDLL(None)
     out, err = streams or (None, None)
@@ -187,20 +187,24 @@ def _script(
     cluster: Cluster, arguments: Sequence[str], pythonpath: str | Path, modules: Sequence[str]
 ) -> str:
     python = shlex.quote(interpreter(cluster))
-    absent = f"error: no Python at {interpreter(cluster)} here: set python: in the cluster profile"
+    absent = (
+        f"error: there is no Python at {interpreter(cluster)} here: set python: in the cluster "
+        "profile"
+    )
     return "\n".join(
         [
             *preamble(cluster),
             f"export PYTHONPATH={shlex.quote(str(pythonpath))}",
             "export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1",
-            # Otherwise transformers loads accelerate, which loads torch_xla, not needed here.
+            # Otherwise transformers loads accelerate, which loads torch_xla. It is not needed here.
             "export USE_TORCH_XLA=0",
             f"if ! command -v {python} > /dev/null; then",
             f"  echo {shlex.quote(absent)} >&2",
             "  exit 1",
             "fi",
             f"{python} -c {shlex.quote(_MISSING)} {shlex.join(modules)}",
-            # Not as bash's arguments: a script that activate sources would read them as its own.
+            # Not as bash's arguments, because a script that activate sources would read them as
+            # its own.
             f"exec {python} {shlex.join(arguments)}",
         ]
     )

@@ -1,4 +1,4 @@
-"""Paths above a custom script's project, of which a run has no copy: `../../data`."""
+"""Paths above a custom script's project, such as `../../data`, which a run does not copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-# The links that a run has to data beside the project are made elsewhere.
+# A run's links to data next to the project are made elsewhere.
 _LINKED = re.compile(r"\.\./(?:data|datasets?|inputs?|corpus|corpora)(?:/(?!\.\.)[\w.-]+)*/?")
 _TEXT = re.compile(r"""["' =:]((?:\.\./)+(?:\.\.|[\w.-]+(?:/[\w.-]+)*))(?=["'\s,/\])}]|$)""", re.M)
 
@@ -16,7 +16,7 @@ _JOIN = re.compile(r"""(["'])((?:\.\./)*\.\.)\1\s*,\s*["']""")
 
 
 def with_whole_paths(arguments: Sequence[str], directory: Path) -> tuple[list[str], dict[str, str]]:
-    """Return arguments with the whole paths of what exists above a directory, and those paths."""
+    """Return arguments with absolute paths for files above a directory, and the paths changed."""
     changed: dict[str, str] = {}
     found = []
     for word in arguments:
@@ -33,7 +33,7 @@ def with_whole_paths(arguments: Sequence[str], directory: Path) -> tuple[list[st
 
 
 def names_above(texts: Mapping[Path, str], root: Path) -> Iterator[tuple[str, str]]:
-    """Yield each file, and a path in its text that exists above the project alone."""
+    """Yield each file and a path in its text that exists only above the project."""
     for file, text in texts.items():
         while (joined := _JOIN.sub(r"\1\2/", text)) != text:
             text = joined

@@ -1,7 +1,8 @@
-"""A user's batch script: its #SBATCH options, as sbatch reads them, and what becomes of each.
+"""A user's batch script: its #SBATCH options, as sbatch reads them, and how each is used.
 
-Those that a profile has a key for become the recipe's values, so that the site's locks hold. The
-rest are the job's own options, word for word. A few are trnslurm's: the run has its own log.
+Options that a profile has a key for become values of the recipe, so that the site's locks apply.
+The rest are options of the job, passed on unchanged. trnslurm replaces a few, because the run has
+its own log.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ _SHORT = {
 _ALIASES = {
     "workdir": "chdir", "tasks-per-node": "ntasks-per-node", "share": "oversubscribe",
 }  # fmt: skip
-# Without a value, or with one only after "=".
+# Options without a value, or with a value only after "=".
 _FLAGS = frozenset({
     "contiguous", "exclusive", "get-user-env", "help", "hold", "ignore-pbs", "nice", "no-kill",
     "no-requeue", "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot",
     "requeue", "share", "spread-job", "test-only", "usage", "use-min-nodes", "verbose", "version",
     "wait",
 })  # fmt: skip
-# sbatch's long options (`common_options` of src/common/slurm_opt.c, 22.05). It reads them by
-# getopt_long, which takes any beginning of a name that no other one has.
+# sbatch's long options (`common_options` of src/common/slurm_opt.c, 22.05). It parses them with
+# getopt_long, which accepts any unambiguous prefix of a name.
 _NAMES = frozenset({
     "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster",
     "cluster-constraint", "clusters", "comment", "constraint", "container", "context",
@@ -68,7 +69,7 @@ _LOGS = "the run has its own log: trnslurm logs"
 _OF_GPUS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres")
 _OF_CPUS = ("--cpus-per-task", "--cpus-per-gpu", "--mincpus")
 _OF_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
-# What the run does itself, and what it says instead.
+# Options that the run replaces, and the message about each.
 _REPLACED = {
     "output": _LOGS,
     "error": _LOGS,
@@ -81,10 +82,10 @@ _REPLACED = {
 _REFUSED = {
     "clusters": "submit it on the cluster itself",
     "nodefile": "name the nodes with --nodelist",
-    "uid": "a run is its own user's",
-    "gid": "a run is its own user's",
+    "uid": "a run belongs to the user who submits it",
+    "gid": "a run belongs to the user who submits it",
     "export-file": "use --export",
-    "wrap": "give the command to trnslurm",
+    "wrap": "pass the command to trnslurm",
 }
 
 
@@ -106,41 +107,41 @@ class BatchScript(Frozen):
 
     file: Path
     told_nodes: int | None
-    """None: its --ntasks leaves them to Slurm."""
+    """The number of nodes, or None if its --ntasks leaves that to Slurm."""
     name: str | None
     kept: tuple[str, ...]
-    """The job's options, word for word."""
+    """The job's options, unchanged."""
     replaced: tuple[tuple[str, str], ...]
-    """Options that trnslurm sets, and what it does instead."""
+    """Options that trnslurm replaces, and what it does instead."""
     slurm: Mapping[str, Any]
-    """Values of the section `slurm`."""
+    """Values for the section `slurm`."""
     directives: tuple[Directive, ...]
-    """All its options."""
+    """All of the script's options."""
     signal: str
-    """The signal that the script wants before its time limit; with `B:` it alone gets it."""
+    """The signal that the script wants before its time limit. With `B:` only the script gets it."""
     directory: str
-    """Where its commands run, if it says so."""
+    """The directory in which its commands run; empty if it sets none."""
     levels_up: int
-    """How far above that directory its commands name files."""
+    """How many levels above that directory its commands refer to files."""
     tasks: tuple[int, ...] = ()
     """The indices of a job array."""
     at_most: int | None = None
-    """How many of its tasks run at a time."""
+    """How many of its tasks may run at the same time, or None for no limit."""
 
     @property
     def nodes(self) -> int:
-        """Return the number of its nodes, or raise an error with the line that leaves it open."""
+        """Return the number of its nodes, or raise an error that names the line to complete."""
         if self.told_nodes is None:
-            raise ConfigError(f"{self._open}: pass --nodes N, or write #SBATCH --nodes=N")
+            raise ConfigError(f"{self._open}: pass --nodes N, or add #SBATCH --nodes=N")
         return self.told_nodes
 
     def nodes_of(self, instance: InstanceType | None) -> tuple[int, str]:
         """Return how many nodes of a type have room for its tasks, and a line that says so.
 
-        On idle nodes Slurm takes as few as it can (_eval_nodes of select/cons_tres, 22.05).
+        On idle nodes Slurm uses as few as it can (_eval_nodes of select/cons_tres, 22.05).
         """
         if instance is None:
-            return 1, f"{self._open}. Using --nodes 1, as this machine is a single one"
+            return 1, f"{self._open}. Using --nodes 1, because this machine is one node"
         given = {d.name: d.value or "" for d in self.directives}
         cpus = _count(given.get("cpus-per-task")) or 1
         memory = parse_size(given.get("mem-per-cpu") or "0") * cpus
@@ -151,18 +152,18 @@ class BatchScript(Frozen):
         tasks, most = _count(given["ntasks"]), max(1, min(room))
         nodes = max(-(-tasks // most), -(-_count(given.get("gpus")) // max(1, instance.gpus)))
         return nodes, (
-            f"{self._open}. Using --nodes {nodes}: a node ({instance.name}) has room for {most} of "
-            "these tasks. If they should be on more nodes, pass --nodes N"
+            f"{self._open}. Using --nodes {nodes}: one {instance.name} node has room for {most} of "
+            "these tasks. To spread them over more nodes, pass --nodes N"
         )
 
     @property
     def _open(self) -> str:
         line, _, tasks = next(d for d in self.directives if d.name == "ntasks")
-        return f"{self.file}:{line}: --ntasks={tasks} leaves the nodes to Slurm"
+        return f"{self.file}:{line}: --ntasks={tasks} leaves the number of nodes to Slurm"
 
 
 def contradicted(words: Sequence[str], *, gpus: bool, cpus: bool, memory: bool) -> list[str]:
-    """Return the options of a script that say something else than these of trnslurm's."""
+    """Return the options of a script that contradict trnslurm's own for the same resources."""
     wanted = ((gpus, _OF_GPUS), (cpus, _OF_CPUS), (memory, _OF_MEMORY))
     names = {name for said, every in wanted if said for name in every}
     return [
@@ -174,38 +175,40 @@ def contradicted(words: Sequence[str], *, gpus: bool, cpus: bool, memory: bool) 
 
 
 def tasks_of_node(words: Sequence[str], nodes: int) -> int:
-    """Return how many of Slurm's tasks a node has, by the options of a script."""
+    """Return how many Slurm tasks a node runs, according to a script's options."""
     counts = {name: int(n) for name, _, n in (w.partition("=") for w in words) if n.isdecimal()}
     each = counts.get("--ntasks-per-node") or -(-counts.get("--ntasks", 1) // nodes)
     return max(1, each)
 
 
 def _count(value: str | None) -> int:
-    """Return the number of an option such as `4` or `a100:4`; 0: it has none."""
+    """Return the number in an option value such as `4` or `a100:4`, or 0 if it has none."""
     number = (value or "").rpartition(":")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def first_directive(file: Path) -> int:
-    """Return the number of a file's first #SBATCH line; 0: sbatch would find none."""
+    """Return the line number of a file's first #SBATCH line, or 0 if sbatch would find none."""
     try:
         with open_file(file) as stream:
             head = stream.read(_HEAD_BYTES).decode(errors="replace")
-    except OSError:  # whoever reads all of it says why
+    except OSError:  # the caller that reads the whole file reports the error
         return 0
     return next((number for number, _ in _lines(head)), 0)
 
 
 def is_batch_script(file: Path) -> bool:
-    """Check whether a file is one for sbatch: by its #SBATCH lines, or without them by its name."""
+    """Check whether a file is meant for sbatch, by its #SBATCH lines or else by its name."""
     return first_directive(file) > 0 or (file.suffix in (".sbatch", ".slurm") and file.is_file())
 
 
 def read_batch_script(file: Path) -> BatchScript:
-    """Return what a batch script asks for, or raise an error with the line that cannot be."""
+    """Return what a batch script requests, or raise an error that names the invalid line."""
     text = read_file(file).decode(errors="replace")
     if not text.startswith("#!"):  # as sbatch does
-        raise ConfigError(f"{file}: a batch script begins with #! and its shell, as in #!/bin/bash")
+        raise ConfigError(
+            f"{file}: a batch script must begin with a shell line such as #!/bin/bash"
+        )
     found = _last_of_each(file, text)
     for name, why in _REFUSED.items():
         if name in found:
@@ -214,7 +217,7 @@ def read_batch_script(file: Path) -> BatchScript:
 
 
 def directives_of(file: Path, text: str) -> list[Directive]:
-    """Return a batch script's options as sbatch takes them; the last one of a name counts."""
+    """Return a batch script's options as sbatch reads them. The last option of a name counts."""
     return [*_last_of_each(file, text).values()]
 
 
@@ -223,11 +226,11 @@ def _last_of_each(file: Path, text: str) -> dict[str, Directive]:
     for number, line in _lines(text):
         if line.split()[:1] == ["hetjob"] or line.split()[:1] == ["packjob"]:
             raise ConfigError(
-                f"{file}:{number}: a heterogeneous job: a batch script has nodes of one kind here; "
-                f"sbatch {shlex.quote(str(file))} runs it as it is"
+                f"{file}:{number}: trnslurm does not run heterogeneous jobs. To run the script "
+                f"unchanged, use sbatch {shlex.quote(str(file))}"
             )
         for directive in _directives(file, number, line):
-            before = found.get(directive.name)  # the last one counts, but all of --mail-type
+            before = found.get(directive.name)  # the last one counts, but --mail-type accumulates
             if before and directive.name == "mail-type":
                 directive = directive._replace(value=f"{before.value},{directive.value}")
             found[directive.name] = directive
@@ -243,7 +246,7 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
     nodes = _nodes(file, found)
     found.pop("nodes", None)
     tasks, at_most = _tasks(file, found.pop("array", None))
-    # sbatch adds nothing to them.
+    # sbatch has no other defaults for these.
     slurm: dict[str, Any] = {"exclusive": False, "gpus_per_node": 0, "mem_per_node_mib": None,
                              "cpus_per_task": None}  # fmt: skip
     if (limit := found.pop("time", None)) is not None:
@@ -259,10 +262,10 @@ def _meaning(file: Path, text: str, found: dict[str, Directive]) -> BatchScript:
     signal, _, seconds = wish.partition("@")
     number = signal.upper().rpartition(":")[2].removeprefix("SIG")
     if wish and not number.isdecimal() and f"SIG{number}" not in Signals.__members__:
-        raise ConfigError(f"{file}: --signal={wish}: no signal is called {number!r}")
+        raise ConfigError(f"{file}: --signal={wish}: there is no signal {number!r}")
     if wish:  # Slurm's default is a minute
         slurm["stop_before_s"] = int(seconds) if seconds.isdecimal() else 60
-    elif limit is None:  # it may be so short that every attempt would be stopped at its start
+    elif limit is None:  # it could be so short that every attempt would stop at its start
         slurm["stop_before_s"] = 0
     name, directory = take("job-name"), take("chdir")
     replaced = [(d.word, _REPLACED[d.name]) for d in found.values() if d.name in _REPLACED]
@@ -293,13 +296,13 @@ def _tasks(file: Path, array: Directive | None) -> tuple[tuple[int, ...], int | 
         ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::([1-9]\d{0,5}))?)?", word)
         found = ends and range(int(ends[1]), int(ends[2] or ends[1]) + 1, int(ends[3] or 1))
         if not found or (percent and not re.fullmatch(r"[1-9]\d{0,5}", most)):
-            raise ConfigError(f"{file}:{array.line}: {array.word}: expected as in --array=0-15%4")
+            raise ConfigError(f"{file}:{array.line}: {array.word}: expected a value such as 0-15%4")
         tasks.update(found)
     return tuple(sorted(tasks)), int(most) if percent else None
 
 
 def _levels_up(text: str) -> int:
-    """Return how many directories up a script names files: `../src/train.py` is one."""
+    """Return how many directories up a script refers to files: 1 for `../src/train.py`."""
     code = re.sub(r"(?m)^\s*#.*", "", text)
     own = r"(?:\./|\$\{?PWD\}?/|\$\(pwd\)/)?"  # the directory itself
     chains = re.findall(rf"(?<![\w./}}]){own}((?:\.\./)*\.\.)(?![\w.])", code)
@@ -309,7 +312,7 @@ def _levels_up(text: str) -> int:
 
 
 def _nodes(file: Path, found: Mapping[str, Directive]) -> int | None:
-    """Return the number of nodes; None: it is left to Slurm."""
+    """Return the number of nodes, or None if the script leaves it to Slurm."""
 
     def number(name: str) -> int | None:
         directive = found.get(name)
@@ -317,7 +320,7 @@ def _nodes(file: Path, found: Mapping[str, Directive]) -> int | None:
             return None
         if not re.fullmatch(r"[1-9]\d{0,6}", directive.value or ""):
             raise ConfigError(
-                f"{file}:{directive.line}: {directive.word}: pass --nodes with one number"
+                f"{file}:{directive.line}: {directive.word}: use a single number, or pass --nodes"
             )
         return int(directive.value or "")
 
@@ -337,10 +340,10 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
-    """Yield the options of a line."""
+    """Yield the options on a line."""
     words = _words(line)
     if words is None:
-        raise ConfigError(f"{file}:{number}: a quotation is not closed")
+        raise ConfigError(f"{file}:{number}: a quotation mark is not closed")
     while words:
         word = words.pop(0)
         if word.startswith("--"):
@@ -353,29 +356,31 @@ def _directives(file: Path, number: int, line: str) -> Iterator[Directive]:
             equals = "=" if value else ""
             needs = not value and name not in _FLAGS
         else:
-            asks = ": is it to be filled in?" if re.search(r"[{}<>]", line) else ""
-            raise ConfigError(f"{file}:{number}: {word!r} is no option of sbatch{asks}")
+            asks = ": is it a placeholder to fill in?" if re.search(r"[{}<>]", line) else ""
+            raise ConfigError(f"{file}:{number}: {word!r} is not an sbatch option{asks}")
         if needs:
             if not words:
-                raise ConfigError(f"{file}:{number}: {word} lacks its value")
+                raise ConfigError(f"{file}:{number}: {word} needs a value")
             value, equals = words.pop(0), "="
         yield Directive(number, name, value if equals else None)
 
 
 def _whole(file: Path, number: int, name: str) -> str:
-    """Return the long option that a beginning of it stands for; others stay, as of a plug-in."""
+    """Return the long option that a prefix stands for, or an unknown name, as from a plug-in."""
     if name in _NAMES | _ALIASES.keys():
         return name
     found = sorted(each for each in _NAMES if each.startswith(name))
     if len(found) > 1:
-        raise ConfigError(f"{file}:{number}: --{name} may be --{' or --'.join(found)}")
+        raise ConfigError(
+            f"{file}:{number}: --{name} is ambiguous: it could be --{' or --'.join(found)}"
+        )
     return found[0] if found else name
 
 
 def _words(line: str) -> list[str] | None:
-    """Return the words of a line as sbatch splits it; None: a quotation is not closed.
+    """Return the words of a line as sbatch splits it, or None if a quotation mark is not closed.
 
-    Unlike in a shell, a backslash means the next character inside every kind of quotes, but never
+    Unlike in a shell, a backslash escapes the next character inside every kind of quotes, but never
     a blank outside of them (get_argument in src/sbatch/opt.c; measured with 22.05).
     """
     words: list[str] = []

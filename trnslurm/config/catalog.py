@@ -1,26 +1,26 @@
 """The instance types: devices, supported worker counts, network, memory, speed and price.
 
-A cluster profile can override fields, or add types, under `instance_types`. Sources, read in
+A cluster profile can override fields and add types under `instance_types`. Sources, read in
 November 2026:
 
 - CPUs, memory, GPUs, network and EFA interfaces: EC2's DescribeInstanceTypes of 2026-10-27, as in
   moto 5.2.5 (moto/ec2/resources/instance_types.json.gz). Memory is in whole GiB, rounded down.
 - Trainium's memory and speed: AWS's Neuron documentation (about-neuron/arch/neuron-hardware,
-  2026-08). EC2 gives the memory of trn2 as 512 GiB per chip; the chip has 96.
+  2026-08). EC2 gives 512 GiB per chip as the memory of trn2; the chip has 96.
 - Speed of GPUs: NVIDIA's data sheets of H100 and H200, HGX B200 and HGX B300 (alike in BF16) and
   L40S and of GB200 NVL72, halved where they count sparsity.
 - Prices: on demand in us-east-1, of August and September 2026, from third parties. p5e and trn2
-  have no price on demand that is public: they are sold in capacity blocks.
+  have no public on-demand price: they are sold in capacity blocks.
 
-- p6e-gb200, which is not in EC2's data of that day: CPUs, memory and GPUs of
-  hyperpod-cli's constants (aws/sagemaker-hyperpod-cli), device memory of AWS's page of P6. Its EFA
-  is "4 EFA network interfaces x 400 Gbps" at least (EC2 User Guide, efa-acc-inst-types, 2026-08);
+- p6e-gb200, which is not in EC2's data of that day: CPUs, memory and GPUs from hyperpod-cli's
+  constants (aws/sagemaker-hyperpod-cli), device memory from AWS's P6 page. Its EFA is at least
+  "4 EFA network interfaces x 400 Gbps" (EC2 User Guide, efa-acc-inst-types, 2026-08);
   ParallelCluster 3.16.1 makes 16 (templates/queues_stack.py).
 
-g5, g6, g7 and g7e have neither speed nor price here. trn3 is not here: EC2 lists no instance type.
-Neuron's documentation (neuron-hardware/trn3-arch, 2026-08) gives UltraServers. By server, Gen1 has
-16 chips, 192 vCPUs, 2048 GiB and EFA of 3200 Gbps; Gen2 has 4, 64, 768 and 800. A chip has 144 GiB
-and 671 TFLOP/s in BF16. The EFA interfaces and prices are unknown.
+g5, g6, g7 and g7e have neither speed nor price here. trn3 is missing, because EC2 lists no instance
+type for it. Neuron's documentation (neuron-hardware/trn3-arch, 2026-08) describes UltraServers. Per
+server, Gen1 has 16 chips, 192 vCPUs, 2048 GiB and EFA of 3200 Gbps; Gen2 has 4, 64, 768 and 800. A
+chip has 144 GiB and 671 TFLOP/s in BF16. The EFA interfaces and prices are unknown.
 """
 
 import re
@@ -42,7 +42,7 @@ class InstanceType(Frozen):
     workers: tuple[int, ...]
     """Supported worker counts for jobs on one node."""
     multi_node_workers: tuple[int, ...]
-    """Supported worker counts per node for multi-node jobs; empty: no multi-node jobs."""
+    """Supported worker counts per node for multi-node jobs; empty if there are none."""
     vcpus: int
     host_gib: int
     device_gib: int = 0
@@ -53,23 +53,24 @@ class InstanceType(Frozen):
     bf16_tflops: float = 0.0
     """Dense BF16 TFLOP/s of the whole instance."""
     price_per_hour: float | None = None
-    """US dollars, on demand; None: unknown."""
+    """US dollars per hour on demand, or None if unknown."""
     lnc: int = 0
-    """Physical NeuronCores in a logical one; workers are counted in logical ones. 0: no choice."""
+    """Physical NeuronCores per logical core, in which workers are counted. 0 if there is no
+    choice."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of one instance, which are a GRES in Slurm; Neuron devices are not."""
+        """GPUs in one instance, which are a GRES in Slurm. Neuron devices are not."""
         return self.accelerators if self.device.on_gpus else 0
 
     def own_devices(self, usable: Sequence[str]) -> list[DeviceType]:
-        """Return the devices that this type's hardware can be, among the recipe's (empty: all)."""
+        """Return the devices of this hardware that are among the recipe's (empty: all)."""
         also = DEVICES.get(self.device.also, self.device)
         own = dict.fromkeys((self.device, also if also.runs_on(self.name) else self.device))
         return [device for device in own if device.name in (usable or DEVICES)]
 
     def choose_device(self, asked: str, usable: Sequence[str]) -> DeviceType | None:
-        """Return the device asked for, or for `auto` this type's first usable one; None: neither.
+        """Return the device asked for, or the first usable one for `auto`, or None without one.
 
         A host with accelerators also has its CPU.
         """
@@ -81,11 +82,11 @@ class InstanceType(Frozen):
         return device if asked in (usable or DEVICES) and not elsewhere else None
 
     def efa_for(self, device: DeviceType, nodes: int) -> int:
-        """Return how many EFA interfaces of a node the collectives of a job use."""
+        """Return how many EFA interfaces per node a job's collectives use."""
         return self.efa if nodes > 1 and device.uses_efa else 0
 
     def neuron_devices(self, device: DeviceType) -> int:
-        """Return how many Neuron devices of a node a job uses."""
+        """Return how many Neuron devices per node a job uses."""
         return self.accelerators if device.on_trainium else 0
 
     def default_workers(self, nodes: int) -> int:
@@ -93,7 +94,7 @@ class InstanceType(Frozen):
         return max((self.multi_node_workers if nodes > 1 else self.workers) or self.workers)
 
     def check_workers(self, workers_per_node: int, nodes: int) -> None:
-        """Refuse a worker count or a node count that this type does not support."""
+        """Reject a worker count or a node count that this type does not support."""
         if nodes > 1 and not self.multi_node_workers:
             raise ConfigError(
                 f"{self.name} does not run multi-node jobs (--nodes {nodes}): use --nodes 1 "
@@ -156,7 +157,7 @@ _TYPES = (
         multi_node_workers=(32,), vcpus=128, host_gib=512, device_gib=512, efa=16,
         network_gbps=1600, bf16_tflops=3040, price_per_hour=24.78,
     ),
-    # No document of AWS's says that Neuron trains on several trn2.3xlarge.
+    # No AWS document says that Neuron trains on more than one trn2.3xlarge.
     InstanceType(
         name="trn2.3xlarge", device=TORCHNEURON, accelerators=1, workers=(1, 4),
         multi_node_workers=(), vcpus=12, host_gib=128, device_gib=96, efa=1,
@@ -237,7 +238,7 @@ _TYPES = (
     _gpus("g7.12xlarge", 2, 64, 0, None, vcpus=48, host_gib=192, efa=1, network_gbps=175),
     _gpus("g7.24xlarge", 4, 128, 0, None, vcpus=96, host_gib=384, efa=1, network_gbps=350),
     _gpus("g7.48xlarge", 8, 256, 0, None, vcpus=192, host_gib=768, efa=2, network_gbps=700),
-    # This machine, as N emulated nodes.
+    # This machine as N emulated nodes.
     InstanceType(
         name="local", device=XLA_CPU, accelerators=1, workers=_GPU_WORKERS,
         multi_node_workers=_GPU_WORKERS, vcpus=1, host_gib=1,
@@ -275,10 +276,10 @@ _EC2 = re.compile(
 
 
 def ec2_name(text: str) -> str | None:
-    """Return the instance type of EC2, known to us or not, that another name has in it.
+    """Return the EC2 instance type that another name contains, whether or not we know it.
 
-    Such as ml.p5.48xlarge, a partition of SageMaker HyperPod, or p5-48xlarge-3, a node of PCS,
-    whose names have no dots.
+    Examples are ml.p5.48xlarge, a partition of SageMaker HyperPod, and p5-48xlarge-3, a node of
+    PCS, whose names have no dots.
     """
     match = _EC2.search(text.lower())
     return ".".join(match.groups()) if match else None
@@ -292,10 +293,10 @@ def is_accelerated(name: str) -> bool:
 def types_of_size(
     types: Mapping[str, InstanceType], *, cpus: int, memory_mib: int, gpus: int, gpu: str = ""
 ) -> list[str]:
-    """Return the types for jobs on several nodes that a node of this size can be.
+    """Return the types, suitable for multi-node jobs, that match a node of this size.
 
-    Slurm's RealMemory is a bit less than the type's memory: 95 % by ParallelCluster, 98 % where
-    slurmd has measured it. The GRES' type `gpu` may be empty.
+    Slurm's RealMemory is slightly less than the type's memory: 95 % with ParallelCluster, 98 % if
+    slurmd measured it. `gpu` is the type in the GRES and can be empty.
     """
     return [
         name
@@ -326,5 +327,5 @@ def _overridden(base: InstanceType | None, name: str, values: Any) -> InstanceTy
         given["device"] = device_named(given["device"])
     tree = {"name": name, **(vars(base) if base else {}), **given}
     if missing := lacking(InstanceType, tree):
-        raise ConfigError(f"{where}: a new instance type needs {', '.join(sorted(missing))}")
+        raise ConfigError(f"{where}: a new instance type requires {', '.join(sorted(missing))}")
     return build(InstanceType, tree)

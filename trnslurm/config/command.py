@@ -1,9 +1,9 @@
-"""The command of a custom job: what it starts, how many times, and what trnslurm does in its place.
+"""The command of a custom job: what it starts, how often, and which options trnslurm replaces.
 
     torchrun --nnodes=2 --rdzv_endpoint=$HOST:29500 -m torchtitan.train --job.config_file a.toml
 
-The nodes, their ranks and the place where they meet are trnslurm's. Options that say so are left
-out, and the user is told which. Options that only a launcher understands keep that launcher.
+trnslurm sets the nodes, their ranks and the rendezvous address, so options for these are dropped,
+and the user is told which. Options that only a launcher understands keep that launcher.
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 
 Per = Literal["worker", "node", "job"]
-"""How many times a command is started."""
+"""How often a command is started."""
 
 
 class Command(Frozen):
-    """A command, as the options of a job say it."""
+    """A command that a user gave in place of a recipe."""
 
     recipe: str
-    """The word that names a recipe: here a script's path, `-m MODULE` or `-- PROGRAM`."""
+    """The text that stands for a recipe: a script's path, `-m MODULE` or `-- PROGRAM`."""
     arguments: tuple[str, ...]
     launcher: Launcher
     launcher_arguments: tuple[str, ...] = ()
     nodes: int | None = None
-    """The number that the command itself asks for."""
+    """The number of nodes that the command itself requests."""
     workers: int | None = None
-    """Likewise, on each node."""
+    """The number of workers per node that the command itself requests."""
     world: int | None = None
-    """Likewise, on all nodes."""
+    """The number of workers on all nodes that the command itself requests."""
     left_out: tuple[str, ...] = ()
-    """The options in whose place trnslurm acts."""
+    """The options that trnslurm replaces and drops."""
     read_as: str = ""
-    """The command that a plug-in gave in its place, and who did; empty: the user's own."""
+    """The command a plug-in substituted, and the plug-in; empty for the user's own command."""
 
     why: str = ""
-    """Why it starts so many times, for the user; empty: that is clear."""
+    """Why it is started that often, as a message to the user; empty if that is obvious."""
 
     def workers_on(self, nodes: int) -> int | None:
-        """Return the number of workers on each of so many nodes."""
+        """Return the number of workers per node on this many nodes."""
         if self.workers is None and self.world and self.world % nodes == 0:
             return self.world // nodes
         return self.workers
 
 
 Rewrite = Callable[[Sequence[str]], Sequence[str]]
-"""Returns the command to read in place of these words, whose first is its name; unchanged words:
-none. The object of a launcher's plug-in."""
+"""Returns the command to use instead of these words, the first of which is the program's name.
+Unchanged words mean that there is nothing to replace. This is the object of a launcher plug-in."""
 
 
 class _Options(Frozen):
-    """A launcher's options, by their names with `_`; all others take a value and are kept."""
+    """A launcher's options, spelled with `_`. Options not listed here take a value and are kept."""
 
     launcher: Launcher
     flags: frozenset[str]
-    """Those without a value."""
+    """Options without a value."""
     ours: frozenset[str]
-    """Those that trnslurm sets."""
+    """Options that trnslurm sets."""
     module: frozenset[str] = frozenset({"--module"})
     no_python: frozenset[str] = frozenset({"--no_python"})
     nodes: str = ""
     workers: str = ""
     world: str = ""
-    """The option with the number of all workers."""
+    """The option with the total number of workers."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -95,7 +95,7 @@ _TORCHRUN = _Options(
     nodes="--nnodes",
     workers="--nproc_per_node",
 )
-# torch/distributed/launch.py. Unless told otherwise, it gives each script its local rank.
+# torch/distributed/launch.py. By default it passes each script its local rank.
 _LAUNCH = replace(
     _TORCHRUN,
     flags=_TORCHRUN.flags | {"--use_env"},
@@ -136,8 +136,8 @@ _DEEPSPEED = _Options(
     nodes="--num_nodes",
     workers="--num_gpus",
 )
-# https://github.com/mosaicml/composer/blob/main/composer/cli/launcher.py: its workers have no more
-# than ranks.
+# https://github.com/mosaicml/composer/blob/main/composer/cli/launcher.py: its workers have nothing
+# but ranks.
 _COMPOSER = _Options(
     launcher=OWN_LAUNCHER,
     flags=_names("-v --verbose -m --module_mode -c --command_mode"),
@@ -168,7 +168,7 @@ _HEADS = {
     "deepspeed": _DEEPSPEED,
 }
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-# Their commands start accelerate on this node alone, with a module of theirs:
+# These commands start accelerate on this node only, with one of their modules:
 # https://github.com/huggingface/trl/blob/main/trl/cli.py,
 # https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/cli/main.py
 _MODULES = {
@@ -181,7 +181,7 @@ _MODULES = {
     ("axolotl", "train"): "axolotl.cli.train",
 }
 _START_TASKS = frozenset({"srun", "mpirun", "mpiexec"})
-# What finds a Python on this machine: the nodes' is the profile's.
+# These find a Python on this machine, but the nodes use the profile's.
 _FIND_PYTHON = frozenset({"uv", "poetry", "pdm", "pixi", "rye"})
 
 
@@ -193,27 +193,29 @@ def _as_module(words: Sequence[str]) -> Sequence[str]:
 
 _REWRITES: Mapping[str, Rewrite] = {name: _as_module for name, _ in _MODULES}
 HEADS = (*_HEADS, *_FIND_PYTHON, *_START_TASKS, *_REWRITES)
-"""Names that no plug-in takes; python is another."""
+"""Names that a plug-in cannot use. Variants of python are reserved too."""
 
 
 def read_command(words: Sequence[str], *, by_plugins: bool = True) -> Command:
-    """Return a command in trnslurm's terms, or raise an error that says what to type."""
+    """Return a command in trnslurm's terms, or raise an error that says what to type instead."""
     head, rest = words[0], [*words[1:]]
     name = Path(head).name
     if not name:
         raise ConfigError(
-            "-- is followed by an empty word: give the command, as in -- torchrun x.py"
+            "the word after -- is empty: pass a command there, such as -- torchrun x.py"
         )
     if name in _FIND_PYTHON and rest[:1] == ["run"] and rest[1:] and not rest[1].startswith("-"):
         found = read_command(rest[1:])
         return replace(found, left_out=(f"{name} run", *found.left_out))
     if re.match(r"[A-Za-z_]\w*=", head):
-        raise ConfigError(f"{head} sets a variable: --set {shlex.quote(f'env.{head}')}")
+        raise ConfigError(f"{head} sets a variable: use --set {shlex.quote(f'env.{head}')}")
     if name in _START_TASKS:
         return _by_tasks(name, words)
     if name == "accelerate":
         if rest[:1] != ["launch"]:
-            raise ConfigError("accelerate trains by `accelerate launch`: -- accelerate launch …")
+            raise ConfigError(
+                "only `accelerate launch` starts a training job: use -- accelerate launch …"
+            )
         return _launched(_ACCELERATE, "accelerate launch", rest[1:])
     if name == "fabric" and rest[:1] == ["run"]:
         return _by_fabric(head, rest[1:])
@@ -223,7 +225,7 @@ def read_command(words: Sequence[str], *, by_plugins: bool = True) -> Command:
         return _by_python(name, rest)
     if (rewrite := _REWRITES.get(name)) and (again := rewrite(words)) != words:
         return read_command(again)
-    # Looking for plug-ins takes longer than all else here; files and paths are none.
+    # Searching for plug-ins is the slowest step here. Files and paths cannot be plug-ins.
     may_be = by_plugins and "/" not in head and name not in _REWRITES and not Path(head).is_file()
     if may_be and (plugin := find_plugin("launcher", head)):
         return _by_plugin(plugin, words)
@@ -235,7 +237,7 @@ def read_command(words: Sequence[str], *, by_plugins: bool = True) -> Command:
 
 
 def _by_plugin(plugin: Plugin, words: Sequence[str]) -> Command:
-    """Return the command that a plug-in gives; no other plug-in reads it."""
+    """Return the command that a plug-in substitutes. No other plug-in processes it."""
     rewrite = plugin.load()
     with plugin.blamed():
         again = rewrite([*words])
@@ -248,7 +250,7 @@ def _by_plugin(plugin: Plugin, words: Sequence[str]) -> Command:
 
 
 def launcher_for(recipe: str, per: Per) -> Launcher:
-    """Return the launcher that starts a custom job so many times."""
+    """Return the launcher that starts a custom job once per worker, per node or per job."""
     entry = Entry(recipe)
     if per == "worker":
         return OWN_LAUNCHER
@@ -258,9 +260,9 @@ def launcher_for(recipe: str, per: Per) -> Launcher:
 
 
 def _by_python(name: str, words: Sequence[str]) -> Command:
-    """Return the command of a Python; the nodes' own Python runs it."""
+    """Return the command of a Python interpreter. On the nodes their own interpreter runs it."""
     rest = [*words]
-    while rest[:1] == ["-u"]:  # workers write without a buffer as it is
+    while rest[:1] == ["-u"]:  # workers are unbuffered anyway
         del rest[0]
     if rest[:1] == ["-m"] and len(rest) > 1:
         module = rest[1]
@@ -269,7 +271,7 @@ def _by_python(name: str, words: Sequence[str]) -> Command:
         return _of(Entry.module(module), rest[2:])
     if not rest or rest[0].startswith("-"):
         option = f"option {rest[0]}" if rest else "interactive shell"
-        raise ConfigError(f"{name}: trnslurm starts a script or -m MODULE, not its {option}")
+        raise ConfigError(f"{name}: trnslurm can start a script or -m MODULE, but not its {option}")
     return _of(_entry_of(rest[0], python=True), rest[1:])
 
 
@@ -284,7 +286,7 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
         given = [f"{option}{equals}{value}"]
         if known not in options.flags and not equals:
             if not rest:
-                raise ConfigError(f"{name}: {option} lacks its value")
+                raise ConfigError(f"{name}: {option} needs a value")
             value = rest.pop(0)
             given.append(value)
         if known in options.module:
@@ -298,7 +300,7 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
         else:
             kept += given
     if not rest:
-        raise ConfigError(f"{name}: it starts no script: {name} … SCRIPT ARGUMENTS")
+        raise ConfigError(f"{name}: no script is given. Use {name} … SCRIPT ARGUMENTS")
     entry = Entry.module(rest[0]) if module else _entry_of(rest[0], python=not program)
     if options is _LAUNCH and not any("use" in word and "env" in word for word in ours):
         rest.insert(1, f"{_local_rank_option(Path(rest[0]))}={{local_rank}}")
@@ -309,7 +311,7 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
     return Command(
         recipe=entry.text,
         arguments=tuple(rest[1:]),
-        # accelerate and DeepSpeed set more for their workers than ranks.
+        # accelerate and DeepSpeed set more than ranks for their workers.
         launcher=OWN_LAUNCHER if options in (_TORCHRUN, _LAUNCH) and not kept else options.launcher,
         launcher_arguments=tuple(kept),
         nodes=nodes,
@@ -320,14 +322,14 @@ def _launched(options: _Options, name: str, words: Sequence[str]) -> Command:
 
 
 def _by_tasks(name: str, words: Sequence[str]) -> Command:
-    """Return the command that srun or mpirun starts, in a task of Slurm for each worker.
+    """Return the command that srun or mpirun starts, as one Slurm task per worker.
 
-    A launcher of a node's workers starts once on each node, with srun or without.
+    A launcher that starts a node's workers runs once per node, with or without srun.
     """
     tasks = read_srun(words[1:]) if name == "srun" else read_mpirun(words)
     keys = [f"container.{key}={value}" for key, value in tasks.container.items()]
     for key in (*keys, *(f"env.{text}" for text in tasks.environment)):
-        raise ConfigError(f"{name}: give --set {shlex.quote(key)} in place of its option")
+        raise ConfigError(f"{name}: use --set {shlex.quote(key)} instead of its option")
     found = read_command(tasks.rest)
     given = shlex.join(words[: len(words) - len(tasks.rest)])
     found = replace(found, left_out=(given, *found.left_out))
@@ -339,7 +341,7 @@ def _by_tasks(name: str, words: Sequence[str]) -> Command:
 
 
 def _starts_workers(words: Sequence[str]) -> bool:
-    """Check whether a command is a launcher of a node's workers."""
+    """Check whether a command is a launcher that starts a node's workers."""
     module = words[2:3] if _PYTHON.fullmatch(Path(words[0]).name) and words[1:2] == ["-m"] else ()
     return any(name in _HEADS or name == "fabric" for name in (Path(words[0]).name, *module))
 
@@ -356,7 +358,7 @@ def _by_fabric(head: str, words: Sequence[str]) -> Command:
             kept.append(word)
             continue
         if not equals and not rest:
-            raise ConfigError(f"fabric run: {option} lacks its value")
+            raise ConfigError(f"fabric run: {option} needs a value")
         ours[known] = value if equals else rest.pop(0)
         given.append(shlex.join([word] if equals else [option, ours[known]]))
     numbers = {option: int(value) for option, value in ours.items() if value.isdecimal()}
@@ -372,7 +374,7 @@ def _by_fabric(head: str, words: Sequence[str]) -> Command:
 
 
 def _local_rank_option(script: Path) -> str:
-    """Return the option as the script knows it: before PyTorch 2.0 it had an underscore."""
+    """Return the option that the script accepts. Before PyTorch 2.0 it had an underscore."""
     try:
         text = read_file(script)
     except OSError:
@@ -387,7 +389,7 @@ def _of(entry: Entry, arguments: Sequence[str]) -> Command:
 
 
 def _entry_of(word: str, *, python: bool = False) -> Entry:
-    """Return the entry of a file in this directory, or of a program of the nodes."""
+    """Return the entry of a file in this directory, or of a program on the nodes."""
     file = Path(word)
     if python or file.suffix == ".py" or (file.is_file() and not file.is_absolute()):
         return Entry(word if "/" in word else f"./{word}")

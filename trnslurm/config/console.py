@@ -1,8 +1,7 @@
-"""How often a console script, a program of a Python package such as `litgpt`, is started.
+"""How often a console script is started, that is, a package's program such as `litgpt`.
 
-What the package does decides, as far as its files on this machine tell: one that starts its workers
-itself starts once per node, and one whose workers find each other by RANK and WORLD_SIZE once per
-worker.
+The package's files on this machine decide. A program that starts its workers itself starts once per
+node. A program whose workers find each other by RANK and WORLD_SIZE starts once per worker.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from trnslurm.contract.files import read_file
 
-# https://packaging.python.org/en/latest/specifications/entry-points/#use-for-scripts: what pip
-# writes is a few lines that import one function.
+# https://packaging.python.org/en/latest/specifications/entry-points/#use-for-scripts: pip
+# writes a few lines that import one function.
 _SCRIPT = re.compile(r"\A#!.*python.*\n(?s:.*?)^\s*from +([\w.]+) +import +\w+", re.MULTILINE)
 _STARTS = re.compile(
     rb"torch\.distributed\.(?:run|launch)\b|\belastic_launch\b|\bmp\.spawn\b|\bnotebook_launcher\b"
@@ -34,14 +33,14 @@ _LONGEST_SCRIPT, _LONGEST_SOURCE, _MOST_SOURCES = 4 << 10, 1 << 18, 1_000
 
 
 class Starts(NamedTuple):
-    """How many times a program starts, and why in words."""
+    """How often a program starts, and the reason in words."""
 
     per: Literal["worker", "node"]
     why: str
 
 
 def starts_of(name: str) -> Starts | None:
-    """Return how many times a console script starts; None: it is none, or not on this machine."""
+    """Return how often a console script starts, or None if none is installed by that name."""
     import shutil  # slow, and most commands start no script
 
     found = shutil.which(name)
@@ -54,23 +53,23 @@ def starts_of(name: str) -> Starts | None:
         why = f"{package} starts workers itself; {other.format('worker', 'worker')}"
         return Starts("node", f"Starting {name} once per node: {why}")
     if any(map(_JOINS.search, texts)):
-        why = f"{package} takes RANK and WORLD_SIZE; {other.format('node', 'node')}"
+        why = f"{package} reads RANK and WORLD_SIZE; {other.format('node', 'node')}"
         return Starts("worker", f"Starting {name} once per worker: {why}")
     return Starts("node", f"Starting {name} once per node; {other.format('worker', 'worker')}")
 
 
 def _module_of(file: Path) -> str | None:
-    """Return the module of a console script's function."""
+    """Return the module that a console script imports its function from."""
     try:
         text = read_file(file, _LONGEST_SCRIPT).decode(errors="replace")
-    except OSError:  # or it is larger, as a program in machine language is
+    except OSError:  # or the file is too large, as a compiled program is
         return None
     found = _SCRIPT.match(text)
     return found[1] if found else None
 
 
 def _texts_of(package: str, script: Path) -> Iterator[bytes]:
-    """Yield the source files of a package, of the script's environment or of this directory."""
+    """Yield the source files of a package from the script's environment or this directory."""
     roots = [*script.parent.parent.glob("lib/python3*/site-packages"), Path(), Path("src")]
     here = next((root / package for root in roots if (root / package).is_dir()), None)
     for file in islice(sorted(here.rglob("*.py")), _MOST_SOURCES) if here else ():

@@ -1,4 +1,4 @@
-"""What a custom job starts: a file of its project, a module, or a program of the nodes."""
+"""What a custom job starts: a file of its project, a module, or a program on the nodes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from trnslurm.frozen import Frozen
 
 _MODULE, _PROGRAM = "-m ", "-- "
 _NO_NAME = r"[^A-Za-z0-9._-]+"
-# Parts of a module's name that say nothing: `torchtitan.train` is torchtitan.
+# Parts of a module's name that carry no meaning: `torchtitan.train` is called torchtitan.
 _GENERAL = frozenset({"__main__", "cli", "main", "run", "scripts", "train"})
 
 
 class Entry(Frozen, kw_only=False):
-    """The key `entry`: the path of a file, or `-m MODULE`, or `-- PROGRAM`."""
+    """The key `entry`: the path of a file, `-m MODULE`, or `-- PROGRAM`."""
 
     text: str
 
     @classmethod
     def module(cls, name: str) -> Entry:
-        """Return the entry of a module that the nodes' Python finds."""
+        """Return the entry for a module that the Python interpreter on the nodes can import."""
         return cls(f"{_MODULE}{name}")
 
     @classmethod
     def program(cls, name: str) -> Entry:
-        """Return the entry of a program that is on the nodes' PATH, or has an absolute path."""
+        """Return the entry for a program that is on the nodes' PATH or has an absolute path."""
         return cls(f"{_PROGRAM}{name}")
 
     @property
     def is_module(self) -> bool:
-        """Whether it is a module, wherever Python finds it."""
+        """Whether it is a module, no matter where Python finds it."""
         return self.text.startswith(_MODULE)
 
     @property
@@ -55,7 +55,7 @@ class Entry(Frozen, kw_only=False):
 
     @property
     def label(self) -> str:
-        """What its runs are called."""
+        """The name given to its runs."""
         if self.is_module:
             parts = self.name.split(".")
             name = next((part for part in reversed(parts) if part not in _GENERAL), parts[0])
@@ -65,5 +65,5 @@ class Entry(Frozen, kw_only=False):
 
 
 def as_name(text: str) -> str:
-    """Return a text as the name of a job."""
+    """Return a string converted to a valid job name."""
     return re.sub(_NO_NAME, "-", text).strip("-.")[:40] or "script"

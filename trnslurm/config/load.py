@@ -52,14 +52,14 @@ from trnslurm.errors import ConfigError
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
 DEVICE_FILES = Path("/dev")
 
-# How much a wrong key and a known one must have in common, in the same section and in another; what
-# speaks for a key of the same section, and for one without a section.
+# How similar an unknown key and a known one must be, in the same section and in another. Then the
+# bonus for a key of the same section, and for one without a section.
 _LIKE_HERE, _LIKE_ELSEWHERE = 0.6, 0.75
 _HERE, _TOP = 0.05, 0.01
 _BEGINS, _SHORTEST_BEGIN = 0.85, 3
 _MOST_NEAREST = 3
 
-# Keys of a cluster that the command line sets for a training, wherever it runs.
+# Cluster keys that, on the command line, describe the training run, whatever the cluster.
 _OF_A_TRAINING = (
     *("slurm.time_min", "slurm.min_nodes", "slurm.spares", "slurm.max_attempts"),
     *("slurm.max_node_hours", "slurm.max_cost", "mirror", "env.", "notify."),
@@ -80,7 +80,7 @@ def resolve(
 ) -> Config:
     """Return a recipe on a cluster, with every value resolved.
 
-    `settings` are `key=value` words; `options` maps a dotted key to (option name, value).
+    `settings` are `key=value` strings; `options` maps a dotted key to (option name, value).
     """
     source, profile = workspace.source(recipe), workspace.cluster_file(cluster)
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
@@ -99,7 +99,7 @@ def resolve(
         asked.append(set_layer(word, _merged([*layers, *asked])))
     for dotted, (option, value) in (options or {}).items():
         asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
-    # The command line may name the model, and change single values of it.
+    # The command line can name the model and also change single values of it.
     layers += [*published_layer(_merged([*layers, *asked]))]
     unasked = _merged(layers)
     asked = [*strategy_layer(_merged([*layers, *asked]), source.path), *asked]
@@ -135,7 +135,7 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
 
 
 def origins_of_cluster(workspace: Workspace, name: str) -> dict[str, Origin]:
-    """Return where each value of a cluster profile without a recipe is from."""
+    """Return where each value of a cluster profile, without a recipe, comes from."""
     return _origins(_cluster_layers(workspace, name))
 
 
@@ -157,11 +157,11 @@ def resolve_again(
     prefix: str,
     where: str,
 ) -> Config:
-    """Return the configuration of a run's config.yaml on a cluster, which may be another one.
+    """Return the configuration from a run's config.yaml, for the same cluster or another one.
 
-    `origins` tells where the run's values came from. Values of its old profile are left out; on
-    another cluster, values of the command line that describe the old one are left out too, such as
-    its run root. If no mirror is set, `prefix` becomes the mirror.
+    `origins` says where the run's values came from. Values from its old profile are dropped. On
+    another cluster, command-line values that describe the old cluster, such as its run root, are
+    dropped too. If no mirror is set, `prefix` becomes the mirror.
     """
     saved = check(head["config"], _ALL, where)
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
@@ -173,7 +173,7 @@ def resolve_again(
         asked = layer == "command line" and (here or dotted.startswith(_OF_A_TRAINING))
         if asked or layer in ("recipe", "preset"):
             own = merge(own, nest(dotted, value))
-    if "init_from" in own.get("train", {}):  # its checkpoint has all parameters
+    if "init_from" in own.get("train", {}):  # the run's checkpoint has all parameters
         own["train"] = own["train"] | {"init_from": ""}
     layers.append(Layer(name="run", source=where, tree=own))
     layers += _machine_layer(_merged(layers))
@@ -199,7 +199,7 @@ def resolve_again(
 
 
 def _with_one_partition(tree: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Leave out a profile's other partitions where the user or the site names one."""
+    """Drop a profile's other partitions if the user or the site names one."""
     last = {key: at for at, layer in enumerate(layers) for key, _ in flatten(layer.tree)}
     others = [at for key, at in last.items() if key.startswith("slurm.partitions.")]
     if not others or last["slurm.partition"] <= max(others):
@@ -216,17 +216,17 @@ def _origins(layers: Sequence[Layer]) -> dict[str, Origin]:
 
 
 def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:
-    """Return the cluster's part of a saved tree, after checking it again."""
+    """Return the cluster part of a saved tree, after checking it again."""
     checked = check({k: v for k, v in tree.items() if k in _CLUSTER}, _CLUSTER, where)
     check_cluster_values(merge(defaults_of(Cluster), checked))
     return build(Cluster, checked)
 
 
 def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Config:
-    """Return the configuration in a bundle's config.yaml, after checking it again."""
+    """Return the configuration from a bundle's config.yaml, after checking it again."""
     tree = check(head["config"], _ALL, where)
     check_values(merge(defaults_of(Cluster) | defaults_of(Recipe), tree))
-    set_by = head.get("set_by")  # in words; older bundles lack it
+    set_by = head.get("set_by")  # as text; missing in older bundles
     if not isinstance(set_by, Mapping):
         set_by = {}
     return Config(
@@ -264,11 +264,13 @@ def _profile_layer(file: Path) -> Layer:
 
 
 def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
-    """Return the layer that resolves `instance_type: auto`, on the local cluster only."""
+    """Return the layer that resolves `instance_type: auto`, which only the local cluster allows."""
     if tree["instance_type"] != "auto":
         return []
     if tree["scheduler"] != "local":
-        raise ConfigError("instance_type: auto is for the local cluster; name the nodes' type")
+        raise ConfigError(
+            "instance_type: auto works only on the local cluster. Set the nodes' instance type"
+        )
     files = [file.name for file in DEVICE_FILES.iterdir()]
     for device in DEVICES.values():
         if found := device.machine_of(files):
@@ -280,17 +282,17 @@ def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
 
 
 def set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
-    """Return the layer of a --set; `tree` has the keys that there are."""
+    """Return the layer of a --set. `tree` contains the existing keys."""
     dotted, equals, raw = word.partition("=")
     if not equals or not dotted:
-        raise ConfigError(f"--set {word}: expected key=value, as in --set batch.micro_batch=2")
+        raise ConfigError(f"--set {word}: expected key=value, such as --set batch.micro_batch=2")
     source = f"--set {word}"
     value = _typed(dotted, raw, source, tree)
     return Layer(name="command line", source=source, tree=nest(dotted, value))
 
 
 def _option_layer(dotted: str, option: str, value: Any, tree: Mapping[str, Any]) -> Layer:
-    if isinstance(value, tuple):  # a repeatable option adds to the list below it
+    if isinstance(value, tuple):  # a repeatable option extends the list of the layers below
         value = [*lookup(tree, dotted), *value]
     checked = convert(value, _hint(dotted, option, tree), option, dotted)
     return Layer(name="command line", source=option, tree=nest(dotted, checked))
@@ -303,9 +305,9 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
     try:
         value = parse_yaml(raw)
     except yaml.constructor.ConstructorError as error:
-        raise ConfigError(f"{source}: this is not a value ({error.problem})") from None
+        raise ConfigError(f"{source}: not a valid value ({error.problem})") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"{source}: {raw!r} is not a value") from None
+        raise ConfigError(f"{source}: {raw!r} is not a valid value") from None
     if dotted.partition(".")[0] in JOB_SECTIONS and hint is not str:
         value = with_numbers(value)
     checked = convert(value, hint, source, dotted)
@@ -313,7 +315,7 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
 
 
 def _unquoted(raw: str) -> str:
-    """Return a text without the quotes that it has in a YAML file."""
+    """Return a string without the quotes that it has in a YAML file."""
     if raw[:1] not in ("'", '"') or raw[-1:] != raw[0]:
         return raw
     try:
@@ -324,7 +326,7 @@ def _unquoted(raw: str) -> str:
 
 
 def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
-    """Return the type that the value of a dotted key must have."""
+    """Return the type required for the value of a dotted key."""
     hint: Any = Cluster
     known: Mapping[str, Any] = _ALL
     passed: list[str] = []
@@ -335,7 +337,7 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
             return str
         if hint == Mapping[str, Any]:
             return Any
-        if get_origin(hint) is Mapping:  # of sections, each under a name that the user chose
+        if get_origin(hint) is Mapping:  # maps names that the user chose to sections
             passed.append(key)
             hint = get_args(hint)[1]
             continue
@@ -349,7 +351,7 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
 
 
 def _unknown(dotted: str, names: Iterable[str], tree: Mapping[str, Any]) -> str:
-    """Return the message for a key that does not exist; `names` are those that may stand there."""
+    """Return the message for an unknown key. `names` are the keys allowed at that level."""
     names = list(names)
     keys = dict.fromkeys([*names, *(key for key, _ in flatten(tree))])
     if nearest := _nearest(dotted, keys) or _nearest(dotted.partition(".")[0], names):
@@ -357,15 +359,16 @@ def _unknown(dotted: str, names: Iterable[str], tree: Mapping[str, Any]) -> str:
         return f'unknown key {dotted} (did you mean "{meant}"?)'
     if tree.get("project") and dotted.isidentifier():
         return (
-            f"unknown key {dotted}; as {{{dotted}}} in the script's arguments it is places.{dotted}"
+            f"unknown key {dotted}; to fill in {{{dotted}}} in the script's arguments, set "
+            f"places.{dotted}"
         )
     if not names:
-        return f"unknown key {dotted}: a custom script takes its settings as arguments, after --"
+        return f"unknown key {dotted}: pass a custom script's settings as arguments, after --"
     return f"unknown key {dotted}; known: {', '.join(names)}"
 
 
 def _nearest(dotted: str, keys: Iterable[str]) -> list[str]:
-    """Return the keys that a wrong key may mean: often its section is wrong or missing."""
+    """Return the known keys that an unknown key most resembles. Often only the section is wrong."""
     import difflib  # needed for errors only
 
     section, _, wrong = dotted.rpartition(".")
@@ -395,14 +398,14 @@ def _declared_hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
 
 
 class _Lock(NamedTuple):
-    """A key of a site file, and the values that the file allows: one, or a list of them."""
+    """A key locked by a site file, with the one or more values that the file allows."""
 
     dotted: str
     values: tuple[Any, ...]
     file: str
 
     def allows(self, value: Any) -> bool:
-        """Check whether a value is one of the lock's; of a key max_… it may be less."""
+        """Check whether the lock allows a value; max_… keys also allow any smaller value."""
         if self.dotted.rpartition(".")[2].startswith("max_") and isinstance(value, int | float):
             return any(isinstance(each, int | float) and value <= each for each in self.values)
         return value in self.values
@@ -413,10 +416,9 @@ class _Lock(NamedTuple):
 
 
 def _site_locks(tree: Mapping[str, Any]) -> Iterator[_Lock]:
-    """Yield the locks of the site's file, after those of a file that an admin tries.
+    """Yield the locks from the site's file, after those from a file that an admin is trying out.
 
-    The site's file comes last, so that it refuses what a file of the user's own locks to another
-    value.
+    The site's file comes last so that it rejects any other value that a user's own file locks.
     """
     tried = os.environ.get(Variable.SITE)
     files = [Path(tried)] if tried else []
@@ -424,7 +426,7 @@ def _site_locks(tree: Mapping[str, Any]) -> Iterator[_Lock]:
         site = read_yaml(file)
         for key in site:
             if key != "lock":
-                raise ConfigError(f"{file}: unknown key {key} (the file has one: lock)")
+                raise ConfigError(f"{file}: unknown key {key} (the only key is lock)")
         locks = site.get("lock") or {}
         if not isinstance(locks, Mapping):
             raise ConfigError(f"{file}: lock must be a mapping, found {locks!r}")
@@ -433,25 +435,25 @@ def _site_locks(tree: Mapping[str, Any]) -> Iterator[_Lock]:
             is_choice = isinstance(locked, list) and not (hint is Any or is_list(hint))
             values = locked if is_choice else [locked]
             if not values:
-                raise ConfigError(f"{file}: lock: {dotted} allows no value")
+                raise ConfigError(f"{file}: lock: {dotted} does not allow any value")
             yield _Lock(
                 dotted, tuple(convert(v, hint, str(file), dotted) for v in values), str(file)
             )
 
 
 def refuse_locked(tree: Mapping[str, Any], where: str) -> None:
-    """Refuse the values of a reviewed bundle that differ from the site's locks."""
+    """Reject values in a reviewed bundle that violate the site's locks."""
     asked = dict(flatten(tree))
     for lock in _site_locks(tree):
         if lock.dotted in asked and not lock.allows(asked[lock.dotted]):
             raise ConfigError(
-                f"{where}: {lock.dotted} is {asked[lock.dotted]!r}, and {lock.file} locks it to "
-                f"{lock.words}: render it again"
+                f"{where}: {lock.dotted} is {asked[lock.dotted]!r}, but {lock.file} locks it to "
+                f"{lock.words}: render the bundle again"
             )
 
 
 def _site_layers(layers: Sequence[Layer], keys: Container[str] = _ALL) -> list[Layer]:
-    """Return a layer for each lock that the layers below do not keep, for some first keys."""
+    """Return a layer for each lock on the given top-level keys that the layers below violate."""
     found: list[Layer] = []
     for lock in _site_locks(_merged(layers)):
         below = [*layers, *found]
@@ -465,7 +467,7 @@ def _site_layers(layers: Sequence[Layer], keys: Container[str] = _ALL) -> list[L
             if chosen and asked is not None and not lock.allows(asked):
                 raise ConfigError(
                     f"{lock.dotted} is locked to {lock.words} by {lock.file}; "
-                    f"{layer.source} asks for {asked!r}: leave it out, or ask the admin"
+                    f"{layer.source} asks for {asked!r}: remove the setting, or ask the admin"
                 )
         tree = nest(lock.dotted, lock.values[0])
         found.append(Layer(name="site lock", source=lock.file, tree=tree))

@@ -1,7 +1,7 @@
-"""Published BERT-like models: `model.name` gives a recipe a model's sizes, weights and tokenizer.
+"""Published BERT-like models: `model.name` sets a recipe's model sizes, weights and tokenizer.
 
-The figures are those of each model's config.json on the Hugging Face Hub
-(https://huggingface.co/NAME/raw/main/config.json), under BERT's names for them.
+The figures come from each model's config.json on the Hugging Face Hub
+(https://huggingface.co/NAME/raw/main/config.json), under BERT's names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LARGE = {
     "intermediate_size": 4096,
 }
 _CASED = {"vocab_size": 28996}
-# Positions count from pad_token_id + 1 on, so that 512 of the 514 are for tokens.
+# Positions start at pad_token_id + 1, so 512 of the 514 are for tokens.
 _ROBERTA = _BERT | {
     "model_type": "roberta",
     "vocab_size": 50265,
@@ -77,39 +77,40 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         _ALBERT | {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
     ),
 }
-"""Name -> the model's owner on the Hub, and the values of its config.json."""
+"""Name -> the model's owner on the Hub, and the values in its config.json."""
 
 
-# A recipe that lacks these keys uses `name` for something else.
+# A recipe without these keys uses `name` for something else.
 _NEEDED = {"vocab_size", "hidden_size", "num_attention_heads", "type_vocab_size"}
 
 
 def published_layer(tree: Mapping[str, Any]) -> list[Layer]:
-    """Return the layer of values that `model.name` stands for, or None."""
+    """Return the layer of values that `model.name` selects; empty if the recipe has no such key."""
     model, data = tree["model"], tree["data"]
     name = model.get("name")
     if not name or not model.keys() >= _NEEDED:
         return []
     if name not in PUBLISHED:
         hint = did_you_mean(name, PUBLISHED) or f"; known are {', '.join(PUBLISHED)}"
-        raise ConfigError(f"model.name is {name!r}, no published model that is known here{hint}")
+        raise ConfigError(f"model.name is {name!r}, which is not a known published model{hint}")
     owner, values = PUBLISHED[name]
     if "model_type" not in model and values["model_type"] != "bert":
         berts = [name for name, (_, one) in PUBLISHED.items() if one["model_type"] == "bert"]
         raise ConfigError(
-            f"model.name is {name}, a {values['model_type']}: this recipe trains {', '.join(berts)}"
+            f"model.name is {name}, a {values['model_type']} model: this recipe trains "
+            f"{', '.join(berts)}"
         )
     own: dict[str, Any] = {"model": {k: v for k, v in values.items() if k in model}, "data": {}}
-    if data["model"]:  # a model whose parameters start at random
+    if data["model"]:  # the parameters are not initialized at random
         own["data"]["model"] = f"{owner}/{name}"
     if data["format"] == "labelled" and is_on_hub(data["tokenizer"]):
         own["data"]["tokenizer"] = f"{owner}/{name}"
-        own["data"]["path"] = f"{data['path']}-{name}"  # a tokenizer of other tokens
+        own["data"]["path"] = f"{data['path']}-{name}"  # another tokenizer makes other tokens
     return [Layer(name="published model", source=f"model.name {name}", tree=own)]
 
 
 def is_on_hub(tokenizer: str | None) -> bool:
-    """Check whether a recipe's `data.tokenizer` names a model on the Hub, not a file."""
+    """Check whether a recipe's `data.tokenizer` names a model on the Hub rather than a file."""
     here = ("train:", ".", "/", "~")
     name = tokenizer or "."
     return not name.startswith(here) and not name.endswith(".json")

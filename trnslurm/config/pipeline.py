@@ -1,4 +1,4 @@
-"""Reads a pipeline: named stages, each the words after `trnslurm submit`."""
+"""Reads a pipeline: named stages, each with the arguments of a `trnslurm submit` command."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _TAKES = rf"(?<![{{$])\{{({NAME})\.\w+\}}"
 
 
 class StageText(Frozen):
-    """A stage as its file tells it."""
+    """A stage as written in the pipeline file."""
 
     name: str
     words: tuple[str, ...]
-    """Those after `trnslurm submit`."""
+    """The arguments of `trnslurm submit`."""
     condition: str = ""
     files: tuple[str, ...] = ()
-    """Patterns of the project's files that shape its result; none: as its imports tell."""
+    """Patterns of project files that affect its result; if empty, its imports decide."""
     needs: tuple[str, ...] = ()
-    """The stages that come before it."""
+    """The stages that must come before it."""
 
 
 class Pipeline(Frozen):
-    """The stages of a file, each after those that it needs."""
+    """The stages in a file, each listed after the stages that it needs."""
 
     name: str
     file: Path
@@ -41,18 +41,20 @@ class Pipeline(Frozen):
 
 
 def is_pipeline(word: str) -> bool:
-    """Check whether a word names a file of stages."""
+    """Check whether a word names a pipeline file."""
     return word.endswith(_SUFFIXES) and Path(word).is_file()
 
 
 def read_pipeline(file: Path) -> Pipeline:
-    """Read the stages of a file; refuse what cannot be understood."""
+    """Read the stages in a file; reject invalid ones."""
     tree = read_yaml(file)
     told = tree.get("stages")
     if not isinstance(told, Mapping) or not told:
-        raise ConfigError(f"{file}: it has no stages; docs/pipelines.md shows a pipeline")
+        raise ConfigError(f"{file}: the file has no stages; see docs/pipelines.md for an example")
     if more := [key for key in tree if key != "stages"]:
-        raise ConfigError(f"{file}: unknown key {more[0]!r}: a pipeline has the key stages only")
+        raise ConfigError(
+            f"{file}: unknown key {more[0]!r}: stages is the only top-level key of a pipeline"
+        )
     found = {}
     for name, values in told.items():
         where = f"{file}: stages.{name}"
@@ -62,21 +64,21 @@ def read_pipeline(file: Path) -> Pipeline:
 
 
 def _name_of(file: Path) -> str:
-    """Return what a pipeline is called: as its file, or as the directory of pipeline.yaml."""
+    """Return a pipeline's name: that of the file, or of the directory that has pipeline.yaml."""
     stem = file.absolute().parent.name if file.stem == "pipeline" else file.stem
     return re.sub(r"[^\w.-]+", "-", stem)[:30].strip("-.") or "pipeline"
 
 
 def _words(where: str, values: Any) -> tuple[str, ...]:
-    """Return the words that a stage submits; refuse unknown keys."""
+    """Return the words that a stage submits; reject unknown keys."""
     if not isinstance(values, Mapping) or not isinstance(values.get("submit"), str):
         raise ConfigError(
-            f"{where}: expected the words after `trnslurm submit`, as in ./eval.py --time 60"
+            f"{where}: expected the arguments of `trnslurm submit`, such as ./eval.py --time 60"
         )
     for key in values:
         if key not in _KEYS:
-            hint = did_you_mean(str(key), _KEYS) or f": there are {', '.join(_KEYS)}"
-            raise ConfigError(f"{where}: no key {key}{hint}")
+            hint = did_you_mean(str(key), _KEYS) or f"; known: {', '.join(_KEYS)}"
+            raise ConfigError(f"{where}: unknown key {key}{hint}")
     try:
         words = tuple(shlex.split(values["submit"]))
     except ValueError as error:
@@ -84,14 +86,14 @@ def _words(where: str, values: Any) -> tuple[str, ...]:
     if words[:2] == ("trnslurm", "submit"):
         words = words[2:]
     if not words:
-        raise ConfigError(f"{where}: nothing to submit")
+        raise ConfigError(f"{where}: there is nothing to submit")
     return words
 
 
 def stages_in_order(
     place: str, told: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]]
 ) -> tuple[StageText, ...]:
-    """Return stages, each after those that it needs; `told` has the words and keys of each."""
+    """Return stages, each after those that it needs. `told` has the words and keys of each."""
     known = [*told]
     stages = {
         name: _stage(f"{place}: stages.{name}", name, words, values, known)
@@ -104,19 +106,23 @@ def _stage(
     where: str, name: str, words: Sequence[str], values: Mapping[str, Any], known: Sequence[str]
 ) -> StageText:
     if not re.fullmatch(NAME, name):
-        raise ConfigError(f"{where}: a name has lowercase letters, digits and _, as in train_2")
+        raise ConfigError(
+            f"{where}: a stage name may contain only lowercase letters, digits and _, as in train_2"
+        )
     condition = str(values.get("if") or "")
     needs = [n for word in words for n in re.findall(_TAKES, word) if n in known]
     if condition:
         if (found := condition_in(condition)) is None:
             raise ConfigError(
                 f"{where}.if is {condition!r}: expected STAGE.METRIC, one of < <= > >=, and a "
-                "number, as in evaluate.accuracy >= 0.6"
+                "number, such as evaluate.accuracy >= 0.6"
             )
         needs.append(_known(f"{where}.if", found.name, known))
     needs += [_known(f"{where}.after", n, known) for n in _texts(where, "after", values)]
     if name in needs:
-        raise ConfigError(f"{where}: it cannot come after itself; its own results go to {{out}}")
+        raise ConfigError(
+            f"{where}: a stage cannot depend on itself; its own results go to {{out}}"
+        )
     return StageText(
         name=name,
         words=tuple(words),
@@ -129,7 +135,7 @@ def _stage(
 def _known(where: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
         raise ConfigError(
-            f"{where}: no stage {name}{did_you_mean(name, known) or f': there are {known}'}"
+            f"{where}: no stage {name}{did_you_mean(name, known) or f': known: {known}'}"
         )
     return name
 
@@ -143,13 +149,13 @@ def _texts(where: str, key: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _in_order(place: str, stages: Mapping[str, StageText]) -> list[StageText]:
-    """Return stages, each after those that it needs, and else as they stand in the file."""
+    """Return stages, each after those that it needs, otherwise in file order."""
     sorter = graphlib.TopologicalSorter({name: stage.needs for name, stage in stages.items()})
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
-        raise ConfigError(f"{place}: its stages wait for each other: {circle}") from None
+        raise ConfigError(f"{place}: the stages wait for each other: {circle}") from None
     found: list[StageText] = []
     while len(found) < len(stages):
         there = {stage.name for stage in found}

@@ -1,7 +1,7 @@
-"""What other Python packages add by entry points of the groups trnslurm.trackers and so on.
+"""What other Python packages add through entry points in the groups trnslurm.trackers and so on.
 
-The launcher looks for a plug-in only when a name is not built in, because reading the metadata of
-all installed packages takes as long as a small command.
+The launcher looks for a plug-in only if a name is not built in, because reading the metadata of all
+installed packages takes as long as a small command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 class PluginError(TrnslurmError):
-    """A plug-in that cannot be used; the text names its package."""
+    """A plug-in that cannot be used. The message names its package."""
 
 
 class Plugin(Frozen):
@@ -29,7 +29,7 @@ class Plugin(Frozen):
     kind: str
     name: str
     value: str
-    """Where its object is: MODULE:OBJECT."""
+    """The location of its object: MODULE:OBJECT."""
     package: str
     version: str
 
@@ -38,7 +38,7 @@ class Plugin(Frozen):
 
     @property
     def module(self) -> str:
-        """The module of its object."""
+        """The module that contains its object."""
         return self.value.partition(":")[0].strip()
 
     def load(self) -> Any:
@@ -50,7 +50,7 @@ class Plugin(Frozen):
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Make any error of the plug-in's one line that names its package."""
+        """Turn any error from the plug-in into a one-line error that names its package."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -65,17 +65,18 @@ class Plugin(Frozen):
 
 
 def all_plugins() -> list[Plugin]:
-    """Return the plug-ins of every kind, by kind and name.
+    """Return the plug-ins of every kind, sorted by kind and name.
 
-    Of a package that is on the path twice, the first counts, as in importlib.metadata.entry_points.
-    That function fails if any package has a damaged file; here such a package has no plug-ins.
+    If a package is on the path twice, the first one counts, as in importlib.metadata.entry_points.
+    That function fails if any package has a damaged file. Here such a package simply has no
+    plug-ins.
     """
     from importlib import metadata  # takes 40 ms
 
     found: dict[str, list[Plugin]] = {}
     for package in metadata.distributions():
         try:
-            # Most packages have none, and parsing their metadata takes most of the time.
+            # Most packages have none, and parsing metadata takes most of the time.
             if _MARK in (package.read_text("entry_points.txt") or ""):
                 name, points = str(package.metadata["Name"]), package.entry_points
                 found.setdefault(_normal(name), [*_plugins_in(points, name, package.version)])
@@ -86,25 +87,27 @@ def all_plugins() -> list[Plugin]:
 
 
 def find_plugin(kind: str, name: str) -> Plugin | None:
-    """Return the plug-in with a name; None: no package has it."""
+    """Return the plug-in with a name, or None if no package provides it."""
     found = [plugin for plugin in all_plugins() if (plugin.kind, plugin.name) == (kind, name)]
     if len(found) > 1:
         packages = " and ".join(plugin.package for plugin in found)
         raise ConfigError(f"{kind} {name} is in two packages, {packages}: uninstall one of them")
-    if found and not re.fullmatch(r"\w[\w.-]*", name):  # it is a name of files, too
-        raise found[0].error("its name may have letters, digits, and _ . - between them")
+    if found and not re.fullmatch(r"\w[\w.-]*", name):  # files are named after it, too
+        raise found[0].error("its name may contain only letters, digits, and _ . - between them")
     return found[0] if found else None
 
 
 def plugin_named(kind: str, name: str, where: str, built_in: Iterable[str] = ()) -> Plugin:
-    """Return a plug-in; an unknown name's error lists all known names, and where they are from."""
+    """Return a plug-in, or raise an error that lists the known names and their packages."""
     if plugin := find_plugin(kind, name):
         return plugin
     known = {word: word for word in built_in}
     for each in all_plugins():
         if each.kind == kind:
-            known.setdefault(each.name, f"{each.name} (of {each.package})")
-    there = f"known: {', '.join(known.values())}" if known else "install the package that has it"
+            known.setdefault(each.name, f"{each.name} (from {each.package})")
+    there = (
+        f"known: {', '.join(known.values())}" if known else "install the package that provides it"
+    )
     raise ConfigError(f"{where} {name}: no such {kind}{did_you_mean(name, known)}; {there}")
 
 
@@ -122,5 +125,5 @@ def _group(kind: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """Return a package's name as pip compares it."""
+    """Return a package's name in the normalized form that pip compares."""
     return re.sub(r"[-_.]+", "-", name).lower()

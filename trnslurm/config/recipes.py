@@ -18,7 +18,7 @@ STRATEGY_FILE = "strategy file"
 JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
-# A recipe may set the shape of its job on the cluster, but never facts of the site.
+# A recipe can set the shape of its job on the cluster, but never facts about the site.
 RECIPE_KEYS = {
     **fields_of(Recipe),
     **{key: _CLUSTER[key] for key in ("env", "notify", "slurm", "workers_per_node")},
@@ -26,9 +26,9 @@ RECIPE_KEYS = {
 
 
 def write_recipe(file: Path, text: str, *, force: bool) -> None:
-    """Write a new recipe.yaml, or with `force` replace one."""
+    """Write a new recipe.yaml, or replace an existing one with `force`."""
     if file.exists() and not force:
-        raise ConfigError(f"{file} exists: choose another NAME, or pass --force")
+        raise ConfigError(f"{file} already exists: choose another NAME, or pass --force")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with naming(file):
@@ -44,9 +44,9 @@ def presets_of(recipe: Source) -> list[str]:
 
 
 def chain_of(recipe: Source, preset: str | None) -> dict[str, dict[str, Any]]:
-    """Return a preset and the presets that follow it, in order, with the values that each sets.
+    """Return a preset and its successors, in order, with the values that each one sets.
 
-    None means the recipe's default preset; without one the chain is empty.
+    None selects the recipe's default preset. If there is no default either, the chain is empty.
     """
     base, presets = recipe_layers(recipe)
     chosen = preset or base.tree.get("default_preset")
@@ -56,7 +56,7 @@ def chain_of(recipe: Source, preset: str | None) -> dict[str, dict[str, Any]]:
 
 
 def preset_before(recipe: Source, preset: str | None) -> str | None:
-    """Return the preset from whose result another one continues, or None."""
+    """Return the preset whose result another preset continues from, or None."""
     if preset is None:
         return None
     _, presets = recipe_layers(recipe)
@@ -64,7 +64,7 @@ def preset_before(recipe: Source, preset: str | None) -> str | None:
 
 
 def recipe_layers(recipe: Source) -> tuple[Layer, dict[str, Any]]:
-    """Return the values for all presets, and the presets as they are in the file, if it has one."""
+    """Return the values for all presets, and the presets as written in the file, if any."""
     if not recipe.has_file:
         return Layer(name="script", source=str(recipe.path), tree=recipe.tree()), {}
     file = recipe.path / "recipe.yaml"
@@ -90,26 +90,26 @@ def _layers_of(file: Path, text: bytes) -> tuple[Layer, dict[str, Any]]:
 
 
 def _checked(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the checked values of a recipe or preset; of a job's own keys no type is known."""
+    """Return the checked values of a recipe or preset; a job's own keys have no known types."""
     checked = check(tree, RECIPE_KEYS, source)
     return {k: with_numbers(v) if k in JOB_SECTIONS else v for k, v in checked.items()}
 
 
 def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
-    """Refuse a `then` that names no preset of the recipe, or leads back in a circle."""
+    """Reject a `then` that names an unknown preset or forms a cycle."""
     then = _then(presets, name)
     if then is None:
         return
     if not isinstance(then, str) or then not in presets:
         hint = did_you_mean(str(then), presets)
-        raise ConfigError(f"{where} is {then!r}, which is no preset of the recipe{hint}")
+        raise ConfigError(f"{where} is {then!r}, which is not a preset of the recipe{hint}")
     passed = _followed(presets, name)
     if _then(presets, passed[-1]) is not None:
-        raise ConfigError(f"{where} leads in a circle: {' -> '.join(passed)} -> …")
+        raise ConfigError(f"{where} forms a cycle: {' -> '.join(passed)} -> …")
 
 
 def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
-    """Return a preset and the presets that follow it, each once."""
+    """Return a preset and its successors, each once."""
     passed: list[str] = []
     following: Any = name
     while following in presets and following not in passed:
@@ -119,7 +119,7 @@ def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
 
 
 def strategy_layer(tree: Mapping[str, Any], recipe_dir: Path) -> list[Layer]:
-    """Return the content of the strategy's own file, over recipe and preset, if a key names one."""
+    """Return the content of the strategy's own file, if a key names one, over recipe and preset."""
     strategy, found = tree["strategy"], []
     for name in ("fsdp", "deepspeed", "xla_fsdp"):
         key = f"strategy.{name}_file"
@@ -136,7 +136,7 @@ def strategy_layer(tree: Mapping[str, Any], recipe_dir: Path) -> list[Layer]:
         except OSError as error:
             raise ConfigError(f"{key}: {file}: {error.strerror}") from None
         except ValueError as error:
-            raise ConfigError(f"{key}: {file}: not JSON ({error})") from None
+            raise ConfigError(f"{key}: {file}: not valid JSON ({error})") from None
         own = {"strategy": {name: content}}
         found.append(Layer(name=STRATEGY_FILE, source=str(file), tree=own))
     return found
@@ -149,12 +149,12 @@ def _then(presets: Mapping[str, Any], name: str) -> Any:
 def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer) -> Layer:
     """Return the values that a preset changes."""
     if name not in presets:
-        hint = did_you_mean(name, presets) or f"; it has {', '.join(presets) or 'none'}"
+        hint = did_you_mean(name, presets) or f"; its presets: {', '.join(presets) or 'none'}"
         raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
     source = f"{base.source}: presets.{name}"
     tree = dict(presets[name] or {})
     take_description(tree, source)
-    tree.pop("then", None)  # these describe the preset, not the training
+    tree.pop("then", None)  # it describes the preset, not the training run
     checked = _checked(tree, source)
     for section in JOB_SECTIONS:
         if section in checked:

@@ -1,4 +1,4 @@
-"""A custom job, named on the command line: a recipe without a file."""
+"""A custom job given on the command line: a recipe without a file."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from trnslurm.frozen import Frozen
 Launcher = Literal[
     "trnslurm", "torchrun", "accelerate", "deepspeed", "srun", "python", "script", "job", "ray"
 ]
-"""What starts a script: `python` and `script` once per node, `job` once on the first node, `ray` as
-well, as the driver of a Ray cluster of all nodes, the others once per worker."""
+"""What starts a script: `python` and `script` once per node; `job` once, on the first node; `ray`
+likewise, as the driver of a Ray cluster that spans all nodes; the others once per worker."""
 OWN_LAUNCHER: Launcher = "trnslurm"
-"""trnslurm's own, trnslurm/node/launcher.py: the default."""
+"""The default launcher, trnslurm's own: trnslurm/node/launcher.py."""
 
 _MOST_READ = 1 << 20
 SCRIPT_HINT = (
-    "a script is named by its path (./train.py), a module by -m, and any other command comes after "
+    "name a script by its path (./train.py), a module with -m, and put any other command after "
     "--: trnslurm submit --nodes 2 -- trl sft --config sft.yaml"
 )
-"""How to start what is not a recipe."""
+"""How to start something that is not a recipe."""
 
 
 class Source(Frozen):
     """Where a recipe comes from."""
 
     path: Path
-    """The directory of recipe.yaml; of a custom script its file; of another command the directory
-    in which it is given."""
+    """The directory of recipe.yaml; for a custom script its file; for another command the directory
+    in which it was given."""
     command: Entry | None = None
     """A module or a program, instead of a file."""
 
@@ -52,7 +52,7 @@ class Source(Frozen):
         return self.command is None and self.path.is_dir()
 
     def tree(self) -> dict[str, Any]:
-        """Return the content of the recipe that has no file."""
+        """Return the content of a recipe that has no file."""
         if self.command is None:
             return script_tree(self.path)
         python = self.command.is_python
@@ -60,7 +60,7 @@ class Source(Frozen):
 
 
 def is_script(word: str) -> bool:
-    """Check whether a word names a script: recipes have names without a slash or a suffix."""
+    """Check whether a word names a script; recipe names have no slash or suffix."""
     if "/" in word:
         return True
     file = Path(word)
@@ -76,30 +76,30 @@ def batch_script(word: str) -> BatchScript | None:
 
 
 def refuse_batch_script(file: Path) -> None:
-    """Refuse a script with options for sbatch where nothing would read them.
+    """Reject a script with sbatch options where nothing would read them.
 
-    Its commands would run on every node at once, too.
+    Also, its commands would run on every node at once.
     """
     if line := first_directive(file):
         raise ConfigError(
-            f"{file}: a batch script (#SBATCH in line {line}): trnslurm submit "
-            f"{shlex.quote(str(file))} runs it once, with its own options"
+            f"{file}: this is a batch script (#SBATCH in line {line}). Use trnslurm submit "
+            f"{shlex.quote(str(file))} to run it once, with its own options"
         )
 
 
 def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
     """Return the content of a recipe for the script.
 
-    Its project is the directory from which it is started here, so that its relative paths mean the
-    same there; or its own, if it lies elsewhere.
+    Its project is the current directory, so that relative paths keep their meaning. If the script
+    lies elsewhere, its project is the script's own directory.
     """
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    # Without "..", which would seem to be below this directory.
+    # Without "..", which would look like a path under this directory.
     entry, here = Path(os.path.abspath(file)), Path.cwd()  # noqa: PTH100
     root = (project or (here if entry.is_relative_to(here) else entry.parent)).absolute()
     if not entry.is_relative_to(root):
-        raise ConfigError(f"{file} is not below its project {root}")
+        raise ConfigError(f"{file} is not inside its project {root}")
     found = Entry(str(entry.relative_to(root)))
     if is_batch_script(file):
         return _batch_tree(found, root, file)
@@ -120,13 +120,13 @@ def _tree(entry: Entry, project: Path, launcher: Launcher) -> dict[str, Any]:
 
 
 def _suits(device: DeviceType, source: str) -> bool:
-    """Check whether a script's text imports what a device needs."""
+    """Check whether a script's source imports what a device needs."""
     needs = "|".join(map(re.escape, device.imports))
     return not needs or bool(re.search(rf"(?m)^\s*(?:from|import)\s+(?:{needs})\b", source))
 
 
 def _source_of(entry: Entry, project: Path) -> str:
-    """Return the text of a script, or of a module of the project; empty: it is elsewhere."""
+    """Return the source of a script or of a module in the project; empty if it is elsewhere."""
     path = entry.name.replace(".", "/") if entry.is_module else entry.name
     files = (f"{path}.py", f"{path}/__main__.py", f"src/{path}.py") if entry.is_module else (path,)
     found = (file for name in files if entry.is_python and (file := project / name).is_file())
@@ -139,7 +139,8 @@ def _batch_tree(entry: Entry, project: Path, file: Path) -> dict[str, Any]:
     """Return the content of the recipe that runs a batch script."""
     if (file.parent / PLAN).is_file():
         raise ConfigError(
-            f"{file}: a batch script of a bundle: trnslurm submit --rendered {file.parent}"
+            f"{file}: this batch script belongs to a bundle: use trnslurm submit --rendered "
+            f"{file.parent}"
         )
     script = read_batch_script(file)
     runs_in = Path(os.path.abspath(project / script.directory))  # noqa: PTH100
@@ -155,12 +156,12 @@ def _batch_tree(entry: Entry, project: Path, file: Path) -> dict[str, Any]:
         options.append(f"--directory={runs_in.relative_to(project) if below else runs_in}")
     return _tree(entry, project, "job") | {
         "launcher_arguments": options,
-        "devices": [],  # it knows what its nodes have
+        "devices": [],  # the script knows what its nodes have
         "slurm": {**script.slurm, "directives": [*script.kept]},
     }
 
 
 def _reached(directory: Path, levels: int) -> Path | None:
-    """Return the directory so many levels up, unless it is a home or has homes."""
+    """Return the directory this many levels up, unless it is a home directory or contains one."""
     root = directory.parents[levels - 1] if 0 < levels <= len(directory.parents) else directory
     return None if root in (Path.home(), *Path.home().parents) else root

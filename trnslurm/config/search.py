@@ -1,4 +1,4 @@
-"""The search path of recipes, cluster profiles and templates: the user's directories first."""
+"""The search path for recipes, cluster profiles and templates: the user's directories first."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SETTINGS_FILE = "trnslurm.yaml"
 
 
 def packaged_root() -> Path:
-    """Return the directory of trnslurm's templates/, jobs/ and cluster-config/."""
+    """Return the directory that contains trnslurm's templates/, jobs/ and cluster-config/."""
     installed = _PACKAGE / "share"
     return installed if installed.is_dir() else _PACKAGE.parent
 
 
 def user_root() -> Path:
-    """Return the user's directory of the same layout."""
+    """Return the user's directory with the same layout."""
     config_home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(config_home).expanduser() / "trnslurm"
 
@@ -48,7 +48,7 @@ class Workspace(Frozen):
     def discover(cls, paths: Sequence[str] = (), more: Sequence[Path] = ()) -> Workspace:
         """Read --path, TRNSLURM_PATH, ./trnslurm.yaml and the user's directory, in that order.
 
-        `more` are directories after the user's: those of running sandboxes.
+        `more` are directories that come after the user's: those of running sandboxes.
         """
         roots = [Path(p) for p in paths]
         roots += [Path(p) for p in os.environ.get(Variable.PATH, "").split(":") if p]
@@ -61,7 +61,9 @@ class Workspace(Frozen):
             settings = _read_settings(settings_file)
             for root in (settings_file.parent / Path(p).expanduser() for p in settings["path"]):
                 if not root.is_dir():
-                    raise ConfigError(f"{settings_file}: path names {root}, which is no directory")
+                    raise ConfigError(
+                        f"{settings_file}: path names {root}, which is not a directory"
+                    )
                 roots.append(root)
             if cluster is None and settings["cluster"]:
                 cluster, source = settings["cluster"], str(settings_file)
@@ -69,45 +71,47 @@ class Workspace(Frozen):
         return cls(roots=tuple(roots), cluster=cluster, cluster_source=source if cluster else "")
 
     def recipes(self) -> dict[str, Path]:
-        """Return every recipe's directory by name."""
+        """Return the directory of every recipe by name."""
         found = [d for root in reversed(self.roots) for d in root.glob("jobs/*/recipe.yaml")]
         return {f.parent.name: f.parent for f in found}
 
     def clusters(self) -> dict[str, Path]:
-        """Return every cluster profile's file by name."""
+        """Return the file of every cluster profile by name."""
         found = [f for root in reversed(self.roots) for f in root.glob("cluster-config/*.yaml")]
         return {f.stem: f for f in found}
 
     def source(self, name: str) -> Source:
         """Return where a recipe comes from, or raise an error that suggests the nearest name.
 
-        A word that is a path names a custom script, and `-m NAME` or `-- NAME` another command.
+        A word that is a path names a custom script; `-m NAME` and `-- NAME` name other commands.
         """
         if not (entry := Entry(name)).is_file:
             return Source(path=Path.cwd(), command=entry)
         if is_script(name):
             if Path(name).is_dir():
-                raise ConfigError(f"{name}: a directory, not a script; recipes go by their names")
+                raise ConfigError(
+                    f"{name} is a directory, not a script. Refer to a recipe by its name"
+                )
             return Source(path=Path(name).absolute())
         known = self.recipes()
         if name not in known and name.endswith((".yaml", ".yml")) and Path(name).is_file():
-            raise ConfigError(f"{name}: a file of stages is for submit and plan")
+            raise ConfigError(f"{name}: only submit and plan accept a pipeline file")
         if name not in known and Path("jobs", name, "recipe.yaml").is_file():
-            raise ConfigError(f"unknown recipe {name!r}; it is in ./jobs: pass --path .")
+            raise ConfigError(f"unknown recipe {name!r}. To use the one in ./jobs, pass --path .")
         more = f"; {SCRIPT_HINT}"
         return Source(path=_known("recipe", name, known, "trnslurm recipes", more=more))
 
     def cluster_file(self, name: str, place: str = "") -> Path:
-        """Return the file of a cluster profile, or an error that suggests the nearest name.
+        """Return the file of a cluster profile, or raise an error that suggests the nearest name.
 
-        The error begins with the file that has the name, if there is one.
+        The error begins with the file that contains the name, if there is one.
         """
         place = place or (self.cluster_source if name == self.cluster else "")
         sandbox, _, other = name.partition("-")
         if sandbox == "sandbox" and name not in self.clusters():
             up = f"trnslurm sandbox up --name {other}" if other else "trnslurm sandbox up"
             where = f"{place}: " if place else ""
-            raise ConfigError(f"{where}cluster {name!r} is not up: `{up}` starts it")
+            raise ConfigError(f"{where}cluster {name!r} is not running: start it with `{up}`")
         return _known("cluster", name, self.clusters(), "trnslurm clusters", place)
 
     def template_dirs(self) -> list[Path]:
@@ -116,12 +120,12 @@ class Workspace(Frozen):
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, or raise a one-line error with file and line."""
+    """Return the mapping in a YAML file, or raise a one-line error with the file and line."""
     return mapping_in(read_text(file), file)
 
 
 def read_text(file: Path) -> bytes:
-    """Return what is in a YAML file, or raise a one-line error."""
+    """Return the content of a YAML file, or raise a one-line error."""
     try:
         return read_file(file)
     except FileNotFoundError:
@@ -135,13 +139,13 @@ def mapping_in(text: bytes, file: Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(text.decode())
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: not a text file in UTF-8") from None
+        raise ConfigError(f"{file}: not a UTF-8 text file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}:{mark.line + 1}" if mark else str(file)
         raise ConfigError(f"{place}: {getattr(error, 'problem', None) or error}") from None
     except ValueError as error:  # no such date
-        raise ConfigError(f"{file}: {error}: quote what is text") from None
+        raise ConfigError(f"{file}: {error}: quote values that are strings") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -150,22 +154,22 @@ def mapping_in(text: bytes, file: Path) -> dict[str, Any]:
 
 
 def take_description(tree: dict[str, Any], where: str) -> str:
-    """Remove the description; it is for listings only."""
+    """Remove and return the description, which is only for listings."""
     description = tree.pop("description", "")
     if not isinstance(description, str):
-        raise ConfigError(f"{where}: description must be text, found {str(description)[:40]!r}")
+        raise ConfigError(f"{where}: description must be a string, found {str(description)[:40]!r}")
     return description
 
 
 def take_remote(tree: dict[str, Any], where: str) -> None:
-    """Remove the host that submits a profile's jobs; it is not part of a job."""
+    """Remove the host that submits a profile's jobs, because it is not part of a job."""
     remote = tree.pop("remote", None)
     if remote is not None and not isinstance(remote, str):
-        raise ConfigError(f"{where}: remote must be text, found {str(remote)[:40]!r}")
+        raise ConfigError(f"{where}: remote must be a string, found {str(remote)[:40]!r}")
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Return the value of a YAML text: plain, no key twice, nothing that contains itself."""
+    """Return the value of a YAML text; reject repeated keys and values that contain themselves."""
     try:
         if len(text) > _SURELY_SHALLOW:
             _refuse_deep(text)
@@ -175,13 +179,13 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def yaml_line(value: Any) -> str:
-    """Return a value as one line of YAML, as a recipe would have it."""
+    """Return a value as one line of YAML, as it would appear in a recipe."""
     said = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
     return said.removesuffix("...\n").removesuffix("\n")
 
 
 def find_line(file: Path, *keys: str) -> str:
-    """Return the line of a file that sets a key below others, with its comment; empty: none."""
+    """Return the line number, and comment, of a nested key in a file; empty if it is missing."""
     try:
         text = file.read_text(encoding="utf-8")
         node: Any = yaml.compose(text, Loader=_Loader)
@@ -194,11 +198,11 @@ def find_line(file: Path, *keys: str) -> str:
     return f"line {line + 1}" + (f" ({comment})" if comment else "")
 
 
-# libyaml's parser where PyYAML came with it: it is ten times faster.
+# libyaml's parser if PyYAML came with it, because it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_LARGE = 2**63
 _MOST_VALUES = 100_000
-# libyaml overflows the stack, and so kills the process, at some 40,000 levels.
+# libyaml overflows the stack, which kills the process, at about 40,000 levels.
 _SURELY_SHALLOW, _DEEPEST = 10_000, 100
 _MOST_DIGITS = 80  # of a binary number, with sign and underscores
 # YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8; no user means that.
@@ -206,9 +210,9 @@ _OTHER_BASE = r"[^:]*:.*|[-+]?0[0-7_]+"
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
-    """SafeLoader that refuses duplicate keys; YAML would silently keep the last.
+    """SafeLoader that rejects duplicate keys; YAML would silently keep the last one.
 
-    Whole numbers have at most 63 bits; numbers in unintended bases stay text.
+    Whole numbers have at most 63 bits; numbers in unintended bases stay strings.
     """
 
     def construct_document(self, node: yaml.Node) -> Any:
@@ -216,7 +220,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
             raise yaml.constructor.ConstructorError(
                 None, None, f"more than {_MOST_VALUES:,} values, aliases counted", node.start_mark
             )
-        self.deep_construct = True  # so that an alias inside the node that it names is an error
+        self.deep_construct = True  # makes an alias inside the node that it refers to an error
         return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -241,7 +245,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
         number = self.construct_yaml_int(node) if len(node.value) < _MOST_DIGITS else _TOO_LARGE
         if abs(number) >= _TOO_LARGE:
             raise yaml.constructor.ConstructorError(
-                None, None, "a number of 2**63 or more: quote it if it is text", node.start_mark
+                None, None, "a number of 2**63 or more: quote it if it is a string", node.start_mark
             )
         return number
 
@@ -260,11 +264,11 @@ def _refuse_deep(text: str | bytes) -> None:
 
 
 def _size(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
-    """Return how many values a node has, with each alias written out."""
-    if depth > _DEEPEST:  # whatever Python's own limit is
+    """Return how many values a node has, with each alias expanded."""
+    if depth > _DEEPEST:  # independent of Python's own limit
         raise RecursionError
     if id(node) not in known:
-        known[id(node)] = 1  # also of an alias inside what it names
+        known[id(node)] = 1  # also for an alias inside the node that it refers to
         values = node.value if isinstance(node, yaml.CollectionNode) else ()
         inner = [n for v in values for n in (v if isinstance(v, tuple) else (v,))]
         known[id(node)] += sum(_size(n, known, depth + 1) for n in inner)
@@ -272,14 +276,15 @@ def _size(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
 
 
 def _refuse_unreadable(root: Path) -> None:
-    """Refuse directories that glob would silently skip."""
+    """Reject directories that glob would silently skip."""
     for name in ("jobs", "cluster-config", "templates"):
         try:
             with os.scandir(root / name):
                 pass
         except PermissionError:
             raise ConfigError(
-                f"search path {root}: {name} in it cannot be read: chmod it, or leave it out"
+                f"search path {root}: its {name} directory is not readable: fix the permissions, "
+                "or remove it from the path"
             ) from None
         except OSError:  # it may be missing
             pass

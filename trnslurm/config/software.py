@@ -1,4 +1,4 @@
-"""The software that jobs need, and which of the devices a profile means."""
+"""The software that jobs need, and which device a profile means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEURON_SDKS: Mapping[str, NeuronSdk] = {
 
 
 def _is_later(neuron_sdk: str) -> bool:
-    """Check whether it is a release after all that are known, such as 2.33.1 of November 2026."""
+    """Check whether a release is newer than all known ones, such as 2.33.1 of November 2026."""
     later = _numbers(neuron_sdk) > _numbers(_newest())
     return later and bool(re.fullmatch(r"\d+\.\d+\.\d+", neuron_sdk))
 
@@ -28,7 +28,7 @@ def _newest() -> str:
 
 
 def check_sdk(neuron_sdk: str) -> None:
-    """Refuse a release of the Neuron SDK that jobs are not made for."""
+    """Reject a release of the Neuron SDK that jobs do not support."""
     if neuron_sdk not in NEURON_SDKS and not _is_later(neuron_sdk):
         raise ConfigError(
             f"neuron_sdk is {neuron_sdk!r}: it must be {', '.join(NEURON_SDKS)} or a later release"
@@ -36,13 +36,13 @@ def check_sdk(neuron_sdk: str) -> None:
 
 
 def device_of_sdk(neuron_sdk: str) -> DeviceType:
-    """Return the device that a release of the Neuron SDK is for; a later one: the newest's."""
+    """Return the device of a Neuron SDK release; an unknown newer one counts as the newest."""
     known = neuron_sdk if neuron_sdk in NEURON_SDKS else _newest()
     return next(device for device in DEVICES.values() if known in device.sdks)
 
 
 def device_of(cluster: Cluster, instance: InstanceType) -> DeviceType:
-    """Return a profile's device; `auto` is the instance type's, by the stack of neuron_sdk."""
+    """Return a profile's device. `auto` means the instance type's, for the stack in neuron_sdk."""
     if cluster.device != "auto":
         return device_named(cluster.device)
     of_sdk = device_of_sdk(cluster.neuron_sdk)
@@ -50,9 +50,9 @@ def device_of(cluster: Cluster, instance: InstanceType) -> DeviceType:
 
 
 def packages_for(device: DeviceType, neuron_sdk: str) -> dict[str, str]:
-    """Return the Python packages that jobs on a device need, and which versions of them.
+    """Return the Python packages that jobs on a device need, with their versions.
 
-    A release that is not known has at least the versions of the newest that is.
+    An unknown release requires at least the versions of the newest known release.
     """
     if not device.sdks or neuron_sdk in NEURON_SDKS:
         return {**device.pins, **(NEURON_SDKS[neuron_sdk].pip if device.sdks else {})}
@@ -61,7 +61,7 @@ def packages_for(device: DeviceType, neuron_sdk: str) -> dict[str, str]:
 
 
 def matches(version: str | None, pin: str) -> bool:
-    """Check whether a version matches a pin: 2.9.1+cpu matches 2.9, and 2.14.1 >=2.9."""
+    """Check whether a version matches a pin: 2.9.1+cpu matches 2.9, and 2.14.1 matches >=2.9."""
     if version is None:
         return False
     if pin.startswith(">="):

@@ -1,4 +1,4 @@
-"""How srun or mpirun starts a command: its tasks, and what else its options say.
+"""How srun or mpirun starts a command: its tasks, and what its other options mean.
 
 https://slurm.schedmd.com/srun.html#SECTION_OPTIONS
 """
@@ -22,7 +22,7 @@ _SHORT = {
     "u": "unbuffered", "v": "verbose", "w": "nodelist", "W": "wait", "X": "disable-status",
     "x": "exclude", "Z": "no-allocate",
 }  # fmt: skip
-# Without a value, or with one only after "=". The last ones are pyxis's.
+# Options without a value, or with a value only after "=". The last ones are pyxis's.
 _FLAGS = frozenset({
     "contiguous", "disable-status", "exact", "exclusive", "hold", "immediate", "kill-on-bad-exit",
     "label", "multi-prog", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe",
@@ -32,7 +32,7 @@ _FLAGS = frozenset({
     "no-container-mount-home", "no-container-remap-root",
 })  # fmt: skip
 _SIZE = frozenset({"nodes", "ntasks", "ntasks-per-node"})
-# What the run's own srun does, or what does not matter to one command on all nodes.
+# Options that the run's own srun sets, or that do not matter for one command on all nodes.
 _OURS = frozenset({
     "accel-bind", "cpu-bind", "cpus-per-gpu", "cpus-per-task", "disable-status", "distribution",
     "error", "exact", "exclusive", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres",
@@ -44,7 +44,7 @@ _OURS = frozenset({
     "slurmd-debug",
     "no-container-entrypoint", "no-container-mount-home", "container-mount-home",
     "container-name", "oversubscribe", "acctg-freq", "profile", "network", "constraint",
-    "auto-resume",  # of HyperPod: trnslurm itself starts the workers again
+    "auto-resume",  # from HyperPod: trnslurm itself restarts the workers
 })  # fmt: skip
 _BINDS = ("cpu-bind", "accel-bind")
 _CONTAINER = {"container-image": "image", "container-mounts": "mounts",
@@ -52,32 +52,32 @@ _CONTAINER = {"container-image": "image", "container-mounts": "mounts",
 
 
 class Tasks(Frozen):
-    """How srun starts a command: the number of its nodes and tasks, as it says itself."""
+    """How srun starts a command: the number of nodes and tasks, as its options say."""
 
     nodes: str = ""
     ntasks: str = ""
     ntasks_per_node: str = ""
     binds_gpus: bool = False
-    """Whether each task sees GPUs of its own."""
+    """Whether each task sees its own GPUs only."""
     mpi: bool = False
-    """Whether mpirun starts it, in place of srun."""
+    """Whether mpirun starts it instead of srun."""
 
 
 class Srun(Frozen):
-    """An srun's options, and its command."""
+    """The options of an srun, and its command."""
 
     tasks: Tasks
     rest: tuple[str, ...]
     container: Mapping[str, str]
     """Keys of the section `container`."""
     environment: tuple[str, ...]
-    """NAME=VALUE of --export."""
+    """The NAME=VALUE pairs in --export."""
     lost: tuple[str, ...] = ()
-    """Options that place tasks, which the run does not."""
+    """Options that bind tasks, which the run does not apply."""
 
 
 def read_srun(words: Sequence[str]) -> Srun:
-    """Return the meaning of srun's options; refuse one that changes what runs where."""
+    """Return the meaning of srun's options; reject any that change what runs where."""
     rest, found = [*words], dict[str, str]()
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
@@ -88,24 +88,24 @@ def read_srun(words: Sequence[str]) -> Srun:
         else:
             name, value = _SHORT.get(word[1:2], word), word[2:]
             needs = not value and name not in _FLAGS
-            if name in _FLAGS:  # several in one word: -lu
+            if name in _FLAGS:  # more than one in a word: -lu
                 found |= {_SHORT[letter]: "" for letter in value if letter in _SHORT}
                 value = ""
         if needs and not rest:
-            raise ConfigError(f"srun: {word} lacks its value")
+            raise ConfigError(f"srun: {word} needs a value")
         found[name] = rest.pop(0) if needs else value
     if rest[:1] == ["--"]:
         del rest[0]
     export = found.pop("export", "ALL")
     named = [word for word in export.split(",") if word not in ("ALL", "")]
     if export.startswith(("NONE", "NIL")) or any("=" not in word for word in named):
-        raise ConfigError(f"srun: --export={export} says what its tasks see")
+        raise ConfigError(f"srun: --export={export} limits the environment of its tasks")
     odd = [name for name in found if name not in _SIZE | _OURS and name not in _CONTAINER]
     if odd:
         option = f"--{odd[0]}" + (f"={found[odd[0]]}" if found[odd[0]] else "")
-        raise ConfigError(f"srun: {option} changes what runs where")
+        raise ConfigError(f"srun: {option} changes what runs where, which is not supported")
     if not rest:
-        raise ConfigError("srun: it starts nothing")
+        raise ConfigError("srun: no command is given")
     return Srun(
         tasks=Tasks(
             nodes=found.get("nodes", ""),
@@ -121,12 +121,12 @@ def read_srun(words: Sequence[str]) -> Srun:
 
 
 def _places(value: str) -> bool:
-    """Check whether the value of --cpu-bind or --accel-bind says more than what is printed."""
+    """Check whether the value of --cpu-bind or --accel-bind does more than set what is printed."""
     return not {*value.split(",")} <= {"", "v", "verbose", "q", "quiet", "none", "no", "off"}
 
 
 # https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html and MPICH's and Intel's mpiexec:
-# options by the number of their values. All may begin with one dash or two.
+# options with the number of their values. All can begin with one dash or two.
 _MPI_NUMBERS = {"np": "ntasks", "n": "ntasks", "c": "ntasks", "npernode": "ntasks-per-node",
                 "N": "ntasks-per-node", "ppn": "ntasks-per-node"}  # fmt: skip
 _MPI_OPTIONS = {
@@ -138,7 +138,7 @@ _MPI_OPTIONS = {
 
 
 def read_mpirun(words: Sequence[str]) -> Srun:
-    """Return the meaning of mpirun's options as of srun's: a task of Slurm for each process."""
+    """Return the meaning of mpirun's options in terms of srun: one Slurm task for each process."""
     name, rest = Path(words[0]).name, [*words[1:]]
     found: dict[str, str] = {}
     environment: list[str] = []
@@ -146,7 +146,7 @@ def read_mpirun(words: Sequence[str]) -> Srun:
         option, equals, value = rest.pop(0).lstrip("-").partition("=")
         many = 1 if option in _MPI_NUMBERS or option == "x" else _MPI_OPTIONS.get(option)
         if many is None or len(rest) < many - bool(equals):
-            raise ConfigError(f"{name}: -{option} is not known to trnslurm")
+            raise ConfigError(f"{name}: trnslurm does not know the option -{option}")
         values = [value] if equals else [rest.pop(0) for _ in range(many)]
         if option in _MPI_NUMBERS:
             found[_MPI_NUMBERS[option]] = values[0]
@@ -157,7 +157,7 @@ def read_mpirun(words: Sequence[str]) -> Srun:
         elif option == "map-by" and (ppr := re.fullmatch(r"ppr:(\d+):node(:.*)?", values[0])):
             found["ntasks-per-node"] = ppr[1]
     if not rest:
-        raise ConfigError(f"{name}: it starts nothing")
+        raise ConfigError(f"{name}: no command is given")
     tasks = Tasks(ntasks=found.get("ntasks", ""), mpi=True,
                   ntasks_per_node=found.get("ntasks-per-node", ""))  # fmt: skip
     return Srun(tasks=tasks, rest=tuple(rest), container={},

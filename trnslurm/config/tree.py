@@ -1,4 +1,4 @@
-"""Nested mappings, as YAML and JSON hold them: merged, checked, and made into dataclasses."""
+"""Nested mappings, as in YAML and JSON: merged, checked, and converted to dataclasses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Layer(Frozen):
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
+    """Yield (dotted key, value) for every leaf; an empty mapping is a leaf."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
@@ -68,7 +68,7 @@ def fields_of(cls: Any) -> Mapping[str, Any]:
     return _fields_of(cls)
 
 
-@functools.cache  # it evaluates text, and a configuration asks hundreds of times
+@functools.cache  # it evaluates strings, and a configuration calls it hundreds of times
 def _fields_of(cls: type) -> Mapping[str, Any]:
     hints = {field.name: field.type for field in dataclasses.fields(cls)}
     if any(isinstance(hint, str) for hint in hints.values()):
@@ -93,12 +93,12 @@ def marks_of(cls: type) -> Sequence[tuple[str, str]]:
     return found
 
 
-# YAML 1.1 asks for a point and a sign: 1.0e-4. It reads 1e-4 and 1.5e4 as text.
+# YAML 1.1 requires a point and a sign: 1.0e-4. It reads 1e-4 and 1.5e4 as strings.
 _EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 
 def with_numbers(value: Any) -> Any:
-    """Return `value` with every text such as 1e-4 as a number."""
+    """Return `value` with every string such as 1e-4 converted to a number."""
     if isinstance(value, Mapping):
         return {k: with_numbers(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -107,7 +107,7 @@ def with_numbers(value: Any) -> Any:
 
 
 def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Return `tree` with every value converted, or raise an error that names file and key."""
+    """Return `tree` with every value converted, or raise an error that names the file and key."""
     if not isinstance(tree, Mapping):
         raise ConfigError(
             f"{where}: {prefix.rstrip('.') or 'it'} must be a mapping, found {tree!r}"
@@ -127,13 +127,13 @@ def is_list(hint: Any) -> bool:
 
 
 def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
-    """Return `value` as the type that `hint` asks for, still plain, or raise a ConfigError."""
+    """Return `value` as the type required by `hint`, still plain, or raise a ConfigError."""
     if hint is Any:
         return value
     if dataclasses.is_dataclass(hint):
         section = check(value, fields_of(hint), where, f"{dotted}.")
         if missing := lacking(hint, section):
-            raise ConfigError(f"{where}: {dotted} lacks {', '.join(missing)}")
+            raise ConfigError(f"{where}: {dotted} has no {', '.join(missing)}")
         return section
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -155,7 +155,9 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         raise ConfigError(f"{where}: {dotted} is {value!r}; expected one of {', '.join(hint)}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}: {dotted} must be a list, as [{value}], found {value!r}")
+            raise ConfigError(
+                f"{where}: {dotted} must be a list such as [{value}], found {value!r}"
+            )
         return [convert(v, args[0], where, f"{dotted}[{i}]") for i, v in enumerate(value)]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(value, args[1], where, dotted)
@@ -166,7 +168,7 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
     raise ConfigError(f"{where}: {dotted} must be {_WORDS[hint]}, found {value!r}")
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
@@ -175,12 +177,14 @@ def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
     converted = {}
     for key, inner in value.items():
         if not isinstance(key, str):
-            raise ConfigError(f"{where}: {dotted} has a key that is not text: {key!r} (quote it)")
+            raise ConfigError(
+                f"{where}: {dotted} has a key that is not a string: {key!r} (quote it)"
+            )
         if hint is str:
-            # YAML reads `FI_PROVIDER_COUNT: 1` as a number; in an environment it is text.
+            # YAML reads `FI_PROVIDER_COUNT: 1` as a number; environment variables are strings.
             if isinstance(inner, bool) or not isinstance(inner, str | int | float):
                 raise ConfigError(
-                    f"{where}: {dotted}.{key} must be text, found {inner!r} (quote it)"
+                    f"{where}: {dotted}.{key} must be a string, found {inner!r} (quote it)"
                 )
             inner = str(inner)
         converted[key] = convert(inner, hint, where, f"{dotted}.{key}")
@@ -188,7 +192,7 @@ def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
 
 
 def lacking(cls: Any, tree: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a dataclass that have no default and are not in `tree`."""
+    """Return the fields of a dataclass that have no default and are missing from `tree`."""
     return [
         field.name
         for field in dataclasses.fields(cls)
@@ -197,7 +201,7 @@ def lacking(cls: Any, tree: Mapping[str, Any]) -> list[str]:
 
 
 def build(cls: type[T], tree: Mapping[str, Any]) -> T:
-    """Return the dataclass `cls` made of a checked tree; absent keys keep their defaults."""
+    """Return the dataclass `cls` built from a checked tree; absent keys keep their defaults."""
     hints = fields_of(cls)
     return cls(**{k: _instance(v, hints[k]) for k, v in tree.items() if k in hints})
 
@@ -221,7 +225,7 @@ def defaults_of(cls: type) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with tuples as lists and mappings as dicts: what YAML and JSON can hold."""
+    """Return `value` with tuples as lists and mappings as dicts, which YAML and JSON can hold."""
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What the launcher, the scripts, the programs on the nodes and the training agree on.
+"""What the launcher, the scripts, the node programs and the training code agree on.
 
-Standard library only, for all of them import these modules.
+These modules use only the standard library, because all of these programs import them.
 """

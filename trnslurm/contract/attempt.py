@@ -1,7 +1,7 @@
 """The record of an attempt: state/PHASE-ATTEMPT.json.
 
-The batch script begins the file, node/attempt.py keeps it, and all others read it. The files remain
-when accounting is off and Slurm has forgotten the job (MinJobAge).
+The batch script creates the file, node/attempt.py keeps it up to date, and everything else reads
+it. The files remain when accounting is off and Slurm has forgotten the job (MinJobAge).
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class Attempt:
     reason: str = ""
     exit_code: int | None = None
     cause: str = EndCause.NONE
-    """Why a training ended: a `EndCause`."""
+    """Why a training attempt ended: an `EndCause`."""
     checkpoint: int = 0
-    """The step of the newest checkpoint when a training began; 0: none."""
+    """The step of the newest checkpoint when a training attempt began, or 0 if there was none."""
     changed: float = 0.0
     """When the checkpoints of a custom script had last changed before the attempt began."""
     server: str = ""
-    """The server of a role for which it was ended, by the name of its log: ROLE-NUMBER."""
+    """The server of a role because of which the attempt was ended, by its log's name:
+    ROLE-NUMBER."""
     hosts: str = ""
     nodes: int = 0
-    """Of its job, spares included; 0: not recorded."""
+    """The number of nodes of its job, including spares; 0 if not recorded."""
     host: str = ""
     pid: int = 0
     started: str = ""
@@ -56,11 +57,11 @@ class Attempt:
 
     @property
     def crashed(self) -> bool:
-        """Whether the attempt failed or recorded no end; an end by Slurm is no crash."""
+        """Whether the attempt failed or recorded no end. An end caused by Slurm is not a crash."""
         return self.under_way or self.state is State.FAILED or self.cause == EndCause.CRASH
 
     def become(self, state: State, reason: str = "", cause: str | None = None) -> None:
-        """Change the state, in memory; without a cause the attempt keeps the one it has."""
+        """Change the state in memory; without a cause, the attempt keeps its current one."""
         assert self.state.may_become(state), f"an attempt that is {self.state} becomes {state}"
         self.state, self.reason = state, reason
         if cause is not None:
@@ -80,12 +81,12 @@ class Attempt:
 
 
 def read_attempt(run: RunFiles, phase: str, attempt: int) -> Attempt:
-    """Return an attempt; it is STARTING while its file is empty, or if the file is damaged."""
+    """Return an attempt, which is STARTING while its file is empty or damaged."""
     return attempt_of(phase, attempt, read_json(run.state_file(phase, attempt)))
 
 
 def attempt_of(phase: str, attempt: int, told: Mapping[str, Any]) -> Attempt:
-    """Return the attempt that a state file tells of; a value of a wrong type is left out."""
+    """Return the attempt that a state file describes; values of a wrong type are left out."""
     found = Attempt(phase=phase, attempt=attempt)
     for name in (field.name for field in fields(Attempt)):
         value = told.get(name)

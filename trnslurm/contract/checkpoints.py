@@ -1,7 +1,7 @@
-"""The checkpoints of a run: their names, and the newest.
+"""The checkpoints of a run: their names, and the newest one.
 
-A custom script reports its own by `trnslurm.saved`, by saved.json or by a name. Those of a script
-that reports none are found by what its library writes (forms.py), when somebody asks.
+A custom script reports its own checkpoints with `trnslurm.saved`, in saved.json or by a name. If a
+script does not report any, they are found on demand by what its library writes (forms.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHECKPOINT_FORMAT = 1
 _MOST_ATTEMPTS = 100
 _OF_DIRECTORIES = ("DeepSpeed", "Megatron")
-"""Whose checkpoints are taken with a directory that names the newest."""
+"""Formats whose checkpoints are used together with a directory that names the newest one."""
 _STEP = r"step-([0-9]{8,})"
 _REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
 
@@ -39,13 +39,13 @@ def export_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint's name; None for any other name."""
+    """Return the step in a checkpoint's name, or None for any other name."""
     match = re.fullmatch(_STEP, name)
     return int(match[1]) if match else None
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Return the checkpoints in a directory, newest first; empty if there is no directory."""
+    """Return the checkpoints in a directory, newest first; empty if the directory is missing."""
     try:
         found = [path for path in directory.iterdir() if step_of(path.name) is not None]
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def newest_in(directory: Path) -> int:
-    """Return the step of the newest checkpoint by name; 0 if there is none, or none is readable."""
+    """Return the step of the newest checkpoint by name, or 0 if there is no readable one."""
     try:
         return max((step_of(path.name) or 0 for path in checkpoints_in(directory)), default=0)
     except OSError:
@@ -66,28 +66,29 @@ class Newest(NamedTuple):
 
     path: Path
     step: int
-    """0: not known."""
+    """The step, or 0 if unknown."""
     form: str = ""
-    """The library that wrote it, if nobody has reported it; else empty."""
+    """The library that wrote it; empty if the script reported it."""
     time: float = 0.0
-    """When it was complete, if nobody has reported it; else 0."""
+    """When it was complete; 0 if the script reported it."""
 
     @property
     def is_alone(self) -> bool:
-        """Check whether its path has this checkpoint only, and the name of its step."""
+        """Check whether its path contains only this checkpoint, and its name contains the step."""
         return not self.form or (self.step > 0 and self.form not in _OF_DIRECTORIES)
 
     @property
     def name(self) -> str:
-        """Return what it is, in words."""
+        """Return a description of the checkpoint."""
         return f"{self.path.name} of {self.form}" if self.form else f"step {self.step}"
 
 
 def newest(run: RunFiles, *, takes: bool | None = None) -> Newest | None:
-    """Return the newest checkpoint, with which the next attempt begins; None if there is none.
+    """Return the newest checkpoint, from which the next attempt starts, or None.
 
-    What a script has reported counts, and else what is found of one that takes a checkpoint, which
-    its run says, or `takes`: another script may begin at step 0 over it.
+    A checkpoint that the script has reported takes precedence. Otherwise checkpoints found on disk
+    count, but only if the run (or `takes`) says that the script accepts a checkpoint: another
+    script could start at step 0 and overwrite it.
     """
     told = _reported(run)
     if not run.project_file.exists():
@@ -101,12 +102,12 @@ def newest(run: RunFiles, *, takes: bool | None = None) -> Newest | None:
     if seen is None or (told and seen.time <= since):
         return told
     if told and not saved and told.path not in (seen.path, *seen.path.parents):
-        return told  # by its name, which the script gives to a whole one
+        return told  # by its name, which the script gives to complete ones
     return Newest(seen.path, seen.step or 0, seen.form, seen.time)
 
 
 def newest_step(run: RunFiles) -> int:
-    """Return the step of the newest checkpoint; 0 if there is none, or none is readable."""
+    """Return the step of the newest checkpoint, or 0 if there is no readable one."""
     step = reported_step(run)
     if step or not run.project_file.exists():
         return step
@@ -115,30 +116,31 @@ def newest_step(run: RunFiles) -> int:
 
 
 def reported_step(run: RunFiles) -> int:
-    """Return the newest step that the training itself has told to be saved; 0 if it told none."""
+    """Return the newest step that training itself has reported as saved, or 0."""
     return max(_newest_named(run), _step_in(read_json(run.saved_file)))
 
 
 def has_saved(run: RunFiles) -> bool:
-    """Check whether a run has a checkpoint, even one of which only the step was reported."""
+    """Check whether a run has a checkpoint, even if only its step was reported."""
     return newest_step(run) > 0 or newest(run) is not None
 
 
 def newest_checkpoint(run: RunFiles) -> Path | None:
-    """Return the path of the newest checkpoint; None if there is none."""
+    """Return the path of the newest checkpoint, or None if there is none."""
     one = newest(run)
     return one.path if one else None
 
 
 def found(run: RunFiles) -> Found | None:
-    """Return the newest whole checkpoint that a custom script has left, reported or not."""
+    """Return the newest complete checkpoint that a custom script has left, reported or not."""
     return next(_left_in(run), None)
 
 
 def whole_steps(run: RunFiles) -> list[tuple[int, Path]]:
-    """Return the checkpoints of a run whose steps are known, with these, the oldest first.
+    """Return the steps and paths of a run's checkpoints whose steps are known, oldest first.
 
-    A directory that only names its newest one is none: DeepSpeed's and Megatron's.
+    A directory that only points to its newest checkpoint is not a checkpoint itself: DeepSpeed's
+    and Megatron's.
     """
     if not run.project_file.exists():
         return [(step_of(path.name) or 0, path) for path in checkpoints_in(run.checkpoints)][::-1]
@@ -158,7 +160,7 @@ def whole_steps(run: RunFiles) -> list[tuple[int, Path]]:
 
 
 def _named_alike(path: Path, step: int) -> dict[int, Path]:
-    """Return the older checkpoints beside one that was reported, if their names tell the steps."""
+    """Return the older checkpoints next to a reported one, if their names contain the steps."""
     from trnslurm.contract.forms import is_torn
 
     parts = re.split(rf"(?<!\d)0*{step}(?!\d)", path.name, maxsplit=1)
@@ -184,8 +186,8 @@ def superseded(run: RunFiles, keep: int) -> list[Path]:
 
 
 def _left_in(run: RunFiles) -> Iterator[Found]:
-    """Yield the whole checkpoints that a custom script has left, the newest first."""
-    from trnslurm.contract import forms  # a script that reports need not wait for it
+    """Yield the complete checkpoints that a custom script has left, newest first."""
+    from trnslurm.contract import forms  # a script that reports does not have to wait for it
 
     work, place = run.path / "work", saves_in(run)
     places = [forms.Place(work, run.code / "project")]
@@ -201,21 +203,21 @@ def _left_in(run: RunFiles) -> Iterator[Found]:
 
 
 def takes_checkpoint(run: RunFiles) -> bool:
-    """Check whether a custom script takes a checkpoint in its arguments, or looks for its own."""
+    """Check whether a custom script accepts a checkpoint argument, or looks for its own."""
     return exported(run, Variable.RESUMES) in ("told", "looks")
 
 
 def saves_in(run: RunFiles) -> Path:
-    """Return where a training saves: with the key `checkpoints`, a custom script does so in work/.
+    """Return where training saves. With the key `checkpoints`, a custom script saves in work/.
 
-    The batch script says where. Without one, as without the key, it is checkpoints/.
+    The batch script sets the directory. Without the script or the key, it is checkpoints/.
     """
     place = exported(run, Variable.CHECKPOINTS)
     return run.path / place.removeprefix("$PWD/") if place else run.checkpoints
 
 
 def exported(run: RunFiles, name: str) -> str:
-    """Return the value that a training's batch script gives to a variable; empty if to none."""
+    """Return the value that a training batch script gives to a variable; empty without one."""
     try:
         script = read_file(run.script("train")).decode(errors="surrogateescape")
     except OSError:
@@ -224,7 +226,7 @@ def exported(run: RunFiles, name: str) -> str:
 
 
 def exported_in(script: str, name: str) -> str:
-    """Return the value that a batch script gives to a variable; empty if to none."""
+    """Return the value that a batch script gives to a variable; empty without one."""
     _, _, rest = script.partition(f"\nexport {name}=")
     words = shlex.shlex(rest, posix=True)
     words.whitespace_split, words.commenters = True, ""
@@ -243,9 +245,9 @@ def _reported(run: RunFiles) -> Newest | None:
 
 
 def _newest_named(run: RunFiles) -> int:
-    """Return the step of the newest checkpoint by name; 0 if there is none.
+    """Return the step of the newest checkpoint by name, or 0 if there is none.
 
-    A custom script may give the name to what it has yet to write.
+    A custom script may use the name for a checkpoint that is still being written.
     """
     if not run.project_file.exists():
         return newest_in(run.checkpoints)
@@ -296,12 +298,12 @@ def _step_in(saved: dict[str, Any]) -> int:
 
 
 def temporary_name(step: int, attempt: int) -> str:
-    """Return the name of a checkpoint that an attempt is writing, or died writing."""
+    """Return the name of a checkpoint that an attempt is writing or died writing."""
     return f"{checkpoint_name(step)}.tmp-{attempt}"
 
 
 def writer_of(name: str) -> int | None:
-    """Return the attempt number in a checkpoint's temporary name; None for any other name."""
+    """Return the attempt number in a checkpoint's temporary name, or None for any other name."""
     match = re.fullmatch(rf"{_STEP}\.tmp-([0-9]+)", name)
     return int(match[2]) if match else None
 

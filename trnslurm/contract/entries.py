@@ -1,4 +1,4 @@
-"""Reads directories that a script has written, within a budget; no link is followed."""
+"""Reads directories that a script has written, within a budget; links are not followed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _COMPARED_BYTES = 64 << 20
 
 
 def walk(directory: Path) -> Iterator[tuple[Path, Named, list[str]]]:
-    """Yield the directories below one, the upper ones first, each with its entries by name.
+    """Yield the directories below one, top down, each with its entries by name.
 
-    The third is the names of the directories to go on with: the caller may remove some.
+    The third item lists the names of the subdirectories to visit. The caller can remove some of
+    them.
     """
     todo, seen = [(directory, 0)], 0
     while todo and not directory.is_symlink():
@@ -45,7 +46,7 @@ def walk(directory: Path) -> Iterator[tuple[Path, Named, list[str]]]:
 
 
 def same(path: Path, ours: Path) -> bool:
-    """Check whether a file came with the project, byte for byte."""
+    """Check whether a file is identical to the project's file."""
     try:
         if path.stat().st_size != ours.stat().st_size:
             return False
@@ -109,7 +110,7 @@ def is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def word_in(pointer: Path) -> str:
-    """Return the one word of a file; empty if it has no such word."""
+    """Return the only word of a file; empty if it does not contain exactly one."""
     try:
         if pointer.is_symlink():
             return ""

@@ -1,7 +1,7 @@
-"""How files are written and read, most of them JSON.
+"""How files, most of them JSON, are written and read.
 
-A writer gives a file the modes of its directory, whatever the shell's umask. A reader trusts no
-file: it may be missing, half written, huge or not a regular file.
+A writer gives a file the permissions of its directory, whatever the shell's umask. A reader does
+not trust any file: it can be missing, half written, huge or not a regular file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def read_file(file: Path, most_bytes: int = _MAX_BYTES) -> bytes:
-    """Return the contents of a regular file; raise an OSError if it has more than `most_bytes`."""
+    """Return the contents of a regular file; raise an OSError if it exceeds `most_bytes`."""
     with open_file(file) as stream:
         text = stream.read(_USUAL_BYTES)
         if len(text) == _USUAL_BYTES:
@@ -45,7 +45,7 @@ def read_file(file: Path, most_bytes: int = _MAX_BYTES) -> bytes:
 
 def sha256_of(stream: BinaryIO) -> str:
     """Return the checksum of a stream's bytes; hashlib.file_digest is new in Python 3.11."""
-    import hashlib  # slow, and most commands compute none
+    import hashlib  # slow to import, and most commands do not need it
 
     whole = hashlib.sha256()
     while part := stream.read(_PART_BYTES):
@@ -54,12 +54,12 @@ def sha256_of(stream: BinaryIO) -> str:
 
 
 def load_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; raise an OSError or a ValueError if there is none."""
+    """Return the JSON object in a file; raise an OSError or a ValueError if there is none."""
     return _parse(read_file(file))
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; empty if there is none, or it is damaged."""
+    """Return the JSON object in a file; empty if it is missing or damaged."""
     try:
         return load_json(file)
     except (OSError, ValueError):
@@ -67,17 +67,21 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def newer_format(told: Mapping[str, Any], known: int) -> str:
-    """Return why a file of a newer trnslurm cannot be read; empty: it can be."""
+    """Return why a newer trnslurm's file cannot be read; empty if it can."""
     number = told.get("format")
     if isinstance(number, int) and number > known:
-        return f"made by a newer trnslurm (format {number}, and this one reads {known}): update it"
+        return (
+            f"made by a newer trnslurm (format {number}, but this one reads {known}): update "
+            "trnslurm"
+        )
     return ""
 
 
 def umask_of(directory: Path) -> int:
-    """Return the umask that gives new files the permissions of the directory that they are in.
+    """Return the umask that gives new files the permissions of their directory.
 
-    Only the owner may write: whoever writes run.json or the code decides what its owner runs.
+    Only the owner gets write permission, because whoever writes run.json or the code decides what
+    its owner runs.
     """
     return 0o022 | 0o077 & ~directory.stat().st_mode
 
@@ -88,15 +92,15 @@ def make_directory(directory: Path) -> None:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=mode)
         made = directory.stat().st_mode
-        if made & 0o777 != mode:  # the shell's umask took more
+        if made & 0o777 != mode:  # the shell's umask removed more
             directory.chmod(mode | made & stat.S_ISGID)
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory and its missing parents, for this user alone, unless it exists.
+    """Make a directory and its missing parents, only for this user, unless it exists.
 
-    So does https://specifications.freedesktop.org/basedir-spec for the user's directories. With
-    `parents` mkdir makes the parents as the shell's umask says.
+    https://specifications.freedesktop.org/basedir-spec requires this for the user's directories.
+    With `parents`, mkdir would make the parents with the shell's umask.
     """
     if not directory.is_dir():
         make_private(directory.parent)
@@ -110,12 +114,12 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def write_json(file: Path, data: Any) -> None:
-    """Replace a JSON file as `write_file` does."""
+    """Replace a JSON file in the same way as `write_file`."""
     write_file(file, _json(data))
 
 
 def write_json_once(file: Path, data: Any) -> bool:
-    """Write a JSON file atomically unless the file exists; return whether it was written."""
+    """Write a JSON file atomically unless it exists; return whether it was written."""
     with _written(file, _json(data)) as temporary:
         try:
             os.link(temporary, file)
@@ -125,7 +129,7 @@ def write_json_once(file: Path, data: Any) -> bool:
 
 
 def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the object of every complete line; skip lines that are cut off or being written."""
+    """Yield the object on every complete line; skip lines that are truncated or being written."""
     for line in lines:
         try:
             yield _parse(line)
@@ -134,7 +138,7 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of all complete lines of a file."""
+    """Return the objects on all complete lines of a file."""
     with open_file(file) as stream:
         lines = stream.readlines()
     found: list[dict[str, Any]] = []
@@ -150,7 +154,7 @@ def read_json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def first_line(file: Path) -> dict[str, Any]:
-    """Return the object of a file's first line; empty if there is none yet."""
+    """Return the object on a file's first line; empty if there is none yet."""
     try:
         with open_file(file) as stream:
             return next(_json_lines([stream.readline(_MAX_BYTES)]), {})
@@ -159,7 +163,7 @@ def first_line(file: Path) -> dict[str, Any]:
 
 
 def last_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file's last complete lines, the last first.
+    """Yield the objects on a file's last complete lines, last line first.
 
     Only the end of the file is read.
     """
@@ -173,7 +177,7 @@ def last_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_line(file: Path) -> dict[str, Any]:
-    """Return the object of a file's last complete line; empty if there is none."""
+    """Return the object on a file's last complete line; empty if there is none."""
     return next(last_lines(file), {})
 
 
@@ -188,7 +192,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def _int(digits: str) -> int:
-    """Return an integer; a ValueError for an integer that no float holds: it is no measurement."""
+    """Return an integer; raise a ValueError if it is too large for a float to be a measurement."""
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
     return int(digits)
@@ -200,7 +204,7 @@ def _json(data: Any) -> bytes:
 
 @contextlib.contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Name the file in an error of the block: an error of a write, as on a full disk, has none."""
+    """Add the file to an error in the block, because write errors, as on a full disk, have none."""
     try:
         yield
     except OSError as error:
@@ -216,7 +220,7 @@ def _written(file: Path, data: bytes) -> Iterator[Path]:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with naming(file), os.fdopen(os.open(temporary, flags, mode), "wb") as stream:
-            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != mode:  # the umask took more
+            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) != mode:  # the umask removed more
                 with contextlib.suppress(OSError):  # a file system without modes
                     os.fchmod(stream.fileno(), mode)
             stream.write(data)
@@ -226,9 +230,9 @@ def _written(file: Path, data: bytes) -> Iterator[Path]:
 
 
 def is_private(directory: Path, *, readable: bool = False) -> bool:
-    """Check whether a path is this user's own directory, which no other user can write to or read.
+    """Check whether a path is this user's own directory, which others can neither write nor read.
 
-    With `readable` others may read the directory. A link counts as the link, not as its target.
+    With `readable`, others may read the directory. A link counts as the link, not as its target.
     """
     try:
         status = directory.lstat()

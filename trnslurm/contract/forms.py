@@ -1,6 +1,6 @@
-"""Finds the newest checkpoint that a library wrote for a script, without being told.
+"""Finds the newest checkpoint that a library wrote for a script, without any report.
 
-Only a whole one counts. Nothing is loaded.
+Only complete checkpoints count. Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from trnslurm.contract.layouts import (
 )
 
 _MOST_CHECKED = 200
-"""Checkpoints that are looked into, the newest first, until one is whole."""
+"""The number of checkpoints to examine, newest first, until a complete one is found."""
 _NO_STEPS = re.compile(r"(?i)(fold|seed|split|part|shard|rank)[-_.]?\d")
-"""Numbers that say which of several, not when."""
+"""Numbers in names that say which part of a set, not which step."""
 _BEST = re.compile(r"(^|[-_.\d])best", re.I)
 
 
@@ -52,17 +52,17 @@ class Place(NamedTuple):
 
     path: Path
     copy: Path | None = None
-    """The project of which it is a copy: what is there in the same words is not the script's."""
+    """The project of which it is a copy. Files identical to the project's are not the script's."""
 
 
 def whole_ones(
     places: Iterable[Place], pattern: str = "", *, lives: Sequence[Life] = (), workers: int = 0
 ) -> Iterator[Found]:
-    """Yield the whole checkpoints in these places, as far as known: the newest first.
+    """Yield the complete checkpoints in these places, as far as known, newest first.
 
-    One named best comes after all others. With a pattern, of paths relative to a place, only what
-    it matches counts. `lives` are those of the attempts, the oldest first; `workers` is how many
-    write.
+    A checkpoint named best comes after all others. With a pattern of paths relative to a place,
+    only matching paths count. `lives` are those of the attempts, oldest first. `workers` is the
+    number of workers that write.
     """
     found: list[tuple[bool, float, int, Candidate]] = []
     for place in places:
@@ -78,10 +78,10 @@ def whole_ones(
 
 
 def older(whole: Sequence[Found], keep: int) -> list[Path]:
-    """Return those that `keep` newer ones of the same library in the same place make unnecessary.
+    """Return checkpoints made unnecessary by `keep` newer ones of the same library and place.
 
-    Of DeepSpeed and Megatron, whose directory names the newest, they are the parts of it. Trainer
-    and Lightning delete their own, and know which is the best.
+    For DeepSpeed and Megatron, whose directory names the newest one, these are parts of the
+    directory. Trainer and Lightning delete their own checkpoints, and know which is the best.
     """
     newest = next(iter(whole), None)
     if newest is None or newest.form in ("Trainer", "Lightning"):
@@ -99,12 +99,12 @@ def older(whole: Sequence[Found], keep: int) -> list[Path]:
 
 
 def _series(found: Found) -> tuple[Path, str]:
-    path = found.path  # litgpt has a directory for each, torch.save's users a name
+    path = found.path  # litgpt uses a directory for each, users of torch.save a name
     return path.parent.parent, re.sub(r"\d+", "0", f"{path.parent.name}/{path.name}")
 
 
 def is_torn(path: Path) -> bool:
-    """Check whether a directory, or a file, shows that its writer has not come to its end."""
+    """Check whether a directory or file shows that its writer has not finished."""
     if not path.is_dir():
         return whole.is_whole(path) is False
     named = entries_in(path)
@@ -123,11 +123,11 @@ def _candidates(
         if pattern:
             yield from _matched(place.path, here, named, pattern, lives)
             continue
-        # The directory that a script has for its checkpoints may be one itself.
+        # A script's checkpoint directory can be a checkpoint itself.
         if here != place.path or place.copy is None:
             own = list(directory_at(here, named, lives, workers))
             if own or STATE in named or RANDOM in named or OF_TRAINER.fullmatch(here.name):
-                below.clear()  # its parts are no checkpoints
+                below.clear()  # its parts are not checkpoints
                 yield from own
                 continue
         yield from pointed_at(here, named, below, workers)
@@ -142,7 +142,7 @@ def _matched(
     pattern: str,
     lives: Sequence[Life],
 ) -> Iterator[Candidate]:
-    """Yield what a user's pattern matches."""
+    """Yield the matches of a user's pattern."""
     wanted = pattern.removeprefix("./").rstrip("/").split("/")
     parts = here.relative_to(root).parts
     if len(parts) != len(wanted) - 1 or not _fit(parts, wanted):
@@ -164,7 +164,7 @@ def _fit(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _tells(path: Path, *, otherwise: bool) -> bool:
-    """Check whether a file or directory is complete; `otherwise`, if it does not tell."""
+    """Check whether a file or directory is complete; return `otherwise` if it is unknown."""
     if not path.is_dir():
         told = whole.is_whole(path)
         return otherwise if told is None else told

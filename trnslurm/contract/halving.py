@@ -1,10 +1,10 @@
-"""Successive halving: the rungs of a sweep, and which runs go on from one rung to the next.
+"""Successive halving: the rungs of a sweep, and which runs continue to the next rung.
 
-RUNS/SWEEP/halving.json          the rungs, and the runs in the order of their numbers
-RUNS/SWEEP/rung-2/train.sbatch   the array of rung 2: its task 1 takes the best run of rung 1
-RUNS/SWEEP/rung-2/ranking.json   the ranking of rung 1, written by the first task of rung 2
-RUNS/SWEEP/rung-2/1              a link to the run that task 1 has taken
-RUN/state/rung.json              the rung of a run, and the step after which it ends there
+RUNS/SWEEP/halving.json the rungs, and the runs in the order of their numbers
+RUNS/SWEEP/rung-2/train.sbatch the array of rung 2: its task 1 continues the best run of rung 1
+RUNS/SWEEP/rung-2/ranking.json the ranking of rung 1, written by the first task of rung 2
+RUNS/SWEEP/rung-2/1 a link to the run that task 1 continues RUN/state/rung.json the rung of a run,
+and the step after which it ends there
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trnslurm.contract.rundir import HALVING, RANKING, RUNG, RunFiles
 from trnslurm.frozen import Frozen
 
 COMPARED_BY = ("eval_loss", "loss")
-"""The metrics by which runs are compared, if the user names none: the first that one has."""
+"""The metrics by which runs are compared by default: the first one that any run reports."""
 
 
 class Rung(Frozen):
-    """A part of a sweep: so many of its runs train up to a step."""
+    """A part of a sweep, in which a number of its runs train up to a step."""
 
     runs: int
     stop_at: int
-    """The step after which its runs end; of the last rung all their steps."""
+    """The step after which its runs end; for the last rung, their last step."""
     job: str = ""
-    """The array, from the second rung on; empty: it is not in the queue."""
+    """The array job, from the second rung on; empty if it is not in the queue."""
 
 
 class Halving(Frozen):
@@ -41,7 +41,7 @@ class Halving(Frozen):
     runs: tuple[str, ...] = ()
     """The names of the runs, by number."""
     metric: str = ""
-    """By which runs are compared; empty: COMPARED_BY."""
+    """The metric by which runs are compared; empty for COMPARED_BY."""
     highest: bool = False
 
     @property
@@ -53,7 +53,7 @@ class Halving(Frozen):
 
     @property
     def share(self) -> float:
-        """The part of the full sweep's steps."""
+        """The fraction of the full sweep's steps."""
         return self.steps / (self.rungs[0].runs * self.rungs[-1].stop_at)
 
     def facts(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Place(Frozen):
     """The rung of a run."""
 
     rung: int
-    """From 1."""
+    """The number of the rung, from 1."""
     rungs: int
     stop_at: int
 
@@ -79,20 +79,20 @@ class Ranking(Frozen):
 
     metric: str
     order: tuple[tuple[str, float], ...]
-    """The runs that may go on, with their scores, the best first."""
+    """The runs that can continue, with their scores, best first."""
     out: Mapping[str, str]
-    """The other runs of the rung, and why they may not."""
+    """The other runs of the rung, and why they cannot continue."""
 
     def rank(self, run: str) -> int:
-        """Return the rank of a run, from 1; 0: it has none."""
+        """Return the rank of a run, from 1, or 0 if it has none."""
         return next((n for n, (name, _) in enumerate(self.order, 1) if name == run), 0)
 
 
 def divide(runs: int, steps: int, factor: int, first: int = 0) -> tuple[Rung, ...]:
-    """Return the rungs of a sweep; `first` is the step at which the first ends, if one is named.
+    """Return the rungs of a sweep; `first` is the step at which the first rung ends, if given.
 
-    Each rung has a part of the runs of the one before it, and as many times its steps. One run
-    is left at the end, or more if the steps are reached before.
+    Each rung has a fraction of the previous rung's runs, and that many times its steps. One run is
+    left at the end, or more if the last step comes first.
     """
     sizes = [runs]
     while sizes[-1] > 1:
@@ -117,7 +117,7 @@ def rank(
 ) -> Ranking:
     """Rank the runs of a rung by the lines of their metrics.jsonl; of equal runs the first leads.
 
-    What a run reports after the rung's last step does not count.
+    Metrics that a run reports after the rung's last step do not count.
     """
     reached = {run: _until(lines, stop_at) for run, lines in told.items()}
     names = [metric] if metric else COMPARED_BY
@@ -144,11 +144,11 @@ def rank(
 
 
 def _until(lines: Sequence[Mapping[str, Any]], stop_at: int) -> list[Mapping[str, Any]]:
-    """Return the lines of a run up to a step, by attempt and step; none if it is not reached."""
+    """Return a run's lines up to a step, by attempt and step; empty if the step is not reached."""
     steps = [line for line in lines if _is_step(line)]
     ends = any(line["step"] >= min(stop_at, line.get("steps") or stop_at) for line in steps)
     found = [line for line in steps if line["step"] <= stop_at] if ends else []
-    # A repeated step has the same numbers; an attempt that Slurm cut off may have written fewer.
+    # A repeated step has the same numbers. An attempt that Slurm killed may have written fewer.
     return sorted(found, key=lambda line: (line["step"], line["attempt"]))
 
 
@@ -163,12 +163,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def read_halving(sweep: Path) -> Halving | None:
-    """Return the rungs of a sweep by its directory; None if it has none, or they are damaged."""
+    """Return the rungs of a sweep by its directory, or None if they are missing or damaged."""
     return halving_of(read_json(sweep / HALVING))
 
 
 def halving_of(told: Mapping[str, Any]) -> Halving | None:
-    """Return the rungs that halving.json tells of."""
+    """Return the rungs that halving.json describes."""
     try:
         return Halving(
             factor=int(told["factor"]),
@@ -185,7 +185,7 @@ def halving_of(told: Mapping[str, Any]) -> Halving | None:
 
 
 def ranking_file(sweep: Path, rung: int) -> Path:
-    """Return the ranking of a rung: in the directory of the next one, which needs it."""
+    """Return the ranking of a rung, in the directory of the next rung, which needs it."""
     return rung_place(sweep, rung + 1) / RANKING
 
 
@@ -195,7 +195,7 @@ def rung_place(sweep: Path, rung: int) -> Path:
 
 
 def read_ranking(sweep: Path, rung: int) -> Ranking | None:
-    """Return the ranking of a rung; None while no task of the next one has started."""
+    """Return the ranking of a rung, or None while no task of the next rung has started."""
     told = read_json(ranking_file(sweep, rung))
     try:
         return Ranking(
@@ -208,7 +208,7 @@ def read_ranking(sweep: Path, rung: int) -> Ranking | None:
 
 
 def read_place(run: RunFiles) -> Place | None:
-    """Return the rung of a run; None if it has none, or has been resumed without the others."""
+    """Return the rung of a run, or None without one or if it was resumed without the others."""
     told = read_json(run.rung_file)
     try:
         return Place(rung=int(told["rung"]), rungs=int(told["rungs"]), stop_at=int(told["stop_at"]))
@@ -217,7 +217,7 @@ def read_place(run: RunFiles) -> Place | None:
 
 
 def rung_end(run_dir: str) -> int:
-    """Return the step after which a rung ends a run; 0: none does, or it is no run."""
+    """Return the step after which a rung ends a run, or 0 if none does."""
     at = read_place(RunFiles(Path(run_dir))) if run_dir else None
     return at.stop_at if at and at.rung < at.rungs else 0
 

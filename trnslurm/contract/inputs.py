@@ -1,4 +1,4 @@
-"""What a run takes from other runs: their directories, newest checkpoints and numbers."""
+"""What a run uses from other runs: their directories, newest checkpoints and metrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trnslurm.contract.variables import Variable
 from trnslurm.frozen import Frozen
 
 NAME = r"[a-z][a-z0-9_]{0,29}"
-"""What a run may be called by those that take something from it."""
+"""The name of a run as used by runs that depend on it."""
 RUN, OUT = "run", "out"
-"""Known before the other run has begun: its directory, and where it writes its results."""
+"""Known before the other run starts: its directory, and the directory for its results."""
 CHECKPOINT, STEP, EXPORT = "checkpoint", "step", "export"
-"""Its newest checkpoint, the step of that, and a Hugging Face folder made of it. Any other word is
-a number that it reports."""
+"""Its newest checkpoint, the checkpoint's step, and a Hugging Face folder made from it. Any other
+word is a metric that the run reports."""
 _CONDITION = rf"(?P<name>{NAME})\.(?P<metric>[^\s<>=!]+)\s*(?P<sign>[<>]=?)\s*(?P<bound>\S+)"
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -29,17 +29,17 @@ _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 class Input(Frozen):
-    """A run from which another run takes something."""
+    """A run from which another run uses something."""
 
     name: str
     run: str
-    """Its directory."""
+    """The directory of the run."""
     wants: tuple[str, ...] = ()
-    """What is known only when the other run starts: its checkpoint, step, and numbers."""
+    """What is known only when the run starts: the other run's checkpoint, step and metrics."""
 
 
 class Condition(Frozen):
-    """What must hold of a number of another run, so that a run starts."""
+    """A condition on another run's metric that must hold for a run to start."""
 
     name: str
     metric: str
@@ -54,7 +54,7 @@ class Condition(Frozen):
 
 
 def condition_in(text: str) -> Condition | None:
-    """Return the condition that a text is, such as `evaluate.accuracy >= 0.6`."""
+    """Return the condition in a text such as `evaluate.accuracy >= 0.6`."""
     if not (found := re.fullmatch(_CONDITION, text.strip())):
         return None
     with suppress(ValueError):
@@ -67,7 +67,7 @@ def condition_in(text: str) -> Condition | None:
 
 
 def inputs_in(told: Mapping[str, Any]) -> list[Input]:
-    """Return the inputs of which inputs.json tells, without those that are damaged."""
+    """Return the inputs in inputs.json, without damaged ones."""
     found = []
     for name, values in told.get("inputs", {}).items():
         with suppress(LookupError, TypeError):
@@ -76,5 +76,5 @@ def inputs_in(told: Mapping[str, Any]) -> list[Input]:
 
 
 def variable_of(name: str, place: str) -> str:
-    """Return the variable that has what a run takes from another one."""
+    """Return the variable that holds what a run uses from another one."""
     return f"{Variable.INPUT}_{name.upper()}_{place.upper()}"

@@ -1,7 +1,7 @@
-"""What each library writes as a checkpoint: what comes last, and what shows that it is whole.
+"""What each library writes as a checkpoint: what comes last, and what shows that it is complete.
 
-Whatever does not show that is left unknown, since a training that begins with a half checkpoint is
-worse than one that begins again.
+Anything that does not show this stays unknown, because training that starts from half a checkpoint
+is worse than training that starts over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trnslurm.contract.entries import (
 )
 
 _QUIET_S = 60.0
-"""As long the run must have lived after the last byte of what does not show its end."""
+"""How long the run must have lived after the last byte of a file that does not show its end."""
 
 STATE, RANDOM, INDEX = "trainer_state.json", "random_states_0.pkl", ".metadata"
 _LATEST, _ITERATION = "latest", "latest_checkpointed_iteration.txt"
 OF_TRAINER = re.compile(r"checkpoint-(\d+)")
-# What rank 0 of Trainer and accelerate writes before their last file.
+# Files that rank 0 of Trainer and accelerate writes before the last one.
 _BEFORE = re.compile(
     r"(pytorch_)?model.*\.(safetensors|bin|json)|adapter_model\..*|optimizer(_\d+)?\.(pt|bin)|"
     r"scheduler(_\d+)?\.(pt|bin)|scaler\.pt|rng_state(_0)?\.pth"
@@ -38,7 +38,7 @@ _BEFORE = re.compile(
 OF_STEPS = {
     "DeepSpeed": re.compile(r"global_step(\d+)"), "Megatron": re.compile(r"iter_(\d{7,})"),
 }  # fmt: skip
-"""The directories within one that names the newest of them."""
+"""The directories inside a directory that names the newest of them."""
 _PART = re.compile(r"pytorch_model(_fsdp)?(_\d+)?|optimizer_\d+|weights")
 """Directories that are part of a checkpoint of accelerate, Trainer or NeMo."""
 _SHARD = re.compile(r"(^|[-_.])(mp|pp|tp|dp|ep)?_?(rank|shard|part)[-_]?\d|[-_]of[-_]\d", re.I)
@@ -46,8 +46,9 @@ _OPTIMIZER_FILE = re.compile(r"(optim|opt|sched|scaler|rng|ema)[a-z]*([-_.\d]|$)
 UNFINISHED = re.compile(r"(^|[-_.])(tmp|temp|partial|unfinished|incomplete)([-_.\d]|$)", re.I)
 _OF_ACCELERATE = re.compile(r"(random_states|custom_checkpoint)_\d+\.pkl|.*\.bin")
 SAVED_BY_TORCH = (".pt", ".pth", ".pth.tar", ".pt.tar", ".ckpt")
-# In the pickle of a whole training: names of parameters, beside the optimizer's weight_decay; what
-# Lightning 2.6 dumps (trainer/connectors/checkpoint_connector.py, dump_checkpoint).
+# In the pickle of a full training state: names of parameters, besides the optimizer's
+# weight_decay; what Lightning 2.6 dumps (trainer/connectors/checkpoint_connector.py,
+# dump_checkpoint).
 _PARAMETER = re.compile(rb"weight(?!_decay|s_only)|bias\b|embed|kernel")
 _LIGHTNING = re.compile(rb"pytorch-lightning_version")
 _GLOBAL_STEP = re.compile(rb"global_step(?:q.|r.{4}|\x94)(?:K(.)|M(..)|J(.{4}))", re.DOTALL)
@@ -66,24 +67,24 @@ class Found(NamedTuple):
 
     path: Path
     step: int | None
-    """None: its name does not tell."""
+    """The step, or None if the name does not contain it."""
     time: float
     """When it was complete."""
     form: str
-    """Who writes such a checkpoint."""
+    """What writes such checkpoints."""
 
     def __str__(self) -> str:
         return f"{self.path.name} of {self.form}"
 
 
 class Candidate(NamedTuple):
-    """What may be a checkpoint, before anything is read."""
+    """A possible checkpoint, before anything is read."""
 
     found: Found
     whole: Callable[[], Found | None]
-    """Return it, if it is complete."""
+    """Returns the checkpoint if it is complete."""
     mark: Path
-    """The file that tells it from one of the project."""
+    """The file that distinguishes it from one of the project."""
 
 
 def directory_at(
@@ -119,7 +120,7 @@ def directory_at(
     elif INDEX in named and not _PART.fullmatch(here.name):
         yield from _distributed(here, named)
     elif here.name.endswith(".ckpt") and _LATEST in named:
-        # lightning 2.6, DeepSpeedStrategy.save_checkpoint: one tag in a directory of its own.
+        # lightning 2.6, DeepSpeedStrategy.save_checkpoint: one tag in a separate directory.
         found = Found(here, step_in(here.name), time_of(named[_LATEST]), "Lightning")
         check = if_all(found, lambda: _deepspeed_is_whole(here, named, workers))
         yield Candidate(found, check, here / _LATEST)
@@ -128,14 +129,14 @@ def directory_at(
 def _distributed(here: Path, named: Named) -> Iterator[Candidate]:
     """Yield a checkpoint of torch.distributed.checkpoint, such as torchtitan's step-N."""
     # torch 2.9, FileSystemWriter.finish: .metadata comes by a rename, once all ranks have written.
-    # In a directory that is used again the old one lies there meanwhile.
+    # In a directory that is reused, the old one remains until then.
     data = re.compile(r".*\.distcp")
     if not any(data.fullmatch(name) for name in named):
         return
     mark, form = INDEX, "torch.distributed.checkpoint"
     needs_rest = here.name.endswith(SAVED_BY_TORCH)
     if needs_rest or "meta.pt" in named:
-        # lightning 2.6, FSDPStrategy.save_checkpoint of both: meta.pt, by rank 0, comes last.
+        # lightning 2.6, FSDPStrategy.save_checkpoint of both: rank 0 writes meta.pt last.
         mark, form = "meta.pt", "Lightning"
     if mark not in named:
         return
@@ -155,7 +156,7 @@ def _distributed(here: Path, named: Named) -> Iterator[Candidate]:
 def pointed_at(here: Path, named: Named, below: list[str], workers: int) -> Iterator[Candidate]:
     """Yield the directory in which a file names the newest checkpoint.
 
-    DeepSpeed's load_checkpoint and Megatron's --load take this directory.
+    DeepSpeed's load_checkpoint and Megatron's --load accept this directory.
     """
     if _LATEST in named and (tag := word_in(here / _LATEST)) in below and tag != "checkpoint":
         inside = entries_in(here / tag)
@@ -165,7 +166,7 @@ def pointed_at(here: Path, named: Named, below: list[str], workers: int) -> Iter
                 found = Found(here, step_in(tag), time_of(named[_LATEST]), "DeepSpeed")
                 check = if_all(found, lambda: _deepspeed_is_whole(here, named, workers))
                 yield Candidate(found, check, here / _LATEST)
-    # Other tags of DeepSpeed are older, or not complete.
+    # Other DeepSpeed tags are older or incomplete.
     for name in [name for name in below if OF_STEPS["DeepSpeed"].fullmatch(name)]:
         below.remove(name)
     iteration = word_in(here / _ITERATION) if _ITERATION in named else ""
@@ -180,10 +181,10 @@ def pointed_at(here: Path, named: Named, below: list[str], workers: int) -> Iter
 
 
 def file_at(here: Path, entry: os.DirEntry[str]) -> Iterator[Candidate]:
-    """Yield a file in which torch.save has written a model with its optimizer.
+    """Yield a file to which torch.save has written a model with its optimizer.
 
-    Such a file is often replaced in place: its end shows whether it is complete. Weights alone and
-    the parts of a checkpoint in several files are none.
+    Such a file is often replaced in place, so its end shows whether it is complete. Weights by
+    themselves and the parts of a checkpoint in several files do not count.
     """
     name = entry.name
     if not name.endswith(SAVED_BY_TORCH) or name.startswith(".") or not is_file(entry):
@@ -198,7 +199,7 @@ def file_at(here: Path, entry: os.DirEntry[str]) -> Iterator[Candidate]:
 
 
 def _if_training_state(found: Found) -> Found | None:
-    """Return a whole file of torch.save if it has a model and its optimizer."""
+    """Return a complete torch.save file if it contains a model and its optimizer."""
     pickled = whole.pickle_in(found.path)
     # As Optimizer.state_dict names it (torch/optim/optimizer.py), alone or with a scheduler's.
     alone = whole.first_key(pickled) in ("state", "param_groups")
@@ -212,11 +213,11 @@ def _if_training_state(found: Found) -> Found | None:
 
 
 def if_all(found: Found, *checks: Callable[[], bool]) -> Callable[[], Found | None]:
-    """Return a function that returns a checkpoint if all checks of it are met."""
+    """Return a function that returns a checkpoint if it passes all checks."""
 
     def complete() -> Found | None:
         path = found.path
-        # NeMo 2 has such a file beside a checkpoint until it is complete (nemo/lightning/pytorch/
+        # NeMo 2 has such a file next to a checkpoint until it is complete (nemo/lightning/pytorch/
         # callbacks/model_checkpoint.py).
         begun = f"{path.stem if path.suffix == '.ckpt' else path.name}-unfinished"
         if (path.parent / begun).exists():
@@ -227,13 +228,13 @@ def if_all(found: Found, *checks: Callable[[], bool]) -> Callable[[], Found | No
 
 
 def outlived(changed: float, lives: Sequence[Life]) -> bool:
-    """Check whether the attempt that wrote something went on for a while after it."""
+    """Check whether the attempt that wrote a file continued for a while afterward."""
     writer = next((life for life in reversed(lives) if life.start <= changed), None)
     return writer is not None and writer.end >= changed + _QUIET_S
 
 
 def step_in(*names: str) -> int | None:
-    """Return the step that the first of these names tells, if one does."""
+    """Return the step in the first of these names that contains one."""
     for name in names:
         if told := _STEP.findall(name):
             return int(told[-1])
@@ -241,16 +242,16 @@ def step_in(*names: str) -> int | None:
 
 
 def _precede(named: Named, last: str, pattern: re.Pattern[str]) -> bool:
-    """Check that no file of a pattern is newer than the last one.
+    """Check that no file that matches a pattern is newer than the last one.
 
-    Otherwise the directory is being written again, and the last one is of the time before.
+    Otherwise the directory is being rewritten, and the last file is left over from before.
     """
     end = time_of(named[last])
     return all(time_of(e) <= end for name, e in named.items() if pattern.fullmatch(name))
 
 
 def _parts_are_whole(here: Path, named: Named, workers: int, depth: int = 0) -> bool:
-    """Check all files of a directory that show their end, and of the directories in it."""
+    """Check all files in a directory and its subdirectories that show their end."""
     for name, entry in named.items():
         if is_file(entry):
             torch = name.endswith(SAVED_BY_TORCH) or _OF_ACCELERATE.fullmatch(name)
@@ -269,10 +270,10 @@ def _parts_are_whole(here: Path, named: Named, workers: int, depth: int = 0) -> 
 
 
 def _customs_are_there(here: Path, named: Named, lives: Sequence[Life]) -> bool:
-    """Check for the objects of the script that accelerate writes last of all.
+    """Check for the script's objects that accelerate writes last.
 
-    Their number is known from the checkpoints beside this one; without one the run must have gone
-    on for a while.
+    Their number is known from the checkpoints next to this one. Without any, the run must have
+    continued for a while.
     """
     count = _customs(named)
     others = [entries_in(here.parent / name) for name in beside(here) if name != here.name]
@@ -288,8 +289,8 @@ def _customs(named: Iterable[str]) -> int:
 def _deepspeed_is_whole(here: Path, named: Named, workers: int) -> bool:
     """Check a checkpoint of DeepSpeed 0.19: engine.py, save_checkpoint.
 
-    Rank 0 writes the file `latest` last, but waits for the other ranks only then: all files must be
-    whole, and as many as there are ranks, or as in another checkpoint.
+    Rank 0 writes the file `latest` last, but waits for the other ranks only afterward. So all files
+    must be complete, and there must be as many as ranks, or as in another checkpoint.
     """
     tag = word_in(here / _LATEST)
     inside = entries_in(here / tag) if tag and "/" not in tag else {}

@@ -6,13 +6,13 @@ from enum import Enum
 
 
 class Name(str, Enum):
-    """A name; what Python has as StrEnum since 3.11."""
+    """A name, like Python's StrEnum since 3.11."""
 
     __str__ = str.__str__
 
 
 class Meant(Name):
-    """A name, and what it means: for the members of an enumeration, `NAME = "name", "meaning"`."""
+    """A name with its meaning, for enumeration members: `NAME = "name", "meaning"`."""
 
     meaning: str
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 READ = "read"
-"""Where trnslurm.node.numbers has read the numbers of a line; a script's own line lacks it."""
+"""The source from which trnslurm.node.numbers read a line's numbers. A script's own lines lack
+it."""
 LOG, TENSORBOARD, CSV, TRAINER, WANDB = "log", "tensorboard", "csv", "trainer", "wandb"
 _PLACES = {
     LOG: "its log",
@@ -18,10 +19,10 @@ _PLACES = {
 
 
 def is_reported(line: Mapping[str, Any]) -> bool:
-    """Check whether the script itself has written a line, after each step that it reports."""
+    """Check whether the script itself has written a line, which it does for each reported step."""
     return bool(line) and READ not in line
 
 
 def read_from(line: Mapping[str, Any]) -> str:
-    """Return where the numbers of a line were read, in words; empty if they were reported."""
+    """Return a description of where a line's numbers were read; empty if they were reported."""
     return _PLACES.get(str(line.get(READ, "")), "")

@@ -1,4 +1,4 @@
-"""The options of node/attempt.py: the last line of a batch script gives them."""
+"""The options of node/attempt.py, given on the last line of a batch script."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 BY_SHELL = '"$0"'
 """The value of `script` in a batch script: its own path, as bash knows it."""
 BESIDE = "---"
-"""After it in the command is another one: it starts one server of a role. There is one for each
-component of a heterogeneous job, in their order."""
+"""Separates another command that follows and starts one server of a role. There is one for each
+component of a heterogeneous job, in order."""
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -20,25 +20,25 @@ def _option(default: Any, help_text: str) -> Any:
 
 @dataclass
 class AttemptOptions:
-    """What a batch script tells its attempt, and the command that the attempt runs."""
+    """What a batch script passes to its attempt, including the command that the attempt runs."""
 
-    nodes: int = _option(0, "refuse an allocation of another size")
+    nodes: int = _option(0, "reject an allocation of another size")
     graphs: bool = _option(False, "the phase needs compiled graphs")
-    max_crashes: int = _option(1, "in a row, then give up")
-    requeue: bool = _option(False, "the job may be requeued")
-    script: str = _option("", "run it again for the next attempt's launch")
-    exclude_hours: float = _option(0.0, "0: leave no node out")
-    leave_out_slow: bool = _option(False, "a slow node as well")
-    spares: int = _option(0, "nodes beside --nodes")
-    fewer: bool = _option(False, "it may continue on fewer nodes")
-    grow_minutes: float = _option(0.0, "on fewer nodes, before it gives way to more; 0: never")
-    standby: bool = _option(False, "start the next attempt ahead")
-    expedite: bool = _option(False, "it has --requeue=expedite")
-    hang_minutes: float = _option(0.0, "0: never look for one")
+    max_crashes: int = _option(1, "give up after this many in a row")
+    requeue: bool = _option(False, "the job can be requeued")
+    script: str = _option("", "the script to rerun to launch the next attempt")
+    exclude_hours: float = _option(0.0, "exclude bad nodes this long; 0: never")
+    leave_out_slow: bool = _option(False, "exclude slow nodes as well")
+    spares: int = _option(0, "nodes in addition to --nodes")
+    fewer: bool = _option(False, "the run can continue on fewer nodes")
+    grow_minutes: float = _option(0.0, "on fewer nodes, before a requeue for more; 0: never")
+    standby: bool = _option(False, "start standby workers for the next attempt")
+    expedite: bool = _option(False, "the job has --requeue=expedite")
+    hang_minutes: float = _option(0.0, "end a hang after this time; 0: never")
     retry_s: Sequence[float] = _option(
-        (10.0, 30.0), "pauses before Slurm's controller is asked again"
+        (10.0, 30.0), "pauses between requests to Slurm's controller"
     )
-    served: int = _option(0, "nodes of roles, beside --nodes and --spares")
+    served: int = _option(0, "nodes of roles, in addition to --nodes and --spares")
     command: list[str] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ class AttemptOptions:
 
     @property
     def server(self) -> list[str]:
-        """The commands that start a server of a role; empty: there are no roles."""
+        """The commands that start a server of a role; empty if there are no roles."""
         return self.command[self._beside + 1 :]
 
     @property
@@ -72,7 +72,7 @@ class AttemptOptions:
 
 
 def parse(argv: Sequence[str]) -> AttemptOptions:
-    """Return the options, and the command that follows them."""
+    """Return the options and the command that follows them."""
     parser = argparse.ArgumentParser(
         prog="attempt", usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]", allow_abbrev=False
     )

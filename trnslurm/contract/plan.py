@@ -1,4 +1,4 @@
-"""The plan of a job: plan.json. The launcher works it out, and the job reads and checks it."""
+"""The plan of a job: plan.json. The launcher computes it, and the job reads and checks it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from trnslurm.frozen import Frozen
 
 FORMAT = 1
-"""A version whose plans older ones cannot read gives them a higher number; for the whole bundle."""
-# In plan.json these stand beside the batch: a custom script has no other numbers of it.
+"""A format that older versions cannot read gets a higher number, which covers the entire bundle."""
+# In plan.json these are next to the batch, because a custom script has no other batch numbers.
 _WORKERS = ("nodes", "workers_per_node", "workers")
 
 
@@ -31,7 +31,7 @@ class BatchPlan(Frozen):
     accumulation: int
     """Units that each group runs in a step, padding included."""
     padding_units: int
-    """Units of weight zero over all groups, so that all run equally many."""
+    """Units of weight zero over all groups, so that all groups run the same number."""
 
     @property
     def padding(self) -> float:
@@ -48,7 +48,7 @@ class JobPlan(Frozen):
     cluster: str
     instance_type: str
     peak_tflops: float
-    """Peak of the planned nodes in dense bf16; 0: unknown."""
+    """Peak of the planned nodes in dense bf16, or 0 if unknown."""
     device: str
     batch: BatchPlan
     seq_len: int
@@ -56,7 +56,7 @@ class JobPlan(Frozen):
     precision: str
     seed: int
     data: str
-    """Path of the training data; empty: the data that comes with the job."""
+    """Path of the training data; empty for the data that comes with the job."""
     model: dict[str, Any]
     train: dict[str, Any]
 
@@ -74,7 +74,7 @@ class JobPlan(Frozen):
 
 
 def to_json(plan: JobPlan, *, own_batch: bool = False, own_steps: bool = False) -> dict[str, Any]:
-    """Return plan.json; a custom script may choose its batch and its steps itself."""
+    """Return plan.json; a custom script can choose its batch and its steps itself."""
     found = {name: getattr(plan, name) for name in (field.name for field in fields(plan))}
     batch = {name: getattr(plan.batch, name) for name in (f.name for f in fields(plan.batch))}
     beside = {name: batch.pop(name) for name in _WORKERS}

@@ -1,4 +1,4 @@
-"""The roles of a run: servers beside its training, and where each of them is."""
+"""The roles of a run: servers alongside training, and where each of them is."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from trnslurm.contract.variables import Variable
 from trnslurm.frozen import Frozen
 
 NAME = r"[a-z]{1,20}"
-"""What a role may be called: its name is part of the names of logs."""
+"""The name of a role, which is part of the names of logs."""
 RESERVED = ("train", "precompile", "prepare", "spares", "standby")
 PLACES = ("url", "urls", "address", "addresses")
-"""What an argument may have of a role, as in {rollout.urls}."""
+"""What an argument can refer to in a role, as in {rollout.urls}."""
 TCP = "tcp"
-"""A server is ready once it listens on its port."""
+"""Means that a server is ready when it listens on its port."""
 Restart = Literal["alone", "all"]
 
 
 class Role(Frozen):
-    """Servers of one kind, one on each of their nodes: an entry of roles.json."""
+    """Servers of one kind, one on each of their nodes: an entry in roles.json."""
 
     name: str
     nodes: int
     spares: int = 0
     ready: str = ""
-    """What tells that a server is ready: an address of HTTP, TCP, a file; empty: that it runs."""
+    """What shows that a server is ready: an HTTP address, TCP, or a file; empty: that it runs."""
     ready_s: float = 600.0
-    """How long a server may take until it is ready, and how long it may not answer later."""
+    """How long a server has to become ready, and how long it can later go without answering."""
     restart: Restart = "alone"
     needs: tuple[str, ...] = ()
     """The roles whose addresses it gets, and which must be ready before it starts."""
     partition: str = ""
-    """The partition of its nodes; empty: they are like those of the training."""
+    """The partition of its nodes; empty if they are like those for training."""
     component: int = 0
-    """The part of a heterogeneous job that has its nodes; 0: that of the training."""
+    """The component of a heterogeneous job that contains its nodes; 0 for that of training."""
 
     @property
     def all_nodes(self) -> int:
@@ -47,7 +47,7 @@ class Role(Frozen):
 
 
 class Stand(Meant):
-    """How a server stands."""
+    """The state of a server."""
 
     WAITING = "waiting", "for another role"
     STARTING = "starting", "until it is ready"
@@ -59,12 +59,12 @@ class Stand(Meant):
 
 
 def read_roles(file: Path) -> list[Role]:
-    """Return the roles of a run, in the order in which they start; none without a file."""
+    """Return the roles of a run, in the order in which they start; empty without a file."""
     return roles_in(read_json(file))
 
 
 def roles_in(told: Mapping[str, Any]) -> list[Role]:
-    """Return the roles of which roles.json tells, without those that are damaged."""
+    """Return the roles in roles.json, without damaged ones."""
     found = []
     for name, values in told.items():
         with suppress(LookupError, TypeError):
@@ -75,7 +75,7 @@ def roles_in(told: Mapping[str, Any]) -> list[Role]:
 
 
 def variables_of(role: str, addresses: Iterable[str]) -> dict[str, str]:
-    """Return the variables that tell where the servers of a role are."""
+    """Return the variables with the addresses of a role's servers."""
     known = [*addresses]
     urls = [f"http://{address}" for address in known]
     values = {"url": urls[0], "urls": ",".join(urls)}
@@ -84,5 +84,5 @@ def variables_of(role: str, addresses: Iterable[str]) -> dict[str, str]:
 
 
 def variable_of(role: str, place: str) -> str:
-    """Return the variable that has a place of a role."""
+    """Return the variable that holds one of a role's addresses."""
     return f"{Variable.OF_ROLE}_{role.upper()}_{place.upper()}"

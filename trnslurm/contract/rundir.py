@@ -20,35 +20,35 @@ ROLES = "roles.json"
 ROLE_SCRIPT = "roles/{}.sh"
 """What a node of a role runs."""
 INPUTS = "inputs.json"
-"""The runs from which this one takes something."""
+"""The runs from which this one uses something."""
 CAPS = "caps.json"
 MIRROR = "mirror.json"
 CODE = "code"
 PACKAGE = f"{CODE}/trnslurm.zip"
 PLUGINS = f"{CODE}/plug-ins"
-"""What a site's plug-ins gave the run; a name that no Python can import."""
+"""What a site's plug-ins added to the run, under a name that Python cannot import."""
 NOTIFIERS = f"{PLUGINS}/notifiers"
 NOTIFIER = "plug-in.json"
-"""Next to the code of a notifier: its entry point, and its package."""
+"""Next to the code of a notifier: its entry point and its package."""
 CHECKPOINTS = "checkpoints"
 OUT = "out"
 OF_COUNT = "nodes-{}"
-"""The directory of the files for a node count, where a job may have fewer nodes."""
+"""The directory of files for a node count, if a job can have fewer nodes."""
 ARRAY = "array-{}"
 """A job array in the directory of its sweep: its script, and a link to the run of each task."""
 HALVING = "halving.json"
 """The rungs of a sweep, in its directory."""
 RUNG = "rung-{}"
-"""The job array of a rung there, from the second on."""
+"""The job array of a rung there, from the second rung on."""
 RANKING = "ranking.json"
-"""The ranking of the rung before it, in the directory of a rung."""
+"""The ranking of the previous rung, in the directory of a rung."""
 PREPARE = "prepare"
 """The only phase of a run that prepares data."""
-# A version whose files older ones cannot read gives them a higher number; one without it has 1.
+# A format that older versions cannot read gets a higher number. A file without a number has 1.
 RUN_FORMAT = 1
-"""Of run.json, for all files of the run directory but plan.json and the next two."""
+"""The format of run.json, for all files of the run directory except plan.json and the next two."""
 DATA_FORMAT = 1
-"""Of the index of prepared data; trnslurm.prepare has the same number."""
+"""The format of the index of prepared data; trnslurm.prepare has the same number."""
 _STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
 _NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
 _OF_NODE = r"[a-z]+-[a-z]+-[0-9]+-node([0-9]+)\.json"
@@ -65,14 +65,14 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def is_run(self) -> bool:
-        """Whether a job has the directory: it was submitted, or its bundle was started by hand."""
+        """Whether a job owns the directory: it was submitted, or its bundle was started by hand."""
         if self.record_file.is_file():
             return True
         return (self.path / PLAN).is_file() and bool(self.all_attempts())
 
     @property
     def record_file(self) -> Path:
-        """The record of the submission: what, by whom, from which code."""
+        """The record of the submission: what was submitted, by whom, and from which code."""
         return self.path / RECORD
 
     @property
@@ -87,7 +87,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def _of_count(self) -> Path:
-        """The directory of the files for this node count, as a job with a range says."""
+        """The directory of the files for this node count, as set by a job with a range."""
         return self.path / os.environ.get("TRNSLURM_FILES", "")
 
     @property
@@ -107,7 +107,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def roles_file(self) -> Path:
-        """The servers beside the training; missing without any."""
+        """The servers alongside training; missing if there are none."""
         return self.path / ROLES
 
     @property
@@ -117,12 +117,12 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def mirror_file(self) -> Path:
-        """Where in S3 checkpoints are copied to, and fetched from; missing without either."""
+        """The place in S3 to copy checkpoints to and fetch them from; missing without a mirror."""
         return self.path / MIRROR
 
     @property
     def patch_file(self) -> Path:
-        """Uncommitted changes of the source tree at submission."""
+        """Uncommitted changes in the source tree at submission."""
         return self.path / "git.patch"
 
     @property
@@ -137,12 +137,12 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def causes(self) -> Path:
-        """The causes of failures that plug-ins know, a file each."""
+        """The causes of failures from plug-ins, one file for each plug-in."""
         return self.path / PLUGINS / "causes"
 
     @property
     def notifiers(self) -> Path:
-        """The code of the plug-in that sends messages, in a directory of its name."""
+        """The code of the plug-in that sends messages, in a directory of the same name."""
         return self.path / NOTIFIERS
 
     @property
@@ -161,27 +161,27 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def follow(self) -> Path:
-        """The bundles of which each checkpoint gets a run, a directory each."""
+        """The bundles that run for each checkpoint, one directory each."""
         return self.path / "follow"
 
     def rule_file(self, follower: str) -> Path:
-        """Which checkpoints get a run, and how many of their jobs run at a time."""
+        """Which checkpoints get a run, and how many of their jobs can run at the same time."""
         return self.follow / follower / "rule.json"
 
     def problem_file(self, follower: str) -> Path:
-        """Why Slurm takes no more of a follower's jobs."""
+        """Why Slurm accepts no more of a follower's jobs."""
         return self.follow / follower / "problem.json"
 
     def best_checkpoints(self, follower: str) -> Path:
-        """The checkpoint with the best score of a follower's runs, under its own name."""
+        """The checkpoint with the best score among a follower's runs, under its own name."""
         return self.follow / follower / "best"
 
     def mark_file(self, follower: str, step: int) -> Path:
-        """Which run, and which job, a checkpoint has got, and its score."""
+        """The run and the job for a checkpoint, and its score."""
         return self.follow / follower / f"step-{step:08d}.json"
 
     def mark_files(self, follower: str) -> dict[int, Path]:
-        """Return these files by step, the first one first."""
+        """Return these files by step, first step first."""
         files = (self.follow / follower).glob("step-*.json")
         return dict(sorted((int(m[1]), f) for f in files if (m := re.fullmatch(_MARK, f.name))))
 
@@ -192,16 +192,16 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def inputs_file(self) -> Path:
-        """The runs from which this one takes something, and what."""
+        """The runs from which this one uses something, and what it uses."""
         return self.path / INPUTS
 
     def input(self, name: str) -> Path:
-        """What export.py takes for another run: its code, and the checkpoint to export."""
+        """What export.py needs to export another run: its code, and the checkpoint to export."""
         return self.path / "inputs" / name
 
     @property
     def taken_file(self) -> Path:
-        """What the first attempt has found there; later ones take the same."""
+        """What the first attempt has found there. Later attempts use the same."""
         return self.state / "taken.json"
 
     @property
@@ -224,16 +224,16 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def exports(self) -> Path:
-        """The checkpoints that were exported, a folder each."""
+        """The exported checkpoints, one folder each."""
         return self.path / "exported"
 
     def export(self, name: str) -> Path:
-        """Return where a checkpoint is exported to."""
+        """Return the folder to which a checkpoint is exported."""
         return self.exports / name
 
     @property
     def files_aside(self) -> Path:
-        """The files of another node count, until they replace the run's own."""
+        """The files for another node count, until they replace the run's own."""
         return self.path / ".next"
 
     @property
@@ -258,18 +258,18 @@ class RunFiles(Frozen, kw_only=False):
         return dict(sorted(found.items()))
 
     def server_logs(self, role: str, number: int) -> list[Path]:
-        """Return the logs of a server of a role, one for each start, the first one first."""
+        """Return the logs of a role's server, one for each start, first start first."""
         files = self.logs.glob(f"{role}-*-node{number}.log")
         found = {int(m[1]): file for file in files if (m := re.match(rf"{role}-(\d+)-", file.name))}
         return [file for _, file in sorted(found.items())]
 
     def last_server_log(self, role: str) -> int:
-        """Return the number of the newest log of a role's servers; 0: there is none."""
+        """Return the number of the newest log of a role's servers, or 0 if there is none."""
         names = (re.match(rf"{role}-(\d+)-node", f.name) for f in self.logs.glob(f"{role}-*.log"))
         return max((int(found[1]) for found in names if found), default=0)
 
     def flight_file(self, phase: str, attempt: int, rank: int | str) -> Path:
-        """Which collectives a worker had entered when one timed out; PyTorch writes it."""
+        """The collectives that a worker had entered when one timed out, written by PyTorch."""
         return self.logs / f"{phase}-{attempt}-nccl-rank{rank}"
 
     def flight_files(self, phase: str, attempt: int) -> dict[int, Path]:
@@ -284,22 +284,22 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def heartbeat_file(self) -> Path:
-        """Touched every 30 seconds while an attempt runs."""
+        """A file touched every 30 seconds while an attempt is running."""
         return self.state / "heartbeat"
 
     @property
     def stages_file(self) -> Path:
-        """How attempts went from stage to stage, and what made them: a line each."""
+        """How attempts moved from stage to stage, and why, one line each."""
         return self.state / "stages.jsonl"
 
     @property
     def cancelled_file(self) -> Path:
-        """Exists once a user cancelled the run: Slurm may forget a job that never started."""
+        """A file that exists if a user cancelled the run. Slurm can forget a job that never ran."""
         return self.state / "cancelled.json"
 
     @property
     def enough_file(self) -> Path:
-        """Exists once the run is to end early, and says why: newer checkpoints are no better."""
+        """A file that exists if the run should end early, with the reason: no better checkpoints."""
         return self.state / "enough.json"
 
     @property
@@ -309,17 +309,17 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def servers_file(self) -> Path:
-        """How each server of the run's roles stands, and where it is."""
+        """The state and address of each server of the run's roles."""
         return self.state / "servers.json"
 
     @property
     def server_changes_file(self) -> Path:
-        """How each server has stood from when on: a line for each change."""
+        """The state of each server over time, one line per change."""
         return self.state / "servers.jsonl"
 
     @property
     def excluded_file(self) -> Path:
-        """The nodes that a requeued training excludes: until when, and why."""
+        """The nodes that a requeued training job excludes: until when, and why."""
         return self.state / "excluded.json"
 
     @property
@@ -339,8 +339,8 @@ class RunFiles(Frozen, kw_only=False):
     def all_attempts(self) -> list[tuple[str, int]]:
         """Return phase and number of every attempt that has begun.
 
-        The directory is listed: NFS may answer from memory for a single file that it did not see
-        before, but asks the server again when a directory is opened.
+        The directory is listed, because NFS can answer from its cache about a single file that it
+        has not seen before, but asks the server again when a directory is opened.
         """
         try:
             matches = [re.fullmatch(_STATE_FILE, file.name) for file in self.state.iterdir()]
@@ -353,11 +353,11 @@ class RunFiles(Frozen, kw_only=False):
         return sorted(number for name, number in self.all_attempts() if name == phase)
 
     def stop_file(self, phase: str, attempt: int) -> Path:
-        """Requests that the workers save and end, with the reason."""
+        """A request that the workers save and end, with the reason."""
         return self.state / f"stop-{phase}-{attempt}.json"
 
     def stopped_file(self, phase: str, attempt: int) -> Path:
-        """Exists once all workers have saved and ended on request."""
+        """A file that exists if all workers have saved and ended on request."""
         return self.state / f"stopped-{phase}-{attempt}.json"
 
     def stuck_file(self, phase: str, attempt: int) -> Path:
@@ -365,33 +365,33 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / f"stuck-{phase}-{attempt}.json"
 
     def still_file(self, phase: str, attempt: int, node: int | str) -> Path:
-        """For how long a node's processes have done nothing, if that is long."""
+        """How long a node's processes have done nothing, if that is long."""
         return self.state / f"still-{phase}-{attempt}-node{node}.json"
 
     def still_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.still_file(phase, attempt, "*").name))
 
     def alone_file(self, phase: str, attempt: int) -> Path:
-        """Exists while worker 0 of several trains without having joined the others, and after."""
+        """A file that exists if worker 0 trains without having joined the others, and afterward."""
         return self.state / f"alone-{phase}-{attempt}.json"
 
     def hang_file(self, phase: str, attempt: int) -> Path:
-        """Asks all nodes for the stacks of their processes, because none makes progress."""
+        """A request to all nodes for the stacks of their processes, because none makes progress."""
         return self.state / f"hang-{phase}-{attempt}.json"
 
     def stacks_file(self, phase: str, attempt: int, node: int | str) -> Path:
-        """What the workers of a node did when they were asked."""
+        """What the workers of a node were doing when they were asked."""
         return self.state / f"stacks-{phase}-{attempt}-node{node}.json"
 
     def stacks_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.stacks_file(phase, attempt, "*").name))
 
     def usage_file(self, node: int | str) -> Path:
-        """What a node used, a line a minute."""
+        """What a node used, one line per minute."""
         return self.path / "usage" / f"node{node}.jsonl"
 
     def usage_files(self) -> dict[int, Path]:
-        """Return what the nodes used, by their rank."""
+        """Return the nodes' usage files by rank."""
         found = self.usage_file("*")
         files = found.parent.glob(found.name)
         known = {int(m[1]): file for file in files if (m := re.fullmatch(_USAGE, file.name))}
@@ -402,31 +402,31 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / f"machine-{phase}-{attempt}-node{node}.json"
 
     def packages_file(self, phase: str, attempt: int) -> Path:
-        """The versions of the packages in which an attempt failed."""
+        """The versions of the packages with which an attempt failed."""
         return self.state / f"packages-{phase}-{attempt}.json"
 
     def notices_file(self, phase: str, attempt: int, node: int | str) -> Path:
-        """What a person should know about a node's devices, memory and network."""
+        """Notices for the user about a node's devices, memory and network."""
         return self.state / f"notices-{phase}-{attempt}-node{node}.json"
 
     def notices_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.notices_file(phase, attempt, "*").name))
 
     def pace_file(self, phase: str, attempt: int) -> Path:
-        """Where the time of each worker's steps goes, and who is slower than the others."""
+        """How each worker's step time is spent, and which workers are slower than the others."""
         return self.state / f"pace-{phase}-{attempt}.json"
 
     @property
     def profile_request(self) -> Path:
-        """Asks workers of a training to record their next steps."""
+        """A request that workers of a training job record their next steps."""
         return self.state / "profile.json"
 
     def profile_file(self, which: str, rank: int, kind: str) -> Path:
-        """What a worker recorded for a request: its trace, or the summary."""
+        """A worker's recording for a request: its trace, or the summary."""
         return self.path / "profile" / which / f"worker{rank}.{kind}"
 
     def profiles(self) -> list[tuple[str, int]]:
-        """Return which requests workers have answered, and which workers."""
+        """Return the requests that workers have answered, and which workers did."""
         found = [
             (file.parent.name, int(number[1]))
             for file in self.path.glob("profile/*/worker*.summary.json")
@@ -440,7 +440,7 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / "guard.json"
 
     def told_file(self, phase: str, attempt: int, event: str) -> Path:
-        """Exists once a message about an event was sent."""
+        """A file that exists if a message about an event was sent."""
         return self.state / f"told-{phase}-{attempt}-{event}.json"
 
     @property
@@ -450,7 +450,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def order_file(self) -> Path:
-        """Which samples each attempt has begun with, of how many, in which order: a line each."""
+        """The samples with which each attempt began, of how many, in which order; one line each."""
         return self.state / "order.jsonl"
 
     @property
@@ -460,21 +460,21 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def mirrored_file(self) -> Path:
-        """The newest checkpoint of which S3 has a copy, and why it has none of a newer one."""
+        """The newest checkpoint that has a copy in S3, and why a newer one has none."""
         return self.state / "mirror.json"
 
     def failed_file(self, phase: str, attempt: int, rank: int | str) -> Path:
-        """What a worker died of."""
+        """The cause of a worker's death."""
         return self.state / f"failed-{phase}-{attempt}-rank{rank}.json"
 
     def failed_files(self, phase: str, attempt: int) -> dict[int, Path]:
-        """Return what workers died of, by rank."""
+        """Return the causes of workers' deaths, by rank."""
         files = self.state.glob(f"failed-{phase}-{attempt}-rank*.json")
         found = {int(m[1]): file for file in files if (m := re.fullmatch(_FAILED, file.name))}
         return dict(sorted(found.items()))
 
     def preflight_file(self, phase: str, attempt: int, node: int | None = None) -> Path:
-        """The preflight's results of all nodes; with `node`, of a node that cannot reach node 0."""
+        """The preflight results of all nodes; with `node`, of a node that cannot reach node 0."""
         suffix = "" if node is None else f"-node{node}"
         return self.state / f"preflight-{phase}-{attempt}{suffix}.json"
 
@@ -495,7 +495,7 @@ class RunFiles(Frozen, kw_only=False):
         return sorted(self.state.glob(f"graphs-{attempt}-node*.json"))
 
     def checkup_file(self, what: str, number: int) -> Path:
-        """What `doctor --run` measured on a node, or a worker (rank) among all others."""
+        """What `doctor --run` measured on a node or worker, by its number."""
         return self.state / f"checkup-{what}{number}.json"
 
 

@@ -1,4 +1,4 @@
-"""The states of an attempt and of a run, and which of them may follow which."""
+"""The states of an attempt and of a run, and the allowed transitions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class State(Name):
     CONFIGURING = "CONFIGURING"
     """Its nodes are booting."""
     STARTING = "STARTING"
-    """Of an attempt: its batch script prepares the step."""
+    """For an attempt: its batch script is preparing the step."""
     PRECOMPILING = "PRECOMPILING"
-    """Of a run: its first phase is running."""
+    """For a run: its first phase is running."""
     RUNNING = "RUNNING"
     REQUEUED = "REQUEUED"
-    """Slurm starts the next attempt."""
+    """Slurm will start the next attempt."""
     RESTARTED = "RESTARTED"
-    """Of an attempt: the next one has started in the same job."""
+    """For an attempt: the next attempt has started in the same job."""
     CANCELLED = "CANCELLED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     LOST = "LOST"
-    """It has ended without recording how."""
+    """It ended without recording how."""
     NODE_FAIL = "NODE_FAIL"
     PREEMPTED = "PREEMPTED"
     STOPPED = "STOPPED"
@@ -54,7 +54,7 @@ class State(Name):
 
     @property
     def alive(self) -> bool:
-        """Whether a run has an attempt under way."""
+        """Whether a run has an attempt in progress."""
         return self in (State.RUNNING, State.PRECOMPILING)
 
     @property
@@ -69,34 +69,34 @@ class State(Name):
 
     @property
     def failed(self) -> bool:
-        """Whether a phase or a run ended by a failure, which its logs may explain."""
+        """Whether a phase or run ended with a failure, which its logs may explain."""
         return self in (State.FAILED, State.LOST, State.NODE_FAIL)
 
     @property
     def stopped_short(self) -> bool:
-        """Whether a run ended before its last step though no user cancelled it."""
+        """Whether a run ended before its last step without being cancelled by a user."""
         return self.final and self not in (State.COMPLETED, State.CANCELLED)
 
     def may_become(self, other: State) -> bool:
-        """Check whether an attempt's record may change from this state to the other."""
+        """Check whether an attempt's record can change from this state to the other."""
         return other is self or other in NEXT.get(self, ())
 
 
 class EndCause(Name):
-    """Why an attempt of a training ended, or was asked to end."""
+    """Why an attempt of a training run ended, or was asked to end."""
 
     NONE = ""
     CRASH = "crash"
     ERROR = "error"
-    """An error that every further attempt would meet."""
+    """An error that every further attempt would hit."""
     GROWS = "more nodes"
-    """It starts again on more nodes."""
+    """The run restarts on more nodes."""
     CAP = "cap"
-    """The run has used what it may."""
+    """The run has used up its cap."""
     ENOUGH = "enough"
-    """Its newer checkpoints are no better."""
+    """Newer checkpoints are no better."""
     REPEATS = "repeats"
-    """The attempt began where the one before it had begun."""
+    """The attempt began where the previous one had begun."""
     TIME_LIMIT = "time limit"
     PREEMPTED = "preempted"
     REQUEUED = "requeued"
@@ -127,12 +127,13 @@ _ENDS = (*_BY_SLURM, State.COMPLETED, State.STOPPED)
 NEXT: Mapping[State, tuple[State, ...]] = {
     State.STARTING: (State.RUNNING, *_ENDS),
     State.RUNNING: (State.RESTARTED, *_ENDS),
-    # An attempt that Slurm ends records at once what Slurm says, because KILL follows, and then how
-    # the workers have ended. One that is to be requeued may be refused, or restarted instead.
+    # An attempt that Slurm ends immediately records what Slurm says, because KILL follows, and
+    # then how the workers ended. An attempt that is to be requeued can be refused, or restarted
+    # instead.
     **dict.fromkeys(_BY_SLURM, (State.RESTARTED, *_ENDS)),
-    # The first node was lost before the next attempt began, or before it could reach Slurm: other
-    # nodes go on from here.
+    # The first node was lost before the next attempt began, or before it could reach Slurm. Other
+    # nodes continue from here.
     State.RESTARTED: (State.RUNNING, State.REQUEUED),
     State.REQUEUED: (State.RUNNING, State.RESTARTED, *_ENDS),
 }
-"""What may follow a state in the record of an attempt."""
+"""The states that can follow a state in the record of an attempt."""

@@ -1,4 +1,4 @@
-"""Times: as records and messages have them, and of what lies in a directory."""
+"""Times in the form of records and messages, and of the contents of a directory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def changed_at(directory: Path) -> float:
 
 
 def now_there(directory: Path) -> float:
-    """Return the time by the clock that stamps a directory's files, as far as we may write there.
+    """Return the time of the clock that stamps a directory's files, if we can write there.
 
-    It may be a file server's, and the clocks of hosts may be wrong.
+    The clock can be a file server's, and the clocks of hosts can be wrong.
     """
     import tempfile  # rarely needed, and slow to import
 
@@ -37,12 +37,12 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def utc_time(seconds: float | None = None) -> str:
-    """Return a time as records and messages have it; the default is now."""
+    """Return a time in the form of records and messages; the default is now."""
     return time.strftime(_TIME, time.gmtime(seconds))
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a record's time in seconds since the epoch; None if the text is no time."""
+    """Return a record's time in seconds since the epoch, or None if the text is not a time."""
     try:
         return float(calendar.timegm(time.strptime(text, _TIME)))
     except (ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""Checks whether a file has its end, by what its format writes last; nothing in it is loaded.
+"""Checks whether a file has its end, by what its format writes last; nothing is loaded.
 
-Whatever a script wrote is read here, so each question reads a few blocks, or as many bytes as its
-budget has.
+The files read here can contain anything a script wrote, so each check reads only a few blocks, or
+as many bytes as its budget allows.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _Directory(NamedTuple):
 def is_whole_zip(file: Path) -> bool:
     """Check whether a zip file, such as those of torch.save since torch 1.6, is complete.
 
-    Its list of members, and where that is, are written last. A file that was cut anywhere has no
-    end that fits.
+    Its list of members, and the position of that list, are written last. A file truncated at any
+    point has no valid ending.
     """
     try:
         with open_file(file) as stream:
@@ -54,10 +54,10 @@ def is_whole_zip(file: Path) -> bool:
 
 
 def pickle_in(file: Path) -> bytes:
-    """Return the pickle of a whole file of torch.save, to search it for words, never to load it.
+    """Return the pickle in a complete torch.save file, to search for words but never to load.
 
-    Empty: it is not such a file, or the pickle, which has no tensors, is too long. The tensors are
-    other members (torch/serialization.py, `_save`).
+    Empty if it is not such a file, or if the pickle, which contains no tensors, is too long. The
+    tensors are other members (torch/serialization.py, `_save`).
     """
     try:
         with open_file(file) as stream:
@@ -76,10 +76,10 @@ def first_key(pickled: bytes) -> str:
 
 
 def is_whole_safetensors(file: Path) -> bool:
-    """Check whether a file of safetensors has all the bytes that its head tells.
+    """Check whether a safetensors file has all the bytes that its header lists.
 
-    https://github.com/huggingface/safetensors#format: eight bytes for the length of the head, the
-    head, and the tensors, whose last one ends the file.
+    https://github.com/huggingface/safetensors#format: eight bytes for the length of the header, the
+    header, and the tensors, the last of which ends the file.
     """
     try:
         with open_file(file) as stream:
@@ -98,7 +98,7 @@ def is_whole_safetensors(file: Path) -> bool:
 
 
 def ends_as_json(file: Path) -> bool:
-    """Check whether an indented JSON object is complete: its last line alone is a bare brace."""
+    """Check whether an indented JSON object is complete: its last line is just a brace."""
     try:
         with open_file(file) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -108,7 +108,7 @@ def ends_as_json(file: Path) -> bool:
 
 
 def is_whole(file: Path) -> bool | None:
-    """Check whether a file is complete; None if its format does not tell."""
+    """Check whether a file is complete; return None if its format does not show it."""
     if file.name.endswith(".safetensors"):
         return is_whole_safetensors(file)
     try:

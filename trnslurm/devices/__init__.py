@@ -1,7 +1,8 @@
 """What trnslurm knows about each device: one file per device, with one object.
 
-Launcher, node programs and training runtime ask these objects, and compare no names. A device's
-name is text only where people or files spell it: profiles, recipes, plan.json, records, options.
+Launcher, node programs and training runtime query these objects instead of comparing names. A
+device's name is text only where people or files spell it: in profiles, recipes, plan.json, records
+and options.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DEVICES: Mapping[str, DeviceType] = {
 
 
 def device_named(name: str) -> DeviceType:
-    """Return a device by its name; raise a ValueError for an unknown one."""
+    """Return a device by its name; raise a ValueError if it is unknown."""
     if name not in DEVICES:
         raise ValueError(f"device {name!r} is not one of {', '.join(DEVICES)}")
     return DEVICES[name]

@@ -1,4 +1,4 @@
-"""What all devices of PyTorch/XLA have in common."""
+"""What all PyTorch/XLA devices have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trnslurm.devices.device_type import OF_XLA, DeviceType
 
 
 class ByXla(DeviceType):
-    """A device of torch_xla."""
+    """A torch_xla device."""
 
     __slots__ = ()
 
@@ -24,5 +24,5 @@ class ByXla(DeviceType):
     """Its name in PJRT_DEVICE, which torch_xla reads when it starts."""
 
     def environment(self, given: Mapping[str, str], rank: int) -> dict[str, str]:
-        """Return torch_xla's name of the device."""
+        """Return torch_xla's name for the device."""
         return {"PJRT_DEVICE": self.pjrt}

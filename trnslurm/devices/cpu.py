@@ -1,4 +1,4 @@
-"""The host's CPUs by plain PyTorch, with gloo."""
+"""The host's CPUs with plain PyTorch and gloo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trnslurm.devices.device_type import OF_OTHERS, DeviceType
 
 
 class Cpu(DeviceType):
-    """The host's CPUs by plain PyTorch."""
+    """The host's CPUs with plain PyTorch."""
 
     __slots__ = ()
 

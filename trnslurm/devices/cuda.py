@@ -1,4 +1,4 @@
-"""GPUs by plain PyTorch, with NCCL."""
+"""GPUs with plain PyTorch and NCCL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trnslurm.devices.gpu import Gpu
 
 
 class Cuda(Gpu):
-    """GPUs by plain PyTorch."""
+    """GPUs with plain PyTorch."""
 
     __slots__ = ()
 

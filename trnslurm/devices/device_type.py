@@ -1,4 +1,4 @@
-"""The base of all devices: what trnslurm may ask of one."""
+"""The base class of all devices: what trnslurm can query about a device."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import ClassVar
 
 from trnslurm.frozen import Frozen
 
-# Of PyTorch/XLA's last release, and the oldest that other devices take.
+# The versions of PyTorch/XLA's last release, which are the oldest that other devices accept.
 OF_XLA = {"torch": "2.9", "transformers": "4.57", "accelerate": "1.15"}
 OF_OTHERS = {name: f">={version}" for name, version in OF_XLA.items()}
 
 
 class NeuronSdk(Frozen):
-    """One release of AWS's Neuron SDK."""
+    """One release of the AWS Neuron SDK."""
 
     support: str
     """AWS's statement about training with it."""
     pythons: tuple[int, int]
-    """The lowest and the highest minor version of Python 3 for which it and trnslurm are made."""
+    """The lowest and highest minor versions of Python 3 that it and trnslurm support."""
     pip: Mapping[str, str]
     apt: Mapping[str, str]
     graphs_ahead: int = 0
-    """How many graphs the host submits ahead, by AWS's advice; 0: its runtime takes no number."""
+    """How many graphs the host submits in advance, as AWS advises; 0 if the runtime has no such
+    setting."""
 
 
 class DeviceType:
@@ -39,77 +40,80 @@ class DeviceType:
 
     # The hardware.
     on_host: bool = False
-    """It computes on the host's CPUs, which every node has."""
+    """Whether it computes on the host's CPUs, which every node has."""
     on_gpus: bool = False
-    """It computes on GPUs, which are a GRES in Slurm; Neuron devices are not."""
+    """Whether it computes on GPUs, which are a GRES in Slurm. Neuron devices are not."""
     on_trainium: bool = False
     also: str = ""
-    """The other device of the same hardware, the second choice of `device: auto`."""
+    """The other device on the same hardware, which is the second choice of `device: auto`."""
     only_if_asked: bool = False
-    """`device: auto` does not choose it as a second choice."""
+    """Whether `device: auto` never selects it as a second choice."""
     uses_efa: bool = False
-    """Its collectives use EFA between nodes."""
+    """Whether its collectives use EFA between nodes."""
     probe: str = ""
-    """The class in trnslurm.node that asks the hardware; empty: there is nothing to ask."""
+    """The class in trnslurm.node that queries the hardware; empty if there is nothing to query."""
     preflight_wait_s: float = 20.0
     """How long a preflight's node 0 waits for the others. They try to reach node 0 for a shorter
-    time, and wait for its answer for a longer time, so that they do not give up before it."""
+    time, and wait for its answer for a longer time, so that they do not give up first."""
 
     # The software.
     pins: Mapping[str, str]
-    """The Python packages of its jobs; those of Neuron's SDK come on top."""
+    """The Python packages of its jobs, in addition to those of Neuron's SDK."""
     sdks: ClassVar[Mapping[str, NeuronSdk]] = {}
-    """The releases of AWS's Neuron SDK that are for it."""
+    """The releases of the AWS Neuron SDK that support it."""
     commands: Sequence[str] = ()
-    """What must be on the PATH of a node."""
+    """Commands that must be on a node's PATH."""
     imports: Sequence[str] = ()
-    """Packages of which a custom script for it imports one; empty: plain PyTorch has the device."""
+    """Packages of which a custom script for it imports one; empty if plain PyTorch has the
+    device."""
     one_of: Sequence[str] = ()
     """Packages of which a node's Python needs one."""
     module_has_version: bool = False
-    """The module torch_neuronx has the version of its package."""
+    """Whether the module torch_neuronx has the version of its package."""
 
     # Its graphs.
     by_xla: bool = False
-    """PyTorch/XLA runs it, and compiles everything."""
+    """Whether PyTorch/XLA runs it and compiles everything."""
     compiles_ahead: bool = False
-    """A job compiles its graphs before the training when `precompile: auto`."""
+    """Whether a job compiles its graphs before training with `precompile: auto`."""
     compiles_scripts_ahead: bool = True
-    """It can do so for a custom script, too."""
+    """Whether it can also do so for a custom script."""
     compiled_by: str = "the trial run"
-    """What compiles them."""
+    """What compiles the graphs."""
     parallel_compile: bool = False
-    """neuron_parallel_compile compiles what a short run of the job has traced."""
+    """Whether neuron_parallel_compile compiles what a short run of the job has traced."""
     cache_on_nodes: bool = False
-    """Its cache may be on the nodes' disks: in /var/tmp, or with `compile_layout: per-host`."""
+    """Whether its cache can be on the nodes' disks: in /var/tmp, or with `compile_layout:
+    per-host`."""
     cache_name: str = ""
-    """The directory below a key's where a trial run leaves them."""
+    """The directory within a key's directory where a trial run leaves the graphs."""
     cache_per_worker: bool = False
-    """Each worker has a directory of its own there: two would spoil each other's entries."""
+    """Whether each worker has its own directory there, because two would corrupt each other's
+    entries."""
     compiler_flags: Sequence[str] = ()
     """Flags that every job has in NEURON_CC_FLAGS."""
     sets_neuron_env: bool = False
-    """Its jobs export the recipe's neuron.env."""
+    """Whether its jobs export the recipe's neuron.env."""
     compile_shapes_graphs: bool = False
-    """With train.compile it keeps other graphs than without."""
+    """Whether it stores different graphs with train.compile than without."""
 
     # The training.
     strategies: Sequence[str] = ()
-    """The values of strategy.name that it can do."""
+    """The values of strategy.name that it supports."""
     has_zero1: bool = False
-    """Workers can divide the optimizer's state."""
+    """Whether workers can shard the optimizer state."""
     keeps_attention_weights: bool = False
-    """A layer keeps a weight for each head and pair of tokens, as without flash attention."""
+    """Whether a layer stores a weight per head and pair of tokens, as without flash attention."""
     runtime: str
     """The class in trnslurm.train that drives it."""
     torch_type: str
     """The type of its torch.device."""
     backend: str
-    """Its backend of torch.distributed."""
+    """Its torch.distributed backend."""
     graphs_in_flight: int = 0
-    """The most graphs that a host has issued and its device not finished."""
+    """The most graphs that a host has issued and its device has not finished."""
     checkup_mb: int = 256
-    """The size of the all-reduce that a checkup times."""
+    """The size in MB of the all-reduce that a checkup times."""
 
     def __str__(self) -> str:
         return self.name
@@ -121,23 +125,23 @@ class DeviceType:
         return self
 
     def runs_on(self, instance_type: str) -> bool:
-        """Check whether its software knows an instance type of its hardware."""
+        """Check whether its software supports an instance type of its hardware."""
         return True
 
     def machine_of(self, files: Sequence[str]) -> tuple[str, str] | None:
-        """Return the instance type of a machine by its files in /dev, and the sign of that."""
+        """Return the instance type of a machine from its files in /dev, and the evidence for it."""
         return None
 
     def why_one_node(self, nodes: int, instance_type: str) -> str:
-        """Return why nodes cannot be emulated on one machine; empty: they can."""
+        """Return why nodes cannot be emulated on one machine, or an empty string if they can."""
         return ""
 
     def why_not_cached(self, cache: str, layout: str) -> str:
-        """Return why it cannot keep graphs in such a cache; empty: it can."""
+        """Return why it cannot store graphs in such a cache, or an empty string if it can."""
         return ""
 
     def container_options(self, runtime: str, accelerators: int) -> Sequence[str]:
-        """Return the options of apptainer or podman that let a container use the device."""
+        """Return the apptainer or podman options that let a container use the device."""
         return ()
 
     def environment(self, given: Mapping[str, str], rank: int) -> dict[str, str]:

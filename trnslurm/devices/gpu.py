@@ -1,4 +1,4 @@
-"""What all devices on NVIDIA's GPUs have in common."""
+"""What all devices on NVIDIA GPUs have in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trnslurm.devices.device_type import DeviceType
 
-# Other makers' names in a type of Slurm's GRES: AMD's mi50, mi300x, amd_instinct_mi250; Intel's.
+# Other vendors' names in a Slurm GRES type: AMD's mi50, mi300x, amd_instinct_mi250; Intel's.
 _OF_OTHERS = re.compile(
     r"(^|[^a-z])(amd|instinct|mi\d{2,3}[a-z]?|radeon|vega|intel|iris|arc|pvc)([^a-z]|$)",
     re.IGNORECASE,
@@ -15,12 +15,12 @@ _OF_OTHERS = re.compile(
 
 
 def is_of_other_maker(kind: str) -> bool:
-    """Check whether the type of a GPU names another maker than NVIDIA."""
+    """Check whether a GPU type names a vendor other than NVIDIA."""
     return bool(_OF_OTHERS.search(kind))
 
 
 class Gpu(DeviceType):
-    """A device on GPUs: each worker has one."""
+    """A device on GPUs, of which each worker has one."""
 
     __slots__ = ()
 
@@ -30,15 +30,16 @@ class Gpu(DeviceType):
     preflight_wait_s = 60.0  # the driver may have to start first
 
     def why_one_node(self, nodes: int, instance_type: str) -> str:
-        """Return that the GPUs of this machine are those of one node."""
-        # Each node would begin with the first GPU, and NCCL has no two workers on one.
+        """Return that the GPUs of this machine belong to one node."""
+        # Each node would start with the first GPU, and NCCL does not support two workers on one
+        # GPU.
         return (
-            f"--nodes {nodes}: the nodes of this machine are emulated, and its GPUs are those of "
-            f"one: use --nodes 1 --workers {nodes}, with a GPU for each worker"
+            f"--nodes {nodes}: this machine's nodes are emulated, and its GPUs all belong to "
+            f"one node. Use --nodes 1 --workers {nodes}, with a GPU for each worker"
         )
 
     def container_options(self, runtime: str, accelerators: int) -> Sequence[str]:
-        """Return the option for NVIDIA's libraries and devices; pyxis needs none."""
-        # Podman's is CDI, from NVIDIA's container toolkit.
+        """Return the option for NVIDIA's libraries and devices; pyxis does not need one."""
+        # Podman uses CDI, from NVIDIA's container toolkit.
         options = {"apptainer": ("--nv",), "podman": ("--device=nvidia.com/gpu=all",)}
         return options.get(runtime, ())

@@ -1,4 +1,4 @@
-"""Trainium by PyTorch/XLA: trn1, and trn2 too."""
+"""Trainium with PyTorch/XLA: trn1, and trn2 too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trnslurm.devices.trainium import Trainium
 
 
 class XlaNeuron(ByXla, Trainium):
-    """Trainium by PyTorch/XLA."""
+    """Trainium with PyTorch/XLA."""
 
     __slots__ = ()
 
@@ -19,7 +19,7 @@ class XlaNeuron(ByXla, Trainium):
     pjrt = "NEURON"
     sdks: ClassVar[Mapping[str, NeuronSdk]] = {
         "2.29.1": NeuronSdk(
-            support="the last that AWS supports for training with PyTorch/XLA",
+            support="the last release that AWS supports for training with PyTorch/XLA",
             pythons=(11, 12),
             pip={
                 "torch-neuronx": "2.9.0.2.13.26312", "neuronx-cc": "2.24.8799.0",
@@ -36,7 +36,7 @@ class XlaNeuron(ByXla, Trainium):
             graphs_ahead=3,
         ),
         "2.31.1": NeuronSdk(
-            support="the last with PyTorch/XLA, no longer supported for training",
+            support="the last release with PyTorch/XLA, no longer supported for training",
             pythons=(11, 13),
             pip={
                 "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360.0",
@@ -60,16 +60,16 @@ class XlaNeuron(ByXla, Trainium):
     compiler_flags = ("--retry_failed_compilation",)
     sets_neuron_env = True
 
-    # Neuron's runtime takes up to 7 (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), and torch_xla
+    # Neuron's runtime accepts up to 7 (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), and torch_xla
     # holds one more.
     graphs_in_flight = 8
 
     def runs_on(self, instance_type: str) -> bool:
-        """Check that it is no trn3: AWS ended PyTorch/XLA for training before that."""
+        """Check that it is not trn3: AWS ended training support for PyTorch/XLA before that."""
         return not instance_type.startswith("trn3")
 
     def machine_of(self, files: Sequence[str]) -> tuple[str, str] | None:
-        """Return the instance type of trn1 with as many devices."""
+        """Return the trn1 instance type with as many devices."""
         own = [f for f in files if f.startswith("neuron") and f.removeprefix("neuron").isdigit()]
         if not own:
             return None

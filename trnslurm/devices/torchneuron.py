@@ -1,11 +1,11 @@
-"""Trainium by AWS's TorchNeuron: trn2 and trn3.
+"""Trainium with AWS's TorchNeuron: trn2 and trn3.
 
 "Supported on Trainium 2 (trn2) and Trainium 3 (trn3)" (torch/about-pytorch-neuron of AWS's Neuron
 documentation, SDK 2.33). It has the same package name as PyTorch/XLA's, torch-neuronx, so it needs
-an environment of its own. It is a public beta since SDK 2.33.0, "torch-neuronx 2.13.3.0 and
-2.14.3.0", each with the PyTorch of its number and for Python 3.12 to 3.14 (release-notes/
-components/torchneuron). The other versions are those of that release's notes: AWS's list of what a
-release consists of is older.
+a separate environment. It is a public beta since SDK 2.33.0, "torch-neuronx 2.13.3.0 and 2.14.3.0",
+each with the PyTorch of the same version and for Python 3.12 to 3.14 (release-notes/
+components/torchneuron). The other versions come from that release's notes, because AWS's list of
+release contents is older.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trnslurm.devices.trainium import Trainium
 
 
 class TorchNeuron(Trainium):
-    """Trainium by TorchNeuron."""
+    """Trainium with TorchNeuron."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class TorchNeuron(Trainium):
     pins = OF_OTHERS | {"torch": "2.14"}
     sdks: ClassVar[Mapping[str, NeuronSdk]] = {
         "2.33.0": NeuronSdk(
-            support="the first with TorchNeuron, a public beta, for trn2 and trn3",
+            support="the first release with TorchNeuron, a public beta, for trn2 and trn3",
             pythons=(12, 14),
             pip={
                 "torch-neuronx": "2.14.3.0", "neuronx-cc": "2.28.7631.0", "nki": "0.7.0",
@@ -42,7 +42,7 @@ class TorchNeuron(Trainium):
 
     compiled_by = "TorchNeuron"
     cache_name = "neff"
-    compiles_scripts_ahead = False  # a script has no short run that would meet its graphs
+    compiles_scripts_ahead = False  # a script has no short run that would encounter its graphs
     compile_shapes_graphs = True
 
     # "For eager mode, TorchNeuron supports all three: FSDPv1, FSDPv2, and SimpleFSDP" (AWS's
@@ -58,7 +58,7 @@ class TorchNeuron(Trainium):
             return ""
         return (
             f"compile_cache {cache}, compile_layout {layout}: TorchNeuron has one "
-            "cache for all hosts, in a directory: set compile_layout to shared, and compile_cache "
+            "cache directory for all hosts: set compile_layout to shared, and compile_cache "
             "to an absolute path"
         )
 

@@ -2,10 +2,10 @@
 
 AWS supports PyTorch/XLA for training up to Neuron SDK 2.29.1: "Neuron no longer supports
 PyTorch/XLA for training starting with Neuron 2.30" (2026-05-20, about-neuron/announcements/
-neuron2.x/announce-no-support-pytorch-xla-training). It still comes with 2.31.1, and with no later
-one (setup/pytorch/manual: "not included in Neuron 2.32.0"). The versions are those of
+neuron2.x/announce-no-support-pytorch-xla-training). It is still included in 2.31.1, but in no later
+release (setup/pytorch/manual: "not included in Neuron 2.32.0"). The versions are those of
 src/helperscripts/n2-manifest.json in https://github.com/aws-neuron/aws-neuron-sdk at 81ce03ae,
-which lists what each release consists of.
+which lists the contents of each release.
 
 pyproject.toml and cluster-config/parallelcluster/neuron-image.sh repeat them for pip and apt; tests
 compare.
@@ -19,7 +19,7 @@ from trnslurm.devices.device_type import DeviceType
 
 
 class Trainium(DeviceType):
-    """A device on AWS Trainium: its workers are NeuronCores."""
+    """A device on AWS Trainium, whose workers are NeuronCores."""
 
     __slots__ = ()
 
@@ -27,17 +27,17 @@ class Trainium(DeviceType):
     uses_efa = True
     probe = "trnslurm.node.accelerators.neuron.NeuronDevices"
     compiles_ahead = True
-    # XLA's attention keeps the weights. Of TorchNeuron's nothing is published: the larger number
-    # is the safe one.
+    # XLA's attention stores the weights. Nothing is published about TorchNeuron's: the larger
+    # number is the safe one.
     keeps_attention_weights = True
     has_zero1 = True
 
     def why_one_node(self, nodes: int, instance_type: str) -> str:
-        """Return that the devices of this machine are those of one node, if it has any."""
-        if instance_type == "local":  # the type of all other machines: stand-ins can run there
+        """Return that the devices of this machine belong to one node, if it has any."""
+        if instance_type == "local":  # the type of all other machines, where stand-ins can run
             return ""
         return (
-            f"--nodes {nodes}: this machine is one {instance_type}, and emulated nodes cannot "
+            f"--nodes {nodes}: this machine is a single {instance_type}, and emulated nodes cannot "
             "share its Neuron devices; use --nodes 1"
         )
 

@@ -1,7 +1,7 @@
-"""The host's CPUs by PyTorch/XLA: the stand-in for Trainium on a machine that has none.
+"""The host's CPUs with PyTorch/XLA, a stand-in for Trainium on machines without it.
 
-torch_xla's own client for CPUs knows one process only, so gloo joins the workers below torch_xla's
-collectives (trnslurm/train/devices/xla_cpu.py).
+torch_xla's own CPU client supports only one process, so gloo connects the workers beneath
+torch_xla's collectives (trnslurm/train/devices/xla_cpu.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trnslurm.devices.by_xla import ByXla
 
 
 class XlaCpu(ByXla):
-    """The host's CPUs by PyTorch/XLA."""
+    """The host's CPUs with PyTorch/XLA."""
 
     __slots__ = ()
 
@@ -28,9 +28,9 @@ class XlaCpu(ByXla):
     checkup_mb = 8
 
     def environment(self, given: Mapping[str, str], rank: int) -> dict[str, str]:
-        """Return torch_xla's name of the device, and what Neuron's jobs have too."""
-        # As on Neuron (AWS's torch-neuron-envvars.rst): views and writes in place are traced by
-        # other code then, and aliases may be missed (pytorch/xla#8093).
+        """Return torch_xla's name for the device, and a variable that Neuron jobs have too."""
+        # As on Neuron (AWS's torch-neuron-envvars.rst): views and in-place writes are then traced
+        # by other code, and aliases can be missed (pytorch/xla#8093).
         name = "XLA_DISABLE_FUNCTIONALIZATION"
         return super().environment(given, rank) | {name: given.get(name, "1")}
 

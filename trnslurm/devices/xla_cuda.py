@@ -1,6 +1,6 @@
-"""GPUs by PyTorch/XLA, which has built none for them since 2.8.
+"""GPUs with PyTorch/XLA, which has had no GPU builds since 2.8.
 
-https://github.com/pytorch/xla/pull/9618: the nodes need another build of it, such as TorchAcc's.
+https://github.com/pytorch/xla/pull/9618: the nodes need another build, such as TorchAcc's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trnslurm.devices.gpu import Gpu
 
 
 class XlaCuda(ByXla, Gpu):
-    """GPUs by PyTorch/XLA."""
+    """GPUs with PyTorch/XLA."""
 
     __slots__ = ()
 
@@ -23,13 +23,13 @@ class XlaCuda(ByXla, Gpu):
     pins = OF_XLA
     one_of = ("torchacc", "torch_xla_cuda_plugin")
     pjrt = "CUDA"
-    # XLA's client for GPUs takes 32 (its max_inflight_computations), and torch_xla holds one more.
+    # XLA's GPU client accepts 32 (its max_inflight_computations), and torch_xla holds one more.
     graphs_in_flight = 33
 
     def environment(self, given: Mapping[str, str], rank: int) -> dict[str, str]:
-        """Return torch_xla's name of the device, and a cache of the worker's own."""
+        """Return torch_xla's name for the device, and a cache directory for this worker only."""
         own = super().environment(given, rank)
-        # Two workers that write to one directory would spoil each other's entries.
+        # Two workers that write to one directory would corrupt each other's entries.
         if cache := given.get("XLA_PERSISTENT_CACHE_PATH"):
             own["XLA_PERSISTENT_CACHE_PATH"] = f"{cache}/{rank}"
         return own

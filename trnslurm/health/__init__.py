@@ -1,1 +1,1 @@
-"""Is the cluster fit for a job? What checks its nodes, and what the results mean."""
+"""Checks whether the cluster is fit for a job, and judges the results."""

@@ -1,4 +1,4 @@
-"""Reads what the nodes and workers of a checkup wrote."""
+"""Reads the results that the nodes and workers of a checkup wrote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Found(Frozen):
         return values
 
     def by_value(self, values: Mapping[int, str]) -> str:
-        """Return values with the nodes that have them: `8 (4 nodes), 7 (node-3)`."""
+        """Return values with the nodes that have them, such as `8 (4 nodes), 7 (node-3)`."""
         nodes: dict[str, list[int]] = {}
         for node, value in values.items():
             nodes.setdefault(value, []).append(node)
@@ -59,7 +59,7 @@ class Found(Frozen):
 
     @property
     def stand_ins(self) -> str:
-        """The devices that stand in for the job's device; empty: none."""
+        """The devices that stand in for the job's device; empty if there are none."""
         names = {str(seen) for seen in self.of_workers("stand_in").values() if seen}
         return f" (on {', '.join(sorted(names))}, a stand-in)" if names else ""
 

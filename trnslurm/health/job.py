@@ -1,7 +1,7 @@
-"""The job of `trnslurm doctor --run`: a training's scripts, in which the workers only measure.
+"""The job of `trnslurm doctor --run`: a training job's scripts whose workers only measure.
 
-It uses the batch script and ranks.sh of any training on this cluster, so their environment is
-checked as well. trnslurm.node.preflight.checkup runs around the workers and checks the nodes.
+It uses the same batch script and ranks.sh as any training job on this cluster, so their environment
+is checked as well. trnslurm.node.preflight.checkup runs around the workers and checks the nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trnslurm.submission.job import Job, make_job
 
 NAME = "checkup"
 RANKS_SCRIPT = "ranks.sh"
-# Nodes boot one by one; on them it takes at most five minutes.
+# Nodes boot one by one. After that the checkup takes at most five minutes.
 _LIMIT_MIN = 30
 _ENTRY = b"""\
 from trnslurm.train.checkup import main
@@ -41,7 +41,7 @@ def make_spec_of_checkup(
         cluster.slurm, time_min=min(limits), requeue=False, stop_before_s=0, max_crashes=1,
         srun_wait_s=0,  # a finished node does not end the others
     )  # fmt: skip
-    # The checkup runs the preflight itself, and continues if that finds a problem.
+    # The checkup runs the preflight itself, and continues even if that finds a problem.
     profile = replace(cluster, slurm=slurm, preflight=False)
     recipe = Recipe(batch=Batch(mode="per_worker", per_worker=1), precompile="never")
     config = Config(
@@ -52,7 +52,7 @@ def make_spec_of_checkup(
 
 
 def make_checkup(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
-    """Render the job: the files of a training, with the checkup around the node script."""
+    """Render the job: the files of a training job, with the checkup around the node script."""
     code = package_files(ON_NODES) | {f"code/jobs/{NAME}/train.py": _ENTRY}
     job = make_job(spec, template_dirs, code=code)
     files = dict(job.bundle.files)

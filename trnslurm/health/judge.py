@@ -17,7 +17,7 @@ Level = Literal["ok", "note", "problem"]
 _SLOW = 0.25
 """A link with less than this share of the nodes' median rate is slow."""
 _FLOOR = 1 / 20
-"""Below this share of the line rate of all EFA interfaces, traffic most likely avoids EFA."""
+"""Below this share of the line rate of all EFA interfaces, traffic most likely bypasses EFA."""
 _FILES = 256
 _RUNTIME = "aws-neuronx-runtime-lib"
 # "Fixed silent data corruption when the same participant set is reused across NEFFs with different
@@ -79,7 +79,7 @@ def judge(expected: Expected, found: Found) -> list[Line]:
 
 
 def _line(check: str, bad: object, measured: str, expected: str, fix: str) -> Line:
-    """Return a problem with its fix, or a line that says that all is well."""
+    """Return a problem with its fix, or a line that says that everything is fine."""
     return Line(check, "problem" if bad else "ok", measured, expected, fix if bad else "")
 
 
@@ -89,9 +89,9 @@ def _came(expected: Expected, found: Found) -> Iterator[Line]:
         yield Line(
             "nodes",
             "problem",
-            f"{text} reported, not {', '.join(missing)}",
-            "all, into one run directory that all nodes share",
-            "look at the run's logs: the run directory may not be mounted there, or no Python",
+            f"only {text} reported; {', '.join(missing)} did not",
+            "all nodes, in one run directory that they share",
+            "check the run's logs: the run directory may not be mounted, or Python is missing",
         )
     else:
         yield Line("nodes", "ok", f"{text} share the run directory")
@@ -107,12 +107,12 @@ def _preflight(expected: Expected, found: Found) -> Iterator[Line]:
             yield Line("preflight", "note", f"{node.host}: {text}")
     if not nodes:
         fix = "look for its error in the run's logs"
-        yield Line("preflight", "problem", "it wrote no result", fix=fix)
+        yield Line("preflight", "problem", "the preflight did not write a result", fix=fix)
     elif not any(node.problems for node in nodes):
         skew = max(abs(node.clock_s) for node in nodes)
-        measured = f"{len(nodes)} nodes fit; clocks differ by {skew:.2f} s"
+        measured = f"{len(nodes)} nodes are fit; clocks differ by {skew:.2f} s"
         same = f"{measured}; Python and its packages agree"
-        yield Line("preflight", "ok", same, "under 5 s, one software")
+        yield Line("preflight", "ok", same, "under 5 s, the same software")
 
 
 def _memlock(expected: Expected, found: Found) -> Iterator[Line]:
@@ -120,14 +120,14 @@ def _memlock(expected: Expected, found: Found) -> Iterator[Line]:
     low = {node: v for node, v in values.items() if v is not None} if expected.efa else {}
     shown = {n: "unlimited" if v is None else _size(v) for n, v in (low or values).items()}
     if values:
-        # Slurm's FAQ (slurm.schedmd.com/faq.html#memlock) and AWS's guide to EFA ask for unlimited.
+        # Slurm's FAQ (slurm.schedmd.com/faq.html#memlock) and AWS's EFA guide require unlimited.
         yield _line(
             "locked memory",
             low,
             found.by_value(shown),
-            "unlimited: EFA registers what it sends" if expected.efa else "",
-            "LimitMEMLOCK=infinity in slurmd's unit, and PropagateResourceLimitsExcept=MEMLOCK "
-            "in slurm.conf: else a job has the limit of the shell that submitted it",
+            "unlimited: EFA registers the memory that it sends" if expected.efa else "",
+            "set LimitMEMLOCK=infinity in slurmd's unit, and PropagateResourceLimitsExcept=MEMLOCK "
+            "in slurm.conf. Otherwise a job has the limit of the shell that submitted it",
         )
 
 
@@ -138,7 +138,7 @@ def _open_files(expected: Expected, found: Found) -> Iterator[Line]:
     shown = {n: "unlimited" if v is None else str(v) for n, v in (low or values).items()}
     if values:
         wanted = f"at least {needed} for {expected.workers} workers"
-        fix = "raise LimitNOFILE of slurmd"
+        fix = "raise LimitNOFILE in slurmd's unit"
         yield _line("open files", low, found.by_value(shown), wanted, fix)
 
 
@@ -152,10 +152,10 @@ def _efa(expected: Expected, found: Found) -> Iterator[Line]:
             few,
             f"fi_info -p efa: {found.by_value(shown)}",
             f"{expected.efa} interfaces on {expected.instance}",
-            "enable EFA in its compute resource; an image with EFA's installer (libfabric, "
-            "modinfo efa); a security group that allows all traffic within itself",
+            "enable EFA in its compute resource; use an image with EFA's installer (libfabric, "
+            "modinfo efa) and a security group that allows all traffic within itself",
         )
-    # A profile for nodes whose type Slurm does not name, as on SageMaker HyperPod.
+    # A profile for nodes whose type Slurm does not know, as on SageMaker HyperPod.
     unused = {node: str(number) for node, (number, _) in counts.items() if number}
     if unused and not expected.efa and expected.nodes > 1 and expected.device.uses_efa:
         yield Line(
@@ -163,7 +163,7 @@ def _efa(expected: Expected, found: Found) -> Iterator[Line]:
             "problem",
             f"fi_info -p efa: {found.by_value(unused)}",
             f"none: {expected.instance} has no efa in the profile, so jobs do not use them",
-            "trnslurm cluster detect --write --ask-nodes, or set efa in instance_types",
+            "run trnslurm cluster detect --write --ask-nodes, or set efa in instance_types",
         )
 
 
@@ -174,7 +174,9 @@ def _versions(expected: Expected, found: Found) -> Iterator[Line]:
     for seen in found.workers.values():
         if isinstance(seen.get("versions"), dict):
             workers.setdefault(int(seen["node"]), {}).update(seen["versions"])
-    yield from _compare(found, workers, "packages", "have one Python for all, on a shared disk")
+    yield from _compare(
+        found, workers, "packages", "use one Python environment for all nodes, on a shared disk"
+    )
 
 
 def _runtime(expected: Expected, found: Found) -> Iterator[Line]:
@@ -187,7 +189,7 @@ def _runtime(expected: Expected, found: Found) -> Iterator[Line]:
             "note",
             f"{_RUNTIME} {found.by_value(old)}",
             f"{mended} (SDK 2.32) fixes silent corruption, a hang of 2 nodes, slow copies on trn1",
-            "install it, if your release of torch-neuronx runs with it; compare the losses",
+            "install it if your release of torch-neuronx works with it, and compare the losses",
         )
 
 
@@ -213,7 +215,7 @@ def _links(expected: Expected, found: Found) -> Iterator[Line]:
                 "problem",
                 f"{found.host(node)}: {problem}",
                 "every node reaches node 0 on the master port",
-                "look at its network and firewall, and at NodeAddr in slurm.conf",
+                "check its network and firewall, and NodeAddr in slurm.conf",
             )
     timed = found.nodes.get(0, {}).get("meeting", {}).get("rates") or {}
     rates = {int(node): min(rate["to"], rate["from"]) for node, rate in timed.items()}
@@ -225,9 +227,9 @@ def _links(expected: Expected, found: Found) -> Iterator[Line]:
     yield _line(
         "links",
         slow,
-        f"TCP with node 0, one stream: {found.by_value(shown)}",
+        f"one TCP stream with node 0: {found.by_value(shown)}",
         f"about the {usual:,.0f} MB/s of the other nodes" if len(rates) > 1 else "",
-        "look at its interface (ip -s link), or exclude the node: --sbatch=--exclude=NODE",
+        "check its interface (ip -s link), or exclude the node with --sbatch=--exclude=NODE",
     )
 
 
@@ -238,14 +240,15 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
     if made.get("skipped"):
         return
     on_nodes = expected.device.cache_on_nodes
-    cache = expected.compile_cache or ("/var/tmp of each node" if on_nodes else "the run directory")
+    cache = expected.compile_cache or ("/var/tmp on each node" if on_nodes else "the run directory")
     if not made or made.get("problem"):
         yield Line(
             "compile",
             "problem",
-            f"{found.host(0)}: {made.get('problem') or 'node 0 did not get so far'}",
+            f"{found.host(0)}: {made.get('problem') or 'node 0 did not get that far'}",
             f"one small graph compiled into {cache}",
-            f"look for {expected.device.compiled_by}'s error in the run's log; trnslurm env check",
+            f"look for {expected.device.compiled_by}'s error in the run's log, and run trnslurm "
+            "env check",
         )
         return
     compiled = f"{len(made['graphs'])} compiled by {found.host(0)} into {cache}"
@@ -257,22 +260,22 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
             "compile cache",
             "note",
             f"not shared: {made['alone']}",
-            "one cache on a file system of all nodes, or every node compiles everything",
+            "one cache on a shared file system, or every node compiles everything",
             "set compile_cache in the cluster profile",
         )
         return
     seen = found.of_nodes(lambda n: str(n["meeting"]["graph"]["problem"] or ""))
     # Another line reports nodes that did not reach node 0.
     met = {n for n, node in found.nodes.items() if n and "problem" not in node.get("meeting", {})}
-    others = {n: seen.get(n, "it did not get so far") for n in sorted(met)}
+    others = {n: seen.get(n, "it did not get that far") for n in sorted(met)}
     bad = {n: why for n, why in others.items() if why}
-    good = f"found compiled by {len(others) - len(bad)} of {len(others)} other nodes"
+    good = f"{len(others) - len(bad)} of {len(others)} other nodes found it compiled"
     yield _line(
         "compile cache",
         bad,
         found.by_value(bad) if bad else good,
-        "what one node has compiled, all find in the cache",
-        "compile_cache must be one directory on a file system that all nodes mount and may read",
+        "all nodes find in the cache what one node has compiled",
+        "compile_cache must be one directory that all nodes mount and can read",
     )
 
 
@@ -283,7 +286,10 @@ def _workers(expected: Expected, found: Found) -> Iterator[Line]:
         if seen is None:
             why = "never started"
         elif seen.get("error") or seen.get("doing"):
-            why = f"{seen.get('doing') or 'running'}: {seen.get('error') or 'ended by another'}"
+            why = (
+                f"{seen.get('doing') or 'running'}: "
+                f"{seen.get('error') or 'ended because of another worker'}"
+            )
         else:
             continue
         errors.setdefault(why, []).append(rank)
@@ -293,8 +299,8 @@ def _workers(expected: Expected, found: Found) -> Iterator[Line]:
             "workers",
             "problem",
             f"{len(ranks)} of {expected.workers} ({where}): {why}",
-            f"{expected.workers} workers that finish",
-            "the first error in the run's logs (trnslurm triage) is the cause",
+            f"{expected.workers} workers finish",
+            "find the cause, which is the first error in the run's logs (trnslurm triage)",
         )
 
 
@@ -333,11 +339,11 @@ def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
     if not timed or world < 2:
         return
     size = int(timed[0]["bytes"])
-    # The slowest worker in the best round; each worker sends 2 (W - 1) / W of its bytes:
+    # The slowest worker in the best round. Each worker sends 2 (W - 1) / W of its bytes:
     # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     took = min(max(rounds) for rounds in zip(*(w["took_s"] for w in timed), strict=False))
     rate = 2 * (world - 1) / world * size / max(took, 1e-9) / 1e9
-    measured = f"{size / 1e6:.0f} MB in {took * 1e3:,.1f} ms, {rate:.2g} GB/s of bus bandwidth"
+    measured = f"{size / 1e6:.0f} MB in {took * 1e3:,.1f} ms, {rate:.2g} GB/s bus bandwidth"
     line_rate = expected.network_gbps / 8
     if not line_rate or found.stand_ins:
         yield Line("bandwidth", "ok", measured)
@@ -346,10 +352,10 @@ def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
         "bandwidth",
         rate < _FLOOR * line_rate,
         measured,
-        f"far above {_FLOOR * line_rate:g} GB/s, a twentieth of the line rate of "
+        f"far above {_FLOOR * line_rate:g} GB/s, which is 5% of the line rate of "
         f"{expected.instance} ({expected.network_gbps} Gb/s, AWS)",
-        "it does not use EFA, or one interface of several: look at the lines EFA and network, "
-        "and at the placement group",
+        "traffic does not use EFA, or only one interface: check the lines EFA and network, "
+        "and the placement group",
     )
 
 
@@ -371,10 +377,10 @@ def _network(expected: Expected, found: Found) -> Iterator[Line]:
     yield Line(
         "network",
         "problem",
-        f"NCCL does not use EFA on {hosts}: {words[0] if words else 'it names no network'}",
-        f"aws-ofi-nccl and the provider efa on {expected.instance}",
-        "install aws-ofi-nccl (EFA's installer has it), or name the directory of its "
-        "libnccl-net.so in LD_LIBRARY_PATH by the profile's activate",
+        f"NCCL does not use EFA on {hosts}: {words[0] if words else 'it does not name a network'}",
+        f"aws-ofi-nccl and provider efa on {expected.instance}",
+        "install aws-ofi-nccl (included in EFA's installer), or add the directory of its "
+        "libnccl-net.so to LD_LIBRARY_PATH in the profile's activate",
     )
 
 
@@ -383,26 +389,26 @@ def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
     if not bits:
         return
     fix = (
-        "on Neuron: this job's script has NEURON_RT_STOCHASTIC_ROUNDING_EN=0, look for it in the "
-        "profile's activate and env; else compare the versions of the nodes"
+        "on Neuron, this job's script sets NEURON_RT_STOCHASTIC_ROUNDING_EN=0: look for it in the "
+        "profile's activate and env. Otherwise compare the versions on the nodes"
     )
     usual, number = Counter(bits.values()).most_common(1)[0]
     if others := expected.nodes_of(rank for rank, seen in bits.items() if seen != usual):
         yield Line(
             "rounding",
             "problem",
-            f"{len(bits) - number} of {len(bits)} workers round to other bits "
+            f"{len(bits) - number} of {len(bits)} workers round to different bits "
             f"({found.hosts(others)})",
-            "the same bits: copies of a parameter must stay equal",
+            "the same bits, because copies of a parameter must stay equal",
             fix,
         )
         return
     measured = f"the same values have the same bits in bf16 on {len(bits)} workers"
-    wanted = "the same bits, rounded to the nearest"
+    wanted = "the same bits, rounded to nearest"
     if all(found.workers[rank].get("to_nearest", True) for rank in bits):
         yield Line("rounding", "ok", measured, wanted)
     else:
-        odd = f"{measured}, but they are not rounded to the nearest"
+        odd = f"{measured}, but they are not rounded to nearest"
         yield Line("rounding", "note", odd, wanted, fix)
 
 

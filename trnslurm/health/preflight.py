@@ -1,4 +1,4 @@
-"""Runs the preflight outside a job: allocates nodes of a cluster for a moment and checks them."""
+"""Runs the preflight outside a job: allocates nodes for a moment and checks them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PreflightByHand(Frozen):
 
 
 def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitness]:
-    """Run the preflight on `nodes` nodes, and return its result for each node."""
+    """Run the preflight on this many nodes, and return the result for each node."""
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     root = check_run_root(Path(cluster.run_root))
     try:
@@ -68,7 +68,7 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if not found:
-        raise TrnslurmError(f"the nodes wrote no preflight result: {output}")
+        raise TrnslurmError(f"the nodes did not write a preflight result: {output}")
     return found
 
 
@@ -103,7 +103,7 @@ def _script(job: PreflightByHand) -> str:
 
 def _command(job: PreflightByHand) -> list[str]:
     slurm = job.cluster.slurm
-    # As in a job: its memory and GPUs are checked, not the node's.
+    # As in a job, because the job's memory and GPUs are checked, not the node's.
     resources = [memory_option(slurm), gpu_option(slurm, job.instance)]
     resources += ["--exclusive"] if slurm.exclusive else []
     options = [*srun_options(job.cluster), *filter(None, resources)]
@@ -113,7 +113,7 @@ def _command(job: PreflightByHand) -> list[str]:
 
 
 def _run(job: PreflightByHand, timeout_s: float) -> str:
-    """Run the preflight to its end; return the end of its stderr."""
+    """Run the preflight until it ends; return the end of its stderr."""
     path = str(Path(trnslurm.__file__).parent.parent)
     environ = without_overrides(os.environ) | {"PYTHONPATH": path}  # for srun's stand-in
     process = subprocess.Popen(
@@ -130,7 +130,9 @@ def _run(job: PreflightByHand, timeout_s: float) -> str:
         _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         waits = job.scheduler.why_waiting(job.directory, str(os.getuid()))
-        why = f"no {job.nodes} nodes in {timeout_s:g} s{f': {waits}' if waits else ''}"
+        why = (
+            f"could not get {job.nodes} nodes within {timeout_s:g} s{f': {waits}' if waits else ''}"
+        )
         raise SlurmError(f"{why}; try again, or pass --timeout") from None
     finally:
         if process.poll() is None:  # let srun release the allocation, also on Ctrl-C

@@ -1,1 +1,1 @@
-"""Copies of a run's checkpoints in S3; boto3 is the only package that it needs."""
+"""Copies a run's checkpoints to S3; boto3 is the only package needed."""

@@ -1,10 +1,10 @@
-"""Copies: which checkpoints are on disk, which of them are in S3, and how one becomes the other.
+"""Copies: which checkpoints are on disk, which are in S3, and how to copy between them.
 
-    RUN/run.json, config.yaml, code.tar.gz       what it takes to go on without the file system
+    RUN/run.json, config.yaml, code.tar.gz       what is needed to continue without the file system
     RUN/checkpoints/step-00000020/…              the files of a checkpoint
     RUN/checkpoints/step-00000020.json           their sizes and checksums
 
-The last is written when all files are there: without it the copy does not exist.
+The last file is written after all others. Without it the copy does not exist.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from trnslurm.mirror.store import ChangedError, MirrorError, Store, sha256_of
 CODE = "code.tar.gz"
 _OURS = (Path(PACKAGE).stem, Path(PACKAGE).name)
 MOST_BYTES = 128 << 20
-"""Of the files that are no checkpoints."""
+"""The size limit for files that are not checkpoints."""
 _MOST_RECORD = 32 << 20
-"""Of a copy's sizes and checksums: as much as 100,000 files need."""
+"""The size limit for a copy's sizes and checksums: enough for 100,000 files."""
 _FORMAT = 1
 _IDENTITY = ("run", "created", "user", "host")
 _MANIFEST = "manifest.json"  # as trnslurm.train.checkpoint writes it
@@ -49,13 +49,13 @@ class OnDisk(NamedTuple):
     path: Path
     """A directory, or a custom script's file."""
     where: str
-    """The path as a copy names it: relative to the run directory, if it is in there."""
+    """The path as a copy stores it: relative to the run directory if it is inside."""
     files: frozenset[tuple[str, int, int]]
-    """Name below the path's directory, bytes and mtime_ns of each file."""
+    """Name within the path's directory, bytes and mtime_ns of each file."""
 
     @property
     def root(self) -> Path:
-        """Return the directory in which the files have their names."""
+        """Return the directory to which the files' names are relative."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
@@ -63,15 +63,15 @@ class OnDisk(NamedTuple):
         return sum(size for _, size, _ in self.files)
 
     def is_in(self, copy: Mapping[str, Any] | None) -> bool:
-        """Check whether a copy is of just these files."""
+        """Check whether a copy consists of exactly these files."""
         known = copy["files"] if copy else {}
         return self.files == {(n, file["bytes"], file["mtime_ns"]) for n, file in known.items()}
 
 
 def on_disk(run: RunFiles) -> list[OnDisk]:
-    """Return the checkpoints that a run has, the newest first.
+    """Return the checkpoints of a run, newest first.
 
-    Of a custom script that is the one which it reported last, or which its library wrote.
+    For a custom script, this is the checkpoint that it reported last, or that its library wrote.
     """
     if not run.project_file.exists():
         whole = [p for p in checkpoints_in(run.checkpoints) if (p / _MANIFEST).is_file()]
@@ -83,19 +83,19 @@ def on_disk(run: RunFiles) -> list[OnDisk]:
 
 
 def not_copied(run: RunFiles) -> str:
-    """Return which checkpoint of a custom script has no copy, and why; empty: there is none."""
+    """Return which checkpoint of a custom script has no copy, and why; empty if there is none."""
     last = newest(run) if run.project_file.exists() else None
     if not run.project_file.exists() or (last and last.is_alone):
         return ""
     if last:
-        why = "its directory has others" if last.step else "its name tells no step"
+        why = "its directory contains others" if last.step else "its name does not contain a step"
         return f"{last.path.name} of {last.form} is not copied: {why}: call trnslurm.saved()"
     left = found(run)
-    return f"{left} is not copied: the script takes no checkpoint" if left else ""
+    return f"{left} is not copied: the script does not resume from a checkpoint" if left else ""
 
 
 def _look(run: RunFiles, step: int, path: Path) -> OnDisk | None:
-    """Return a checkpoint; None if it is deleted just now."""
+    """Return a checkpoint, or None if it is being deleted."""
     home = run.path.absolute()
     path = path.absolute()
     where = str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
@@ -113,26 +113,26 @@ def _files_in(directory: Path) -> Iterator[tuple[str, int, int]]:
     for place, below, names in os.walk(directory, onerror=fail):
         for name in below:
             if Path(place, name).is_symlink():
-                raise MirrorError(f"{place}/{name}: a link to a directory is not copied")
+                raise MirrorError(f"{place}/{name}: links to directories are not copied")
         yield from (_stat(Path(place, name), directory) for name in names)
 
 
 def _stat(file: Path, root: Path) -> tuple[str, int, int]:
     if file.is_symlink() and not file.exists():
-        raise MirrorError(f"{file}: a link to nothing")
+        raise MirrorError(f"{file} is a broken link")
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise MirrorError(f"{file}: not a regular file")
+        raise MirrorError(f"{file} is not a regular file")
     return str(file.relative_to(root)), found.st_size, found.st_mtime_ns
 
 
 def name_of(step: int) -> str:
-    """Return the name of a step's copy; with .json, of what is written last."""
+    """Return the name of a step's copy; with .json, that of the file written last."""
     return f"{CHECKPOINTS}/{checkpoint_name(step)}"
 
 
 def known_copies(store: Store) -> dict[int, dict[str, Any]]:
-    """Return what S3 says of each whole copy, by its step."""
+    """Return S3's record of each complete copy, by step."""
     found = {}
     for name in store.names(f"{CHECKPOINTS}/", here=True):
         step = step_of(PurePosixPath(name).stem) if name.endswith(".json") else None
@@ -142,7 +142,7 @@ def known_copies(store: Store) -> dict[int, dict[str, Any]]:
 
 
 def read_copy(store: Store, step: int) -> dict[str, Any]:
-    """Return what was written last of a copy; empty if it is damaged."""
+    """Return the file written last of a copy; empty if it is damaged."""
     try:
         copy = json.loads(store.read(f"{name_of(step)}.json", _MOST_RECORD) or b"{}")
         whole = copy["format"] == _FORMAT and copy["step"] == step and isinstance(copy["path"], str)
@@ -160,12 +160,12 @@ def _is_inside(name: str) -> bool:
 
 
 def send(store: Store, one: OnDisk, copy: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Copy a checkpoint to S3, what is missing of it; return what was written last.
+    """Copy the missing parts of a checkpoint to S3; return the record that is written last.
 
-    `copy` is the copy of this step that S3 has, if it has one.
+    `copy` is the copy of this step in S3, if there is one.
     """
     name = name_of(one.step)
-    if copy:  # of other bytes: while it changes there is none
+    if copy:  # it has other bytes, and while it changes there must be no copy
         store.remove(f"{name}.json")
     store.remove(f"{name}/", keep={f"{name}/{file}" for file, _, _ in one.files})
     known = read_json(one.root / _MANIFEST).get("files")
@@ -177,7 +177,7 @@ def send(store: Store, one: OnDisk, copy: Mapping[str, Any] | None) -> dict[str,
         store.send(one.root / file, f"{name}/{file}", sha256)
         files[file] = {"bytes": size, "sha256": sha256, "mtime_ns": mtime_ns}
     if {_stat(one.root / file, one.root) for file, _, _ in one.files} != one.files:
-        raise ChangedError(f"{one.path}: changed while it was copied")
+        raise ChangedError(f"{one.path} changed while it was being copied")
     kind = "directory" if one.path.is_dir() else "file"
     last = {"format": _FORMAT, "step": one.step, "path": one.where, "kind": kind, "files": files}
     store.write(f"{name}.json", f"{json.dumps(last, indent=1)}\n".encode())
@@ -185,13 +185,13 @@ def send(store: Store, one: OnDisk, copy: Mapping[str, Any] | None) -> dict[str,
 
 
 def remove(store: Store, step: int) -> None:
-    """Remove a copy: first what makes it exist."""
+    """Remove a copy, starting with the file that makes it exist."""
     store.remove(f"{name_of(step)}.json")
     store.remove(f"{name_of(step)}/")
 
 
 def strays(store: Store, run: RunFiles, copies: Mapping[int, object]) -> list[int]:
-    """Return the steps of which S3 has only a part, and the run nothing.
+    """Return the steps of which S3 has only a part and the run has nothing.
 
     Objects of others are left alone: S3's console makes an empty one, `checkpoints/`, for a folder
     (docs.aws.amazon.com/AmazonS3/latest/userguide/using-folders.html).
@@ -204,9 +204,9 @@ def strays(store: Store, run: RunFiles, copies: Mapping[int, object]) -> list[in
 
 
 def outdated(run: RunFiles, copies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Return the steps whose checkpoints the run has deleted, or replaced, since they were copied.
+    """Return the steps whose checkpoints the run has deleted or replaced since they were copied.
 
-    `copies` has all whole ones that are on disk. The newest of these always stays.
+    `copies` has all complete ones that are on disk. The newest of these always stays.
     """
     paths = {copy["path"]: step for step, copy in sorted(copies.items())}
     whole = (one for one in on_disk(run) if one.is_in(copies.get(one.step)))
@@ -219,21 +219,21 @@ def outdated(run: RunFiles, copies: Mapping[int, Mapping[str, Any]]) -> list[int
 
 
 def send_run(store: Store, run: RunFiles) -> None:
-    """Copy what it takes to go on elsewhere: record, configuration and the job's own code."""
+    """Copy what is needed to continue elsewhere: record, configuration and the job's own code."""
     own = read_json(run.record_file)
     try:
         there = json.loads(store.read(RECORD, MOST_BYTES) or b"{}")
     except ValueError:
         there = {}
     if there and [there.get(key) for key in _IDENTITY] != [own.get(key) for key in _IDENTITY]:
-        raise MirrorError(f"{store.place} has the copies of another run: set another mirror")
+        raise MirrorError(f"{store.place} contains the copies of another run: set another mirror")
     for file in filter(Path.exists, (run.record_file, run.config_file)):
         store.write(file.name, file.read_bytes())
     store.write(CODE, _packed(run.code))
 
 
 def _packed(code: Path) -> bytes:
-    """Return the code without that of trnslurm, which there is wherever the run continues."""
+    """Return the code except trnslurm's, which exists wherever the run continues."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for file in sorted(code.rglob("*")):
@@ -252,17 +252,17 @@ def unpacked(data: bytes) -> dict[str, bytes]:
                 file = archive.extractfile(member) if member.isreg() else None
                 left = MOST_BYTES - sum(map(len, found.values()))
                 if not file or not _is_inside(member.name) or member.size > left:
-                    raise MirrorError(f"{CODE}: {member.name!r} is not the file of a run's code")
+                    raise MirrorError(f"{CODE}: {member.name!r} is not a file of a run's code")
                 found[member.name] = file.read()
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise MirrorError(f"{CODE}: damaged ({error})") from None
+        raise MirrorError(f"{CODE} is damaged ({error})") from None
     return found
 
 
 def fetch(store: Store, run: RunFiles, copy: Mapping[str, Any]) -> Path:
     """Put a copy where the run expects its checkpoint, and return the path.
 
-    What an interrupted call has fetched is not fetched again.
+    Files that an interrupted call has fetched are not fetched again.
     """
     step, where = copy["step"], PurePosixPath(copy["path"])
     inside = _is_inside(copy["path"])
@@ -292,13 +292,13 @@ def fetch(store: Store, run: RunFiles, copy: Mapping[str, Any]) -> Path:
 
 
 def _check_there(target: Path, copy: Mapping[str, Any]) -> None:
-    """Refuse what is in the place of a checkpoint, unless an earlier attempt has fetched it."""
+    """Reject existing files in a checkpoint's place, unless an earlier attempt fetched them."""
     root = target if copy["kind"] == "directory" else target.parent
     for name, known in copy["files"].items():
         file = root / name
         if not file.is_file() or sha256_of(file) != known["sha256"]:
             raise MirrorError(
-                f"{target}: something else is in the checkpoint's place: move it away"
+                f"{target}: other files are in the checkpoint's place: move them away"
             )
 
 

@@ -1,12 +1,12 @@
-"""Copies a run's checkpoints to S3 beside its training, or fetches the newest one before it.
+"""Copies a run's checkpoints to S3 during training, or fetches the newest one before it.
 
-    python -m trnslurm.mirror beside     a pipe as its input says when the training has ended
-    python -m trnslurm.mirror send       what is missing, once; by hand
+    python -m trnslurm.mirror beside     reads from a pipe when training has ended
+    python -m trnslurm.mirror send       sends what is missing, once; to be run by hand
     python -m trnslurm.mirror fetch s3://BUCKET/PREFIX/RUN     before the workers start
 
-It runs in the run directory, and reads mirror.json. Nothing here can fail or delay a training: it
-is a process of its own, gets only what the processors and the disk have left, and its errors
-are lines in the log and in state/mirror.json.
+It runs in the run directory, and reads mirror.json. Nothing here can fail or delay training: it is
+a separate process, uses only spare CPU and disk time, and reports its errors only as lines in the
+log and in state/mirror.json.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from trnslurm.mirror.store import ChangedError, MirrorError, Store
 GAVE_UP = 3
 """The exit code if something is missing in S3."""
 FINISH = b"finish\n"
-"""What the training's end writes; the end of the pipe without it is the end of the attempt."""
+"""The line written when training ends. If the pipe ends without it, the attempt has ended."""
 
 _LOOK_S = 2.0
 _SPARING = 20
-"""How much longer a pause is than the look before it, where directories are large."""
+"""The factor by which a pause is longer than the preceding look, for large directories."""
 _PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 _SAY_S = 600.0
 _NOTE_S = 5.0
@@ -58,12 +58,12 @@ _MIB = 1 << 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one of the three; return the exit code."""
-    # Of a terminal, or of Slurm to all of the job; the attempt ends this program by TERM.
+    # From a terminal, or from Slurm to the entire job. The attempt ends this program with TERM.
     for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mirror", allow_abbrev=False)
     parser.add_argument("what", choices=["beside", "send", "fetch"])
-    parser.add_argument("place", nargs="?", help="in S3, to fetch from")
+    parser.add_argument("place", nargs="?", help="the place in S3 to fetch from")
     options = parser.parse_args(argv)
     run = RunFiles(Path())
     settings = read_json(run.mirror_file)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fetch(run, options.place or "", _patience_s(settings))
     place = settings.get("place")
     if not isinstance(place, str) or not place:
-        say(f"error: {run.mirror_file.absolute()} names no place: set mirror")
+        say(f"error: {run.mirror_file.absolute()} does not name a place: set mirror")
         return 2
     if options.what == "beside":
         _step_back()
@@ -88,18 +88,18 @@ def _patience_s(settings: dict[str, Any]) -> float:
 
 
 class _Ending:
-    """What the input says: whether the training has ended, and whether this attempt has."""
+    """What the input says: whether training has ended, and whether this attempt has."""
 
     def __init__(self, *, beside: bool) -> None:
         self.finishes = not beside
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not longer than until the training ends."""
+        """Wait, but no longer than until training ends."""
         if self.finishes:
             time.sleep(seconds)
         elif select.select([0], [], [], seconds)[0]:
             if not os.read(0, len(FINISH)):
-                os._exit(GAVE_UP)  # whatever is on its way: the next attempt sends the rest
+                os._exit(GAVE_UP)  # whatever is in transit: the next attempt sends the rest
             self.finishes = True
 
 
@@ -111,14 +111,14 @@ class Mirror:
         self._store: Store | None = None
         self._copies: dict[int, dict[str, Any]] = {}
         self._unfit: dict[OnDisk, str] = {}
-        """Damaged checkpoints, and why: they are not tried again."""
+        """Damaged checkpoints, with the reason. They are not tried again."""
         self._why, self._since, self._said_at = "", 0.0, -math.inf
         self._noted: dict[str, Any] = {}
         self._noted_at = -math.inf
         self._looked_s = 0.0
 
     def follow(self, patience_s: float) -> int:
-        """Copy every checkpoint that appears, until the training has ended and all are there."""
+        """Copy every checkpoint that appears, until training has ended and all are there."""
         failures, moved, moved_at, ending = 0, 0, time.monotonic(), self._ending
         while True:
             finishes = ending.finishes
@@ -130,7 +130,7 @@ class Mirror:
                 self._explain("; ".join(unfit))
                 if finishes:
                     return GAVE_UP if unfit else 0
-            except Exception as error:  # whatever it is, the next try may be better
+            except Exception as error:  # whatever the error, the next try may succeed
                 failures += 1
                 self._explain(_in_words(error))
             now_moved = self._store.moved if self._store else 0
@@ -138,7 +138,7 @@ class Mirror:
                 moved, moved_at = now_moved, time.monotonic()
             left_s = moved_at + patience_s - time.monotonic()
             if finishes and left_s <= 0:
-                say(f"mirror: given up after {patience_s:.0f} s without progress: {self._why}")
+                say(f"mirror: gave up after {patience_s:.0f} s without progress: {self._why}")
                 return GAVE_UP
             look_s = max(_LOOK_S, _SPARING * self._looked_s)
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else look_s
@@ -158,7 +158,7 @@ class Mirror:
                 remove(store, one.step)
                 continue
             except ChangedError as error:
-                if one in on_disk(self._run):  # it is damaged, and is not being written
+                if one in on_disk(self._run):  # it is damaged and not being written
                     self._unfit[one] = str(error)
                 continue
             sent, seconds = (store.moved - before) / 1e6, time.monotonic() - start
@@ -189,22 +189,22 @@ class Mirror:
 
     def _say_deleted(self, one: OnDisk, seconds: float) -> None:
         say(
-            f"mirror: step {one.step} was deleted before it was copied, which took more than "
+            f"mirror: step {one.step} was deleted before its copy was complete, after more than "
             f"{seconds:.0f} s: raise mirror_mib_per_s or train.keep_last, or save less often"
         )
 
     def _explain(self, why: str) -> None:
-        """Note why nothing is copied, and say so when that changes, and now and then."""
+        """Record why nothing is being copied; log the reason when it changes, and periodically."""
         if why != self._why:
             self._since, self._said_at = time.time(), -math.inf
         self._why = why
         if why and time.monotonic() > self._said_at + _SAY_S:
             self._said_at = time.monotonic()
-            say(f"mirror: not copied, and tried again: {why}")
+            say(f"mirror: copying failed and will be retried: {why}")
         self._note({})
 
     def _note_sending(self, one: OnDisk, before: int) -> None:
-        """Note how much of a checkpoint is sent, every few seconds; be fast in the end."""
+        """Record periodically how much of a checkpoint is sent; at the end, lift the rate limit."""
         self._ending.wait(0)
         if self._store and self._ending.finishes:
             self._store.pace.bytes_per_s = math.inf
@@ -214,7 +214,7 @@ class Mirror:
             self._note(sending | {"since": utc_time()})
 
     def _note(self, sending: dict[str, Any]) -> None:
-        """Write state/mirror.json, if there is something new."""
+        """Write state/mirror.json if there is anything new."""
         facts: dict[str, Any] = {"step": max(self._copies, default=0), "why": self._why} | sending
         if self._why:
             facts["since"] = utc_time(self._since)
@@ -226,7 +226,7 @@ class Mirror:
 
 
 def _fetch(run: RunFiles, place: str, patience_s: float) -> int:
-    """Fetch the newest whole checkpoint of a place; return the exit code."""
+    """Fetch the newest complete checkpoint from a place; return the exit code."""
     start = tried_at = time.monotonic()
     failures, moved, why = 0, 0, ""
     try:
@@ -236,7 +236,7 @@ def _fetch(run: RunFiles, place: str, patience_s: float) -> int:
     while not why or time.monotonic() < tried_at + patience_s:
         try:
             return _fetch_newest(store, run, start)
-        except Exception as error:  # whatever it is, the next try may be better
+        except Exception as error:  # whatever the error, the next try may succeed
             why = _in_words(error)
         if store.moved > moved:
             moved, tried_at, failures = store.moved, time.monotonic(), 0
@@ -257,7 +257,7 @@ def _fetch_newest(store: Store, run: RunFiles, start: float) -> int:
         seconds = time.monotonic() - start
         say(f"mirror: {path} from {store.place}: {num_bytes / 1e6:,.1f} MB in {seconds:.1f} s")
         return 0
-    return _failed(run, f"{store.place} has no whole checkpoint")
+    return _failed(run, f"{store.place} contains no complete checkpoint")
 
 
 def _failed(run: RunFiles, why: str) -> int:
@@ -268,13 +268,13 @@ def _failed(run: RunFiles, why: str) -> int:
 
 
 def _step_back() -> None:
-    """Take only what the processors, the disk and the memory have left."""
+    """Use only the CPU, disk and memory that others leave free."""
     _quietly(lambda: os.nice(19))
     _quietly(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)))
     if shutil.which("ionice"):
         command = ["ionice", "--class", "idle", "--pid", str(os.getpid())]
         subprocess.run(command, check=False, capture_output=True)
-    # Where memory runs out, the kernel ends this process rather than a worker.
+    # If memory runs out, the kernel ends this process rather than a worker.
     _quietly(lambda: Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii"))
 
 

@@ -1,6 +1,6 @@
-"""Store: files below a prefix in S3, with a checksum at every way there and back.
+"""Store: files under a prefix in S3, with a checksum on every transfer.
 
-Credentials, region and endpoint are boto3's own business: a role, a profile, single sign-on, or
+Credentials, region and endpoint are left to boto3: a role, a profile, single sign-on, or
 AWS_ENDPOINT_URL.
 """
 
@@ -24,26 +24,27 @@ from trnslurm.contract import files
 
 INSTALL = "pip install 'trnslurm[s3]'"
 PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()=-]+)*)/?"
-"""A bucket and a prefix of the characters that S3 calls safe, and of partitions' =."""
+"""A bucket and a prefix of characters that S3 calls safe, plus = for partitions."""
 
-# S3 takes parts of 5 MiB to 5 GiB, at most 10,000 (docs.aws.amazon.com, "Multipart upload limits").
+# S3 accepts parts of 5 MiB to 5 GiB, at most 10,000 (docs.aws.amazon.com, "Multipart upload
+# limits").
 _PART = 16 << 20
 _MOST_PARTS = 9_000
 _AT_ONCE = 4
 _CHUNK = 1 << 20
 _CONNECT_S, _ANSWER_S, _TRIES = 10, 60, 3
 _MOST_PAGES = 2_000
-"""Of a listing. S3 puts 1,000 names on a page, or fewer, and a broken gateway lists for ever."""
+"""The page limit of a listing. S3 puts up to 1,000 names on a page; a broken gateway never ends."""
 _MD5 = "[0-9a-f]{32}"
 _MISSING = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}
 
 
 class MirrorError(Exception):
-    """S3 refuses, fails or is silent; the text is one line."""
+    """S3 refuses, fails or does not answer; the message is one line."""
 
 
 class ChangedError(MirrorError):
-    """A file or object that does not have the bytes it should have."""
+    """A file or object that does not have the expected bytes."""
 
 
 class Object(NamedTuple):
@@ -52,17 +53,17 @@ class Object(NamedTuple):
     name: str
     bytes: int
     etag: str
-    """As S3 writes it, in quotes."""
+    """The ETag as S3 writes it, in quotes."""
 
 
 class Store:
-    """What is below a prefix in a bucket."""
+    """The objects under a prefix in a bucket."""
 
     def __init__(self, place: str, *, bytes_per_s: float = math.inf) -> None:
-        """Open s3://BUCKET/PREFIX; nothing is asked yet."""
+        """Open s3://BUCKET/PREFIX without sending a request yet."""
         match = re.fullmatch(PLACE, place)
         if not match:
-            raise MirrorError("expected s3://BUCKET/PREFIX, the bucket in lower case")
+            raise MirrorError("expected s3://BUCKET/PREFIX, with the bucket in lowercase")
         self.place = place.rstrip("/")
         self._bucket, prefix = match[1], match[2].strip("/")
         self._top = f"{prefix}/" if prefix else ""
@@ -70,12 +71,12 @@ class Store:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3")
         self._client = _client(_AT_ONCE)
         self.moved = 0
-        """How many bytes were sent and fetched."""
+        """The number of bytes sent and fetched."""
         self.on_move: Callable[[], None] = lambda: None
-        """Is called now and then while a file is sent."""
+        """Called from time to time while a file is being sent."""
 
     def size_and_sha256(self, name: str) -> tuple[int, str] | None:
-        """Return what is known of an object; None: there is none."""
+        """Return the size and SHA-256 of an object, or None if it does not exist."""
         try:
             with _one_line(name):
                 found = self._client.head_object(**self._at(name))
@@ -84,11 +85,11 @@ class Store:
         return found["ContentLength"], found.get("Metadata", {}).get("sha256", "")
 
     def names(self, prefix: str, *, here: bool = False) -> Iterator[str]:
-        """Yield the names that begin with a prefix; with `here`, those without a slash after it."""
+        """Yield the names with a prefix; with `here`, only those without a slash after it."""
         yield from (each.name for each in self.objects(prefix, here=here))
 
     def objects(self, prefix: str = "", *, here: bool = False) -> Iterator[Object]:
-        """Yield the objects that have the names."""
+        """Yield the objects with these names."""
         asked = {"Bucket": self._bucket, "Prefix": self._top + prefix}
         asked |= {"Delimiter": "/"} if here else {}
         with _one_line(prefix):
@@ -107,7 +108,7 @@ class Store:
             yield page
 
     def find(self, name: str) -> Object | None:
-        """Return the object of a name; None: there is none."""
+        """Return the object with a name, or None if it does not exist."""
         try:
             with _one_line(name):
                 found = self._client.head_object(**self._at(name))
@@ -116,7 +117,7 @@ class Store:
         return Object(name, found["ContentLength"], found["ETag"])
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """Return the bytes of a small object; None: there is none.
+        """Return the bytes of a small object, or None if it does not exist.
 
         Raise a ChangedError if the object is larger.
         """
@@ -127,11 +128,11 @@ class Store:
         except _MissingError:
             return None
         if len(data) > most_bytes:
-            raise ChangedError(f"{self.place}/{name}: more than {most_bytes >> 20} MiB")
+            raise ChangedError(f"{self.place}/{name} is larger than {most_bytes >> 20} MiB")
         return data
 
     def read_part(self, name: str, start: int, length: int, etag: str) -> bytes:
-        """Return bytes of an object that is still the one with this ETag."""
+        """Return bytes of an object that still has this ETag."""
         asked = {"Range": f"bytes={start}-{start + length - 1}", "IfMatch": etag}
         with _one_line(name):
             return b"".join(self._chunks(name, length, **asked))
@@ -148,7 +149,7 @@ class Store:
             )
 
     def send(self, path: Path, name: str, sha256: str) -> int:
-        """Send a file, unless it is there; return how many bytes were sent.
+        """Send a file unless it is already there; return how many bytes were sent.
 
         Raise a ChangedError if the file does not have this checksum.
         """
@@ -161,14 +162,14 @@ class Store:
             data = file.read(_PART + 1)
             _forget(file.fileno(), 0, len(data))
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise ChangedError(f"{path}: its sha256 is not as it was")
+            raise ChangedError(f"{path}: its sha256 has changed")
         self.pace.take(len(data))
         self.write(name, data)
         self.moved += len(data)
         return len(data)
 
     def fetch(self, name: str, path: Path, size: int, sha256: str) -> None:
-        """Write an object into a file, durably; raise a ChangedError if it is another."""
+        """Write an object to a file, durably; raise a ChangedError if it is another."""
         found = hashlib.sha256()
         with _one_line(name), files.naming(path), path.open("wb") as file:
             for chunk in self._chunks(name, size):
@@ -178,20 +179,20 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         if (path.stat().st_size, found.hexdigest()) != (size, sha256):
-            raise ChangedError(f"{self.place}/{name}: its sha256 is not as it was")
+            raise ChangedError(f"{self.place}/{name}: its sha256 does not match")
 
     def _chunks(self, name: str, size: int, **asked: Any) -> Iterator[bytes]:
         """Yield an object's bytes; raise a ChangedError if there are more than `size`."""
         for chunk in self._client.get_object(**self._at(name), **asked)["Body"].iter_chunks(_CHUNK):
             size -= len(chunk)
             if size < 0:  # an answer without a length may never end
-                raise ChangedError(f"{self.place}/{name}: S3 sends more bytes than it has listed")
+                raise ChangedError(f"{self.place}/{name}: S3 sends more bytes than it listed")
             yield chunk
 
     def fetch_rest(self, wanted: Object, path: Path) -> bool:
-        """Append to a file what it lacks of an object, durably; return whether a checksum says so.
+        """Append the rest of an object to a file, durably; return whether a checksum confirms it.
 
-        Raise a ChangedError if the object is another by now, or if the file has other bytes.
+        Raise a ChangedError if the object has changed, or if the file has other bytes.
         """
         have = path.stat().st_size if path.exists() else 0
         if have < wanted.bytes or not path.exists():
@@ -205,13 +206,13 @@ class Store:
                 os.fsync(file.fileno())
         right = path.stat().st_size == wanted.bytes and self._is_as_uploaded(wanted, path)
         if right is False:
-            raise ChangedError(f"{self.place}/{wanted.name}: its checksum is not as it was")
+            raise ChangedError(f"{self.place}/{wanted.name}: its checksum does not match")
         return bool(right)
 
     def _is_as_uploaded(self, wanted: Object, path: Path) -> bool | None:
-        """Check a file by what S3 says of its object; None: nothing that can be computed here.
+        """Check a file against S3's data about its object; None if it has no computable checksum.
 
-        An ETag is the MD5, or of an upload in parts that of the parts' MD5s, unless it was
+        An ETag is the MD5, or for an upload in parts that of the parts' MD5s, unless it was
         encrypted with a key (docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html).
         """
         digest, _, parts = wanted.etag.strip('"').partition("-")
@@ -229,13 +230,13 @@ class Store:
         return _md5s(path, of_part, in_parts=bool(parts)) == digest
 
     def all_names(self, prefix: str) -> set[str]:
-        """Return the names that begin with a prefix, also those of uploads that never ended."""
+        """Return the names that begin with a prefix, including those of unfinished uploads."""
         with _one_line(prefix):
             begun = {upload["Key"][len(self._top) :] for upload in self._uploads(prefix)}
         return {*self.names(prefix), *begun}
 
     def remove(self, prefix: str, keep: Container[str] = ()) -> None:
-        """Remove what all_names returns, but the names to keep."""
+        """Remove everything that all_names returns, except the names to keep."""
         with _one_line(prefix):
             for upload in self._uploads(prefix):
                 if upload["Key"][len(self._top) :] not in keep:
@@ -247,7 +248,7 @@ class Store:
                 self._client.delete_object(**self._at(name))
 
     def together(self, work: Callable[[Any], object], items: Sequence[Any]) -> None:
-        """Do something for all items, a few at a time; raise the first error."""
+        """Process all items, a few at a time; raise the first error."""
         for future in [self._pool.submit(work, item) for item in items]:
             future.result()
 
@@ -281,15 +282,15 @@ class Store:
         if whole.hexdigest() != sha256:
             with _one_line(name):
                 self._client.abort_multipart_upload(**self._at(name), UploadId=upload)
-            raise ChangedError(f"{path}: its sha256 is not as it was")
+            raise ChangedError(f"{path}: its sha256 has changed")
         every = {"Parts": sorted(parts, key=lambda part: int(part["PartNumber"]))}
         with _one_line(name):
             self._client.complete_multipart_upload(
                 **self._at(name), UploadId=upload, MultipartUpload=every
             )
-        if self.size_and_sha256(name) != (size, sha256):  # an upload of other bytes was continued
+        if self.size_and_sha256(name) != (size, sha256):  # an upload with other bytes was continued
             self.remove(name)
-            raise MirrorError(f"{self.place}/{name}: another upload was in its place")
+            raise MirrorError(f"{self.place}/{name}: another upload had taken its place")
         return sent
 
     def _begin(self, name: str, sha256: str) -> tuple[str, dict[int, Any]]:
@@ -299,7 +300,7 @@ class Store:
         return begun["UploadId"], {}
 
     def _pending(self, name: str) -> tuple[str, dict[int, Any]] | None:
-        """Return an upload of this object that was interrupted, and its parts by number."""
+        """Return an interrupted upload of this object, and its parts by number."""
         for upload in self._uploads(name):
             if upload["Key"] == self._at(name)["Key"]:
                 pages = self._pages("list_parts", **self._at(name), UploadId=upload["UploadId"])
@@ -351,9 +352,9 @@ class _Part:
         self.sha256 = _in_base64(hashlib.sha256(data))
 
     def as_listed(self, there: Any) -> dict[str, Any] | None:
-        """Return the part's name if S3 has it: by its checksum or, where none is listed, its MD5.
+        """Return the part's name if S3 has it, by its checksum, or by its MD5 if none is listed.
 
-        An ETag is the MD5, unless the bucket encrypts with a key of KMS.
+        An ETag is the MD5, unless the bucket encrypts with a KMS key.
         """
         if not there or there["Size"] != len(self.data):
             return None
@@ -363,19 +364,19 @@ class _Part:
         return self.named(there["ETag"]) if same else None
 
     def named(self, etag: str) -> dict[str, Any]:
-        """Return how the end of the upload names this part."""
+        """Return how the completed upload refers to this part."""
         return {"PartNumber": self.number, "ETag": etag, "ChecksumSHA256": self.sha256}
 
 
 class Bandwidth:
-    """Bounds the bytes per second."""
+    """Limits the bytes per second."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
     def take(self, num_bytes: int) -> None:
-        """Wait until so many bytes may be sent."""
+        """Wait until this many bytes can be sent."""
         now = time.monotonic()
         time.sleep(max(0.0, self._free_at - now))
         self._free_at = max(self._free_at, now) + num_bytes / self.bytes_per_s
@@ -398,7 +399,9 @@ def _client(connections: int) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError:
-        raise MirrorError(f"this Python has no boto3, which S3 needs: {INSTALL}") from None
+        raise MirrorError(
+            f"this Python environment has no boto3, which S3 requires: run {INSTALL}"
+        ) from None
     with _one_line(""):
         return boto3.session.Session().client(
             "s3",
@@ -428,7 +431,7 @@ def _md5s(path: Path, of_part: int, *, in_parts: bool) -> str:
 
 
 def _has_checksum(path: Path, told: Mapping[str, Any]) -> bool | None:
-    """Check a file by the whole object's SHA-256 or CRC-32; None: S3 has neither."""
+    """Check a file by the complete object's SHA-256 or CRC-32, or return None if S3 has neither."""
     if told.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return None
     if sha256 := told.get("ChecksumSHA256"):
@@ -444,7 +447,7 @@ def _has_checksum(path: Path, told: Mapping[str, Any]) -> bool | None:
 
 @contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Turn botocore's errors into one line."""
+    """Turn botocore's errors into one-line errors."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -455,7 +458,7 @@ def _one_line(name: str) -> Iterator[None]:
         if code in _MISSING:
             raise _MissingError(f"S3 has no {name}") from None
         raise MirrorError(_short(f"{error.operation_name}: {code}: {words}")) from None
-    except BotoCoreError as error:  # with a server's address, not all that it was asked
+    except BotoCoreError as error:  # with a server's address, without the full request
         words = re.sub(r"(https?://[^/\s\"]+)[^\s\"]*", r"\1", str(error))
         raise MirrorError(_short(words)) from None
 
@@ -470,5 +473,5 @@ def _in_base64(sha256: Any) -> str:
 
 
 def _forget(file: int, start: int, length: int) -> None:
-    """Leave the page cache to the training."""
+    """Leave the page cache to the training job."""
     os.posix_fadvise(file, start, length, os.POSIX_FADV_DONTNEED)

@@ -1,1 +1,1 @@
-"""From text to the token files that trnslurm.train reads: the nodes' Python, without torch."""
+"""From text to the token files that trnslurm.train reads, with the nodes' Python and no torch."""

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from trnslurm.prepare.errors import FETCHING, LEARNING, KeptError, PrepareError
 
-_KEPT = "finished work is kept, run again to resume"
-# Functions of fetch.command. Modules are imported when they are needed, because each process of a
+_KEPT = "finished work is kept; run the command again to resume"
+# Functions of fetch.command. Modules are imported only when needed, because each process of a
 # preparation imports this one too.
 _COMMANDS = {
     "fetch": "dataset",
@@ -26,11 +26,11 @@ class _Stopped(BaseException):
 
 
 def main() -> None:
-    """Run a command; an error that the user can fix is one line."""
+    """Run a command; print an error that the user can fix on one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    # Otherwise NumPy starts threads for matrix products, which nothing here needs; and a process
-    # that has threads cannot be forked.
+    # Otherwise NumPy starts threads for matrix products, which are not needed here, and a process
+    # with threads cannot be forked.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = sys.argv[1:]
     try:
@@ -54,7 +54,7 @@ def main() -> None:
         print(f"\nstopped: {_KEPT}", file=sys.stderr, flush=True)
         code = 128 + stopped.args[0]
         if any(thread.name.startswith((LEARNING, FETCHING)) for thread in threading.enumerate()):
-            os._exit(code)  # a normal exit would abort the first, and wait for the second
+            os._exit(code)  # a normal exit would abort the first and wait for the second
         sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Parse the program's arguments by the options of a format, and find what they name."""
+"""Parses the program's arguments with the options of a format, and finds the input they name."""
 
 import argparse
 import os
@@ -17,20 +17,20 @@ from trnslurm.prepare.tokenizer import FILE
 _DESCRIPTIONS = {
     "tokens": "Tokenize text into the files that training reads.",
     "bert": "Make shards of samples for BERT's pretraining: masked tokens, and pairs.",
-    "labelled": "Make samples for a classifier from rows with one or two texts and a label.",
+    "labelled": "Make samples for a classifier from rows with one or two strings and a label.",
 }
 _OTHERS = (
     "Others: bert (shards for BERT's pretraining), labelled (rows with labels), fetch (a dataset "
-    "from the Hub), model (a model from the Hub), download (a published file), s3 (what is in "
+    "from the Hub), model (a model from the Hub), download (a published file), s3 (files in "
     "S3), verify DIR (check all files of prepared data)."
 )
 _ROWS = (JSON_LINES, *TABLES)
-# Also rows, but only for labelled data: as text, a model would learn their commas.
+# Also rows, but only for labelled data: read as text, they would teach a model their commas.
 _OTHER_ROWS = (".json", ".csv", ".tsv")
 
 
 def parse(data_format: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the values of a format's options; refuse numbers out of range."""
+    """Return the values of a format's options; reject numbers that are out of range."""
     tokens = data_format == "tokens"
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare" + ("" if tokens else f" {data_format}"),
@@ -81,35 +81,38 @@ def add_option(
 
 
 def as_path(text: str) -> Path:
-    """Read a path, and expand ~: a path from a cluster profile has not passed a shell."""
+    """Read a path and expand ~, because a path from a profile has not passed through a shell."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise PrepareError(f"{text}: no such user here") from None
+        raise PrepareError(f"{text}: there is no such user on this machine") from None
 
 
 def as_output(text: str) -> Path:
-    """Read the path of an output, and make it absolute: the work is done in its parent."""
+    """Read the path of an output and make it absolute, because the work is done in its parent."""
     return as_path(text).resolve()
 
 
 def source_tokenizer(given: argparse.Namespace) -> str:
-    """Return the tokenizer of the command line (train:V or a path), else the dataset's."""
+    """Return the tokenizer from the command line (train:V or a path), or else the dataset's."""
     name: str | None = given.tokenizer
     if name:
         return name if name.startswith("train:") else str(as_path(name))
     if given.dataset and (given.dataset / FILE).is_file():
         return str(given.dataset)
-    raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
+    raise PrepareError(
+        "--tokenizer is required: pass a tokenizer.json, a directory with one, or train:V"
+    )
 
 
 def own_text(paths: list[Path]) -> list[InputFile]:
-    """Return the files that were named instead of a dataset."""
+    """Return the files that were given instead of a dataset."""
     files = text_files(paths)
     for file in files:
         if file.path.suffix in _OTHER_ROWS:
             raise PrepareError(
-                f"{file.path}: rows are read from {', '.join(_ROWS)}: convert it to JSON lines, or "
+                f"{file.path}: only {', '.join(_ROWS)} are read as rows: convert it to JSON "
+                "lines, or "
                 "rename it to .txt to read it as text"
             )
     return files
@@ -129,5 +132,7 @@ def rule(given: argparse.Namespace, files: list[InputFile]) -> Rule:
     try:
         re.compile(start)
     except re.error as error:
-        raise PrepareError(f"--document-start {start}: no regular expression ({error})") from None
+        raise PrepareError(
+            f"--document-start {start}: not a valid regular expression ({error})"
+        ) from None
     return Rule(per="start", start=start, column=column)

@@ -1,21 +1,21 @@
-"""Byte pair encoding by tiktoken, several times faster, if tokenizers makes the same tokens.
+"""Byte pair encoding with tiktoken, several times faster, if tokenizers makes the same tokens.
 
 For a tokenizer like GPT-2's both make the same tokens by construction:
 
-- Both split text by the same regular expression, GPT-2's. Each library has its own tables of
-  Unicode, so each character is compared when it is first seen. The expression looks ahead only for
-  this: the last of several blanks belongs to the next word. Here a mark is put before that blank,
-  and another mark after each document; both are special tokens to tiktoken, at which it cuts. The
-  rest of the expression needs no backtracking, which makes it twice as fast, and many documents are
-  one call.
-- Inside a word tokenizers joins the pair that was merged first; tiktoken joins any two tokens whose
-  joined bytes are a token, the one with the lowest id first. Assume that they first differ in
-  joining x and y to t. The steps inside x and y do not depend on their surroundings, so tokenizers,
-  given t's bytes alone, makes x and y too, and stops there. So they never differ if tokenizers
-  makes one token of the bytes of each token, and ids increase in the order of merges.
+- Both split text with the same regular expression, GPT-2's. Each library has its own Unicode
+  tables, so each character is compared when it is first seen. The expression looks ahead only for
+  one reason: the last of several blanks belongs to the next word. Here a mark is inserted before
+  that blank, and another mark after each document. Both marks are special tokens for tiktoken,
+  which cuts there. The rest of the expression needs no backtracking, which makes it twice as fast,
+  and one call handles many documents.
+- Within a word, tokenizers joins the pair that was merged first, and tiktoken joins any two tokens
+  whose joined bytes are a token, lowest id first. Assume that they first differ when x and y are
+  joined to t. The steps inside x and y do not depend on their surroundings, so tokenizers, given
+  only t's bytes, also makes x and y, and stops there. So they never differ if tokenizers encodes
+  the bytes of each token as that one token, and ids increase in merge order.
 
-Tokenizers that do not meet these conditions, and text with the marks in it, are left to tokenizers.
-A sample of all text is compared nevertheless.
+Tokenizers that do not meet these conditions, and text that contains the marks, are left to
+tokenizers. A sample of all text is compared nevertheless.
 """
 
 import itertools
@@ -29,23 +29,23 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trnslurm.prepare.errors import PrepareError
 
-# GPT-2's without what looks ahead, ...|\s+(?!\S)|\s+ at its end:
+# GPT-2's without its lookahead, ...|\s+(?!\S)|\s+ at its end:
 # https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
 _WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
 # What \s matches there: Unicode's White_Space; a test notices if it changes.
 _BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 _BLANKS += "".join(map(chr, range(0x2000, 0x200B)))
-# The marks: control characters that text does not use and that are no blanks.
+# The marks: control characters that text does not use and that are not blanks.
 _END, _CUT = "\x7f", "\x1f"
-# A letter, a digit, a mark and a blank: how a character is split shows in which of them it joins.
+# A letter, a digit, a mark and a blank: which of them a character joins shows how it is split.
 _KINDS = "a1. "
 _SAMPLE_CHARACTERS = 500
-# Whether both libraries split a character alike.
+# Whether both libraries split a character in the same way.
 _ALIKE, _UNLIKE, _NEW = range(3)
 
 
 class BytePairs:
-    """A tokenizer's ids, made by tiktoken where they are proven equal."""
+    """Makes a tokenizer's ids with tiktoken where they are proven equal."""
 
     def __init__(self, tokenizer: Tokenizer, ranks: dict[bytes, int], tiktoken: Any) -> None:
         self._tokenizer = tokenizer
@@ -62,7 +62,7 @@ class BytePairs:
         self._probe = tiktoken.Encoding(
             "probe", pat_str=_WORDS, mergeable_ranks=probes, special_tokens={}
         )
-        # By the number of a character.
+        # Indexed by the number of a character.
         self._known = np.full(sys.maxunicode + 1, _NEW, np.uint8)
         self._is_blank = np.zeros(sys.maxunicode + 1, bool)
         self._is_blank[[*map(ord, _BLANKS)]] = True
@@ -71,9 +71,9 @@ class BytePairs:
     def encode(
         self, documents: list[str], end_of_text: int
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]] | None:
-        """Return all tokens, with an end of text after each document, and how many each has.
+        """Return all tokens, with an end-of-text token after each document, and the counts.
 
-        None: tokenizers has to make them.
+        Return None if tokenizers must make them.
         """
         marked = self._mark(documents)
         if marked is None:
@@ -85,7 +85,7 @@ class BytePairs:
         return np.where(is_end, np.uint32(end_of_text), tokens), lengths
 
     def _mark(self, documents: list[str]) -> str | None:
-        """Join documents with the marks; None if their text has marks or is split differently."""
+        """Join documents with the marks, or return None if they have marks or split differently."""
         text = _END.join([*documents, ""])
         if text.count(_END) != len(documents) or _CUT in text:
             return None
@@ -111,14 +111,14 @@ class BytePairs:
         return found
 
     def _are_alike(self, characters: NDArray[np.uint32]) -> bool:
-        """Return whether all characters are split alike; compare those that are new."""
+        """Return whether both split all characters in the same way; compare the new characters."""
         known = self._known[characters]
         for number in np.unique(characters[known == _NEW]).tolist():
             self._known[number] = _ALIKE if self._is_split_alike(chr(number)) else _UNLIKE
         return bool((self._known[characters] == _ALIKE).all())
 
     def _is_split_alike(self, character: str) -> bool:
-        """Compare whether a character is in one word with each kind of character before it."""
+        """Check that both join a character with the same kinds of characters before it."""
         for kind in _KINDS:
             text = f"{kind}{character}"
             words = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
@@ -132,13 +132,13 @@ class BytePairs:
         marked = self._mark([text])
         if marked is None or self._tokens(marked).tolist() != [*expected, self._end_id]:
             raise PrepareError(
-                f"tiktoken and tokenizers make different tokens of {text[:40]!r} …: report this, "
+                f"tiktoken and tokenizers make different tokens from {text[:40]!r} …: report this, "
                 "uninstall tiktoken, and prepare the data with --force"
             )
 
 
 def find(tokenizer: Tokenizer) -> BytePairs | None:
-    """Return a tokenizer's BytePairs; None without tiktoken, or if its ids might be others."""
+    """Return a tokenizer's BytePairs, or None without tiktoken or if its ids could differ."""
     try:
         import tiktoken
     except ImportError:
@@ -148,7 +148,7 @@ def find(tokenizer: Tokenizer) -> BytePairs | None:
 
 
 def _ranks(tokenizer: Tokenizer) -> dict[bytes, int] | None:
-    """Return the id of each byte and each merge's bytes, in order; None if not proven equal."""
+    """Return the id of each byte and each merge's bytes, in order, or None if not proven equal."""
     values = json.loads(tokenizer.to_str())
     model, split = values["model"], values["pre_tokenizer"] or {}
     plain = (
@@ -186,7 +186,7 @@ def _ranks(tokenizer: Tokenizer) -> dict[bytes, int] | None:
 
 def _bytes_of_characters() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary represents."""
-    # Bytes that Latin-1 shows are represented by themselves, the others from 256 on, in order.
+    # Bytes printable in Latin-1 represent themselves; the others start from 256, in order.
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in shown]
     places = {chr(byte): byte for byte in sorted(shown)}

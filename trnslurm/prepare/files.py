@@ -1,4 +1,4 @@
-"""Write files and directories that appear whole or not at all, and read JSON."""
+"""Writes files and directories that appear completely or not at all, and reads JSON."""
 
 import contextlib
 import fcntl
@@ -22,7 +22,7 @@ def parse(data: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Return the contents of a JSON file; None if it is missing or damaged."""
+    """Return the contents of a JSON file, or None if it is missing or damaged."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets its name only when it is whole and on the disk.
+    """Open a file for writing that gets its name only when it is complete and on disk.
 
     A file that is not durable survives a kill of its writer, but not a crash of the machine.
     """
@@ -51,7 +51,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def sync(directory: Path) -> None:
-    """Sync a directory, so that the names in it are on the disk."""
+    """Sync a directory, so that the names in it are on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -61,29 +61,29 @@ def sync(directory: Path) -> None:
 
 @contextlib.contextmanager
 def partial(output: Path, key: str) -> Iterator[Path]:
-    """Yield the work directory of an output; it stays for the next run unless the work is done.
+    """Yield the work directory of an output. It stays for the next run unless the work is done.
 
-    The same key always has the same directory, so a run after a kill finds the finished work.
-    Only one process at a time can use the directory. After a PrepareError it is removed, because
-    the next run has other inputs.
+    The same key always has the same directory, so a run after a kill finds the finished work. Only
+    one process at a time can use the directory. After a PrepareError it is removed, because the
+    next run has other inputs.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         file = next(path for path in output.parents if os.path.lexists(path))
-        raise PrepareError(f"{output}: {file} is no directory: choose another name") from None
+        raise PrepareError(f"{output}: {file} is not a directory: choose another name") from None
     directory = output.with_name(f".{output.name}.partial-{key}")
     with contextlib.suppress(FileExistsError):
         directory.mkdir()
     if directory.is_symlink() or directory.stat().st_uid != os.getuid():
         # Another user of this data root could have put any files into it.
         raise PrepareError(
-            f"{directory}: belongs to another user: remove it, or choose another name"
+            f"{directory} belongs to another user: remove it, or choose another name"
         )
     with (directory / "lock").open("w") as lock:
-        # No link: it was removed between mkdir and the lock.
+        # Without a link, it was removed between mkdir and the lock.
         if not _lock(lock) or not os.fstat(lock.fileno()).st_nlink:
-            raise PrepareError(f"{output}: another process is preparing it right now")
+            raise PrepareError(f"{output}: another process is preparing this data right now")
         try:
             yield directory
         except PrepareError:
@@ -96,7 +96,7 @@ def partial(output: Path, key: str) -> Iterator[Path]:
 
 
 def publish(finished: Path, output: Path) -> None:
-    """Rename a finished directory to its name, and remove what had the name before."""
+    """Give a finished directory its final name, and remove any previous one."""
     sync(finished)
     old = output.with_name(f".{output.name}.replaced-{os.getpid()}")
     if output.exists():
@@ -106,7 +106,7 @@ def publish(finished: Path, output: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if old.exists():
         print(
-            f"warning: {old}: was replaced, but cannot be removed: remove it by hand",
+            f"warning: {old} was replaced but could not be removed: remove it by hand",
             file=sys.stderr,
         )
 

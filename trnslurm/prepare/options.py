@@ -1,4 +1,4 @@
-"""The options of data preparation, each declared once: for the program and `trnslurm data`.
+"""The options of data preparation, declared once for the program and for `trnslurm data`.
 
 The launcher imports this module too, so it needs only the standard library.
 """
@@ -15,14 +15,14 @@ class Option(NamedTuple):
     help: str
     metavar: str = ""
     many: bool = False
-    """The option may be repeated."""
+    """Whether the option can be repeated."""
     choices: tuple[str, ...] = ()
     default: Any = None
-    """The value that the program uses if the option is left out."""
+    """The value that the program uses if the option is omitted."""
     otherwise: str = ""
     """What happens without the option, if there is no default."""
     key: str = ""
-    """The recipe's key that `trnslurm data` sets; empty: it passes the option on."""
+    """The recipe's key that `trnslurm data` sets; if empty, it passes the option on."""
     least: float | None = None
     above: float | None = None
     below: float | None = None
@@ -33,14 +33,14 @@ class Option(NamedTuple):
         return self.names[0].removeprefix("--").replace("-", "_")
 
     def usage(self, *, of_recipe: bool) -> str:
-        """Return the help text with the default, which a recipe's key decides if there is one."""
+        """Return the help text with the default, which a recipe's key sets if there is one."""
         default = self.otherwise or ("" if self.default is None else str(self.default))
         if of_recipe and self.key:
             default = "the recipe's" + (f", or {self.otherwise}" if self.otherwise else "")
         return f"{self.help}  [default: {default}]." if default else f"{self.help}."
 
     def problem(self, value: Any) -> str:
-        """Return why a value is out of range; empty: it is not."""
+        """Return the reason a value is out of range, or an empty string."""
         limits = []
         if self.least is not None:
             limits.append((value >= self.least, f"{self.least:g} or more"))
@@ -50,7 +50,7 @@ class Option(NamedTuple):
             limits.append((value < self.below, f"less than {self.below:g}"))
         if all(holds for holds, _ in limits):
             return ""
-        return f"{self.names[0]} {value}: must be {', and '.join(words for _, words in limits)}"
+        return f"{self.names[0]} {value}: must be {' and '.join(words for _, words in limits)}"
 
 
 LEAST_SEQ_LEN = 8
@@ -74,7 +74,7 @@ WIKIEXTRACTOR = Option(
 TOKENIZER = Option(
     ("--tokenizer",),
     str,
-    "Tokenizer, or train:V to train one of V tokens",
+    "Tokenizer, or train:V to train one with V tokens",
     "FILE|DIR|train:V",
     key="data.tokenizer",
     otherwise="the dataset's",
@@ -84,10 +84,12 @@ DOCUMENT_PER = Option(
     str,
     "What separates documents",
     choices=("line", "blank-line", "file"),
-    otherwise="blank-line; rows, if there are any",
+    otherwise="blank-line, or rows if there are any",
 )
-DOCUMENT_START = Option(("--document-start",), str, "Regex of lines that start a document", "REGEX")
-COLUMN = Option(("--column",), str, "Column that holds the text", "NAME", otherwise="text")
+DOCUMENT_START = Option(
+    ("--document-start",), str, "Regex for lines that start a document", "REGEX"
+)
+COLUMN = Option(("--column",), str, "Column that contains the text", "NAME", otherwise="text")
 END_OF_TEXT = Option(
     ("--end-of-text",), str, "Token that ends a document", "TOKEN", otherwise="the tokenizer's"
 )
@@ -95,7 +97,7 @@ WRAPPED = Option(("--wrapped",), bool, "Lines are wrapped: a line end does not e
 SEQ_LEN = Option(
     ("--seq-len",), int, "Tokens per sample", "N", default=128, key="seq_len", least=LEAST_SEQ_LEN
 )
-EVAL = Option(("--eval",), Path, "Rows to use for evaluation only", "FILE|DIR", many=True)
+EVAL = Option(("--eval",), Path, "Rows to use only for evaluation", "FILE|DIR", many=True)
 TASK = Option(
     ("--task",),
     str,
@@ -126,7 +128,7 @@ LABEL = Option(
     "Label name; repeat for all labels, in order",
     "NAME",
     many=True,
-    otherwise="the task's, or as found",
+    otherwise="the task's, or those found",
     key="data.labelled.labels",
 )
 MAX_PRED = Option(
@@ -160,7 +162,7 @@ SHARDS = Option(
     int,
     "Training shards",
     "N",
-    otherwise="by the size of the text",
+    otherwise="depends on the size of the text",
     key="data.bert.shards",
     least=1,
 )
@@ -178,7 +180,7 @@ HOLDOUT = Option(
     float,
     "Fraction of documents or rows to hold out for evaluation",
     "SHARE",
-    otherwise="0.005, or 0.1 of labeled rows",
+    otherwise="0.005, or 0.1 for labeled rows",
     key="data.holdout",
     least=0,
     below=1,
@@ -192,14 +194,19 @@ PROCESSES = Option(
     least=1,
 )
 CHUNK_BYTES = Option(
-    ("--chunk-bytes",), int, "Text to work on at a time", "N", otherwise="by size", least=1
+    ("--chunk-bytes",),
+    int,
+    "Bytes of text to process at a time",
+    "N",
+    otherwise="depends on the size",
+    least=1,
 )
 FORCE = Option(("--force",), bool, "Replace existing data")
 JSON = Option(("--json",), bool, "Print the result as JSON")
 REVISION = Option(("--revision",), str, "A branch, tag or commit on the Hub", "NAME")
 
 SOURCES = (TEXT, DATASET, WIKIEXTRACTOR)
-"""A preparation takes one of these."""
+"""A preparation uses exactly one of these."""
 _FIRST = (TEXT, OUTPUT, DATASET)
 _DOCUMENTS = (DOCUMENT_PER, DOCUMENT_START, COLUMN)
 _WORK = (TOKENIZER, HOLDOUT, PROCESSES, CHUNK_BYTES, FORCE, JSON)

@@ -1,4 +1,4 @@
-"""A preparation, from its arguments to the finished directory; each format is a plug-in."""
+"""A preparation, from its arguments to the finished directory. Each format is a plug-in."""
 
 import argparse
 import hashlib
@@ -18,21 +18,21 @@ from trnslurm.prepare.prepared import FORMAT, INDEX, describe, find_finished
 from trnslurm.prepare.text.documents import choose_chunk_bytes
 from trnslurm.prepare.text.sources import InputFile, Source, read_through
 
-# Imported when named: a format may need packages that the others do without.
+# Imported only if named, because a format may need packages that the others do not.
 _MODULES = {"tokens": "tokens", "bert": "bert.preparation", "labelled": "labelled.preparation"}
 
 
 class Preparation(ABC):
-    """A preparation of one format: input files become splits of prepared data."""
+    """A preparation of one format, which turns input files into splits of prepared data."""
 
     kind: ClassVar[dict[str, str]] = {}
     """The index's entry for the format."""
     versions: ClassVar[dict[str, str]]
-    """The packages that decide the output's bytes."""
+    """The packages that determine the output's bytes."""
     least_tokens: ClassVar[int]
     """The smallest vocabulary that can be trained."""
     resumes_finished: ClassVar[bool] = False
-    """The files in finished/ of an interrupted run are used again."""
+    """Whether files in finished/ of an interrupted run are reused."""
 
     files: list[InputFile]
     tokenizer: str
@@ -44,23 +44,24 @@ class Preparation(ABC):
         self.force: bool = given.force
 
     def choose_holdout(self, asked: float | None, default: float) -> float:
-        """Return the share to hold out: none if some files are for evaluation only."""
+        """Return the share to hold out: none if some files are only for evaluation."""
         if not any(file.split == "eval" for file in self.files):
             return default if asked is None else asked
         if asked:
             raise PrepareError(
-                f"--holdout {asked}: there is a split for evaluation already: leave it out, or a "
+                f"--holdout {asked}: there is already an evaluation split. Remove --holdout, or "
+                "the "
                 "recipe's data.holdout"
             )
         return 0.0
 
     @abstractmethod
     def load_tokenizer(self, path: Path) -> Any:
-        """Load a tokenizer; refuse one that does not fit the format."""
+        """Load a tokenizer; reject one that is unsuitable for the format."""
 
     @abstractmethod
     def settings(self, sources: list[Source]) -> dict[str, Any]:
-        """Return the settings that decide the result, besides sources and tokenizer."""
+        """Return the settings that determine the result, besides sources and tokenizer."""
 
     def work(self, wanted: dict[str, Any]) -> list[Any]:
         """Return what identifies work that an interrupted run can resume."""
@@ -78,7 +79,7 @@ class Preparation(ABC):
     @staticmethod
     @abstractmethod
     def summary(index: dict[str, Any]) -> str:
-        """Return one line about prepared data."""
+        """Return a one-line summary of prepared data."""
 
 
 def run(data_format: str, arguments: Sequence[str]) -> None:
@@ -93,7 +94,9 @@ def run(data_format: str, arguments: Sequence[str]) -> None:
     if is_new:
         print(f"Prepared {given.output}: {summary}")
     else:
-        print(f"{given.output} is already prepared from this input, nothing to do: {summary}")
+        print(
+            f"{given.output} is already prepared from this input; there is nothing to do: {summary}"
+        )
 
 
 def import_late(name: str) -> Any:
@@ -103,7 +106,9 @@ def import_late(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "h5py":
             raise
-        raise PrepareError("shards are HDF5 files, which need h5py: pip install h5py") from None
+        raise PrepareError(
+            "shards are HDF5 files, which require h5py: run pip install h5py"
+        ) from None
 
 
 def _prepare(preparation: Preparation, chunk_bytes: int | None) -> tuple[dict[str, Any], bool]:
@@ -111,14 +116,14 @@ def _prepare(preparation: Preparation, chunk_bytes: int | None) -> tuple[dict[st
     name, output = preparation.tokenizer, preparation.output
     if tokenizer.trained_size(name, preparation.least_tokens) is None:
         path = tokenizer.find(name)
-        preparation.load_tokenizer(path)  # its errors come before the reading
+        preparation.load_tokenizer(path)  # so that its errors come before the text is read
         name = describe(path)["sha256"]
     sources = read_through(preparation.files)
     made = {"tokenizer": name, **preparation.settings(sources)}
     wanted = {"sources": sources, "made": made}
     if (found := find_finished(output, wanted, force=preparation.force)) is not None:
         return found, False
-    # Without a size: small enough to keep all processes busy, large enough not to be too many.
+    # Without a size, chunks are small enough to keep all processes busy, but not too many.
     chunk_bytes = chunk_bytes or choose_chunk_bytes(sources)
     work = json.dumps([*preparation.work(wanted), chunk_bytes], sort_keys=True)
     with partial(output, hashlib.sha256(work.encode()).hexdigest()[:16]) as directory:

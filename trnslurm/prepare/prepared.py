@@ -14,14 +14,14 @@ INDEX = "index.json"
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read the index of prepared data; None if there is none."""
+    """Read the index of prepared data, or return None if there is none."""
     index = read_json(directory / INDEX)
     if not isinstance(index, dict) or not isinstance(number := index.get("format"), int):
         return None
     if number > FORMAT:
         raise PrepareError(
-            f"{directory} was made by a newer trnslurm (format {number}, and this one reads "
-            f"{FORMAT}): update it"
+            f"{directory} was made by a newer trnslurm (format {number}, but this one reads "
+            f"{FORMAT}): update trnslurm"
         )
     return index if {"made", "sources", "splits", "tokenizer"} <= index.keys() else None
 
@@ -34,7 +34,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
-    """Read the files of prepared data whole; return the name of one that differs from the index."""
+    """Read all files of prepared data; return the name of one that differs from the index."""
     splits = index["splits"]
     if not isinstance(splits, dict) or "train" not in splits:
         return INDEX
@@ -50,7 +50,7 @@ def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
 
 
 def _file_entries(values: Any) -> Iterator[dict[str, Any]]:
-    """Yield the entries of files, however deep."""
+    """Yield the entries of files, however deeply nested."""
     if isinstance(values, dict) and "file" in values:
         yield values
     elif isinstance(values, dict | list):
@@ -59,27 +59,27 @@ def _file_entries(values: Any) -> Iterator[dict[str, Any]]:
 
 
 def find_finished(output: Path, wanted: dict[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """Return the index of existing data that is whole and wanted; refuse to replace other data."""
+    """Return the index of existing data if complete and wanted; refuse to replace other data."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     index = read_index(output)
     if index is None:
-        raise PrepareError(f"{output}: exists, and is not prepared data: choose another name")
+        raise PrepareError(f"{output} already exists and is not prepared data: choose another name")
     if force:
         return None
     if differing := _differences(index, wanted):
         raise PrepareError(
-            f"{output}: was prepared from other input ({'; '.join(differing)}): choose another "
+            f"{output} was prepared from other input ({'; '.join(differing)}): choose another "
             "name, or replace it with --force"
         )
     if damaged := find_damage(output, index):
-        raise PrepareError(f"{output}: {damaged} is damaged: make it again with --force")
+        raise PrepareError(f"{output}: {damaged} is damaged: prepare it again with --force")
     return index
 
 
 def _differences(index: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     differing = [
-        f"{key} was {_short(index['made'].get(key))}, is {_short(value)}"
+        f"{key} was {_short(index['made'].get(key))}, now {_short(value)}"
         for key, value in wanted["made"].items()
         if index["made"].get(key) != value
     ]
@@ -88,7 +88,7 @@ def _differences(index: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     differing += [f"{name} is gone" for name in before.keys() - now.keys()]
     differing += [f"{n} has changed" for n in now.keys() & before.keys() if now[n] != before[n]]
     if not differing and index["sources"] != wanted["sources"]:
-        differing.append("other files, or in another order")
+        differing.append("other files, or another order")
     return sorted(differing)
 
 

@@ -14,20 +14,20 @@ class Progress:
     """The progress of one step, on stderr; stdout is for the result."""
 
     def __init__(self, what: str, total: int, *, before: int = 0, unit: str = "bytes") -> None:
-        """Begin; what an earlier run has done, `before`, does not count in the speed."""
+        """Start; work from an earlier run, `before`, does not count toward the speed."""
         self._what, self._total, self._before, self._unit = what, total, before, unit
         self._terminal = sys.stderr.isatty()
         self._start = self._shown = time.monotonic()
 
     def show(self, done: int) -> None:
-        """Show how much is done, if it is time to."""
+        """Show how much is done, if it is time to do so."""
         now = time.monotonic()
         if now - self._shown >= (BAR_EVERY_S if self._terminal else LINE_EVERY_S):
             self._shown = now
             self._write(done, now)
 
     def finish(self) -> None:
-        """Show that all is done."""
+        """Show that everything is done."""
         self._write(self._total, time.monotonic())
         if self._terminal:
             sys.stderr.write("\n")
@@ -58,7 +58,7 @@ class Piece(Protocol):
 
     @property
     def size(self) -> int:
-        """How much of the step the piece is."""
+        """The piece's share of the step."""
 
 
 P = TypeVar("P", bound=Piece)

@@ -21,9 +21,9 @@ from trnslurm.prepare.files import replacing
 VERSION: str = tokenizers.__version__
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
-# Its names in common tokenizers.
+# Names of the end-of-text token in common tokenizers.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-# Every byte, and the end of text.
+# Every byte, and the end-of-text token.
 LEAST = 257
 _TRAIN = "train:"
 # Ids below this fit two bytes.
@@ -48,18 +48,21 @@ def trained_size(name: str, least: int = LEAST) -> int | None:
         return None
     size = name.removeprefix(_TRAIN)
     if not re.fullmatch(r"[0-9]{1,7}", size) or int(size) < least:
-        raise PrepareError(f"--tokenizer {name}: train:V needs a whole number V of {least} or more")
+        raise PrepareError(
+            f"--tokenizer {name}: in train:V, V must be a whole number of {least} or more"
+        )
     return int(size)
 
 
 def find(name: str) -> Path:
-    """Return the tokenizer.json that a name means: itself, or the one in a directory."""
+    """Return the tokenizer.json that a name refers to: itself, or the one in a directory."""
     path = Path(name)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise PrepareError(
-            f"--tokenizer {name}: no such file, nor a directory with {FILE}: fetch one where there "
-            "is a network, or use train:V"
+            f"--tokenizer {name}: no such file or directory with {FILE}: fetch one on a machine "
+            "with "
+            "a network, or use train:V"
         )
     return path
 
@@ -86,27 +89,29 @@ def keep(name: str, directory: Path, train: Callable[[int], bytes]) -> Path:
 
 
 def read(path: Path) -> Tokenizer:
-    """Read a tokenizer.json, set to return tokens only: nothing cut off, text only text."""
+    """Read a tokenizer.json, set to return only tokens, without truncation or special tokens."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises no other
-        raise PrepareError(f"{path}: not a {FILE} ({str(error).partition(chr(10))[0]})") from None
+        raise PrepareError(
+            f"{path}: not a valid {FILE} ({str(error).partition(chr(10))[0]})"
+        ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Text that is spelled like a special token stays text: only a document's end is an end of text.
+    # Text that looks like a special token stays text. Only a document's end is an end of text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def load(path: Path, end_of_text: str) -> tuple[Tokenizer, int]:
-    """Load a tokenizer.json; return it and the id that ends a text, by default of a common name."""
+    """Load a tokenizer.json; return it and its end-of-text id, by default that of a common name."""
     tokenizer = read(path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     names = (end_of_text,) if end_of_text else _ENDS
     found = [vocabulary[name] for name in names if name in vocabulary]
     if not found:
         raise PrepareError(
-            f"{path}: has no token {' or '.join(names)}: name the one that ends a text with "
+            f"{path}: has no token {' or '.join(names)}: name the token that ends a text with "
             "--end-of-text"
         )
     return tokenizer, found[0]
@@ -131,10 +136,10 @@ def train(documents: Iterable[str], size: int, processes: int) -> bytes:
 
 
 def learn(tokenizer: Tokenizer, texts: Iterable[str], trainer: trainers.Trainer) -> None:
-    """Train in a thread: the library looks for no signal until it is done, which may take hours.
+    """Train in a thread, because the library ignores signals until it is done, possibly for hours.
 
-    It counts all texts first. Then it joins pairs: half a millisecond a character, where text has
-    no blanks.
+    The library first counts all texts. Then it joins pairs, at half a millisecond per character if
+    text has no blanks.
     """
     read = threading.Event()
 
@@ -155,14 +160,14 @@ def learn(tokenizer: Tokenizer, texts: Iterable[str], trainer: trainers.Trainer)
     ).start()  # a signal ends it with the process
     while not wait([learned], _SAY_EVERY_S).done:
         if read.is_set():
-            print("training the tokenizer: all text is read, joining pairs", file=sys.stderr)
+            print("training the tokenizer: all text has been read, joining pairs", file=sys.stderr)
     learned.result()
 
 
 def encode(
     tokenizer: Tokenizer, documents: list[str], end_of_text: int, pairs: BytePairs | None
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return all tokens, with an end of text after each document, and how many each has."""
+    """Return all tokens, with an end-of-text token after each document, and the counts."""
     if pairs and (found := pairs.encode(documents, end_of_text)):
         return found
     encodings = tokenizer.encode_batch_fast(documents, add_special_tokens=False)

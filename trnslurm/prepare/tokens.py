@@ -1,4 +1,4 @@
-"""Token files, which language models train on: tokens of documents, joined."""
+"""Token files, which language models train on: the joined tokens of documents."""
 
 import argparse
 import hashlib
@@ -24,11 +24,11 @@ from trnslurm.prepare.workers import Work, read_arrays
 HOLDOUT = 0.005
 
 Encode = Callable[[list[str]], tuple[NDArray[np.uint32], NDArray[np.int64]]]
-"""Returns the tokens of documents, and how many each has."""
+"""Returns the tokens of documents, and the number of tokens of each."""
 
 
 class TokenPreparation(Preparation):
-    """Text becomes token files."""
+    """Turns text into token files."""
 
     versions: ClassVar = {"tokenizers": tokenizer.VERSION}
     least_tokens = tokenizer.LEAST
@@ -48,15 +48,15 @@ class TokenPreparation(Preparation):
         ):
             raise PrepareError(
                 f"--end-of-text {self._end_of_text}: a trained tokenizer has no such token, "
-                f"only {tokenizer.END_OF_TEXT}: leave it out"
+                f"only {tokenizer.END_OF_TEXT}: remove the option"
             )
 
     def load_tokenizer(self, path: Path) -> tuple[Tokenizer, int]:
-        """Load a tokenizer that has the end of text."""
+        """Load a tokenizer that has the end-of-text token."""
         return tokenizer.load(path, self._end_of_text)
 
     def settings(self, sources: list[Source]) -> dict[str, Any]:
-        """Return the settings that decide the tokens."""
+        """Return the settings that determine the tokens."""
         return {
             "end_of_text": self._end_of_text,
             "documents": self._rule.as_json(),
@@ -64,7 +64,7 @@ class TokenPreparation(Preparation):
         }
 
     def work(self, wanted: dict[str, Any]) -> list[Any]:
-        """Return what identifies the work; not the holdout, which comes after tokenizing."""
+        """Return what identifies the work, except the holdout, which comes after tokenizing."""
         return [wanted["sources"], wanted["made"] | {"holdout": None} | self.versions]
 
     def make(
@@ -120,7 +120,7 @@ class TokenWork(Work[Chunk, int]):
         return None if arrays is None else len(arrays["lengths"])
 
     def start(self) -> Callable[[Chunk], int]:
-        """Set up one worker; return its function."""
+        """Set up one worker; return the function that does its work."""
         loaded, end_of_text = tokenizer.load(self.tokenizer, self.end_of_text)
         pairs = bytepairs.find(loaded)
         return lambda chunk: self._tokenize(
@@ -181,14 +181,14 @@ def _write_splits(
 ) -> dict[str, Any]:
     """Write the token files from all chunks in order; return their entries in the index.
 
-    With a holdout, eval has this share of the documents (at least one), evenly spread: the last
-    document of each n-th part. Files of a split eval go there whole.
+    With a holdout, eval gets this share of the documents (at least one), evenly spread: the last
+    document of each n-th part. Files of an eval split go completely into eval.
     """
     total = sum(counts[chunk.number] for chunk in todo if chunk.split == "train")
     held_out = max(1, round(total * holdout)) if holdout else 0
     if total <= held_out:
         if not total:
-            raise PrepareError("no text to train on: the input is blank")
+            raise PrepareError("there is no text to train on: the input is blank")
         raise PrepareError(
             f"too few documents ({total}) to hold out a share of {holdout}: use --holdout 0, or "
             "another --document-per"
@@ -207,7 +207,7 @@ def _write_splits(
             numbers = np.arange(first, first + len(part["lengths"]) + 1)
             held = np.flatnonzero(np.diff(numbers * held_out // total))
             bounds = np.concatenate([[0], np.cumsum(part["lengths"])])
-            # Alternating: to train on, held out.
+            # Alternating between training and held-out documents.
             pieces = np.split(part["tokens"], np.stack([bounds[held], bounds[held + 1]], 1).ravel())
             files["train"].write(np.concatenate(pieces[::2]), len(part["lengths"]) - len(held))
             if len(held):
@@ -223,7 +223,7 @@ def _write_splits(
 def _read_ahead(
     todo: list[Chunk], work: TokenWork, threads: Executor
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the chunks' tokens; a thread reads the next chunk meanwhile."""
+    """Yield the chunks' tokens, while a thread reads the next chunk."""
     reading = threads.submit(work.arrays, todo[0].number)
     for following in todo[1:]:
         part = reading.result()

@@ -21,13 +21,13 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUES = "##"
 # More characters would crowd a vocabulary; the rest become [UNK].
 _MOST_CHARACTERS = 1000
-# Words whose tokens are remembered: some hundred megabytes.
+# Words whose tokens are remembered, which uses a few hundred megabytes.
 _MOST_KNOWN = 500_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordPieces:
-    """A tokenizer, and what masking needs to know about its vocabulary."""
+    """A tokenizer, and the facts about its vocabulary that masking needs."""
 
     tokenizer: Tokenizer
     vocab_size: int
@@ -39,7 +39,7 @@ class WordPieces:
     continues: NDArray[np.bool_]
     """For each token id, whether it continues a word."""
     ordinary: NDArray[np.int64]
-    """The ids of tokens that are text, in order."""
+    """The ids of text tokens, in order."""
 
     known: dict[str, bytes] | None
     """The tokens of words seen before, if words are independent of each other."""
@@ -48,7 +48,7 @@ class WordPieces:
         """Return the tokens of each text as the bytes of an array of TOKEN."""
         if self.known is None:
             return self._encode(texts)
-        # Several times faster than whole texts: most of their words were seen before.
+        # Several times faster than complete texts, because most words were seen before.
         if len(self.known) > _MOST_KNOWN:
             self.known.clear()
         words = [text.replace("\n", " ").split(" ") for text in texts]
@@ -63,15 +63,15 @@ class WordPieces:
 
 
 def load(path: Path) -> WordPieces:
-    """Load a tokenizer.json of WordPiece with BERT's special tokens."""
+    """Load a WordPiece tokenizer.json that has BERT's special tokens."""
     read = tokenizer.read(path)
     if not isinstance(read.model, models.WordPiece):
         raise PrepareError(
-            f"{path}: is {type(read.model).__name__}, not WordPiece: choose a tokenizer of BERT's"
+            f"{path} is {type(read.model).__name__}, not WordPiece: choose a BERT tokenizer"
         )
     vocabulary = read.get_vocab(with_added_tokens=True)
     if missing := [name for name in _SPECIAL if name not in vocabulary]:
-        raise PrepareError(f"{path}: has no token {', '.join(missing)}: choose one of BERT's")
+        raise PrepareError(f"{path} has no token {', '.join(missing)}: choose a BERT tokenizer")
     prefix = read.model.continuing_subword_prefix
     size = max(vocabulary.values()) + 1
     continues = np.zeros(size, bool)
@@ -98,7 +98,7 @@ def _is_word_by_word(read: Tokenizer) -> bool:
 
 
 def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int) -> bytes:
-    """Train a lower-case tokenizer like BERT's; the same text makes the same bytes.
+    """Train a lowercase tokenizer like BERT's; the same text makes the same bytes.
 
     `texts` returns all the text, for a step of that name; it is called twice.
     """
@@ -110,9 +110,9 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
         counts.update(trained.normalizer.normalize_str(text))
     by_count = sorted(counts, key=lambda character: (-counts[character], character))
     characters = sorted([c for c in by_count if not c.isspace()][:_MOST_CHARACTERS])
-    # The trainer numbers the characters that continue a word in the order of a hash table, so that
-    # each run would merge other pairs first. Special tokens are numbered in order.
-    # A mark or a Chinese character is a separate word and continues none.
+    # The trainer numbers the characters that continue a word in the order of a hash table, so
+    # each run would merge different pairs first. Special tokens are numbered in order.
+    # A mark or a Chinese character is a separate word and does not continue one.
     split, normalize = trained.pre_tokenizer.pre_tokenize_str, trained.normalizer.normalize_str
     inside = [c for c in characters if len(split(normalize(f"a{c}"))) == 1]
     trainer = trainers.WordPieceTrainer(
@@ -126,10 +126,10 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
     vocabulary = trained.get_vocab(with_added_tokens=True)
     if len(vocabulary) > vocab_size:
         raise PrepareError(
-            f"--tokenizer train:{vocab_size}: the characters of the text alone make "
-            f"{len(vocabulary)} tokens: ask for more"
+            f"--tokenizer train:{vocab_size}: the characters of the text already make "
+            f"{len(vocabulary)} tokens: use a larger V"
         )
-    # A new one, whose only special tokens are BERT's.
+    # A new tokenizer, whose only special tokens are BERT's.
     made = _tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     made.decoder = decoders.WordPiece(prefix=_CONTINUES)
     made.add_special_tokens(list(_SPECIAL))

@@ -1,4 +1,4 @@
-"""Works on many pieces, in several processes if that helps; they end with their parent."""
+"""Processes many pieces, in several processes if that helps; they end with their parent."""
 
 import contextlib
 import multiprocessing
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.progress import P, Progress
 
-# How often signals are handled while processes work.
+# How often signals are handled while processes are working.
 _LOOK_S = 0.2
 
 
@@ -29,7 +29,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, kw_only=True)
 class Work(ABC, Generic[P, M]):
-    """What is done with each piece. It writes a file, and returns facts about that file.
+    """The work on each piece, which writes a file and returns facts about that file.
 
     Every worker gets a copy.
     """
@@ -39,15 +39,15 @@ class Work(ABC, Generic[P, M]):
     """The unit of the pieces' sizes."""
 
     directory: Path
-    """Holds the finished pieces."""
+    """The directory of the finished pieces."""
 
     @abstractmethod
     def find(self, piece: P) -> M | None:
-        """Return what an earlier run made of the piece, if it is whole."""
+        """Return what an earlier run made from the piece, if it is complete."""
 
     @abstractmethod
     def start(self) -> Callable[[P], M]:
-        """Set up one worker; return what it does with a piece."""
+        """Set up one worker; return the function that processes a piece."""
 
     def path(self, number: int) -> Path:
         """Return the file of a finished piece."""
@@ -62,7 +62,7 @@ class Work(ABC, Generic[P, M]):
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
-    """Read a file of arrays; None if it is missing or damaged (the format has checksums)."""
+    """Read a file of arrays, or return None if it is missing or damaged (it has checksums)."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
@@ -71,7 +71,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
 
 
 def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
-    """Work on the pieces that are not finished yet; return the facts about every piece."""
+    """Process the pieces that are not finished yet; return the facts about every piece."""
     work.directory.mkdir(exist_ok=True)
     made = {n: found for n, piece in enumerate(pieces) if (found := work.find(piece)) is not None}
     left = [number for number in range(len(pieces)) if number not in made]
@@ -83,7 +83,7 @@ def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
     results: Iterator[tuple[int, M]] = iter(())
     if processes > 1:
         results = _run(todo, work, processes)
-    elif todo:  # here: starting a process takes longer than most work
+    elif todo:  # in this process: starting another takes longer than most work
         _set_up(work)
         results = enumerate(map(_do_piece, todo))
     for place, result in results:
@@ -103,7 +103,7 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
         _set_up(work)
     context = multiprocessing.get_context("fork" if is_forked else "spawn")
     here = None if is_forked else work
-    # Before signals are blocked: with it Python may start a helper process, and unblocks them.
+    # Before signals are blocked: Python may start a helper process with the pool, and unblock them.
     pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(here,))
     with _signals_blocked() as let_in:
         try:
@@ -116,12 +116,12 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
                 for future in wait(running, _LOOK_S, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BrokenProcessPool:
-            # The others may wait for a lock that the dead one held, and they block TERM, which
-            # the pool sends them.
+            # The others may be waiting for a lock that the dead one held, and they block TERM,
+            # which the pool sends them.
             for worker in multiprocessing.active_children():
                 worker.kill()
             raise KeptError(
-                f"a {work.name} process died (where memory is short, use fewer --processes)"
+                f"a {work.name} process died (if memory is short, use fewer --processes)"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
@@ -129,7 +129,7 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[Callable[[], None]]:
-    """Block what Ctrl-C and scancel send to every process; yield a function that lets it in.
+    """Block the signals that Ctrl-C and scancel send; yield a function that lets them in.
 
     Workers inherit the block, and finish their pieces. So no handler raises in the middle of the
     pool's code, which would leave a lock locked.
@@ -148,17 +148,18 @@ def _signals_blocked() -> Iterator[Callable[[], None]]:
 
 
 def _is_alone() -> bool:
-    """Check whether this process has only one thread, including threads of libraries.
+    """Check whether this process has only one thread, including library threads.
 
-    Then it can be forked: a copy takes milliseconds, where a new Python takes a quarter of a second
-    to import and load everything again. But a lock that another thread holds would never be
-    released in the copy. tokenizers has threads after it has trained, pyarrow after it has read.
+    If so, it can be forked. A fork takes milliseconds, while a new Python interpreter takes a
+    quarter of a second to import and load everything again. But a lock that another thread holds
+    would never be released in the copy. tokenizers has threads after training, and pyarrow after
+    reading.
     """
     return len([*Path("/proc/self/task").iterdir()]) == 1
 
 
 def _start(work: Work[Any, Any] | None) -> None:
-    """Begin as a worker; a forked worker gets no work, because its parent has set it up."""
+    """Start as a worker; a forked worker gets no work, because its parent has set it up."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if work:
         _set_up(work)
@@ -171,7 +172,7 @@ def _set_up(work: Work[Any, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, which a pool alone does not notice."""
+    """End this process when its parent is gone, which a pool does not notice by itself."""
     parent = multiprocessing.parent_process()
     assert parent
     parent.join()

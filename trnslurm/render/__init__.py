@@ -1,1 +1,1 @@
-"""Makes a bundle of a job and the templates: the files that an admin reviews and Slurm runs."""
+"""Renders a job into a bundle with the templates: the files that an admin reviews."""

@@ -1,4 +1,4 @@
-"""Fills the placeholders in a custom script's arguments, from the plan or on the node."""
+"""Fills in the placeholders of a custom script's arguments, from the plan or on the node."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trnslurm.plan.spec import JobSpec, has_own_batch
 
 RESUME = "resume"
 CHECKPOINT, STEP, EXPORT = "checkpoint", "step", "export"
-"""Of a run that was made for a checkpoint of another."""
+"""Placeholders of a run that was made for another run's checkpoint."""
 LOCAL_RANK = "local_rank"
-"""trnslurm's launcher fills it in for each worker."""
-# {{word}} is an escaped {word}; other braces, such as in JSON or ${word}, have no meaning.
+"""trnslurm's launcher fills this in for each worker."""
+# {{word}} is an escaped {word}. Other braces, as in JSON or ${word}, have no meaning.
 _PLACE = (
     r"(?<!\$)(?:\{(\{[A-Za-z_]\w*(?:\.\w+)?\}|\{(?:first|later):[^{}]*\})\}"
     r"|\{(?P<place>[A-Za-z_]\w*(?:\.\w+)?)\}|\{(?P<start>first|later):(?P<text>[^{}]*)\})"
@@ -44,9 +44,10 @@ _ON_NODE = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
-"""Values known only when the script starts, and the variables that hold them."""
-# What has a script find its newest checkpoint: --resume_from_checkpoint latest (diffusers'
-# examples), --resume latest (open_clip_train/main.py), ckpt_path=last (Lightning's Trainer.fit).
+"""Values known only when the script starts, with the variables that hold them."""
+# Arguments that make a script find its newest checkpoint: --resume_from_checkpoint latest
+# (diffusers' examples), --resume latest (open_clip_train/main.py), ckpt_path=last (Lightning's
+# Trainer.fit).
 _RESUMES = re.compile(r"(?i)[-+]*([\w.-]*[._-])?(resume(_from(_checkpoint)?)?|ckpt[_-]path)")
 _NEWEST = re.compile(r"(?i)latest|last|auto")
 _BY_ITSELF = re.compile(r"(?i)--auto[_-]resume(=(true|1))?")
@@ -54,22 +55,22 @@ _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 
 
 def every_argument(recipe: Recipe) -> tuple[str, ...]:
-    """Return a script's arguments, and those that a resume has added."""
+    """Return a script's arguments, including those that a resume has added."""
     return (*recipe.arguments, *recipe.resume_arguments)
 
 
 def uses_local_rank(recipe: Recipe) -> bool:
-    """Check whether an argument is another one for each worker."""
+    """Check whether an argument differs for each worker."""
     return any(LOCAL_RANK in _places(argument) for argument in every_argument(recipe))
 
 
 def uses_export(recipe: Recipe) -> bool:
-    """Check whether an argument, or a word of a role's command, is the exported checkpoint."""
+    """Check whether an argument, or a word of a role's command, names the exported checkpoint."""
     return bool(recipe.follows) and _uses(recipe, EXPORT)
 
 
 def uses_out(recipe: Recipe) -> bool:
-    """Check whether an argument, or a word of a role's command, is where it writes its results."""
+    """Check whether an argument, or a word of a role's command, names the output directory."""
     return _uses(recipe, OUT)
 
 
@@ -79,7 +80,7 @@ def _uses(recipe: Recipe, place: str) -> bool:
 
 
 def known_places(spec: JobSpec) -> dict[str, str]:
-    """Return the placeholders that the plan fills."""
+    """Return the placeholders that the plan fills in."""
     batch, recipe = spec.batch, spec.config.recipe
     return {
         "global_batch": str(batch.global_batch),
@@ -98,12 +99,12 @@ def known_places(spec: JobSpec) -> dict[str, str]:
 
 
 class Known(Frozen, kw_only=False):
-    """The placeholders of a script."""
+    """The placeholders available to a script."""
 
     texts: Mapping[str, str]
-    """Those that the plan fills."""
+    """Placeholders that the plan fills in."""
     variables: Mapping[str, str]
-    """Those known only when the script starts, and the variables that hold them."""
+    """Placeholders known only when the script starts, with the variables that hold them."""
 
     def __contains__(self, place: object) -> bool:
         return place in self.texts or place in self.variables
@@ -113,19 +114,19 @@ class Words(NamedTuple):
     """A script's arguments as shell words."""
 
     every: list[str]
-    """For every attempt: those before the first that depends on a checkpoint."""
+    """Arguments for every attempt: those before the first one that depends on a checkpoint."""
     later: list[str]
-    """The rest, for an attempt that continues from a checkpoint."""
+    """The remaining arguments, for an attempt that continues from a checkpoint."""
     first: list[str]
-    """The rest, for an attempt that has none."""
+    """The remaining arguments, for an attempt without a checkpoint."""
     takes_checkpoint: bool
 
 
 def argument_words(spec: JobSpec) -> Words:
     """Return the arguments of a script.
 
-    An argument with {resume}, and an option before it, is passed only if there is a checkpoint, and
-    so is one of which {first:TEXT} or {later:TEXT} leaves nothing.
+    An argument with {resume}, and an option before it, is passed only if there is a checkpoint. An
+    argument is also dropped if {first:TEXT} or {later:TEXT} leaves it empty.
     """
     known = Known(known_places(spec), _variables(spec))
     _refuse_own(spec.config.recipe, known)
@@ -149,7 +150,7 @@ def argument_words(spec: JobSpec) -> Words:
 
 
 def _variables(spec: JobSpec) -> dict[str, str]:
-    """Return the placeholders known only when the script starts, and their variables."""
+    """Return the placeholders known only when the script starts, with their variables."""
     roles = spec.config.recipe.roles
     found = dict(_ON_NODE)
     if spec.role:
@@ -162,7 +163,7 @@ def _variables(spec: JobSpec) -> dict[str, str]:
 
 
 def _takes_newest(arguments: Sequence[str]) -> bool:
-    """Check whether arguments have a script continue from the newest checkpoint that it finds."""
+    """Check whether arguments make a script continue from the newest checkpoint that it finds."""
     before = ""
     for word in arguments:
         option, equals, value = word.partition("=")
@@ -188,10 +189,10 @@ def _with_resume_last(arguments: Sequence[str], known: Known) -> Words:
 
 
 def _of_start(start: str, arguments: Sequence[str], known: Known) -> list[str]:
-    """Return the words of an attempt that is the first, or a later one, in their order."""
+    """Return the words for a first or a later attempt, in their original order."""
     words: list[str] = []
     option = False
-    """Whether the word before is an option without a value of its own."""
+    """Whether the previous word is an option that still needs a value."""
     for argument in arguments:
         own = "first" in _starts(argument)
         gone = start == "first" and RESUME in _places(argument) and not own
@@ -214,11 +215,11 @@ def _starts(argument: str) -> list[str]:
 
 
 def _refuse_own(recipe: Recipe, known: Known) -> None:
-    """Refuse a recipe's placeholder that is never used, or that is built in."""
+    """Reject a placeholder of the recipe that is never used or that is built in."""
     used = {place for argument in every_argument(recipe) for place in _places(argument)}
     for place in recipe.places:
         if place in known:
-            raise ConfigError(f"places.{place}: {{{place}}} is built in; choose another name")
+            raise ConfigError(f"places.{place}: {{{place}}} is built in: choose another name")
         if place not in used:
             raise ConfigError(f"places.{place} is set, but no argument has {{{place}}}")
 
@@ -229,30 +230,33 @@ def _refuse_unknown(spec: JobSpec, known: Known) -> None:
         [*places_in(argument, roles, f"argument {argument!r}")]
         for place in _places(argument):
             if place not in known and "." not in place:
-                hint = did_you_mean(place, names) or f": there are {', '.join(sorted(names))}"
+                hint = did_you_mean(place, names) or f"; known: {', '.join(sorted(names))}"
                 raise ConfigError(
-                    f"argument {argument!r}: no place {{{place}}}{hint}; --set "
-                    f"places.{place}=VALUE makes one, {{{{{place}}}}} is for the braces themselves"
+                    f"argument {argument!r}: unknown placeholder {{{place}}}{hint}; use --set "
+                    f"places.{place}=VALUE to define it, or {{{{{place}}}}} for literal braces"
                 )
     recipe = spec.config.recipe
     if uses_local_rank(recipe) and recipe.launcher not in (OWN_LAUNCHER, "srun"):
         raise ConfigError(
-            f"{{{LOCAL_RANK}}} is a worker's own, and {recipe.launcher} starts the workers itself: "
-            f"leave it out, or choose --launcher {OWN_LAUNCHER}"
+            f"{{{LOCAL_RANK}}} differs for each worker, but {recipe.launcher} starts the workers "
+            "itself: "
+            f"remove {{{LOCAL_RANK}}}, or use --launcher {OWN_LAUNCHER}"
         )
     used = {place for one in every_argument(recipe) for place in _places(one)}
     if used & {*_OF_THE_BATCH} and has_own_batch(recipe):
         raise ConfigError(
-            "the arguments use the batch, which is not known: set it with --set "
+            "the arguments use the batch size, which is unknown: set it with --set "
             "batch.global_batch=N and --set batch.micro_batch=N"
         )
     for key in ("steps", "seq_len"):
         if key in used and getattr(recipe, key) == getattr(Recipe, key):
-            raise ConfigError(f"the arguments have {{{key}}}, which is not set: --set {key}=N")
+            raise ConfigError(
+                f"the arguments contain {{{key}}}, which is not set: use --set {key}=N"
+            )
 
 
 def _word(argument: str, known: Known) -> str:
-    """Return an argument as a shell word, quoted where needed."""
+    """Return an argument as a shell word, quoted if necessary."""
     return "".join(_parts(argument, known)) or "''"
 
 
@@ -268,7 +272,7 @@ def _parts(argument: str, known: Known, start: str = "") -> Iterator[str]:
             literal += match[1]
         elif place in known.texts:
             literal += known.texts[place]
-        elif place not in known:  # {other.word}: braces without a meaning
+        elif place not in known:  # {other.word}: braces without a special meaning
             literal += match[0]
         elif place != RESUME or start != "first":
             yield shlex.quote(literal) if literal else ""

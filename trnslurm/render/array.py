@@ -18,12 +18,12 @@ _OF_ONE_RUN = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n"
 
 
 def shared_options(script: bytes) -> bytes:
-    """Return the #SBATCH lines of a batch script without those that name its run."""
+    """Return the #SBATCH lines of a batch script except those that name its run."""
     return _OF_ONE_RUN.sub(b"", script)
 
 
 def can_be_task(script: bytes, phase: str) -> bool:
-    """Check whether a batch script, perhaps of a user's template, can be run by a task."""
+    """Check whether an array task can run a batch script, possibly from a user's template."""
     output = rf"#SBATCH --output=logs/{phase}-%j.log".encode()
     return (
         Variable.TASK.encode() in script
@@ -33,7 +33,7 @@ def can_be_task(script: bytes, phase: str) -> bool:
 
 
 def render_array(script: bytes, name: str, phase: str, *, tasks: int, at_most: int | None) -> bytes:
-    """Return the script of an array, with the options of one of its runs' scripts."""
+    """Return the script of an array, with the options from the script of one of its runs."""
     values = _common(script, name, phase, tasks, at_most)
     return _fill("array.sbatch.j2", values)
 
@@ -48,7 +48,7 @@ def render_rung(
     at_most: int | None,
     cluster: Cluster,
 ) -> bytes:
-    """Return the script of a later rung, with the options of one of its runs' scripts."""
+    """Return the script of a later rung, with the options from the script of one of its runs."""
     rung = rungs[number - 1]
     values = _common(script, f"{name}-rung-{number}", phase, rung.runs, at_most) | {
         "rung": number,

@@ -54,20 +54,20 @@ class Bundle(Frozen):
 
     files: Mapping[str, bytes]
     known: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Checksums that are already known for some of the files."""
+    """Known checksums of some of the files."""
 
     def __repr__(self) -> str:
         scripts = [name for name in self.files if "/" not in name]
         return f"<Bundle of {len(self.files)} files: {', '.join(scripts)} …>"
 
     def sha256(self) -> dict[str, str]:
-        """Return each file's checksum."""
+        """Return the checksum of each file."""
         left = {name: data for name, data in self.files.items() if name not in self.known}
         found = {**self.known, **sha256_of(left)}
         return {name: found[name] for name in self.files}
 
     def write(self, directory: Path) -> None:
-        """Write all files into an existing directory."""
+        """Write all files to an existing directory."""
         for name, data in self.files.items():
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def read_bundle(directory: Path) -> Bundle:
     found = [f for place in places for pattern in _PATTERNS for f in place.glob(pattern)]
     found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
-        raise RenderError(f"{link} is a link, but a bundle has no links: render it again")
+        raise RenderError(f"{link} is a link, but a bundle cannot contain links: render it again")
     files = {str(f.relative_to(directory)): read(f) for f in found if f.is_file()}
     return Bundle(files=dict(sorted((files | kept_directories()).items())))
 
@@ -95,7 +95,7 @@ def read_bundle(directory: Path) -> Bundle:
 def kept_directories() -> dict[str, bytes]:
     """Return the empty directories of a bundle, as files.
 
-    Slurm writes no log if its directory is missing, and git does not store empty directories.
+    Slurm writes no log if the directory is missing, and git does not store empty directories.
     """
     files = RunFiles(Path())
     return {f"{directory}/.keep": b"" for directory in (files.logs, files.state)}
@@ -117,7 +117,7 @@ def _lines(data: bytes | None) -> list[str]:
 
 
 def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, bytes]:
-    """Return the code for the nodes: the job's directory, and parts of this package."""
+    """Return the code for the nodes: the job's directory and parts of this package."""
     files, recipe, job_dir = package_files(parts), config.recipe, config.code_dir
     if recipe.project:
         return files | project_files(job_dir, recipe.entry, recipe.links, recipe.arguments)
@@ -131,7 +131,7 @@ def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, by
     mib = sum(map(len, files.values())) / 2**20
     if mib > MAX_CODE_MIB:
         raise RenderError(
-            f"{job_dir} has {mib:.0f} MiB, but a snapshot holds at most {MAX_CODE_MIB}: "
-            "move data out of it"
+            f"{job_dir} is {mib:.0f} MiB, but a snapshot can be at most {MAX_CODE_MIB} MiB: "
+            "move data out of the directory"
         )
     return files

@@ -1,6 +1,6 @@
 """Caches slow computations on file contents in the user's cache directory.
 
-The cache key is a hash of all inputs and of the program, so no result goes stale. A result is used
+The cache key is a hash of all inputs and the program, so results never go stale. A result is used
 only if it is complete, and only if no other user can write to the directory. Without a usable
 cache, the result is computed.
 """
@@ -59,5 +59,5 @@ def own_directory() -> Path:
     make_private(directory)
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{directory} is open to others")
+        raise PermissionError(f"{directory} is writable by other users")
     return directory

@@ -1,4 +1,4 @@
-"""Checksums of the code that a job imports; comments and docstrings do not count."""
+"""Checksums of the code that a job imports. Comments and docstrings do not count."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trnslurm.render.cached import cached
 from trnslurm.render.package import sources
 
 _ROOT = "code/"
-# Our version, the contract, checks of values: modules that do not shape graphs. Facts about devices
-# do not either: an ingredient names the device, and train does what they decide. Nor does it matter
-# to a graph which samples it computes, where they come from, or how what it computed is written.
+# Our version, the contract, value checks: modules that do not shape graphs. Neither do facts about
+# devices: an ingredient names the device, and code in train acts on these facts. It also does not
+# matter to a graph which samples it processes, where they come from, or how results are written.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in (
@@ -32,17 +32,17 @@ _OUR_ROOMS = tuple(
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the checksum of each file's bytes."""
+    """Return the checksum of each file's content."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
 def checksums(
     files: Mapping[str, bytes], entry: str | None, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the checksum of the entry script and of every file that it imports.
+    """Return the checksums of the entry script and of every file that it imports.
 
-    For a project, `entry` is None: all its files count, because its imports are unknown. `known`
-    has checksums of the files' bytes.
+    For a project, `entry` is None and all files count, because its imports are unknown. `known`
+    contains checksums of the files' content.
     """
     code = {name: data for name, data in files.items() if name.startswith(_ROOT)}
     known = known or sha256_of(code)
@@ -99,7 +99,7 @@ def _parse(source: bytes | str) -> ast.Module:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield all statements, and no expressions, which are most of a tree."""
+    """Yield all statements but no expressions, which make up most of a tree."""
     left: list[ast.AST] = [tree]
     while left:
         node = left.pop()
@@ -109,13 +109,13 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
-    """Yield the modules that an import statement may name, as words."""
+    """Yield the modules that an import statement could refer to, as lists of words."""
     if isinstance(node, ast.Import):
         yield from (alias.name.split(".") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         above = package[: len(package) - node.level + 1] if node.level else []
         base = [*above, *(node.module or "").split(".")] if node.module else above
-        # A name imported from a package may be a module in it.
+        # A name imported from a package could be a module in it.
         yield from ([*base, alias.name] for alias in node.names)
 
 
@@ -134,7 +134,7 @@ def _checksum(data: bytes) -> str:
 def _without_comments(text: str, tree: ast.Module) -> str:
     """Return Python source without comments, docstrings and blank lines.
 
-    They are cut out of the text, because ast.unparse differs between Python versions.
+    They are cut out of the source text, because ast.unparse differs between Python versions.
     """
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -154,7 +154,7 @@ def _without_comments(text: str, tree: ast.Module) -> str:
 
 
 def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
-    """Return the rows of strings that are statements, including docstrings of attributes."""
+    """Return the rows of string statements, including docstrings of attributes."""
     return {
         row
         for node in nodes
@@ -165,14 +165,14 @@ def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
 
 
 def _alone(lines: list[str], node: ast.Constant) -> bool:
-    """Check that the rows of a string have nothing else."""
+    """Check that a string is the only thing in its rows."""
     rows = _rows(node)
     after = lines[rows[-1] - 1].encode()[node.end_col_offset :]  # Python counts bytes
     return not lines[rows[0] - 1][: node.col_offset].strip() and not after.strip()
 
 
 def _inside_texts(nodes: Iterable[ast.AST]) -> set[int]:
-    """Return the rows of texts that span several rows, where nothing may be cut."""
+    """Return the rows of strings that span multiple rows, in which nothing may be removed."""
     return {
         row
         for node in nodes

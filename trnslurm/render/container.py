@@ -22,15 +22,15 @@ class Inside(Frozen):
     lines: tuple[str, ...] = ()
     """Bash lines that start a command in the image."""
     made: tuple[str, ...] = ()
-    """Directories that are mounted, and made if they are missing: shell words."""
+    """Directories to mount, created if they are missing, as shell words."""
     prefix: str = ""
-    """Before a command that runs in the image, for the shell."""
+    """Shell words before a command that runs in the image."""
     one_task: str = ""
     runtime: str = ""
     workdir: str | None = None
     python: str = ""
     python_setting: str = "python: in the cluster profile"
-    """What to do if there is no Python."""
+    """What to change if there is no Python interpreter."""
 
 
 def container_parts(
@@ -42,15 +42,15 @@ def container_parts(
 ) -> Inside:
     """Return the templates' values for a job's container.
 
-    The container mounts the run and these paths of the nodes under the same names: directories
-    that are `made` if they are missing, and paths that must be `there`.
+    The container mounts the run and these paths of the nodes under the same names: directories that
+    are `made` if they are missing, and paths that must be `there`.
     """
     container = cluster.container
     if container.image is None:
         return Inside()
     for path in (*made, *there):
         if path.startswith(("/", "~")) and not re.fullmatch(MOUNTABLE, path):
-            raise ConfigError(f"{path!r}: a container mounts {MOUNTABLE_WORDS}")
+            raise ConfigError(f"{path!r}: a container can mount only {MOUNTABLE_WORDS}")
     own = [_HERE, *map(_text, filter(None, made))]
     if spec is not None and spec.device.compiles_ahead and "precompile" in spec.phases:
         if spec.device.cache_on_nodes and cluster.compile_cache is None:
@@ -75,9 +75,9 @@ def container_parts(
 def container_words(
     container: Container, paths: Sequence[str], spec: JobSpec | None = None
 ) -> list[str]:
-    """Return bash lines that start a command in the image; for pyxis, options for srun.
+    """Return bash lines that start a command in the image. For pyxis these are options of srun.
 
-    `paths` are escaped for double quotes; the first one is the command's working directory.
+    `paths` are escaped for double quotes. The first path is the command's working directory.
     """
     mounts = [f"{path}:{path}" for path in paths]
     for mount in container.mounts:
@@ -112,7 +112,7 @@ def _apptainer(
 
 def _podman(image: str, begin: str, mounts: Sequence[str], spec: JobSpec | None) -> Iterator[str]:
     # Workers share the node's network, /dev/shm and host name. In a control group of Podman, the
-    # container would leave the job's group, through which Slurm ends and limits the job. Without
+    # container would leave the job's group, which Slurm uses to end and limit the job. Without
     # one, Podman requires its own process ids, and --init forwards signals to the command.
     # https://docs.podman.io/en/v4.3/markdown/podman-run.1.html
     yield "podman run --rm --init --cgroups=disabled --network=host --ipc=host --uts=host"

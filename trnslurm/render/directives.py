@@ -69,8 +69,8 @@ _OF_COMPONENT = (
     *("--account", "--qos", "--constraint", "--reservation", "--exclusive", "--cpus-per-task"),
     *("--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--cpus-per-gpu"),
 )
-"""Those of them that a role's own nodes may have: no key sets them there."""
-# The same for srun, which gets an option for each word here from the template.
+"""Options from that list that a role's own nodes can have, because no key sets them there."""
+# The same for srun, to which the template passes each of these options.
 _OWN_OF_SRUN = (
     *("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--cpu-bind", "--nodelist"),
     *("--overlap", "--exact", "--exclusive", "--kill-on-bad-exit", "--wait", "--open-mode"),
@@ -79,10 +79,10 @@ _OWN_OF_SRUN = (
     *("--usage", "--version", "--test-only", "--no-allocate", "--container-image"),
 )
 _RESUMES = "--auto-resume"
-"""Of HyperPod's plug-in for srun, which replaces faulty nodes and runs the step a second time."""
+"""An option of HyperPod's srun plug-in, which replaces faulty nodes and reruns the job step."""
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
-    "train": "the plan's estimate plus a quarter and 15 minutes, unless set",
+    "train": "unless set, the plan's estimate plus 25% and 15 minutes",
 }
 _OF_THE_SITE = (
     *("slurm.partition", "slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation"),
@@ -92,7 +92,7 @@ _OPTION = r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?"
 
 
 class Resources(Frozen):
-    """The #SBATCH lines that differ among jobs, and what srun repeats of them."""
+    """The #SBATCH lines that differ between jobs, and the values that srun repeats."""
 
     job_name: str
     nodes: str
@@ -101,20 +101,20 @@ class Resources(Frozen):
     site: tuple[tuple[str, str], ...]
     """Options that depend on the cluster."""
     tasks: int
-    """Slurm's tasks of a node."""
+    """The number of Slurm tasks per node."""
     cpus_per_task: int | None
-    """None: all that the job has on the node."""
+    """None: all CPUs that the job has on the node."""
     srun_wait_s: int
     srun: tuple[str, ...] = ()
-    """Other options of srun."""
+    """Other options for srun."""
     environment: str = "NIL"
-    """What of the submitting shell's environment reaches the job."""
+    """The part of the submitting shell's environment that the job gets."""
     components: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """The options of each further part of a heterogeneous job."""
+    """The options of each additional component of a heterogeneous job."""
 
 
 def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
-    """Return the resources of a job that trains, or compiles for training, on so many nodes."""
+    """Return the resources of a job that trains, or compiles for training, on this many nodes."""
     slurm, tasks = spec.config.cluster.slurm, tasks_per_node(spec)
     if slurm.directives is not None:
         return _as_directed(spec, phase)
@@ -122,8 +122,8 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
     cpus = max(1, of_node // tasks)
     each = "one launcher per node, which starts the workers"
     if spec.config.recipe.launcher == "srun":
-        each = "the workers of a node, each of which srun starts"
-    # With --ntasks-per-node, Slurm gives no more than the least number of a range (22.05).
+        each = "the workers of a node, each started by srun"
+    # With --ntasks-per-node, Slurm grants only the smallest number of a range (22.05).
     size = [] if "-" in nodes else [(f"--ntasks-per-node={tasks}", each)]
     if slurm.cpus_per_task != 0:
         size.append((f"--cpus-per-task={cpus}", f"{whose}, for its workers"))
@@ -144,11 +144,11 @@ def training_resources(spec: JobSpec, phase: str, nodes: str) -> Resources:
 
 
 def _components(spec: JobSpec) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield the options of the nodes in each partition that roles have for themselves.
+    """Yield the options for the nodes in each partition that roles have to themselves.
 
-    sbatch takes over from the training those that mean the same for all nodes, such as --time and
-    --requeue, and --account, --qos and --mem too. Each part sets the others itself
-    (reset_each_pass in src/common/slurm_opt.c of 22.05;
+    sbatch copies options that mean the same for all nodes, such as --time and --requeue, from the
+    training component, and also --account, --qos and --mem. Each component sets the other options
+    itself (reset_each_pass in src/common/slurm_opt.c of 22.05;
     https://slurm.schedmd.com/heterogeneous_jobs.html#submitting).
     """
     slurm = spec.config.cluster.slurm
@@ -165,31 +165,31 @@ def _components(spec: JobSpec) -> Iterator[tuple[tuple[str, str], ...]]:
             (f"--partition={told.partition}", f"{key}.partition"),
         ]
         if slurm.exclusive and not _says_its_part(options):
-            found.append(("--exclusive", "take nodes whole, as the training's"))
+            found.append(("--exclusive", "use whole nodes, as for training"))
             if memory_option(slurm) and not any(o.startswith("--mem") for o in options):
-                found.append(("--mem=0", "all of a node, not as much as the training has"))
+                found.append(("--mem=0", "all memory of a node, not the amount for training"))
         yield (*found, *((option, f"{key}.sbatch") for option in options))
 
 
 def _says_its_part(options: Sequence[str]) -> bool:
-    """Check whether options for a role's nodes say how much of a node it has."""
+    """Check whether options for a role's nodes set how much of a node the role gets."""
     names = ("--cpus-per-task", "--exclusive", "--oversubscribe")
     return any(option.partition("=")[0] in names for option in options)
 
 
 def _cpus_of_node(slurm: Slurm, instance: InstanceType) -> tuple[int, str]:
-    """Return how many CPUs of a node a job has, and in words which."""
+    """Return how many CPUs of a node a job has, and a description of them."""
     if slurm.cpus_per_task:
         return slurm.cpus_per_task, "CPUs of the node"
-    every = instance.gpus or instance.accelerators  # a sandbox claims GPUs, and has none
+    every = instance.gpus or instance.accelerators  # a sandbox claims GPUs that it does not have
     gpus = instance.gpus if slurm.gpus_per_node is None else slurm.gpus_per_node
     if 0 < gpus < every and not slurm.exclusive:
-        return instance.vcpus * gpus // every, "as large a part of the CPUs as of the GPUs"
+        return instance.vcpus * gpus // every, "the same share of CPUs as of GPUs"
     return instance.vcpus, "every CPU of the node"
 
 
 def _as_directed(spec: JobSpec, phase: str) -> Resources:
-    """Return the resources of a user's batch script: its own options, and the profile's others."""
+    """Return the resources of a user's batch script: its own options, plus the profile's others."""
     slurm, reason = spec.config.cluster.slurm, f"from {spec.config.recipe.entry}"
     every = slurm.directives or ()
     own = [word for word in every if not word.startswith("--export=")]
@@ -200,7 +200,7 @@ def _as_directed(spec: JobSpec, phase: str) -> Resources:
     size = [(word, reason) for word in kept]
     if slurm.cpus_per_task:
         each = max(1, slurm.cpus_per_task // tasks_of_node(own, spec.nodes))
-        size.append((f"--cpus-per-task={each}", "of the CPUs of the node"))
+        size.append((f"--cpus-per-task={each}", "a share of the node's CPUs"))
     if phase in spec.time_min:
         size.append((f"--time={slurm_time(spec.time_min[phase])}", _TIME_REASONS[phase]))
     names = {word.partition("=")[0] for word in kept}
@@ -225,11 +225,11 @@ def data_resources(job: DataJob) -> Resources:
         job_name=f"{job.name}-{PREPARE}",
         nodes="1",
         size=(
-            ("--ntasks-per-node=1", "one program; it starts the others"),
-            (f"--cpus-per-task={slurm.data_cpus}", "slurm.data_cpus: a process on each"),
+            ("--ntasks-per-node=1", "one program, which starts the others"),
+            (f"--cpus-per-task={slurm.data_cpus}", "slurm.data_cpus: one process per CPU"),
             (
                 f"--time={slurm_time(job.time_min)}",
-                "slurm.data_time_min; what is finished by then is kept",
+                "slurm.data_time_min; finished files are kept",
             ),
         ),
         site=tuple(_data_options(job)),
@@ -252,31 +252,33 @@ def _training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     options = _named(spec.config, "partition", "account", "qos", "constraint", "reservation")
     if memory := memory_option(slurm):
         for name in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
-            instead = "set that with --set slurm.mem_per_node_mib, or to null"
+            instead = "use --set slurm.mem_per_node_mib, or set it to null"
             _refuse(slurm.sbatch, name, "", f"the script has {memory}: {instead}")
-        options.append((memory, "MiB of a node, which --exclusive does not give; 0: all"))
+        options.append(
+            (memory, "memory per node in MiB, which --exclusive does not include; 0: all")
+        )
     if gpus := gpu_option(slurm, spec.instance):
         _refuse(
             slurm.sbatch,
             "--gres",
             "gpu",
-            f"the script has {gpus}: set that with --set slurm.gpus_per_node, or to 0",
+            f"the script has {gpus}: use --set slurm.gpus_per_node, or set it to 0",
         )
-        options.append((gpus, "the GPUs of a node, a GRES"))
+        options.append((gpus, "the GPUs of a node, which are a GRES"))
     if slurm.exclusive:
         _refuse(
             slurm.sbatch,
             "--oversubscribe",
             "",
-            "the script has --exclusive: set that with --set slurm.exclusive=false",
+            "the script has --exclusive: use --set slurm.exclusive=false",
         )
-        options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
+        options.append(("--exclusive", "use whole nodes: devices and network are not shared"))
     early_s = slurm.stop_before_s
     if (limit := spec.time_min.get("train")) is not None:
-        early_s = min(early_s, limit * 60 // 5)  # at most a fifth of a short one
+        early_s = min(early_s, limit * 60 // 5)  # at most a fifth of a short limit
     if phase == "train" and early_s:
         options.append(
-            (f"--signal=B:USR1@{early_s}", "this long before the limit it saves and is requeued")
+            (f"--signal=B:USR1@{early_s}", "save and requeue this long before the time limit")
         )
     if phase == "train" and spec.no_kill:
         options.append(("--no-kill", "the training continues without a node that fails"))
@@ -285,19 +287,19 @@ def _training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
 
 
 def memory_option(slurm: Slurm) -> str:
-    """Return the option for a node's memory; empty: Slurm's default."""
+    """Return the option for a node's memory; empty for Slurm's default."""
     return "" if slurm.mem_per_node_mib is None else f"--mem={slurm.mem_per_node_mib}"
 
 
 def gpu_option(slurm: Slurm, instance: InstanceType) -> str:
-    """Return the option for a node's GPUs; empty: none."""
+    """Return the option for a node's GPUs; empty for none."""
     gpus = instance.gpus if slurm.gpus_per_node is None else slurm.gpus_per_node
     kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     return f"--gpus-per-node={kind}{gpus}" if gpus else ""
 
 
 def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
-    """Refuse a user's option that contradicts an option of the script."""
+    """Reject a user's option that contradicts an option of the script."""
     for option in given:
         word, _, argument = option.partition("=")
         if len(word) > 4 and name.startswith(word) and value in argument:  # or abbreviated
@@ -313,7 +315,7 @@ def _data_options(job: DataJob) -> list[tuple[str, str]]:
 
 
 def _named(config: Config, *names: str) -> list[tuple[str, str]]:
-    """Return the options that keys of `slurm` set, with who set them."""
+    """Return the options that keys of `slurm` set, with the origin of each."""
     whose = set_by(config)
     return [
         (f"--{name.removeprefix('data_')}={value}", whose[f"slurm.{name}"])
@@ -324,17 +326,20 @@ def _named(config: Config, *names: str) -> list[tuple[str, str]]:
 
 def _common(config: Config, *, again: str, expedite: bool = False) -> list[tuple[str, str]]:
     slurm = config.cluster.slurm
-    requeue = ("--requeue", f"start again after a node failure, {again}")
+    requeue = ("--requeue", f"restart after a node failure, {again}")
     if expedite:
-        requeue = ("--requeue=expedite", f"the same, before all other jobs, {again}")
+        requeue = (
+            "--requeue=expedite",
+            f"restart after a node failure before all other jobs, {again}",
+        )
     if not slurm.requeue:
-        requeue = ("--no-requeue", "do not start again after a node failure")
+        requeue = ("--no-requeue", "do not restart after a node failure")
     whose = set_by(config)
     return [requeue, *((passed_through(word), whose["slurm.sbatch"]) for word in slurm.sbatch)]
 
 
 def set_by(config: Config) -> dict[str, str]:
-    """Return who set each option of the cluster, in words for a script.
+    """Return who set each option of the cluster, as words for a script.
 
     A path is named only if it is the same for all users of a host.
     """
@@ -361,33 +366,33 @@ def set_by(config: Config) -> dict[str, str]:
 
 
 def _for_srun(option: str) -> str:
-    """Return an option of srun, or refuse it."""
+    """Return an option for srun, or reject it."""
     if not re.fullmatch(_OPTION, option):
-        raise RenderError(f"slurm.srun: {option!r}: expected one long option, as in --mpi=none")
+        raise RenderError(f"slurm.srun: {option!r}: expected one long option, such as --mpi=none")
     name = option.partition("=")[0]
     if _RESUMES.startswith(name):
         raise RenderError(
             f"slurm.srun: {option}: trnslurm restarts the workers itself, and HyperPod would start "
-            "them a second time. HyperPod replaces faulty nodes without this option: leave it out"
+            "them a second time. HyperPod replaces faulty nodes without this option, so remove it"
         )
     if any(own.startswith(name) for own in _OWN_OF_SRUN):  # srun accepts --nodeli for --nodelist
-        raise RenderError(f"slurm.srun: {option}: the template relies on its own")
+        raise RenderError(f"slurm.srun: {option}: the template sets this option itself")
     return option
 
 
 def passed_through(option: str) -> str:
-    """Return an sbatch option of the profile or command line, or refuse it."""
+    """Return an sbatch option from the profile or command line, or reject it."""
     if not re.fullmatch(_OPTION, option):
         raise RenderError(
-            f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
+            f"--sbatch {option!r}: expected one long option, such as --sbatch=--mail-type=FAIL"
         )
     return _not_own("--sbatch", option, _OWN_OPTIONS)
 
 
 def _for_component(key: str, option: str) -> str:
-    """Return an sbatch option of a role's own nodes, or refuse it."""
+    """Return an sbatch option for a role's own nodes, or reject it."""
     if not re.fullmatch(_OPTION, option):
-        raise RenderError(f"{key}: {option!r}: expected one long option, as in --gres=gpu:2")
+        raise RenderError(f"{key}: {option!r}: expected one long option, such as --gres=gpu:2")
     role = key.removesuffix(".sbatch")
     own = {name: way for name, way in _OWN_OPTIONS.items() if name not in _OF_COMPONENT}
     own |= {"--nodes": f"{role}.nodes", "--partition": f"{role}.partition"}
@@ -399,6 +404,6 @@ def _not_own(key: str, option: str, own_options: Mapping[str, str]) -> str:
     name = option.partition("=")[0]
     for own, instead in own_options.items():
         if own.startswith(name):  # sbatch accepts --parti for --partition
-            what = f"use {instead}" if instead else "the template relies on its own"
+            what = f"use {instead}" if instead else "the template sets this option itself"
             raise RenderError(f"{key} {option}: {what}")
     return option

@@ -1,10 +1,9 @@
 """The ingredients of a job's graph key: everything that shapes the job's graphs, nothing else.
 
 All runs with the same key share their compiled graphs. Steps, learning rate, accumulation, seeds,
-paths and names are no ingredients: they are inputs of the graphs, or have no effect on them.
-
-Environment variables are read from the rendered script, because a user's template may export other
-variables than ours.
+paths and names are not ingredients, because they are inputs of the graphs or do not affect them.
+Environment variables are read from the rendered script, because a user's template can export other
+variables.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def ingredients(
 ) -> dict[str, Any]:
     """Return everything that shapes the graphs of a rendered job, except package versions.
 
-    `known` holds the checksums of the job's code files.
+    `known` contains the checksums of the job's code files.
     """
     recipe, batch = spec.config.recipe, spec.batch
     environment = {name: text for name, text in _exports(script) if re.match(_SHAPING, name)}
@@ -66,15 +65,16 @@ def ingredients(
 
 
 def _layers_compiled(spec: JobSpec) -> dict[str, Any]:
-    """Return train.compile where it decides what the graphs kept for a key are."""
+    """Return train.compile if it affects the graphs that are stored under a key."""
     compiles = spec.config.recipe.train.get("compile", False)
     return {"compile": compiles} if spec.device.compile_shapes_graphs else {}
 
 
 def _script(recipe: Recipe) -> dict[str, Any]:
-    """Return a custom script's arguments: all may shape graphs, unless marked as free.
+    """Return a custom script's arguments. All can shape graphs, unless marked as free.
 
-    Placeholders stay unfilled: values from the plan that shape graphs are ingredients already.
+    Placeholders stay unfilled, because values from the plan that shape graphs are already
+    ingredients.
     """
     if not recipe.project:
         return {}
@@ -103,7 +103,7 @@ def _exports(script: str) -> Iterator[tuple[str, str]]:
         statement += f"{line}\n"
         try:
             words = shlex.split(statement, comments=True)
-        except ValueError:  # a quoted value continues in the next line
+        except ValueError:  # a quoted value continues on the next line
             continue
         statement = ""
         for word in words[1:]:

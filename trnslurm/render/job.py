@@ -1,4 +1,4 @@
-"""Renders a job into a bundle: the same inputs always give the same bytes."""
+"""Renders a job into a bundle. The same inputs always give the same bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def render_job(
 ) -> Bundle:
     """Return the bundle of a training job, with a snapshot of its code or the given `code`.
 
-    `known` has the checksums of the given code: of a large project they take longer than the rest.
+    `known` contains checksums of the given code, because computing them takes longer than
+    everything else for a large project.
     """
     environment = open_templates(template_dirs)
     cluster = spec.config.cluster
@@ -87,7 +88,7 @@ def render_job(
 def _files_of_count(
     spec: JobSpec, environment: Environment, code: Mapping[str, bytes], place: str = ""
 ) -> dict[str, bytes]:
-    """Return what a node count has of its own; in `place`, a smaller one of a range trains only."""
+    """Return the files specific to a node count. A smaller count, in `place`, only trains."""
     scheduler = spec.scheduler
     files: dict[str, bytes] = {}
     for phase in ["train"] if place else spec.phases:
@@ -129,19 +130,19 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
 
 
 def notify_file(notify: Notify) -> dict[str, bytes]:
-    """Return notify.json for a bundle; empty without notifications."""
+    """Return notify.json for a bundle, or nothing without notifications."""
     if notify.command is None and notify.webhook is None and notify.plugin is None:
         return {}
     return {NOTIFY: to_json(plain(asdict(notify)))}
 
 
 def caps_file(caps: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return caps.json for a bundle; empty without a cap."""
+    """Return caps.json for a bundle, or nothing without a cap."""
     return {CAPS: to_json(caps)} if caps else {}
 
 
 def mirror_file(cluster: Cluster) -> dict[str, bytes]:
-    """Return mirror.json for a bundle; empty without a mirror."""
+    """Return mirror.json for a bundle, or nothing without a mirror."""
     if not cluster.mirror:
         return {}
     bounds = {"mib_per_s": cluster.mirror_mib_per_s, "wait_min": cluster.mirror_wait_min}
@@ -199,7 +200,7 @@ def _config_yaml(
 
 def to_config_yaml(head: Mapping[str, Any]) -> bytes:
     """Return config.yaml."""
-    note = "# The resolved configuration; `trnslurm show` tells where each value is from.\n"
+    note = "# The resolved configuration; `trnslurm show` prints where each value comes from.\n"
     config = head.get("config") or {}
     inside = "".join(_section(("config",), key, config[key]) for key in sorted(config))
     parts = {key: _section((), key, value) for key, value in head.items() if key != "config"}
@@ -209,12 +210,12 @@ def to_config_yaml(head: Mapping[str, Any]) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _sections() -> dict[tuple[str, ...], str]:
-    """Return the sections of config.yaml written so far: the runs of a sweep have most alike."""
+    """Return the sections of config.yaml written so far; runs of a sweep share most of them."""
     return {}
 
 
 def _section(above: tuple[str, ...], key: str, value: Any) -> str:
-    """Return the lines of a key below another one."""
+    """Return the lines for a key nested under others."""
     written = _sections()
     if (which := (*above, key, repr(value))) not in written:
         if len(written) >= _MOST_SECTIONS:

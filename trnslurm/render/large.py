@@ -1,4 +1,4 @@
-"""Chooses what a run links to, if a project is too large to copy the whole of it."""
+"""Chooses what a run links to if a project is too large to copy completely."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trnslurm.errors import RenderError
 
 MOST_MIB = 64
 _MOST_FILES, _MOST_WALKED = 20_000, 200_000
-# A run freezes these, whatever their size.
+# A run copies these, whatever their size.
 _PROGRAMS = frozenset({
     ".py", ".pyx", ".pyi", ".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".ini",
     ".cfg", ".conf", ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".jl",
@@ -30,7 +30,7 @@ def sizes_of(root: Path, files: Iterable[Path]) -> dict[str, int]:
 
 
 def too_large(root: Path, sizes: Mapping[str, int], kept: set[str]) -> list[str]:
-    """Return what a run links to because the project is too large to copy it whole."""
+    """Return what a run links to because the project is too large to copy completely."""
     if sum(sizes.values()) <= MOST_MIB << 20 and len(sizes) <= _MOST_FILES:
         return []
     found = _linked(sizes, kept)
@@ -48,16 +48,17 @@ def _too_much(root: Path, every: Mapping[str, int]) -> str:
     many = f"more than {_MOST_FILES:,} files" if len(every) > _MOST_FILES else ""
     what = many or f"more than {MOST_MIB} MiB, most of it in {largest}"
     return (
-        f"project {root} has {what}: --set 'links=[{largest}]' links to what the script reads "
-        "there; list files that it does not need in .gitignore"
+        f"project {root} has {what}. Use --set 'links=[{largest}]' to link to files that the "
+        "script "
+        "reads, and list files that it does not need in .gitignore"
     )
 
 
 def _linked(sizes: Mapping[str, int], kept: Iterable[str]) -> list[str] | None:
-    """Return files and directories without which the rest may be copied, as few as possible.
+    """Return as few files and directories as possible whose removal lets the rest be copied.
 
     They are data, weights or pictures: directories in which no file is part of a program, and large
-    files elsewhere. None: all of them are not enough.
+    files elsewhere. Return None if even all of them are not enough.
     """
     whole = _directories_of_data(sizes, kept)
     weights: dict[str, tuple[int, int]] = {}
@@ -80,7 +81,7 @@ def _linked(sizes: Mapping[str, int], kept: Iterable[str]) -> list[str] | None:
 
 
 def _directories_of_data(sizes: Mapping[str, int], kept: Iterable[str]) -> set[str]:
-    """Return the directories in which no file is part of a program, also further down."""
+    """Return the directories in which no file, at any depth, is part of a program."""
     programs: dict[str, bool] = defaultdict(bool)
     for name in sizes:
         has_program = name in kept or _is_program(name)

@@ -1,4 +1,4 @@
-"""How node.sh starts the workers: by which launcher, and what it starts."""
+"""How node.sh starts the workers: the launcher, and the command it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trnslurm.render.arguments import argument_words, uses_local_rank
 from trnslurm.render.project import module_of
 
 ONCE = ("python", "script", "job", "ray")
-"""The launchers that start a script once per node, or once."""
+"""The launchers that start a script once per node, or once per job."""
 GIVEN = "--given"
 """The launcher's option that gives a batch script the environment of the submitting shell."""
 _NO_PYTHON = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
@@ -26,31 +26,31 @@ _KINDS = {
     *("__config_file", "__use_deepspeed", "__use_fsdp", "__use_megatron_lm"),
     *("__multi_gpu", "__cpu", "__tpu"),
 }
-"""The options that tell accelerate which kind of workers to start."""
+"""The options that determine which kind of workers accelerate starts."""
 
 
 class WorkerLaunch(Frozen):
-    """The launcher, and the words for it."""
+    """The launcher and its arguments."""
 
     launcher: str
     """The name of a file in templates/launcher/."""
     script: str
-    """Shell words: the script, and its arguments."""
+    """Shell words: the script and its arguments."""
     world_info: str
     """All nodes and their devices, for DeepSpeed's launcher."""
     once: str
-    """Before a command that runs once per node, where node.sh runs once per worker."""
+    """A prefix for commands that run once per node, for when node.sh runs once per worker."""
     workers_per_task: int
     here: bool
-    """Whether the nodes are emulated, without Slurm's own variables of a job."""
+    """Whether the nodes are emulated, without Slurm's own job variables."""
     program: bool
-    """Whether the script is a program, not Python's."""
+    """Whether the script is a program that is not Python."""
     options: str
-    """Shell words for trnslurm's own launcher, which follow a blank."""
+    """Shell words for trnslurm's own launcher, after a leading blank."""
 
 
 def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> WorkerLaunch:
-    """Return how the workers of a node start; `place` is the directory of their plan."""
+    """Return how the workers of a node start. `place` is the directory of their plan."""
     recipe = spec.config.recipe
     launcher = recipe.launcher
     on_cpu = launcher == "accelerate" and spec.device is CPU
@@ -74,8 +74,10 @@ def training_launch(spec: JobSpec, code: Mapping[str, bytes], place: str) -> Wor
 
 
 def _options_of_job(spec: JobSpec) -> list[str]:
-    """Return the options of trnslurm's launcher: for a rank in the arguments, or of `job`; a batch
-    script keeps the variables of the profile."""
+    """Return the options for trnslurm's own launcher and for `job` and `ray`.
+
+    A batch script keeps the variables of the profile.
+    """
     if spec.config.recipe.launcher == OWN_LAUNCHER:
         return ["--fill-local-rank"] if uses_local_rank(spec.config.recipe) else []
     words, cluster = [*spec.config.recipe.launcher_arguments], spec.config.cluster
@@ -94,7 +96,7 @@ def tasks_per_node(spec: JobSpec) -> int:
 
 
 def has_standby(spec: JobSpec) -> bool:
-    """Check whether the next attempt can be started ahead: its workers run Python."""
+    """Check whether standby workers can be started for the next attempt, which requires Python."""
     recipe = spec.config.recipe
     by_rank = not recipe.project or recipe.launcher not in ONCE
     python = not recipe.project or Entry(recipe.entry).is_python
@@ -103,7 +105,7 @@ def has_standby(spec: JobSpec) -> bool:
 
 
 def _launched(recipe: Recipe, module: str, workers: int, *, on_cpu: bool) -> list[str]:
-    """Return the script's command: the launcher's options or the interpreter, and the script."""
+    """Return the script's command: the launcher's options or the interpreter, then the script."""
     entry, launcher = Entry(recipe.entry), recipe.launcher
     by_itself = launcher in ("srun", *ONCE)
     python = launcher == "python" or (by_itself and entry.is_python)
@@ -128,7 +130,7 @@ def _launched(recipe: Recipe, module: str, workers: int, *, on_cpu: bool) -> lis
 
 
 def _for_accelerate(options: list[str], workers: int) -> list[str]:
-    """Return accelerate's options with those that keep it from guessing (commands/launch.py)."""
+    """Return accelerate's options plus those that keep it from guessing (commands/launch.py)."""
     if not options:
         return ["--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no"]
     kinds = {word.partition("=")[0].replace("-", "_") for word in options} & _KINDS

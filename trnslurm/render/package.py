@@ -1,8 +1,8 @@
-"""This package in a bundle: one zip file, from which the nodes' Python imports.
+"""This package in a bundle: one zip file that the nodes' Python imports from.
 
 Python imports from zip files on its path: https://docs.python.org/3/library/zipimport.html. The
-file is the same for all training jobs of a version, on every machine: it is stored without
-compression, because libraries for zlib make different bytes.
+file is the same for all training jobs of a version, on every machine. It is stored without
+compression, because different zlib libraries produce different bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SHARED = (
     *("__init__.py", "calls.py", "contract", "ddp_pace.py", "devices", "frozen.py", "pace.py"),
     "tracing.py",
 )
-# The tables of known causes; nodes get them as JSON, because Python reads TOML since 3.11.
+# The tables of known causes. Nodes get them as JSON, because Python reads TOML only since 3.11.
 _TABLES = f"{_NAME}/node/triage/known"
 _OF_TESTS = ("beside", "example", "near")
-"""What only their tests read."""
+"""Keys that only the tests of the tables read."""
 MAX_CODE_MIB = 64
 _MAX_BYTES = MAX_CODE_MIB << 20
 _MODE = 0o644 << 16
@@ -55,9 +55,9 @@ def package_files(parts: Sequence[str]) -> dict[str, bytes]:
 
 
 def sources(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the files of a bundle with the source files of this package in place of the zip.
+    """Return the files of a bundle with this package's source files in place of the zip.
 
-    Bundles of older versions have them already.
+    Bundles of older versions contain the source files directly.
     """
     if PACKAGE not in files:
         return dict(files)
@@ -66,7 +66,7 @@ def sources(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files below a directory, without hidden ones and bytecode, by their names."""
+    """Yield the files under a directory with their names, except hidden files and bytecode."""
     for file in sorted(directory.rglob("*")):
         parts = file.relative_to(directory).parts
         hidden = any(p.startswith(".") or p == "__pycache__" for p in parts)
@@ -76,7 +76,7 @@ def tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def read(file: Path) -> bytes:
-    """Read a file of a bundle, or say why that is impossible."""
+    """Read a file of a bundle, or raise an error with the reason."""
     try:
         return read_file(file, _MAX_BYTES)
     except OSError as error:
@@ -84,8 +84,8 @@ def read(file: Path) -> bytes:
 
 
 def _as_json(tables: Sequence[bytes]) -> bytes:
-    """Return tables of causes in one file, without what only their tests read."""
-    import tomllib  # once for a version of the tables
+    """Return tables of causes in one file, without the keys that only their tests read."""
+    import tomllib  # once per version of the tables
 
     from trnslurm.node.triage.causes import with_words
 
@@ -100,7 +100,7 @@ def _zipped(files: Mapping[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in sorted(files):
-            info = zipfile.ZipInfo(name)  # its time is the earliest of the format
+            info = zipfile.ZipInfo(name)  # its time is the earliest that the format allows
             info.create_system, info.external_attr = _UNIX, _MODE
             archive.writestr(info, files[name])
     return out.getvalue()
@@ -108,7 +108,7 @@ def _zipped(files: Mapping[str, bytes]) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def _unzipped(data: bytes) -> dict[str, bytes]:
-    """Return the files of a package, by their names in a bundle; refuse what is none of ours."""
+    """Return the files of a package, by their names in a bundle; reject an unexpected archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [*_checked(archive.infolist())]
@@ -122,5 +122,5 @@ def _checked(members: Iterable[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:
     for member in members:
         left -= member.file_size
         if left < 0 or member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("its files are compressed, or too large")
+            raise ValueError("its files are compressed or too large")
         yield member

@@ -1,6 +1,6 @@
-"""What plug-ins give a job: causes of failures, and the code of the one that sends messages.
+"""What plug-ins add to a job: causes of failures, and the code that sends messages.
 
-Both are copied into the bundle, so that the nodes need no package of the site.
+Both are copied into the bundle, so that the nodes do not need the site's packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_MIB = 4
 
 
 def plugin_files(cluster: Cluster) -> dict[str, bytes]:
-    """Return the files of a bundle that the plug-ins of a profile give."""
+    """Return the files that a profile's plug-ins add to a bundle."""
     files = notifier_files(cluster.notify)
     if not cluster.causes:
         return files
@@ -29,7 +29,7 @@ def plugin_files(cluster: Cluster) -> dict[str, bytes]:
         name, text = site_causes(entry)
         file = f"{PLUGINS}/causes/{name}.json"
         if file in files:
-            raise ConfigError(f"causes: two tables are named {name}: rename one")
+            raise ConfigError(f"causes: two tables are named {name}: rename one of them")
         files[file] = text.encode()
     return files
 
@@ -41,13 +41,13 @@ def notifier_files(notify: Notify) -> dict[str, bytes]:
     from trnslurm.node.notify import WAYS
 
     name = notify.plugin.partition(":")[0]
-    if name in WAYS:  # the log of a run names both by their names
+    if name in WAYS:  # the log of a run uses the names of both
         raise ConfigError(f"notify.plugin is {name}, which is built in: set notify.{name}")
     plugin = plugin_named("notifier", name, "notify.plugin")
     place = f"{NOTIFIERS}/{plugin.name}"
     files = {f"{place}/{name}": data for name, data in _module_files(plugin).items()}
     if sum(map(len, files.values())) > _MOST_MIB << 20:
-        raise plugin.error(f"a run copies its package, which has more than {_MOST_MIB} MiB")
+        raise plugin.error(f"its package is larger than {_MOST_MIB} MiB, so a run cannot copy it")
     about = {"entry": plugin.value, "package": f"{plugin.package} {plugin.version}"}
     return files | {f"{place}/{NOTIFIER}": f"{json.dumps(about)}\n".encode()}
 
@@ -57,7 +57,7 @@ def _module_files(plugin: Plugin) -> dict[str, bytes]:
 
     top = plugin.module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "trnslurm":
-        raise plugin.error(f"its module {top} would hide another of that name")
+        raise plugin.error(f"its module {top} would hide another module with that name")
     with plugin.blamed():
         found = importlib.util.find_spec(top)
     file = Path(found.origin) if found and found.origin else None
@@ -65,4 +65,6 @@ def _module_files(plugin: Plugin) -> dict[str, bytes]:
         return dict(tree(file.parent, top))
     if file and file.is_file() and file.suffix == ".py":
         return {file.name: read(file)}
-    raise plugin.error(f"a run copies {top}, which is neither a package with files nor a .py file")
+    raise plugin.error(
+        f"a run cannot copy {top}, which is neither a package with files nor a .py file"
+    )

@@ -32,7 +32,7 @@ _READS_VARIABLE = re.compile(
     rb"""\b(?:environ(?:\.get|\.pop)?|getenv)\s*[(\[]\s*["']([A-Z][A-Z0-9_]*)["']"""
 )
 _READS_IN_YAML = re.compile(rb"\$\{oc\.env: *([A-Z][A-Z0-9_]*)")  # of OmegaConf
-# A job has these, or should not get them: secrets belong in files of their programs.
+# A job has these already, or should not get them: secrets belong in files.
 _OF_A_JOB = re.compile(
     r"PATH|HOME|USER|LANG|TMPDIR|PWD|SHELL|PYTHONPATH|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_(ADDR|PORT)|(SLURM|TRNSLURM|NEURON_RT)_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD)\w*"
@@ -43,8 +43,8 @@ _LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTI
 _TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
 _SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
 _GIT_TIMEOUT_S = 20
-# Options that name what a script reads, and others whose names look alike.
-# Such as torchtitan's --hf_assets_path, and --model_name_or_path of transformers' examples.
+# Options that name what a script reads, and options with similar names that do not.
+# Examples: torchtitan's --hf_assets_path, and --model_name_or_path of transformers' examples.
 _READS = re.compile(
     r"(?i)data|input|corpus|assets|tokenizer|pretrained|name_or_path"
     r"|(train|valid(ation)?|test)_(file|dir|path)"
@@ -53,7 +53,7 @@ _WRITES = re.compile(r"(?i)out|save|log|cache|checkpoint|ckpt|result")
 _MOST_SCRIPT = 1 << 20
 _DATA_NAME = r"((?:\.{1,2}/)?(?:data|datasets?|inputs?|corpus|corpora)(?:/[\w.-]+)*)"
 _DATA = re.compile(rf"""["']{_DATA_NAME}/?["']""")
-# Files of settings, in which a text needs no quotation marks; a key is none.
+# Settings files, in which strings need no quotation marks. A key does not count.
 _SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf")
 _DATA_OF_SETTINGS = re.compile(rf"""(?<![\w./-]){_DATA_NAME}/?(?![\w./:-])""")
 _OF_DATA = re.compile(rf"{_DATA_NAME}/?")
@@ -64,7 +64,7 @@ _SETTING = re.compile(
 )
 _OF_SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 _OWN_DIRECTORY = re.compile(r"(?:\$\{?(?:PWD|SLURM_SUBMIT_DIR)\}?|\$\(pwd\)|`pwd`)/")
-# What no script reads: it is left out, and not mentioned.
+# Files that no script reads. They are left out without a mention.
 _NEVER = (
     *("__pycache__", "node_modules", ".git", ".gitignore", ".gitattributes", ".github", ".venv"),
     *(".idea", ".vscode", ".ipynb_checkpoints", ".DS_Store", ".pre-commit-config.yaml", ".tox"),
@@ -72,13 +72,13 @@ _NEVER = (
 
 
 class _Rules(Frozen, kw_only=False):
-    """A directory's .gitignore."""
+    """The rules of a directory's .gitignore."""
 
     directory: Path
     spec: GitIgnoreSpec
 
     def ignores(self, path: Path, *, is_dir: bool) -> bool | None:
-        """Return whether the rules ignore a path; None if no rule matches."""
+        """Return whether the rules ignore a path, or None if no rule matches."""
         name = path.relative_to(self.directory).as_posix()
         return self.spec.check_file(f"{name}/" if is_dir else name).include
 
@@ -91,7 +91,7 @@ def _read_rules(directory: Path) -> _Rules:
 
 
 def _rules_above(root: Path) -> tuple[_Rules, ...]:
-    """Return the rules of the directories above, up to the repository's; none: they ignore it."""
+    """Return the rules above, up to the repository's root; empty if they ignore this directory."""
     parents = [*root.parents]
     top = next((n for n, parent in enumerate(parents) if (parent / ".git").exists()), None)
     if top is None or (root / ".git").exists():
@@ -109,8 +109,10 @@ def _rules_above(root: Path) -> tuple[_Rules, ...]:
 
 
 class _Walk:
-    """A walk through a project, file by file, ordered by name; hidden files that git does not track
-    are left out."""
+    """A walk through a project, file by file and sorted by name.
+
+    Hidden files that git does not track are left out.
+    """
 
     def __init__(
         self, root: Path, linked: Sequence[Path], read: Sequence[Path], kept: Sequence[Path]
@@ -123,7 +125,7 @@ class _Walk:
         )
 
     def all(self) -> Iterator[Path]:
-        """Yield the files of the project to copy, as the rules of its whole repository have it."""
+        """Yield the project files to copy, by the ignore rules of the whole repository."""
         return self.files(self.root, _rules_above(self.root))
 
     def files(self, directory: Path, rules: tuple[_Rules, ...] = ()) -> Iterator[Path]:
@@ -155,9 +157,9 @@ class _Walk:
                 yield path
 
     def _leave_out(self, path: Path) -> None:
-        """Leave out a path, but link to what the script's arguments name in it.
+        """Leave out a path, but link to parts of it that the script's arguments name.
 
-        Of a directory that they name, parts may be ignored: a model without its *.json.
+        In a directory that they name, some files can be ignored, such as a model's *.json.
         """
         read = [named for named in self.read if named == path or path in named.parents]
         if any(named in path.parents for named in self.read) and not path.name.startswith("."):
@@ -171,14 +173,14 @@ class _Walk:
         self.links[path.relative_to(self.root).as_posix()] = str(path.resolve())
 
     def _hidden(self, path: Path) -> bool:
-        """Check for a hidden file, other than one that git tracks and that is no .env."""
+        """Check for a hidden file, except files that git tracks and that are not a .env."""
         if not path.name.startswith("."):
             return False
         tracked = path.relative_to(self.root).as_posix() in self._tracked
         return not tracked or path.name.startswith(".env")
 
     def _ignored(self, path: Path, rules: tuple[_Rules, ...], *, is_dir: bool) -> bool:
-        """Check whether git would ignore a path: the nearest .gitignore with a match decides."""
+        """Check whether git would ignore a path. The nearest .gitignore with a match decides."""
         if path.relative_to(self.root).as_posix() in self._tracked:
             return False
         answers = (rule.ignores(path, is_dir=is_dir) for rule in reversed(rules))
@@ -186,8 +188,7 @@ class _Walk:
 
 
 def _tracked(root: Path) -> frozenset[str]:
-    """Return the files that git tracks although they are hidden or a .gitignore names them, and
-    their directories.
+    """Return hidden or ignored files that git tracks anyway, with their directories.
 
     Without git, or outside a repository, there are none.
     """
@@ -205,7 +206,7 @@ def _with_parents(names: Iterable[str]) -> frozenset[str]:
 
 
 def _git(root: Path, *words: str) -> list[str]:
-    """Return what git prints in a directory, split at NUL; nothing, if it fails."""
+    """Return what git prints in a directory, split at NUL, or nothing if git fails."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", "-C", str(root), *words],
@@ -229,23 +230,23 @@ def _is_loop(path: Path) -> bool:
 
 
 def _is_cache(name: str) -> bool:
-    """Check for the directory of a tool, such as .pytest_cache."""
+    """Check for a tool's cache directory, such as .pytest_cache."""
     return name.startswith(".") and name.endswith("cache")
 
 
 def _is_run(directory: Path) -> bool:
-    """Check for a run, such as an earlier one of this project."""
+    """Check for a run directory, such as that of an earlier run of this project."""
     return RunFiles(directory).is_run and (directory / NODE_SCRIPT).exists()
 
 
 def _inside(path: Path, root: Path) -> bool:
-    """Check whether a link leads to a file inside the project, which is copied."""
+    """Check whether a link points to a file inside the project, which is copied."""
     real = path.resolve()
     return real.is_relative_to(root.resolve()) and real.is_file()
 
 
 def _words_of(script: Path) -> list[str]:
-    """Return the words of a shell script's commands; none of any other file."""
+    """Return the words of a shell script's commands, or nothing for any other file."""
     text = _text_of(script)
     if not _OF_SHELL.match(text):
         return []
@@ -253,27 +254,27 @@ def _words_of(script: Path) -> list[str]:
     for line in _OWN_DIRECTORY.sub("./", text.replace("\\\n", " ")).splitlines():
         try:
             words += shlex.split(line, comments=True)
-        except ValueError:  # a text of several lines
+        except ValueError:  # a string that spans lines
             words += line.split()
     return words
 
 
 def _data_of(file: Path) -> Iterator[str]:
-    """Yield the relative paths of data that a Python script or a file of settings has as texts."""
+    """Yield the relative data paths among the strings of a Python script or settings file."""
     found = _DATA_OF_SETTINGS if file.suffix in _SETTINGS else _DATA
     if file.suffix in (".py", *_SETTINGS):
         yield from (match[1] for match in found.finditer(_text_of(file)))
 
 
 def _values_set(file: Path) -> Iterator[str]:
-    """Yield the values of a file of settings whose keys say that they are read."""
+    """Yield the values in a settings file whose keys suggest that the values are read."""
     for key, value in _SETTING.findall(_text_of(file)):
         if _READS.search(key) and not _WRITES.search(key):
             yield value
 
 
 def _text_of(file: Path) -> str:
-    """Return the text of a script or of a file of settings; empty: it cannot be read."""
+    """Return the text of a script or settings file; empty if it is not readable."""
     try:
         return read_file(file, _MOST_SCRIPT).decode(errors="replace")
     except OSError:
@@ -281,7 +282,7 @@ def _text_of(file: Path) -> str:
 
 
 def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the values among a script's arguments, each after its option, if it has one."""
+    """Yield the values among a script's arguments, each with its option, if it has one."""
     before = ""
     for word in arguments:
         option, equals, value = word.partition("=")
@@ -290,7 +291,7 @@ def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _values_read(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what a script's arguments name as what it reads."""
+    """Yield the paths of input files that a script's arguments name."""
     for option, value in _values(arguments):
         reads = _READS.search(option) or _OF_DATA.fullmatch(value)
         if value and reads and not _WRITES.search(option):
@@ -298,7 +299,7 @@ def _values_read(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _settings_of(arguments: Sequence[str], root: Path) -> Iterator[Path]:
-    """Yield the files of settings in a project that a script's arguments name."""
+    """Yield the settings files in a project that a script's arguments name."""
     for option, value in _values(arguments):
         path = Path(os.path.normpath(root / value))
         if path.suffix not in _SETTINGS or not path.is_relative_to(root) or _READS.search(option):
@@ -309,14 +310,14 @@ def _settings_of(arguments: Sequence[str], root: Path) -> Iterator[Path]:
 
 
 def _beside(names: Iterable[str], root: Path) -> dict[str, str]:
-    """Return links to the data beside a project: `../data/x` of a script is below `../data`."""
+    """Return links to data next to a project: a script's `../data/x` is under `../data`."""
     tops = {name.split("/")[1] for name in names if name.startswith("../")}
     found = {f"../{top}": root.parent / top for top in sorted(tops)}
     return {name: str(path.resolve()) for name, path in found.items() if path.exists()}
 
 
 def _environments(words: Sequence[str], root: Path) -> Iterator[Path]:
-    """Yield the virtual environments of a project from which a script starts programs."""
+    """Yield the virtual environments in a project from which a script starts programs."""
     for word in words:
         path = Path(os.path.normpath(root / word))
         above = path.parents if "/" in word and path.is_relative_to(root) else ()
@@ -325,7 +326,7 @@ def _environments(words: Sequence[str], root: Path) -> Iterator[Path]:
 
 
 def _inside_of(root: Path, names: Iterable[str]) -> Iterator[Path]:
-    """Yield the paths of a project that exist."""
+    """Yield the named paths that exist inside a project."""
     for name in names:
         path = Path(os.path.normpath(root / name))
         if path != root and path.is_relative_to(root) and path.exists():
@@ -337,9 +338,9 @@ def project_files(
 ) -> dict[str, bytes]:
     """Return a project's files for a bundle, and a JSON file that lists what is not copied.
 
-    What git ignores is linked to if an argument, a command of a shell script, or a text of a Python
-    script or of its settings names it as data. So are data beside the project. Settings that an
-    argument names are copied.
+    Files that git ignores are linked to if they are named as data by an argument, a command in a
+    shell script, or a string in a Python script or settings file. So is data next to the project.
+    Settings files that an argument names are copied.
     """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
@@ -355,7 +356,7 @@ def project_files(
     data += [name for file in settings for name in _values_set(file)]
     environments = {*_environments(told, root), *_environments(told, script.parent)}
     linked += environments
-    # Its directory may be ignored as a whole.
+    # The whole directory could be ignored.
     read = [*_inside_of(root, [*named, *data]), *environments]
     read += [p for p in _inside_of(script.parent, _values_read(told)) if p.is_relative_to(root)]
     walk = _Walk(root, linked, read, settings)
@@ -384,9 +385,10 @@ def project_files(
 
 
 def module_of(files: Mapping[str, bytes], entry: str) -> str:
-    """Return the name of a script that Python must start as a module; empty: it is started by path.
+    """Return the module name of a script that Python must start as a module; otherwise empty.
 
-    It is in a package and has a relative import, which fails in a script that is started by path.
+    Such a script is in a package and has a relative import, which fails in a script that is started
+    by path.
     """
     path = PurePosixPath(entry)
     if not _RELATIVE_IMPORT.search(files.get(f"{PROJECT_CODE}{path}", b"")):
@@ -401,8 +403,7 @@ def module_of(files: Mapping[str, bytes], entry: str) -> str:
 
 
 def variables_read(files: Mapping[str, bytes]) -> set[str]:
-    """Return the environment variables that a project's Python and YAML files read, other than a
-    job's."""
+    """Return the variables that a project's Python and YAML files read, except a job's own."""
     found: set[str] = set()
     for name, data in files.items():
         if name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml")):
@@ -417,16 +418,16 @@ def imports_mpi(files: Mapping[str, bytes], entry: str) -> bool:
 
 
 def asks_to_stop(files: Mapping[str, bytes]) -> bool:
-    """Check whether a project seems to ask whether it should stop, itself or by a callback."""
+    """Check whether a project seems to ask whether it should stop, directly or in a callback."""
     own = (d for n, d in files.items() if n.startswith(PROJECT_CODE) and n.endswith(".py"))
     return any(_STOPS.search(data) for data in own)
 
 
 def lacks_num_nodes(files: Mapping[str, bytes], entry: str) -> bool:
-    """Check whether nothing seems to tell a script's Lightning Trainer that there are nodes.
+    """Check whether a script's Lightning Trainer seems to lack num_nodes.
 
-    Without num_nodes it does not join the workers of other nodes, whatever started them. It may be
-    in any file of the project, or among the arguments.
+    Without num_nodes the Trainer does not join the workers of other nodes, whatever started them.
+    The setting can be in any file of the project or among the arguments.
     """
     source = files.get(f"{PROJECT_CODE}{entry}", b"")
     if not _LIGHTNING.search(source) or not _TRAINER.search(source):

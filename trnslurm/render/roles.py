@@ -1,4 +1,4 @@
-"""Renders the roles of a job: what a node of each runs, and what the nodes' programs read."""
+"""Renders the roles of a job: what each role's nodes run, and what the nodes' programs read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trnslurm.render.project import PROJECT_CODE
 
 
 def server_spec(spec: JobSpec, role: Role, code: Mapping[str, bytes]) -> JobSpec:
-    """Return a server of a role as a job of its own on one node, whose script is its command."""
+    """Return a role's server as a separate job on one node, with its command as the script."""
     config, recipe = spec.config, spec.config.recipe
     entry, arguments = _started(role.name, recipe.roles[role.name].command)
     if entry.is_file and f"{PROJECT_CODE}{posixpath.normpath(entry.name)}" not in code:
@@ -41,7 +41,7 @@ def server_spec(spec: JobSpec, role: Role, code: Mapping[str, bytes]) -> JobSpec
     batch = replace(spec.batch, nodes=1, workers=spec.batch.workers_per_node)
     server = replace(spec, nodes=1, batch=batch, phases=("train",), role=role.name)
     if role.component:
-        # What its nodes have is not known, but that they have nothing of the training's.
+        # It is unknown what its nodes have, except that it is nothing of the training nodes'.
         name = f"node of partition {role.partition}"
         instance = replace(spec.instance, name=name, device=CPU, efa=0, lnc=0)
         cluster = replace(cluster, container=Container(), stage_python=None)
@@ -51,9 +51,9 @@ def server_spec(spec: JobSpec, role: Role, code: Mapping[str, bytes]) -> JobSpec
 
 
 def _started(role: str, words: Sequence[str]) -> tuple[Entry, Sequence[str]]:
-    """Return what a command starts, and its arguments; python is the nodes' own Python.
+    """Return what a command starts, and its arguments; python is the nodes' own interpreter.
 
-    A launcher such as torchrun is a program like any other: a server is alone on its node.
+    A launcher such as torchrun is a program like any other, because a server is alone on its node.
     """
     head, rest = words[0], [*words[1:]]
     if re.fullmatch(r"python3?(\.\d+)?", head):
@@ -63,7 +63,7 @@ def _started(role: str, words: Sequence[str]) -> tuple[Entry, Sequence[str]]:
             return Entry.module(rest[1]), rest[2:]
         if rest and rest[0] and not rest[0].startswith("-"):
             return Entry(rest[0]), rest[1:]
-        raise RenderError(f"roles.{role}.command: {head} starts a script or -m MODULE here")
+        raise RenderError(f"roles.{role}.command: {head} can start only a script or -m MODULE here")
     if not head:
         raise RenderError(f"roles.{role}.command: its first word is empty")
     in_project = not head.startswith("/") and ("/" in head or head.endswith(".py"))
@@ -83,7 +83,7 @@ def roles_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def fields_of(spec: JobSpec) -> list[tuple[tuple[str, str], ...]]:
-    """Return which nodes each role has in each component, as `cut` counts them from 1."""
+    """Return the nodes of each role in each component, counted from 1 as in `cut`."""
     many = 1 + max((role.component for role in spec.roles), default=0)
     found: list[list[tuple[str, str]]] = [[] for _ in range(many)]
     taken = [spec.nodes + spec.spares, *[0] * many]

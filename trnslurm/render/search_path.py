@@ -1,4 +1,4 @@
-"""The PATH of programs on a node."""
+"""The PATH for programs on a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def search_path(python: str, bin_dir: str | None, *, neuron: bool = True) -> str:
-    """Return the PATH for every program that runs on a node; `neuron`: it may have Neuron's."""
+    """Return the PATH for every program that runs on a node, with Neuron's tools or without."""
     # neuron_parallel_compile and neuronx-cc are installed next to the interpreter.
     own = str(Path(python).parent) if python.startswith("/") else ""
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

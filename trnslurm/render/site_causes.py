@@ -1,7 +1,7 @@
-"""Checks the causes of failures that a site adds, before they go into a run.
+"""Checks the causes of failures that a site adds before they go into a run.
 
-The nodes match them with any line that a job prints. So a pattern that could keep a node busy, or
-that its own example does not match, is refused here.
+The nodes match them against any line that a job prints. So this module rejects patterns that could
+keep a node busy, or that do not match their own example.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ _VALUES = {
 _SWITCHES = ("wide", "weak")
 _LONGEST_TEXT = 180
 _LONGEST_LINE = 1000
-"""Characters of a line that triage keeps."""
+"""The characters of a line that triage keeps."""
 _SLOW_S = 0.1
-"""For one such line, at which a usual pattern takes microseconds."""
+"""The limit for one such line. A usual pattern takes microseconds."""
 
 
 def site_causes(name: str) -> tuple[str, str]:
-    """Return the name and the table, as JSON, that an entry of `causes` means.
+    """Return the name, and the table as JSON, for an entry of `causes`.
 
-    Nodes may have a Python before 3.11, which reads no TOML.
+    Nodes may have a Python older than 3.11, which cannot read TOML.
     """
     if not name.endswith(".toml"):
         plugin = plugin_named("causes", name, "causes")
         return plugin.name, _checked(plugin.name, _text_of(plugin), plugin.error)
     file = Path(name).expanduser()
     if not file.is_absolute():
-        raise ConfigError(f"causes {name}: a file needs its whole path, from / or ~ on")
+        raise ConfigError(
+            f"causes {name}: a file must be given by its full path, starting with / or ~"
+        )
     if not re.fullmatch(r"\w[\w.-]*", file.stem):
-        raise ConfigError(f"causes {name}: a file's name may have letters, digits, and _ . -")
+        raise ConfigError(f"causes {name}: a file name may contain only letters, digits, and _ . -")
 
     def error(said: str) -> ConfigError:
         return ConfigError(f"{name}: {said}")
@@ -60,7 +62,7 @@ def site_causes(name: str) -> tuple[str, str]:
 
 
 def _text_of(plugin: Plugin) -> str:
-    """Return a plug-in's table: its object is the TOML, or the file with it."""
+    """Return a plug-in's table. Its object is the TOML text or the file that contains it."""
     given = plugin.load()
     with plugin.blamed():
         return str(given if isinstance(given, str) else given.read_text(encoding="utf-8"))
@@ -72,7 +74,7 @@ def _checked(name: str, text: str, error: Callable[[str], TrnslurmError]) -> str
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as wrong:
-        raise error(f"no TOML: {wrong}") from None
+        raise error(f"not valid TOML: {wrong}") from None
     entries = table.get("cause")
     if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
         raise error("expected a table with [[cause]] entries")
@@ -82,43 +84,43 @@ def _checked(name: str, text: str, error: Callable[[str], TrnslurmError]) -> str
     causes = read_site_causes(name, table)
     names = [cause.name for cause in causes]
     for cause in causes:
-        twice = "there are two of this name" if names.count(cause.name) > 1 else ""
+        twice = "there are two causes with this name" if names.count(cause.name) > 1 else ""
         if fault := twice or next(_faults_of(cause), ""):
             raise error(f"cause {cause.name}: {fault}")
     return f"{json.dumps(with_words(table), indent=1)}\n"
 
 
 def _faults_of_keys(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the keys of an entry, or with its pattern's form."""
-    yield from (f"it lacks {key}" for key in _NEEDED if not entry.get(key))
+    """Yield the errors in an entry's keys or in the form of its pattern."""
+    yield from (f"it has no {key}" for key in _NEEDED if not entry.get(key))
     known = {*_NEEDED, *_VALUES, *_SWITCHES, "near"}
-    yield from (f"a site's cause has no key {key}" for key in entry if key not in known)
+    yield from (f"unknown key {key}" for key in entry if key not in known)
     near = entry.get("near", [])
     texts = [*(entry[key] for key in _NEEDED), *(near if isinstance(near, list) else [None])]
     if not all(isinstance(text, str) and text.isprintable() for text in texts):
-        yield "its values must be texts of one line"
+        yield "its values must be one-line strings"
     for key, values in _VALUES.items():
         if entry.get(key, values[0]) not in values:
-            yield f"{key} is one of {', '.join(values)}"
+            yield f"{key} must be one of {', '.join(values)}"
     for key in _SWITCHES:
         if not isinstance(entry.get(key, False), bool):
-            yield f"{key} is true or false"
+            yield f"{key} must be true or false"
     for key in ("cause", "fix"):
         if len(entry[key]) > _LONGEST_TEXT:
-            yield f"{key} has more than {_LONGEST_TEXT} characters"
+            yield f"{key} is longer than {_LONGEST_TEXT} characters"
     from trnslurm.node.triage.causes import parser  # many patterns
 
     try:
         parsed = parser().parse(entry["pattern"])
     except re.error as error:
-        yield f"its pattern is none of Python's: {error}"
+        yield f"its pattern is not a valid Python pattern: {error}"
     else:
         if _repeats_freely(parsed, inside=False):
-            yield "its pattern repeats what may itself repeat or vary, so a line may take for ever"
+            yield "its pattern nests repeats or alternatives, so matching could take forever"
 
 
 def _repeats_freely(tokens: Any, *, inside: bool) -> bool:
-    """Check whether a repeat has a repeat or alternatives inside, which takes exponential time."""
+    """Check for a repeat that contains repeats or alternatives, which takes exponential time."""
     from trnslurm.node.triage.causes import parser
 
     kinds = parser()
@@ -140,21 +142,21 @@ def _repeats_freely(tokens: Any, *, inside: bool) -> bool:
 
 
 def _faults_of(cause: Cause) -> Iterator[str]:
-    """Yield what is wrong with a pattern."""
+    """Yield the errors in a pattern."""
     if not cause.words:
-        yield "its pattern needs a word of three characters that is in each line"
+        yield "its pattern must contain a word of three characters that every matching line has"
     if slow := _slow_line(cause):
         yield f"its pattern is slow on lines like {slow!r}"
     elif not cause.matches(cause.example):
         yield "its pattern does not match its example"
     elif matched := [line for line in cause.near if cause.matches(line)]:
-        yield f"its pattern matches near: {matched[0]}"
+        yield f"its pattern also matches a line in near: {matched[0]}"
 
 
 def _slow_line(cause: Cause) -> str:
-    """Return the beginning of a line that takes long; empty: there is none.
+    """Return the beginning of a line that takes long to match, or an empty string.
 
-    Lines grow until one does, because the time may grow with a high power of the length.
+    Lines grow until one is slow, because the time can grow with a high power of the length.
     """
     search, example = cause.pattern.search, cause.example
     for block in dict.fromkeys([example, *example.split(), *cause.words, *"aA0 -_./:"]):

@@ -1,6 +1,6 @@
-"""What the templates print: frozen objects, one for each subject of the scripts.
+"""The values that templates print: frozen objects, one for each subject of the scripts.
 
-All is plain text, numbers and tuples: a template reaches nothing else.
+All values are strings, numbers and tuples, so a template cannot reach anything else.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class Header(Frozen):
     node_title: str = ""
     by_hand: tuple[str, ...]
     place: str = ""
-    """The directory of a smaller node count of a range, with a slash."""
+    """The directory of a smaller node count of a range, with a trailing slash."""
 
 
 class BatchOnNodes(Frozen):
-    """The batch on these nodes, by what formula, and what it is on other node counts."""
+    """The batch on these nodes, its formulas, and the batch on other node counts."""
 
     facts: tuple[tuple[str, str], ...]
     formulas: tuple[tuple[str, int, str], ...]
     counts: str
-    """A row of node counts, and below it the letter that differs among them, and its values."""
+    """A row of node counts. Below it come the letter that varies with them, and its values."""
     row_of: str
     row: str
     row_unit: str
 
 
 class NodeEnvironment(Frozen):
-    """What is set for all programs of a node."""
+    """What is set for all programs on a node."""
 
     umask: str
     path: str
@@ -52,18 +52,19 @@ class Network(Frozen):
 
     efa: bool
     finds_plugin: bool
-    """Whether NCCL finds its plugin for EFA on the host, and not in an image."""
+    """Whether NCCL finds its EFA plug-in on the host rather than in an image."""
     emulated: bool
-    """Whether all nodes are this machine."""
+    """Whether all nodes are emulated on this machine."""
 
     @property
     def nccl_interfaces(self) -> str:
-        """Return the interfaces over which NCCL's workers meet.
+        """Return the network interfaces that NCCL's workers use to find each other.
 
-        After ^, names that begin with one of these words are left out (NCCL 2.30, matchIf in
-        src/misc/utils.cc). A veth is a cable into a container or an agent of this host, such as
-        SageMaker HyperPod's veth_def_agent, and no other node is behind it. AWS leaves out the
-        same (awsome-distributed-training, micro-benchmarks/nccl-tests/slurm/nccl-tests-ami.sbatch).
+        After ^, NCCL skips interfaces whose names begin with one of these words (NCCL 2.30, matchIf
+        in src/misc/utils.cc). A veth is a cable into a container or an agent on this host, such as
+        SageMaker HyperPod's veth_def_agent, and does not lead to any other node. AWS skips the same
+        interfaces (awsome-distributed-training,
+        micro-benchmarks/nccl-tests/slurm/nccl-tests-ami.sbatch).
         """
         return "lo" if self.emulated else "^lo,docker,veth"
 
@@ -73,19 +74,19 @@ class NeuronSettings(Frozen):
 
     cc_flags: str
     lnc: int
-    """Physical cores of a logical one; 0: the instance has no choice."""
+    """Physical cores per logical core, or 0 if the instance has no choice."""
     stochastic_rounding: bool
     compiles_once: bool
-    """Whether a graph is given up after one failure."""
+    """Whether compilation of a graph is given up after one failure."""
     graphs_ahead: int
-    """How many graphs the host submits ahead; 0: the runtime takes no number."""
+    """How many graphs the host submits in advance, or 0 if the runtime does not accept a number."""
 
 
 class CompiledGraphs(Frozen):
     """Where compiled graphs are."""
 
     ahead: bool = False
-    """Whether a precompile compiles them."""
+    """Whether a precompile job compiles them."""
     unverified: bool = False
     root: str = ""
     """A shell word."""
@@ -96,17 +97,17 @@ class CompiledGraphs(Frozen):
 
 
 class AttemptCall(Frozen):
-    """The program that keeps an attempt, trnslurm.node.attempt."""
+    """The program that manages an attempt, trnslurm.node.attempt."""
 
     options: str
     """Shell words."""
     standby: bool = False
-    """Whether the next attempt's workers are started ahead."""
+    """Whether standby workers are started for the next attempt."""
     expedite: bool = False
 
     @property
     def log_prefix(self) -> str:
-        """Return the beginning of the logs' names, for the shell."""
+        """Return the prefix of the logs' names, for the shell."""
         return "${TRNSLURM_STANDBY:+standby-}" if self.standby else ""
 
 
@@ -118,26 +119,26 @@ class Hosts(Frozen):
     chooses: bool = False
     """Whether the job has more nodes than take part."""
     fewest: int = 0
-    """Below this count no smaller one has a script; 0: there are none."""
+    """The smallest node count that has a script, or 0 if there are no smaller counts."""
     roles: tuple[tuple[str, str], ...] = ()
-    """Which of the training's kind of nodes each role has, as `cut` counts them."""
+    """The nodes of each role among nodes of the training kind, counted as in `cut`."""
     components: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """The same of the nodes in each partition that roles have for themselves."""
+    """The same for the nodes in each partition that roles have to themselves."""
     trains: int = 0
-    """How many of the job's nodes are for the training, spares included."""
+    """How many of the job's nodes are for training, including spares."""
     local_roles: str = ""
     """The emulated nodes of each role."""
     spares_fetch: bool = False
-    """Whether spares fetch an environment or an image, before they are needed."""
+    """Whether spares fetch an environment or image before they are needed."""
     local: str = ""
     """The emulated nodes."""
 
 
 class ExportPart(Frozen):
-    """A checkpoint that becomes a Hugging Face folder; bash fills in the variables."""
+    """A checkpoint that becomes a Hugging Face folder. Bash fills in the variables."""
 
     place: str
-    """The directory with the code and the plan of its run."""
+    """The directory with the code and the plan of the checkpoint's run."""
     step: str
     target: str
 
@@ -147,30 +148,30 @@ class ProjectPart(Frozen):
 
     links: tuple[tuple[str, str], ...]
     imports: tuple[str, ...]
-    """Below the copy of the project: where Python finds its modules."""
+    """Paths within the copy of the project where Python finds its modules."""
     checkpoints: str
     """A shell word."""
     checkpoint_glob: str
     resuming: str
     """Shell words: arguments for an attempt that continues from a checkpoint."""
     beginning: str
-    """Shell words: arguments for an attempt that has none."""
+    """Shell words: arguments for an attempt without a checkpoint."""
     keep_last: str
-    """How many checkpoints stay; empty: all."""
+    """How many checkpoints to keep; empty for all."""
     out: bool
-    """Whether it writes results for other runs."""
+    """Whether the script writes results for other runs."""
     follows: bool
-    """Whether it gets a checkpoint of another run."""
+    """Whether the script gets a checkpoint of another run."""
     exports_followed: bool
-    """Whether it gets that checkpoint as a Hugging Face folder."""
+    """Whether the script gets that checkpoint as a Hugging Face folder."""
     exports: tuple[ExportPart, ...]
-    """The checkpoints that it gets so."""
+    """The checkpoints that the script gets in that form."""
     resumes: str
-    """told or looks; empty: every attempt starts from the first step."""
+    """told or looks; empty if every attempt starts from the first step."""
 
 
 class NodePart(Frozen):
-    """What node.sh does before the workers start, and next to them."""
+    """What node.sh does before the workers start and while they run."""
 
     open_files: int
     preflight: bool

@@ -1,6 +1,6 @@
 """Renders templates with Jinja: strict, sandboxed, with every value quoted for the shell.
 
-Jinja is imported late, because most commands render nothing.
+Jinja is imported late, because most commands do not render anything.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import jinja2
 
 
-# As a user's template names them; a block of its own may be in a block of trnslurm's.
+# As a user's template names them. A block of trnslurm's can contain a block of the template's own.
 _EXTENDS = r"(?s)\A\s*(?:{#.*?#}\s*)?{%-?\s*extends\s+[\"']trnslurm/([^\"']+)"
 _BLOCK = r"(?m)^{%[-+]?\s*block\s+(\w+)"
 
 
-# Templates that this process has compiled, by all that they depend on.
+# Templates that this process has compiled, by everything that they depend on.
 _compiled: dict[tuple[str, ...], Any] = {}
 
 
@@ -36,7 +36,8 @@ class _Raw(str):
 def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
     """Return a Jinja environment for templates; the first directory with a name wins.
 
-    Under trnslurm/ are the packaged ones in any case: a template of the same name extends those.
+    The packaged templates are always available under trnslurm/, so that a template with the same
+    name can extend them.
     """
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -55,7 +56,7 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
             return _compiled[made_of]
 
     class ScriptContext(jinja2.runtime.Context):
-        """Jinja's context, in which the text of super() is a part of the script."""
+        """Jinja's context, in which the text from super() is part of the script."""
 
         def super(self, name: str, current: Any) -> Any:
             above = super().super(name, current)
@@ -89,17 +90,17 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
 
 
 def _refuse_unknown_blocks(directory: Path) -> None:
-    """Refuse a user's template with a block that trnslurm's template lacks: Jinja would drop it."""
+    """Reject a template with a block that trnslurm's lacks; Jinja would ignore the block."""
     for file in sorted(directory.rglob("*.j2")):
         text = file.read_text(encoding="utf-8", errors="replace")
         extended = re.search(_EXTENDS, text)
         above = packaged_root() / "templates" / (extended[1] if extended else "")
-        if not extended or not above.is_file():  # Jinja says so if it is used
+        if not extended or not above.is_file():  # Jinja reports this if the template is used
             continue
         known = re.findall(_BLOCK, above.read_text(encoding="utf-8"))
         for name in re.findall(_BLOCK, text):
             if name not in known:
-                hint = did_you_mean(name, known) or f": it has {', '.join(known)}"
+                hint = did_you_mean(name, known) or f"; its blocks: {', '.join(known)}"
                 raise RenderError(f"{file}: trnslurm/{extended[1]} has no block {name}{hint}")
 
 
@@ -109,15 +110,15 @@ def _quoted(value: Any) -> Any:
     if isinstance(value, _Raw | jinja2.Undefined):
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RenderError(f"a template prints {value!r}, which is neither text nor a number")
+        raise RenderError(f"a template prints {value!r}, which is neither a string nor a number")
     return shlex.quote(value) if isinstance(value, str) else str(value)
 
 
 def _comment(value: Any) -> _Raw:
-    """Return text for a comment line; refuse text that would end the comment."""
+    """Return text for a comment line; reject text that would end the comment."""
     text = str(value)
     if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot be in a comment")
+        raise RenderError(f"{text!r} is not allowed in a comment")
     return _Raw(text)
 
 
@@ -125,24 +126,24 @@ def _directive(value: Any) -> _Raw:
     """Return a word for an #SBATCH line, quoted for sbatch."""
     text = str(value)
     if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot be in an #SBATCH line")
+        raise RenderError(f"{text!r} is not allowed in an #SBATCH line")
     name, equals, argument = text.partition("=")
     if not equals or re.fullmatch(r"[A-Za-z0-9_./:,%@+=*\[\]&|!-]*", argument):
         return _Raw(text)
     if '"' in argument:
-        raise RenderError(f"{text}: a double quote cannot be in an #SBATCH line")
+        raise RenderError(f"{text}: a double quote is not allowed in an #SBATCH line")
     escaped = argument.replace("\\", "\\\\")
     return _Raw(f'{name}="{escaped}"')
 
 
 def fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
-    """Return a template filled with values."""
+    """Return a template filled in with values."""
     import jinja2
 
     try:
         return environment.get_template(name).render(values)
     except jinja2.TemplateNotFound as error:
-        raise RenderError(f"template {error.name} not found on the search path") from None
+        raise RenderError(f"template {error.name} was not found on the search path") from None
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
     except RenderError:

@@ -1,4 +1,4 @@
-"""Which files of a project shape what a script does, as far as its imports tell."""
+"""Finds the project files that affect what a script does, as far as its imports show."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
-# Modules by which a script starts or reads code that its imports do not show.
+# Modules with which a script starts or reads code that its imports do not show.
 _HIDDEN = {"importlib", "runpy", "subprocess", "imp", "pkgutil"}
 _HIDDEN_CALLS = {"__import__", "exec", "eval", "system", "popen", "execv", "execvp", "execve"}
 _SELDOM_READ = (".md", ".rst", ".ipynb")
 
 
 def used_by(files: Mapping[str, bytes], entry: str, beside: Collection[str] = ()) -> set[str]:
-    """Return the files that may shape what an entry does, by name.
+    """Return the names of the files that can affect what an entry does.
 
-    Of Python these are the modules that it imports, directly or not, if nothing hints at more; and
-    then all other files. Documents, and the files `beside` it that others start, count only if a
-    file names them.
+    Among Python files these are the modules that it imports, directly or not, unless something
+    hints at more. All other files count too. Documents, and the files `beside` it that others
+    start, count only if a file names them.
     """
     python = {name for name in files if name.endswith(".py")}
     imported = _imported(files, entry, python) if entry in python else None
     sure = {entry, *(imported or ())} & {*files}
     others = {*files} - sure - (python if imported is not None else set())
     doubtful = {name for name in others if name.endswith(_SELDOM_READ) or name in beside}
-    if imported is not None:  # a module that only others start
+    if imported is not None:  # modules that only others start
         doubtful |= {*beside} & python - sure
     sure |= others - doubtful
     while named := {name for name in doubtful - sure if _is_named(name, files, sure)}:
@@ -43,7 +43,7 @@ def _is_named(name: str, files: Mapping[str, bytes], among: Collection[str]) -> 
 
 
 def _imported(files: Mapping[str, bytes], entry: str, python: Collection[str]) -> set[str] | None:
-    """Return the modules of a project that a script imports; None if it may use others, too."""
+    """Return the project modules that a script imports, or None if it could use others, too."""
     roots = ["", "src/", f"{PurePosixPath(entry).parent}/".removeprefix("./")]
     found, left = {entry}, [entry]
     while left:
@@ -74,7 +74,7 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _modules(node: ast.AST, name: str, roots: Collection[str]) -> Iterator[str]:
-    """Yield where the modules would be that a statement imports, or a text names."""
+    """Yield the possible files of modules that a statement imports or a string names."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         if node.value.endswith(".py") and len(node.value) < 200:
             yield from (f"{root}{node.value.removeprefix('./')}" for root in roots)

@@ -1,4 +1,4 @@
-"""Makes the values of the templates of a job: the subjects of its scripts."""
+"""Makes the values for the templates of a job: the subjects of its scripts."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from trnslurm.render.subjects import (
 )
 from trnslurm.schedulers.choice import scheduler_of
 
-# With this host memory, as on trn1.2xlarge, the compiler may be killed.
+# With this much host memory, as on trn1.2xlarge, the compiler can be killed.
 SMALL_GIB = 32
-# Enough for 16,320 workers: a job needs 256 files, and four for each worker.
+# Enough for 16,320 workers: a job needs 256 files plus four for each worker.
 _OPEN_FILES = 65536
 _CHOSEN = '--nodelist="$TRNSLURM_HOSTS" '
 
@@ -55,7 +55,7 @@ _CHOSEN = '--nodelist="$TRNSLURM_HOSTS" '
 def training_values(
     spec: JobSpec, phase: str, code: Mapping[str, bytes], place: str = ""
 ) -> dict[str, Any]:
-    """Return the values of batch.sbatch.j2, batch.sh.j2 and node.sh.j2.
+    """Return the values for batch.sbatch.j2, batch.sh.j2 and node.sh.j2.
 
     `place` is the directory of a smaller node count of a range.
     """
@@ -66,7 +66,7 @@ def training_values(
     has_range = phase == "train" and (bool(place) or spec.least_nodes < spec.nodes)
     spares = spec.spares if phase == "train" else 0
     standby = phase == "train" and has_standby(spec)
-    # Graphs are surely compiled for the whole number only.
+    # Only graphs for the full node count are certain to be compiled.
     on_fewer = has_range and not compiles_ahead(spec)
     roles = spec.roles if phase == "train" and not spec.role else []
     fields, *components = fields_of(spec) if roles else [()]
@@ -129,7 +129,7 @@ def training_values(
 
 
 def data_values(job: DataJob) -> dict[str, Any]:
-    """Return the values of prepare.sbatch.j2 and prepare.sh.j2."""
+    """Return the values for prepare.sbatch.j2 and prepare.sh.j2."""
     config = job.config
     made = [config.cluster.data_root, str(Path(data_path(config)).parent)]
     there = [word for word in job.arguments if word.startswith(("/", "~/"))]
@@ -158,7 +158,7 @@ def data_values(job: DataJob) -> dict[str, Any]:
 
 
 def compiles_ahead(spec: JobSpec) -> bool:
-    """Check whether a precompile compiles the graphs of a job."""
+    """Check whether a precompile job compiles the graphs of a job."""
     return spec.device.compiles_ahead and "precompile" in spec.phases
 
 
@@ -227,11 +227,12 @@ def _neuron(spec: JobSpec, phase: str) -> NeuronSettings:
 
 
 def _cc_flags(flags: str, instance: InstanceType, device: DeviceType) -> str:
-    """Return the compiler's flags, with those that every job has on this instance type."""
+    """Return the compiler's flags, including those that every job has on this instance type."""
     if instance.lnc and (found := re.search(r"(?<!\S)(--logical-nc-config|--?lnc)\b", flags)):
         raise RenderError(
-            f"neuron.cc_flags has {found[0]}, which changes the number of cores: set lnc, workers "
-            f"and multi_node_workers under instance_types.{instance.name} of the profile instead"
+            f"neuron.cc_flags contains {found[0]}, which changes the number of cores: set lnc, "
+            "workers "
+            f"and multi_node_workers under instance_types.{instance.name} in the profile instead"
         )
     own = [flag for flag in device.compiler_flags if flag not in flags.split()]
     if instance.lnc:
@@ -266,11 +267,11 @@ def _graphs(spec: JobSpec, phase: str) -> CompiledGraphs:
 def _attempt_options(spec: JobSpec, phase: str, place: str) -> str:
     """Return the options of trnslurm.node.attempt.
 
-    Only a training may requeue its job: only a training can tell whether it got any further.
+    Only a training phase can requeue its job, because only training shows whether it made progress.
     """
     slurm, trains = spec.config.cluster.slurm, phase == "train"
     returns = trains and spec.requeues
-    counts = spec.scheduler.has_sbatch_lines  # and Slurm's variables, which tell the allocation
+    counts = spec.scheduler.has_sbatch_lines  # and Slurm's variables, which describe the allocation
     fewer = returns and (bool(place) or spec.least_nodes < spec.nodes)
     return AttemptOptions(
         nodes=spec.nodes if counts else 0,
@@ -326,12 +327,12 @@ def _exports(recipe: Recipe) -> Iterator[ExportPart]:
 def _node(spec: JobSpec, place: str) -> NodePart:
     cluster, recipe = spec.config.cluster, spec.config.recipe
     return NodePart(
-        open_files=max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
+        open_files=max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as in the preflight
         preflight=cluster.preflight,
         num_devices=spec.instance.neuron_devices(spec.device),
         num_efa=spec.instance.efa_for(spec.device, spec.nodes),
         data=data_path(spec.config),
-        # Files of usage are a node's of the training.
+        # Only training nodes write usage files.
         usage_seconds=f"{cluster.usage_seconds:g}"
         if cluster.usage_seconds and not spec.role
         else "",

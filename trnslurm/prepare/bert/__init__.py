@@ -1,1 +1,1 @@
-"""From text to shards for BERT's pretraining: masked tokens and pairs of sentences, in HDF5."""
+"""From text to shards for BERT's pretraining: masked tokens and sentence pairs, in HDF5."""

@@ -1,4 +1,4 @@
-"""Check whether training can read shards, which another program may have made."""
+"""Checks whether training can read shards, which another program may have made."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.progress import Progress
 
 _BY_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
-_AGAIN = "fetch or make it again"
+_AGAIN = "fetch or create it again"
 
 
 def check_shards(
@@ -21,14 +21,14 @@ def check_shards(
     max_pred: int | None = None,
     source: str = "",
 ) -> str:
-    """Open every shard and compare their shapes; return in one line what the shards hold.
+    """Open every shard and compare their shapes; return a one-line summary of the shards.
 
-    With `whole` read all samples too. Refuse shards whose samples have other numbers of tokens and
-    of masked tokens than the given ones; `source` is where they are from.
+    With `whole`, also read all samples. Reject shards whose samples do not have the given numbers
+    of tokens and masked tokens. `source` says where they come from.
     """
     paths = sorted(directory.glob("*.hdf5"))
     if not paths:
-        raise PrepareError(f"{directory}: has no shards (*.hdf5)")
+        raise PrepareError(f"{directory}: contains no shards (*.hdf5)")
     sizes = [path.stat().st_size for path in paths]
     progress = Progress("reading shards", sum(sizes))
     shapes = []
@@ -36,25 +36,26 @@ def check_shards(
         shapes.append(_check(path, whole))
         if shapes[-1][1:] != shapes[0][1:]:
             raise PrepareError(
-                f"{path}: its samples have {shapes[-1][1]} tokens and {shapes[-1][2]} masked at "
-                f"most, but in {paths[0].name} they have {shapes[0][1]} and {shapes[0][2]}"
+                f"{path}: its samples have {shapes[-1][1]} tokens and at most {shapes[-1][2]} "
+                "masked "
+                f"tokens, but those in {paths[0].name} have {shapes[0][1]} and {shapes[0][2]}"
             )
         progress.show(sum(sizes[: number + 1]))
     progress.finish()
     samples = sum(shape[0] for shape in shapes)
     _, tokens, masked = shapes[0]
     summary = (
-        f"{len(paths):,} shards of {samples:,} samples, of {tokens} tokens and {masked} masked at "
-        "most"
+        f"{len(paths):,} shards with {samples:,} samples of {tokens} tokens, at most {masked} of "
+        "them masked"
     )
     for option, wanted, found in (("--seq-len", seq_len, tokens), ("--max-pred", max_pred, masked)):
         if wanted is not None and wanted != found:
-            raise KeptError(f"{source}: has {summary}, which is not {option} {wanted}")
+            raise KeptError(f"{source}: contains {summary}, which contradicts {option} {wanted}")
     return summary
 
 
 def _check(path: Path, whole: bool) -> tuple[int, int, int]:
-    """Return how many samples a shard has, and the tokens and most masked tokens of each."""
+    """Return the number of samples in a shard, and the tokens and most masked tokens of each."""
     try:
         with h5py.File(path, "r") as file:
             shape = _shape(path, file)
@@ -62,7 +63,7 @@ def _check(path: Path, whole: bool) -> tuple[int, int, int]:
                 for name in DTYPES:
                     file[name][:]
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "truncated, damaged, or no HDF5 file"
+        reason = getattr(error, "strerror", None) or "truncated, damaged, or not an HDF5 file"
         raise PrepareError(f"{path}: cannot be read ({reason}): {_AGAIN}") from None
     return shape
 
@@ -70,15 +71,15 @@ def _check(path: Path, whole: bool) -> tuple[int, int, int]:
 def _shape(path: Path, file: Any) -> tuple[int, int, int]:
     missing = [name for name in DTYPES if not isinstance(file.get(name), h5py.Dataset)]
     if missing:
-        raise PrepareError(f"{path}: no shard for BERT: {', '.join(missing)} missing")
+        raise PrepareError(f"{path}: not a BERT shard: {', '.join(missing)} is missing")
     shapes = {name: file[name].shape for name in DTYPES}
     if len(shapes["input_ids"]) != 2 or len(shapes["masked_lm_ids"]) != 2:
-        raise PrepareError(f"{path}: no shard for BERT: its samples differ in length")
+        raise PrepareError(f"{path}: not a BERT shard: its samples differ in length")
     samples, seq_len = shapes["input_ids"]
     max_pred = shapes["masked_lm_ids"][1]
     for name, shape in shapes.items():
         width = () if name == "next_sentence_labels" else (seq_len,)
         width = (max_pred,) if name in _BY_PREDICTION else width
         if shape != (samples, *width) or file[name].dtype.kind not in "iu":
-            raise PrepareError(f"{path}: no shard for BERT: {name} is {file[name].dtype} {shape}")
+            raise PrepareError(f"{path}: not a BERT shard: {name} is {file[name].dtype} {shape}")
     return samples, seq_len, max_pred

@@ -31,12 +31,12 @@ class CorpusWork(Work[Chunk, bool]):
         return read_arrays(self.path(chunk.number)) is not None or None
 
     def start(self) -> Callable[[Chunk], bool]:
-        """Set up one worker; return its function."""
+        """Set up one worker; return the function that does its work."""
         pieces = wordpiece.load(self.tokenizer)
         return lambda chunk: self._tokenize(chunk, pieces)
 
     def _tokenize(self, chunk: Chunk, pieces: WordPieces) -> bool:
-        """Write all tokens, the number of tokens per sentence and of sentences per document.
+        """Write all tokens, and the numbers of tokens per sentence and sentences per document.
 
         Sentences and documents without tokens are left out.
         """
@@ -61,7 +61,7 @@ class CorpusWork(Work[Chunk, bool]):
 
 
 class Corpus:
-    """A corpus mapped into memory: only what is read takes memory."""
+    """A corpus mapped into memory; only the parts that are read use memory."""
 
     def __init__(self, directory: Path, dtype: str) -> None:
         self._starts = _map(directory / "sentences.bin", "int64")
@@ -70,14 +70,14 @@ class Corpus:
         self.num_documents = len(self._documents) - 1
 
     def starts(self, document: int) -> list[int]:
-        """Return where in the tokens a document's sentences start, and where the last one ends."""
+        """Return where a document's sentences start in the tokens, and where the last one ends."""
         first, end = self._documents[document : document + 2]
         starts: list[int] = self._starts[first : end + 1].tolist()
         return starts
 
 
 def assemble(chunks: list[Chunk], work: CorpusWork, output: Path) -> None:
-    """Join finished chunks into a corpus, in order; the output appears when it is whole."""
+    """Join finished chunks into a corpus, in order; the output appears only when complete."""
     making = output.with_name(f"{output.name}.new")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()

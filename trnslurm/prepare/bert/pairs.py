@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from trnslurm.prepare.bert.corpus import Corpus
 from trnslurm.prepare.bert.settings import SHORT_SHARE, SPECIAL, SampleSettings
 
-# The columns of pairs: where in the corpus's tokens A and B begin and end, and whether B is random.
+# The columns of pairs: where A and B begin and end in the corpus's tokens, and whether B is random.
 A_FIRST, A_END, B_FIRST, B_END, RANDOM_NEXT = range(5)
 
 
 def make_pairs(
     corpus: Corpus, documents: list[int], settings: SampleSettings, seed: str
 ) -> NDArray[np.int64]:
-    """Return the pairs of some documents, one per row, in random order, none too long.
+    """Return the pairs from some documents, one per row, in random order and none too long.
 
     Sentences are consecutive in the corpus, so A and B are one range of tokens each.
     """
@@ -54,7 +54,7 @@ class _Maker:
             if self._is_random(alone=not choices):
                 b_first, b_end = self._random_part(number, target - starts[middle] + starts[first])
                 self.rows.extend((starts[first], starts[middle], b_first, b_end, 1))
-                first = middle  # the sentences after A are not used yet
+                first = middle  # the sentences after A have not been used yet
             else:
                 self.rows.extend((starts[first], starts[middle], starts[middle], starts[last], 0))
                 first = last
@@ -62,7 +62,7 @@ class _Maker:
     def _is_random(self, *, alone: bool) -> bool:
         """Flip a coin, unless A is alone: no sentence can follow it, so B must be random.
 
-        For each such A, the next pair that has a choice gets the sentences that follow, so both
+        For each such A, the next pair with a choice gets the sentences that follow, so that both
         kinds of pairs remain equally frequent.
         """
         if alone:
@@ -74,7 +74,7 @@ class _Maker:
         return self._random() < 0.5
 
     def _random_part(self, number: int, length: int) -> tuple[int, int]:
-        """Return sentences of a random other document, of about this length."""
+        """Return sentences of about this length from a random other document."""
         other = self._below(len(self._starts) - 1)
         starts = self._starts[other + (other >= number)]
         end = len(starts) - 1
@@ -83,15 +83,15 @@ class _Maker:
         return starts[first], starts[last]
 
     def _below(self, count: int) -> int:
-        # Several times faster than randrange; most of the time is spent here.
+        # Several times faster than randrange, and most of the time is spent here.
         return int(self._random() * count)
 
 
 def _truncate(pairs: NDArray[np.int64], most: int, numbers: np.random.Generator) -> None:
-    """Cut pairs that are too long: tokens of the longer part, at random from its front or end."""
+    """Cut pairs that are too long: drop tokens of the longer part, randomly at its front or end."""
     lengths = pairs[:, [A_END, B_END]] - pairs[:, [A_FIRST, B_FIRST]]
     shorter = np.minimum(lengths[:, 0], lengths[:, 1])
-    # The longer part gets what the shorter one leaves, at least half; of an odd number A gets more.
+    # The longer part gets the rest, at least half. If the number is odd, A gets one more.
     halves = np.array([(most + 1) // 2, most // 2])
     kept = np.minimum(lengths, np.maximum(most - shorter[:, None], halves))
     too_long = lengths.sum(axis=1) > most

@@ -30,10 +30,10 @@ _FILE_WORDS = {"train": "training", "eval": "test"}
 
 
 class BertPreparation(Preparation):
-    """Text becomes shards of samples for BERT's pretraining."""
+    """Turns text into shards of samples for BERT's pretraining."""
 
     kind: ClassVar = {"kind": "bert_pretrain"}
-    # The compressor decides the bytes of the shards.
+    # The compressor determines the bytes of the shards.
     versions: ClassVar = {
         "tokenizers": tokenizer.VERSION,
         "numpy": np.__version__,
@@ -48,7 +48,7 @@ class BertPreparation(Preparation):
         _find_articles(given)
         self._holdout = HOLDOUT if given.holdout is None else given.holdout
         if not self._holdout:
-            raise PrepareError(f"--holdout {self._holdout}: must be more than 0, and less than 1")
+            raise PrepareError(f"--holdout {self._holdout}: must be more than 0 and less than 1")
         given.articles = given.wikiextractor is not None
         names = (field.name for field in fields(SampleSettings))
         self._settings = SampleSettings(**{name: getattr(given, name) for name in names})
@@ -63,7 +63,7 @@ class BertPreparation(Preparation):
         return wordpiece.load(path)
 
     def settings(self, sources: list[Source]) -> dict[str, Any]:
-        """Return the settings that decide the shards."""
+        """Return the settings that determine the shards."""
         size = sum(source["bytes"] for source in sources)
         self._shards = self._shards or -(-size // _SHARD_BYTES)
         return {
@@ -92,7 +92,7 @@ class BertPreparation(Preparation):
     def summary(index: dict[str, Any]) -> str:
         """Return the numbers of samples, documents and shards."""
         splits = [
-            f"{name} {entry['samples']:,} samples of {entry['documents']:,} documents in "
+            f"{name} {entry['samples']:,} samples from {entry['documents']:,} documents in "
             f"{len(entry['shards']):,} shards"
             for name, entry in index["splits"].items()
         ]
@@ -149,7 +149,7 @@ class BertPreparation(Preparation):
         return splits
 
     def _deal(self, dtype: str, directory: Path) -> tuple[list[ShardPart], dict[str, int]]:
-        """Deal the documents out in random order, one to each shard of a split in turn."""
+        """Deal out the documents in random order, one to each shard of a split in turn."""
         total = Corpus(directory / "corpus", dtype).num_documents
         held_out = _hold_out(total, self._holdout, self._shards, self._test_shards)
         counts = {"train": total - held_out, "eval": held_out}
@@ -179,7 +179,7 @@ def _find_articles(given: argparse.Namespace) -> None:
         return
     if others := [str(path) for path in given.text if path not in theirs]:
         raise PrepareError(
-            f"{TEXT_OPTION} {others[0]}: is not output of WikiExtractor, as {theirs[0]} is: "
+            f"{TEXT_OPTION} {others[0]} is not WikiExtractor output, but {theirs[0]} is: "
             "prepare them separately"
         )
     given.text, given.wikiextractor = None, theirs
@@ -191,13 +191,13 @@ def _source(given: argparse.Namespace) -> tuple[list[InputFile], Rule]:
         files = arguments.own_text(given.text)
         return files, arguments.rule(given, files)
     if given.dataset:
-        # Test shards are held out of the training split, whatever other splits there are.
+        # Test shards are held out from the training split, whatever other splits exist.
         files = [file for file in dataset_files(given.dataset) if file.split == "train"]
         return files, arguments.rule(given, files)
     for name in ("document_per", "document_start", "column", "wrapped"):
         if getattr(given, name):
             option = f"--{name.replace('_', '-')}"
-            raise PrepareError(f"{option}: WikiExtractor's files mark documents: leave it out")
+            raise PrepareError(f"remove {option}, because WikiExtractor's files mark documents")
     return wikiextractor.article_files(given.wikiextractor), wikiextractor.RULE
 
 
@@ -206,8 +206,8 @@ def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
     asked = f"--shards {shards}" + (f" --test-shards {test_shards}" if test_shards else "")
     if total < 2 * (shards + test_shards):
         raise PrepareError(
-            f"{asked}: too few documents ({total}) to have two in each, as pairs need: ask for "
-            "fewer, or use another --document-per"
+            f"{asked}: too few documents ({total}). Each shard needs two for sentence pairs: use "
+            "fewer shards, or another --document-per"
         )
     wanted = max(round(total * share), 2 * test_shards) if test_shards else 0
     return min(wanted, total - 2 * shards)
@@ -216,7 +216,8 @@ def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
 def _join(parts: list[FinishedShard], split: str, output: Path) -> dict[str, Any]:
     """Return a split's entry in the index; write the number of masked tokens of each sample.
 
-    Training divides a step's loss by the step's masked tokens, so it must know them beforehand.
+    Training divides a step's loss by the step's masked tokens, so it must know their number in
+    advance.
     """
     path = output / f"bert_{_FILE_WORDS[split]}_masked_tokens.bin"
     with replacing(path) as stream:

@@ -1,4 +1,4 @@
-"""Samples as the model reads them: token ids of pairs, some of them masked."""
+"""Samples as the model reads them: the token ids of pairs, some of them masked."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from trnslurm.prepare.wordpiece import WordPieces
 
 Samples = dict[str, NDArray[np.integer[Any]]]
 
-# The shares of the masked tokens that become [MASK] and that stay unchanged; the others become a
+# The shares of masked tokens that become [MASK] and that stay unchanged. The others become a
 # random token.
 _MASKED, _KEPT = 0.8, 0.1
 
@@ -24,7 +24,7 @@ def make_samples(
     settings: SampleSettings,
     numbers: np.random.Generator,
 ) -> Samples:
-    """Return the samples of pairs: arrays by their names in a shard."""
+    """Return the samples for pairs: arrays by their names in a shard."""
     ids, is_text, segments = _lay_out(corpus, pairs, pieces, settings.seq_len)
     lengths = (pairs[:, [A_END, B_END]] - pairs[:, [A_FIRST, B_FIRST]]).sum(axis=1) + SPECIAL
     wanted = np.rint(lengths * settings.masked_lm_prob).astype(np.int64)
@@ -63,7 +63,7 @@ def make_samples(
 def _lay_out(
     corpus: Corpus, pairs: NDArray[np.int64], pieces: WordPieces, seq_len: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int8]]:
-    """Return [CLS] A [SEP] B [SEP] with padding, where A and B are, and each token's segment."""
+    """Return padded [CLS] A [SEP] B [SEP], where A and B are, and each token's segment."""
     firsts = pairs[:, [A_FIRST, B_FIRST]]
     counts = pairs[:, [A_END, B_END]] - firsts
     column, row = np.arange(seq_len, dtype=np.int32), np.arange(len(pairs))
@@ -75,7 +75,7 @@ def _lay_out(
     for place, token in ((0, pieces.cls), (first_sep, pieces.sep), (last_sep, pieces.sep)):
         ids[row, place] = token
         is_text[row, place] = False
-    # Row by row, the tokens of A and then of B: in the same order as is_text has their places.
+    # Row by row, the tokens of A and then of B, in the same order as their positions in is_text.
     each = counts.ravel()
     before = firsts.ravel() - np.cumsum(each) + each
     ids[is_text] = corpus.tokens[np.arange(each.sum()) + np.repeat(before, each)]
@@ -85,10 +85,10 @@ def _lay_out(
 def _choose_tokens(
     is_text: NDArray[np.bool_], wanted: NDArray[np.int64], keys: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Choose as many tokens of each row as wanted: those with the smallest keys."""
+    """Choose the wanted number of tokens in each row: those with the smallest keys."""
     keys = np.where(is_text, keys, np.inf)
     most = int(wanted.max())
-    # To sort only the smallest keys takes a third of the time.
+    # Sorting only the smallest keys takes a third of the time.
     smallest = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
     return (keys <= smallest[np.arange(len(keys)), wanted - 1][:, None]) & is_text
 
@@ -99,7 +99,7 @@ def _choose_words(
     wanted: NDArray[np.int64],
     keys: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Choose whole words of each row in the order of their keys; skip words that no longer fit."""
+    """Choose whole words in each row in the order of their keys; skip words that no longer fit."""
     rows, columns = is_text.shape
     row = np.arange(rows)[:, None]
     start = np.maximum.accumulate(np.where(starts, np.arange(columns), 0), axis=1)

@@ -22,8 +22,8 @@ from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.wordpiece import WordPieces
 from trnslurm.prepare.workers import Work, read_arrays
 
-# libdeflate, if it is installed: HDF5's zlib takes twice as long and its files are a twentieth
-# larger. libdeflate makes the same bytes of the same samples
+# libdeflate, if it is installed: HDF5's zlib takes twice as long and its files are 5%
+# larger. libdeflate makes the same bytes from the same samples
 # (github.com/ebiggers/libdeflate/issues/400); Intel's igzip is faster, but its bytes sometimes
 # differ between processes.
 _deflate: Any = importlib.import_module("deflate") if importlib.util.find_spec("deflate") else None
@@ -39,7 +39,7 @@ DTYPES = {
     "masked_lm_ids": "i4",
     "next_sentence_labels": "i1",
 }
-# Samples that are compressed, and so read, together: few, for readers in another order. HDF5's
+# Samples that are compressed, and so read, together. They are few, for random reads. HDF5's
 # default would cut samples into pieces.
 _ROWS_TOGETHER = 128
 _ROWS_AT_ONCE = 8 * _ROWS_TOGETHER
@@ -58,7 +58,7 @@ class ShardPart:
 
 
 FinishedShard = tuple[dict[str, Any], NDArray[np.uint16]]
-"""The shard's entry in the index, and how many tokens of each sample are masked."""
+"""The shard's entry in the index, and the number of masked tokens of each sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class ShardWork(Work[ShardPart, FinishedShard]):
     unit: ClassVar = "shards"
 
     notes: Path
-    """Holds the facts about each shard."""
+    """The directory with the facts about each shard."""
     corpus: Path
     order: Path
     """The documents' numbers in random order."""
@@ -78,7 +78,7 @@ class ShardWork(Work[ShardPart, FinishedShard]):
     settings: SampleSettings
 
     def find(self, shard: ShardPart) -> FinishedShard | None:
-        """Return the shard that an earlier run made, if it is whole."""
+        """Return the shard that an earlier run made, if it is complete."""
         path = self.directory / shard.name
         notes = read_arrays(self._notes_of(shard))
         if notes is None or not path.is_file():
@@ -89,7 +89,7 @@ class ShardWork(Work[ShardPart, FinishedShard]):
         return found | _count(notes["masked"], notes["random_next"].item()), notes["masked"]
 
     def start(self) -> Callable[[ShardPart], FinishedShard]:
-        """Set up one worker."""
+        """Set up one worker; return the function that does its work."""
         pieces = wordpiece.load(self.tokenizer)
         corpus = Corpus(self.corpus, self.dtype)
         order = np.load(self.order, mmap_mode="r", allow_pickle=False)
@@ -117,7 +117,7 @@ class ShardWork(Work[ShardPart, FinishedShard]):
                 masked[rows] = np.count_nonzero(samples["masked_lm_positions"], axis=1)
         random_next = int(pairs[:, RANDOM_NEXT].sum())
         sha256 = hashlib.sha256(data.getbuffer()).hexdigest()
-        # The notes first: a shard that exists is finished.
+        # The notes come first, so that a shard that exists is finished.
         with replacing(self._notes_of(shard)) as stream:
             np.savez(stream, sha256=sha256, masked=masked, random_next=random_next)
         with replacing(self.directory / shard.name) as stream:
@@ -144,14 +144,14 @@ def _create(
 
 
 def _write(dataset: h5py.Dataset, first: int, values: NDArray[Any]) -> None:
-    """Write rows that begin at a chunk; every chunk but the dataset's last is whole."""
+    """Write rows that begin at a chunk. Every chunk except the dataset's last one is full."""
     if _deflate is None:
         dataset[first : first + len(values)] = values
         return
     values, together = values.astype(dataset.dtype), dataset.chunks[0]
     for place in range(0, len(values), together):
         chunk = values[place : place + together]
-        if len(chunk) < together:  # the format stores the last chunk whole
+        if len(chunk) < together:  # the format stores the last chunk at full size
             chunk = np.concatenate(
                 [chunk, np.zeros((together - len(chunk), *chunk.shape[1:]), chunk.dtype)]
             )

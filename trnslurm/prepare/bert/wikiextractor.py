@@ -1,4 +1,4 @@
-"""WikiExtractor's output: directories of files with articles between <doc …> and </doc>."""
+"""Reads WikiExtractor's output: directories of files with articles between <doc …> and </doc>."""
 
 from pathlib import Path
 
@@ -27,8 +27,9 @@ def article_files(directories: list[Path]) -> list[InputFile]:
         _check(file.path)
     if not found:
         raise PrepareError(
-            f"--wikiextractor {', '.join(map(str, directories))}: no file wiki_* in it: name the "
-            "directory that WikiExtractor's -o named"
+            f"--wikiextractor {', '.join(map(str, directories))}: contains no wiki_* files: pass "
+            "the "
+            "directory that was WikiExtractor's -o"
         )
     return found
 
@@ -39,7 +40,8 @@ def article(document: str, path: Path) -> str:
     text, end, _ = rest.rpartition(_END)
     if not end:
         raise PrepareError(
-            f"{path}: the article {head[:80]} has no {_END}: the file is cut off, extract it again"
+            f"{path}: the article {head[:80]} has no {_END}: the file is truncated, so extract it "
+            "again"
         )
     return text.partition("\n")[2]
 
@@ -48,7 +50,7 @@ def _check(path: Path) -> None:
     with path.open("rb") as stream:
         begin = stream.read(len(_BEGIN))
     if not begin:
-        raise PrepareError(f"{path}: is empty: extract it again, or remove it")
+        raise PrepareError(f"{path} is empty: extract it again, or remove it")
     if begin != _BEGIN.encode():
         hint = "extract without --json" if begin.startswith(b"{") else "is it WikiExtractor's?"
-        raise PrepareError(f"{path}: does not begin with {_BEGIN}…>: {hint}")
+        raise PrepareError(f"{path} does not start with {_BEGIN}…>: {hint}")

@@ -1,1 +1,1 @@
-"""What comes over the network: datasets and models of the Hub, and published files."""
+"""What comes over the network: datasets and models from the Hub, and published files."""

@@ -14,7 +14,7 @@ from trnslurm.prepare.prepared import INDEX, find_damage, read_index
 
 
 def dataset(arguments: Sequence[str]) -> None:
-    """Fetch a dataset of the Hub, and print what was done."""
+    """Fetch a dataset from the Hub, and print the result."""
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare fetch",
         description="Fetch a dataset and a tokenizer from the Hugging Face Hub.",
@@ -26,7 +26,7 @@ def dataset(arguments: Sequence[str]) -> None:
     add_option(parser, options.REVISION)
     add("--tokenizer", metavar="NAME", help="a model on the Hub, for example gpt2")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--column", default="text", metavar="NAME", help="the column of the text")
+    which.add_argument("--column", default="text", metavar="NAME", help="the column with the text")
     every = "all columns, as for labelled rows"
     which.add_argument("--all-columns", dest="column", action="store_const", const=None, help=every)
     given, as_json = _parsed(parser, arguments)
@@ -34,7 +34,7 @@ def dataset(arguments: Sequence[str]) -> None:
 
 
 def model(arguments: Sequence[str]) -> None:
-    """Fetch a model of the Hub, and print what was done."""
+    """Fetch a model from the Hub, and print the result."""
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare model",
         description="Fetch a model's weights and tokenizer from the Hugging Face Hub.",
@@ -48,26 +48,35 @@ def model(arguments: Sequence[str]) -> None:
 
 
 def published_file(arguments: Sequence[str]) -> None:
-    """Fetch a published file, and print what was done."""
+    """Fetch a published file, and print the result."""
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare download",
-        description="Fetch a published file, and unpack it if it is a tar of shards for BERT.",
+        description="Fetch a published file, and unpack it if it is a tar file of BERT shards.",
     )
     add = parser.add_argument
     add("--url", required=True, metavar="URL", help="http:// or https://")
     add_option(parser, options.OUTPUT)
-    add("--shards", action="store_true", help="it is a tar of shards: unpack and check them")
-    add("--seq-len", type=int, metavar="N", help="tokens that the samples must have")
-    add("--max-pred", type=int, metavar="N", help="most masked tokens that they must have")
+    add(
+        "--shards",
+        action="store_true",
+        help="the file is a tar file of shards: unpack and check them",
+    )
+    add("--seq-len", type=int, metavar="N", help="required number of tokens per sample")
+    add(
+        "--max-pred",
+        type=int,
+        metavar="N",
+        help="required maximum number of masked tokens per sample",
+    )
     given, as_json = _parsed(parser, arguments)
     published.fetch(**given).tell(as_json=as_json)
 
 
 def objects(arguments: Sequence[str]) -> None:
-    """Fetch what is in S3, and print what was done."""
+    """Fetch files from S3, and print the result."""
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare s3",
-        description="Fetch an object in S3, or all below a prefix.",
+        description="Fetch an object in S3, or all objects under a prefix.",
     )
     parser.add_argument("place", metavar="s3://BUCKET/PREFIX")
     add_option(parser, options.OUTPUT)
@@ -77,21 +86,21 @@ def objects(arguments: Sequence[str]) -> None:
 
 
 def verify(arguments: Sequence[str]) -> None:
-    """Read prepared data or published shards whole, and print what they are."""
+    """Read prepared data or published shards completely, and print a summary."""
     parser = argparse.ArgumentParser(
-        prog="python -m trnslurm.prepare verify", description="Read prepared data whole."
+        prog="python -m trnslurm.prepare verify", description="Read prepared data completely."
     )
     parser.add_argument("directory", type=as_path)
     directory = parser.parse_args(arguments).directory
     index = read_index(directory)
     if index is None:
         if (directory / INDEX).exists() or not any(directory.glob(f"*{published.SHARD}")):
-            raise PrepareError(f"{directory}: no prepared data")
-        print(f"{directory}: {published.verify(directory)}, each read whole")
+            raise PrepareError(f"{directory}: contains no prepared data")
+        print(f"{directory}: {published.verify(directory)}, all read completely")
         return
     if damaged := find_damage(directory, index):
-        raise PrepareError(f"{directory}: {damaged} is damaged: make it again with --force")
-    print(f"{directory}: whole, as in its index")
+        raise PrepareError(f"{directory}: {damaged} is damaged: prepare it again with --force")
+    print(f"{directory}: complete, matches its index")
 
 
 def _parsed(

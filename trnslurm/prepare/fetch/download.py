@@ -1,4 +1,4 @@
-"""A file over HTTP: resumed where it was cut off, and checked when it is whole."""
+"""Downloads a file over HTTP, resumes where it was cut off, and checks the complete file."""
 
 import hashlib
 import http.client
@@ -27,11 +27,11 @@ _NO_PART = (http.client.PRECONDITION_FAILED, http.client.REQUESTED_RANGE_NOT_SAT
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What the server says about the file that it has now."""
+    """What the server says about its current version of the file."""
 
     url: str
     etag: str
-    """Empty: the server has none that identifies the file byte for byte."""
+    """Empty if the server has none that identifies the file byte for byte."""
     bytes: int
     md5: str | None
 
@@ -40,7 +40,7 @@ def file_name(url: str) -> str:
     """Return the name of a URL's file."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ("", "..") or not name.isprintable():
-        raise PrepareError(f"{url}: does not end in the name of a file")
+        raise PrepareError(f"{url} does not end in a file name")
     return name
 
 
@@ -66,12 +66,12 @@ def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies
             if response is not None and response.headers["ETag"] == known.etag:
                 _write(response, path, known, have, copies)
                 return known
-        print(f"{url}: has changed, or cannot be resumed: starting again", file=sys.stderr)
+        print(f"{url} has changed or cannot be resumed: starting again", file=sys.stderr)
     with _request(url, 0, {}) as response:
         version = _version(url, response)
         path.unlink(
             missing_ok=True
-        )  # before the notes change: it would pass for a part of the new version
+        )  # before the notes change, or it would pass for a part of the new version
         with replacing(notes) as stream:
             stream.write(json.dumps(asdict(version)).encode())
         _write(response, path, version, 0, copies)
@@ -82,7 +82,7 @@ def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies
 def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
     """Request the file; yield None if the server does not send only the missing part."""
     request = urllib.request.Request(url, headers={"User-Agent": "trnslurm", **headers})
-    # With a part to resume from, the error says that finished work is kept.
+    # If there is a part to resume from, the error says that finished work is kept.
     failure = KeptError if have else PrepareError
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
@@ -93,14 +93,15 @@ def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
             return
         hint = "try again later"
         if error.code in (http.client.FORBIDDEN, http.client.NOT_FOUND):
-            hint = "no such file there, or not for everyone: check the URL"
+            hint = "the file does not exist or is not public: check the URL"
         said = f"the server answered {error.code} {error.reason}".strip()
         raise failure(f"{url}: {said}: {hint}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise failure(
-            f"{url}: no answer ({getattr(reason, 'strerror', None) or reason or 'cut off'}): "
-            "check the network, or fetch where there is one and copy it"
+            f"{url}: the server did not answer "
+            f"({getattr(reason, 'strerror', None) or reason or 'cut off'}): "
+            "check the network, or fetch the file on a machine with a network and copy it"
         ) from None
     with response:
         yield response if not have or response.status == http.client.PARTIAL_CONTENT else None
@@ -109,7 +110,7 @@ def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
 def _version(url: str, response: Any) -> Version:
     headers = response.headers
     if not (headers["Content-Length"] or "").isdigit():
-        raise PrepareError(f"{url}: the server does not say how long the file is")
+        raise PrepareError(f"{url}: the server does not report the size of the file")
     etag = headers["ETag"] or ""
     if etag.startswith("W/"):
         etag = ""
@@ -125,7 +126,8 @@ def _write(response: Any, path: Path, version: Version, have: int, copies: int) 
     needed, free = copies * version.bytes - have, shutil.disk_usage(path.parent).free
     if free < needed:
         raise KeptError(
-            f"{path.parent.parent}: no room for {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are "
+            f"{path.parent.parent}: no space for {needed / 1e9:,.1f} GB, only {free / 1e9:,.1f} "
+            "GB are "
             "free"
         )
     progress = Progress("fetching", version.bytes, before=have)
@@ -142,7 +144,7 @@ def _write(response: Any, path: Path, version: Version, have: int, copies: int) 
 
 
 def _read_block(response: Any) -> bytes:
-    """Read a block; a broken connection ends the file, and the caller compares the sizes."""
+    """Read a block. A broken connection ends the file, and the caller compares the sizes."""
     try:
         block: bytes = response.read(_BLOCK)
     except http.client.IncompleteRead as error:
@@ -153,7 +155,7 @@ def _read_block(response: Any) -> bytes:
 
 
 def _check(path: Path, version: Version) -> None:
-    """Refuse a file whose checksum is not the server's."""
+    """Reject a file whose checksum differs from the server's."""
     if version.md5 is None:
         return
     progress = Progress("checking", version.bytes)
@@ -165,7 +167,7 @@ def _check(path: Path, version: Version) -> None:
             progress.show(done)
     progress.finish()
     if digest.hexdigest() != version.md5:
-        raise PrepareError(f"{version.url}: was damaged on the way: fetch it again")
+        raise PrepareError(f"{version.url} was corrupted in transit: fetch it again")
 
 
 def _read(notes: Path) -> Version | None:

@@ -1,4 +1,4 @@
-"""What a fetch ends with: a directory, and what is in it."""
+"""The result of a fetch: a directory and its contents."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 
 class Fetched(NamedTuple):
-    """A directory that was fetched now, or before."""
+    """A directory that was fetched now or earlier."""
 
     directory: Path
     what: str = ""
-    """Empty: it was there already."""
+    """A summary of the contents; empty if they were already there."""
 
     def tell(self, *, as_json: bool) -> None:
-        """Print it in one line."""
+        """Print the result on one line."""
         if as_json:
             facts = {"directory": str(self.directory), "fetched": bool(self.what)}
             print(json.dumps(facts | {"what": self.what}))
         elif self.what:
             print(f"Fetched {self.directory}: {self.what}")
         else:
-            print(f"{self.directory} is already fetched, nothing to do")
+            print(f"{self.directory} is already fetched; there is nothing to do")

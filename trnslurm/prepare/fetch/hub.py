@@ -1,4 +1,4 @@
-"""A dataset with a tokenizer, or a model, from the Hugging Face Hub, as files."""
+"""Fetches a dataset with a tokenizer, or a model, from the Hugging Face Hub, as files."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ _ROWS = 1000
 # Datasets whose rows are parts of documents: the line that begins a document.
 _DOCUMENT_STARTS = {"wikitext": r"^ = [^=].* = $"}
 MODEL_NOTES = "model.json"
-# Weights without pickle, whole or in parts, and the files that describe them.
+# Weights without pickle, in one file or in parts, and the files that describe them.
 _MODEL_FILES = (
     "config.json",
     "*.safetensors",
@@ -44,11 +44,11 @@ class HubDataset:
     revision: str | None
     tokenizer: str | None
     column: str | None
-    """None: all columns."""
+    """The text column, or None for all columns."""
     force: bool
 
     def notes(self) -> dict[str, Any]:
-        """Return the contents of dataset.json, which depend on this request alone."""
+        """Return the contents of dataset.json, which depend only on this request."""
         return {
             "format": FORMAT,
             "dataset": self.dataset,
@@ -61,7 +61,7 @@ class HubDataset:
 
 
 def fetch_dataset(wanted: HubDataset) -> Fetched:
-    """Fetch what is not there."""
+    """Fetch the dataset if it is not there yet."""
     output, notes = wanted.output, wanted.notes()
     if _is_there(output / DATASET, notes, force=wanted.force):
         return Fetched(output)
@@ -81,7 +81,7 @@ def fetch_dataset(wanted: HubDataset) -> Fetched:
 
 
 def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) -> Fetched:
-    """Fetch a model if it is not there."""
+    """Fetch a model if it is not there yet."""
     notes = {"model": model, "revision": revision}
     if _is_there(output / MODEL_NOTES, notes, force=force):
         return Fetched(output)
@@ -98,7 +98,7 @@ def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) 
                 shutil.copyfileobj(source, stream)
         if not any(finished.glob("*.safetensors")):
             raise PrepareError(
-                f"model {model}: has no weights in safetensors, the only format read: choose "
+                f"model {model}: has no weights in safetensors, the only supported format: choose "
                 "another revision (--revision), or convert it and name the folder in "
                 "train.init_from"
             )
@@ -107,25 +107,25 @@ def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) 
 
 
 def _is_there(notes: Path, wanted: dict[str, Any], *, force: bool) -> bool:
-    """Return whether it was fetched before; refuse to replace anything else without force."""
+    """Check whether it was fetched before; refuse to replace anything else without force."""
     output = notes.parent
     if not output.exists() or not any(output.iterdir()):
         return False
     before = read_json(notes)
     if before is None:
-        raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
+        raise PrepareError(f"{output} already exists and was not fetched: choose another name")
     if force or before == wanted:
         return not force
     *others, last = [key for key in wanted if key not in ("format", "document_start")]
     raise PrepareError(
-        f"{output}: was fetched from another {', '.join(others)} or {last}: choose another name, "
+        f"{output} was fetched from another {', '.join(others)} or {last}: choose another name, "
         "or replace it with --force"
     )
 
 
 @contextmanager
 def _finishing(notes: Path, contents: dict[str, Any]) -> Iterator[tuple[Path, Path]]:
-    """Yield the directory to fill and the Hub's cache; then write the notes, and publish."""
+    """Yield the directory to fill and the Hub's cache; then write the notes and publish."""
     with partial(notes.parent, "fetch") as directory:
         finished = directory / "finished"
         shutil.rmtree(finished, ignore_errors=True)
@@ -145,7 +145,7 @@ def _fetch_rows(wanted: HubDataset, finished: Path, cache: Path) -> dict[str, in
         ),
     )
     if not isinstance(splits, Mapping) or not splits:
-        raise PrepareError(f"dataset {wanted.dataset}: has no splits")
+        raise PrepareError(f"dataset {wanted.dataset} has no splits")
     return {name: _write_rows(wanted, name, rows, finished) for name, rows in splits.items()}
 
 
@@ -153,7 +153,7 @@ def _write_rows(wanted: HubDataset, split: str, rows: Any, finished: Path) -> in
     columns = [wanted.column] if wanted.column else rows.column_names
     if columns[0] not in rows.column_names:
         raise PrepareError(
-            f"dataset {wanted.dataset}: no column {wanted.column}, but "
+            f"dataset {wanted.dataset}: there is no column {wanted.column}, only "
             f"{', '.join(rows.column_names)}: choose one with --column"
         )
     count = 0
@@ -172,13 +172,13 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         raise PrepareError(
-            f"fetch needs the Python package {name}: {sys.executable} -m pip install "
-            "'trnslurm[data]', here or on any machine with a network, and copy what it fetched"
+            f"fetch requires the Python package {name}: run {sys.executable} -m pip install "
+            "'trnslurm[data]' here, or fetch on any machine with a network and copy the result"
         ) from None
 
 
 def _ask_hub(what: str, ask: Callable[[], Any]) -> Any:
-    """Ask the Hub; the libraries find a token themselves, in HF_TOKEN or its file."""
+    """Call the Hub. The libraries find a token themselves, in HF_TOKEN or its file."""
     try:
         return ask()
     except Exception as error:  # these libraries raise errors of every kind
@@ -186,5 +186,6 @@ def _ask_hub(what: str, ask: Callable[[], Any]) -> Any:
         if token := os.environ.get("HF_TOKEN"):
             words = words.replace(token, "***")
         raise PrepareError(
-            f"{what}: not fetched from the Hub ({words}): check the name, the network and HF_TOKEN"
+            f"{what}: could not be fetched from the Hub ({words}): check the name, the network "
+            "and HF_TOKEN"
         ) from None

@@ -1,4 +1,4 @@
-"""Published files: a tar of BERT's shards, or a single file, fetched and checked once."""
+"""Fetches and checks published files once: a tar file of BERT shards, or a single file."""
 
 import hashlib
 import json
@@ -22,9 +22,9 @@ SHARD = ".hdf5"
 def fetch(
     url: str, output: Path, *, shards: bool, seq_len: int | None, max_pred: int | None, force: bool
 ) -> Fetched:
-    """Fetch what is not there.
+    """Fetch the file if it is not there yet.
 
-    With `shards` the file is a tar of shards to unpack, whose samples have the shape that is given.
+    With `shards` the file is a tar file of shards to unpack, whose samples have the given shape.
     """
     if not url.startswith(("http://", "https://")) or not file_name(url):
         raise PrepareError(f"--url {url}: must be the http:// or https:// URL of a file")
@@ -52,20 +52,20 @@ def fetch(
 
 
 def is_there(output: Path, url: str, name: str, *, force: bool) -> bool:
-    """Return whether it was fetched before, whole; refuse to replace what was not fetched.
+    """Check whether it was fetched completely before; refuse to replace anything else.
 
-    `name` is that of the notes which the fetch has left.
+    `name` is the name of the notes that a fetch leaves.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
     notes = _read_notes(output / name)
     if notes is None:
-        raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
+        raise PrepareError(f"{output} already exists and was not fetched: choose another name")
     if force:
         return False
     if notes["url"] != url:
         raise PrepareError(
-            f"{output}: was fetched from {notes['url']}: choose another name, or replace it with "
+            f"{output} was fetched from {notes['url']}: choose another name, or replace it with "
             "--force"
         )
     _refuse_damage(output, notes)
@@ -73,14 +73,14 @@ def is_there(output: Path, url: str, name: str, *, force: bool) -> bool:
 
 
 def verify(directory: Path) -> str:
-    """Read published shards whole; return in one line what they are."""
+    """Read published shards completely; return a one-line summary."""
     if notes := _read_notes(directory / NOTES):
         _refuse_damage(directory, notes)
     return str(import_late("bert.check").check_shards(directory, whole=True))
 
 
 def _refuse_damage(directory: Path, notes: dict[str, Any]) -> None:
-    """Raise a PrepareError if a file does not have the size that it had when it was fetched."""
+    """Raise a PrepareError if a file's size has changed since it was fetched."""
     for name, size in notes["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != size:
@@ -105,18 +105,24 @@ def _unpack(archive: Path, finished: Path, url: str) -> None:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
-                odd = "which leads elsewhere" if path.is_absolute() or ".." in path.parts else ""
-                odd = odd or ("" if member.isfile() or member.isdir() else "which is no file")
+                odd = (
+                    "which leads outside of it" if path.is_absolute() or ".." in path.parts else ""
+                )
+                odd = odd or ("" if member.isfile() or member.isdir() else "which is not a file")
                 if odd:
-                    raise PrepareError(f"{url}: has {member.name} in it, {odd}: not unpacked")
+                    raise PrepareError(
+                        f"{url}: not unpacked, because it contains {member.name}, {odd}"
+                    )
                 if member.isfile() and path.suffix == SHARD and not path.name.startswith("."):
                     if path.name in names:
-                        raise PrepareError(f"{url}: has two shards {path.name}: not unpacked")
+                        raise PrepareError(
+                            f"{url}: not unpacked, because it contains two shards {path.name}"
+                        )
                     names.add(path.name)
                     _unpack_one(tar, member, finished / path.name)
                 progress.show(member.offset_data + member.size)
     except (tarfile.TarError, EOFError) as error:
-        raise PrepareError(f"{url}: no whole tar ({error}): fetch it again") from None
+        raise PrepareError(f"{url}: not a complete tar file ({error}): fetch it again") from None
     progress.finish()
 
 

@@ -1,4 +1,4 @@
-"""Files below a prefix in S3: resumed where they were cut off, and checked by S3's checksums."""
+"""Fetches files under a prefix in S3, resumes where they were cut off, and checks checksums."""
 
 import hashlib
 import json
@@ -16,20 +16,20 @@ from trnslurm.prepare.files import partial, publish, read_json, replacing
 from trnslurm.prepare.prepared import find_damage, read_index
 from trnslurm.prepare.progress import Progress
 
-NOTES = ".s3.json"  # hidden, so that no reader takes it for data
+NOTES = ".s3.json"  # hidden, so that no reader mistakes it for data
 _LISTING = "listing.json"
-# What botocore and S3 say -> what to do.
+# What botocore and S3 report -> what to do.
 _HINTS = {
-    "Unable to locate credentials": "give this host a role, or a profile by `aws configure`",
+    "Unable to locate credentials": "give this host a role, or a profile with `aws configure`",
     "NoSuchBucket": "check the name",
     "AccessDenied": "the role or profile needs s3:ListBucket and s3:GetObject",
     "ExpiredToken": "sign in again",
-    "PreconditionFailed": "the object has changed meanwhile",
+    "PreconditionFailed": "the object has changed in the meantime",
 }
 
 
 def fetch(place: str, output: Path, *, force: bool) -> Fetched:
-    """Fetch the object s3://BUCKET/KEY, or all below s3://BUCKET/PREFIX, unless it is there."""
+    """Fetch the object s3://BUCKET/KEY, or all under s3://BUCKET/PREFIX, unless it is there."""
     place = place.rstrip("/")
     if published.is_there(output, place, NOTES, force=force):
         return Fetched(output)
@@ -55,7 +55,7 @@ def fetch(place: str, output: Path, *, force: bool) -> Fetched:
 
 
 def _listed(place: str) -> tuple[Store, list[Object]]:
-    """Return what is below a place or, if that is nothing, the object of that name."""
+    """Return the objects under a place, or if there are none, the object of that name."""
     store = Store(place)
     found = [each for each in store.objects() if not each.name.endswith("/")]
     above, _, name = place.rpartition("/")
@@ -63,22 +63,24 @@ def _listed(place: str) -> tuple[Store, list[Object]]:
         store = Store(above)
         found = [each for each in [store.find(name)] if each]
     if not found:
-        raise MirrorError("nothing is there: look with `aws s3 ls`")
+        raise MirrorError("there is nothing there: check with `aws s3 ls`")
     names = {each.name for each in found}
     for each in found:
         path = PurePosixPath(each.name)
         inside = str(path) == each.name and not path.is_absolute() and ".." not in path.parts
         if not inside or not each.name.isprintable():
             raise MirrorError(
-                f"the key {each.name!r} is no file's name: rename it, or leave it out"
+                f"the key {each.name!r} is not a valid file name: rename or remove it"
             )
         if above := next((str(up) for up in path.parents if str(up) in names), ""):
-            raise MirrorError(f"the key {above} is the directory of {path.name}: rename one")
+            raise MirrorError(
+                f"the key {above} is the directory of {path.name}: rename one of them"
+            )
     return store, [each for each in found if each.name != NOTES]
 
 
 def _forget_changed(directory: Path, finished: Path, found: list[Object]) -> None:
-    """Remove what an earlier run has fetched of objects that are others by now, or gone."""
+    """Remove files from an earlier run whose objects have changed or are gone."""
     before = read_json(directory / _LISTING)
     known = before if isinstance(before, dict) else {}
     now = {each.name: [each.bytes, each.etag] for each in found}
@@ -92,13 +94,13 @@ def _forget_changed(directory: Path, finished: Path, found: list[Object]) -> Non
 
 
 def _fetch_all(store: Store, found: list[Object], finished: Path) -> int:
-    """Fetch what is missing, a few files at a time; return how many have no checksum."""
+    """Fetch missing files, a few at a time; return how many have no checksum."""
     total = sum(each.bytes for each in found)
     have = sum(path.stat().st_size for path in finished.rglob("*") if path.is_file())
     free = shutil.disk_usage(finished).free
     if free < total - have:
         raise KeptError(
-            f"{finished.parent.parent}: no room for {(total - have) / 1e9:,.1f} GB, "
+            f"{finished.parent.parent}: no space for {(total - have) / 1e9:,.1f} GB, only "
             f"{free / 1e9:,.1f} GB are free"
         )
     progress, showing = Progress("fetching", total, before=have), threading.Lock()
@@ -123,7 +125,7 @@ def _fetch_all(store: Store, found: list[Object], finished: Path) -> int:
                     if not store.fetch_rest(each, path):
                         unchecked.append(each.name)
                     return
-                except MirrorError as error:  # go on as long as it gets further
+                except MirrorError as error:  # continue as long as it makes progress
                     if isinstance(error, ChangedError) or path.stat().st_size == before:
                         raise
 
@@ -140,7 +142,7 @@ def _fetch_all(store: Store, found: list[Object], finished: Path) -> int:
 
 @contextmanager
 def _ending(ended: threading.Event, path: Path) -> Iterator[None]:
-    """End the fetching of all files with the first error; let go of a file of other bytes."""
+    """Stop fetching all files at the first error; remove a file whose object has changed."""
     try:
         yield
     except BaseException as error:
@@ -151,11 +153,11 @@ def _ending(ended: threading.Event, path: Path) -> Iterator[None]:
 
 
 def _refuse_partial(finished: Path, place: str) -> None:
-    """Refuse prepared data of which S3 has not what its index says."""
+    """Reject prepared data in S3 that does not match its index."""
     index = read_index(finished)
     if index and (damaged := find_damage(finished, index)):
         raise PrepareError(
-            f"{place}: {damaged} is not as index.json says: copy the prepared directory to S3 again"
+            f"{place}: {damaged} does not match index.json: copy the prepared directory to S3 again"
         )
 
 

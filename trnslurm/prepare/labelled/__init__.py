@@ -1,1 +1,1 @@
-"""Rows of text with labels, from CSV, JSON or tables, to the samples that classifiers train on."""
+"""From rows with labels in CSV, JSON or tables to the samples that classifiers train on."""

@@ -16,10 +16,10 @@ CONLL = ".conll"
 FOUND = (".csv", ".tsv", JSON_LINES, CONLL, *TABLES)
 """The suffixes of files that are read from a directory."""
 FORMATS = (*FOUND, ".json")
-FIELDS = "another number of fields than the first line"
+FIELDS = "a different number of fields than the first line"
 QUOTE = "a quote within a quoted field"
 UNTAGGED = "a word without a tag"
-JOINED = "a backslash at the end of the line, outside of quotes"
+JOINED = "a backslash at the end of the line outside quotes"
 # The reader's default, 128 KiB, is too small for some texts.
 _MOST_OF_A_FIELD = 1 << 24
 
@@ -28,7 +28,7 @@ Values = list[Any] | str
 
 
 def unit(path: Path) -> str:
-    """Return what the number of a row counts: lines, or rows in a file without lines."""
+    """Return what row numbers count: lines, or rows in a file without lines."""
     return "row" if path.suffix in (*TABLES, ".json") else "line"
 
 
@@ -57,7 +57,7 @@ def _read_fields(
         rows = csv.reader(_remember(stream, lines), **form)
         header = _next_fields(rows, lines, path) or []
         if isinstance(header, str):
-            raise PrepareError(f"{path}: line 1: no names of columns: {header}")
+            raise PrepareError(f"{path}: line 1: not valid column names: {header}")
         places = [_find(column, header, path) for column in columns]
         while (fields := _next_fields(rows, lines, path)) is not None:
             line = rows.line_num - len(lines) + 1
@@ -70,7 +70,7 @@ def _read_fields(
 
 
 def _read_sentences(path: Path) -> Iterator[tuple[int, Values]]:
-    """Yield the words and tags of each sentence: the first and last field of its lines."""
+    """Yield the words and tags of each sentence: the first and last fields of its lines."""
     first, fields = 0, list[list[str]]()
     with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(itertools.chain(stream, [""]), start=1):
@@ -79,7 +79,7 @@ def _read_sentences(path: Path) -> Iterator[tuple[int, Values]]:
                 first = first if fields else number
                 fields.append(words)
                 continue
-            # -DOCSTART- begins a document and is no sentence.
+            # -DOCSTART- begins a document and is not a sentence.
             if fields and fields[0][0] != "-DOCSTART-":
                 whole = min(map(len, fields)) > 1
                 yield (
@@ -97,7 +97,7 @@ def _remember(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
 
 
 def _next_fields(rows: Any, lines: list[str], path: Path) -> list[str] | str | None:
-    """Return the next row's fields, or why it is no row, or None at the end; fill `lines`."""
+    """Return the next row's fields, the reason it is invalid, or None at the end; fill `lines`."""
     line = rows.line_num + 1
     lines.clear()
     try:
@@ -107,14 +107,14 @@ def _next_fields(rows: Any, lines: list[str], path: Path) -> list[str] | str | N
         if "expected after" in str(error):  # the reader continues with the next line
             return QUOTE
         raise PrepareError(
-            f"{path}: line {line}: the row that begins here does not end ({error}): close or "
+            f"{path}: line {line}: the row that starts here does not end ({error}): close or "
             "escape its quote"
         ) from None
 
 
 def _find(column: str, header: list[str], path: Path) -> int:
     if header.count(column) > 1:
-        raise PrepareError(f"{path}: line 1: two columns {column}: rename one")
+        raise PrepareError(f"{path}: line 1: there are two columns {column}: rename one of them")
     if column not in header:
         raise _no_column(path, "line 1: ", column, header)
     return header.index(column)
@@ -122,7 +122,8 @@ def _find(column: str, header: list[str], path: Path) -> int:
 
 def _no_column(path: Path, where: str, column: str, found: Sequence[str]) -> PrepareError:
     return PrepareError(
-        f"{path}: {where}no column {column}, but {', '.join(found) or 'none'}: choose with "
+        f"{path}: {where}there is no column {column}, only {', '.join(found) or 'none'}: choose "
+        "with "
         "--text-column and --label-column"
     )
 
@@ -134,7 +135,7 @@ def _read_objects(
     for number, row in rows:
         where = f"{unit(path)} {number}: "
         if not isinstance(row, dict):
-            raise PrepareError(f"{path}: {where}no row: expected {{{columns[0]!r}: …, …}}")
+            raise PrepareError(f"{path}: {where}not a row: expected {{{columns[0]!r}: …, …}}")
         for column in columns if first else ():
             if column not in row:
                 raise _no_column(path, where, column, list(row))
@@ -152,7 +153,7 @@ def _objects_of_lines(path: Path) -> Iterator[tuple[int, Any]]:
 def _objects_of_list(path: Path) -> Iterator[tuple[int, Any]]:
     rows = _parse(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(path))
     if not isinstance(rows, list):
-        raise PrepareError(f"{path}: is no list of rows: lines with a row each go into a .jsonl")
+        raise PrepareError(f"{path} is not a list of rows: for one row per line, use a .jsonl file")
     return enumerate(rows, start=1)
 
 
@@ -160,4 +161,4 @@ def _parse(data: bytes, where: str) -> Any:
     try:
         return parse(data)
     except ValueError as error:
-        raise PrepareError(f"{where}: not JSON ({error})") from None
+        raise PrepareError(f"{where}: not valid JSON ({error})") from None

@@ -1,4 +1,4 @@
-"""Labelled samples, from the input rows to the entries of the index."""
+"""Labelled samples, from the input rows to the entries in the index."""
 
 import argparse
 import sys
@@ -37,7 +37,7 @@ HOLDOUT = 0.1
 
 
 class LabelledPreparation(Preparation):
-    """Labelled rows become samples for a classifier."""
+    """Turns labelled rows into samples for a classifier."""
 
     kind: ClassVar = {"kind": "labelled"}
     versions: ClassVar = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__}
@@ -59,40 +59,44 @@ class LabelledPreparation(Preparation):
         self._names = self._labels or list(task.labels if task else ())
 
     def _check(self) -> None:
-        """Refuse columns and labels that contradict each other."""
+        """Reject columns and labels that contradict each other."""
         if len(self._text) > 2:
             raise PrepareError(
-                f"--text-column: {len(self._text)} columns: name one of a text, or two of a pair"
+                f"--text-column names {len(self._text)} columns: use one for a text, or two for a "
+                "pair"
             )
         *text, label = self._columns
         if label in text:
             raise PrepareError(
-                f"--text-column {label}: is the label's column too, and would reveal it: name "
-                "another, or another --label-column"
+                f"--text-column {label} is also the label column, which would reveal the label: "
+                "choose "
+                "another --text-column or --label-column"
             )
         if len(set(self._labels)) < len(self._labels):
-            raise PrepareError(f"--label: twice the same in {', '.join(self._labels)}")
+            raise PrepareError(f"--label: {', '.join(self._labels)} contains a label twice")
         task = self._task
         if task and task.of_words and len(text) > 1:
             raise PrepareError(
-                f"--text-column: --task {self._task_name} reads one column, of words"
+                f"--text-column: --task {self._task_name} reads only one column, of words"
             )
         if task and not task.of_words and self._labels and len(self._labels) != len(task.labels):
             its = f"{len(task.labels)} labels" if task.labels else "numbers and no labels"
             raise PrepareError(
-                f"--label, or a recipe's data.labelled.labels: {len(self._labels)} names "
-                f"({', '.join(self._labels)}), but --task {self._task_name} has {its}: name as "
-                "many, or leave out the labels or the task"
+                f"--label or the recipe's data.labelled.labels gives {len(self._labels)} names "
+                f"({', '.join(self._labels)}), but --task {self._task_name} has {its}: give the "
+                "same number, or omit the labels or the task"
             )
         if len(self._labels) == 1:
-            raise PrepareError(f"--label {self._labels[0]}: is the only one: name all labels")
+            raise PrepareError(
+                f"--label {self._labels[0]} is the only label given: list all labels"
+            )
 
     def load_tokenizer(self, path: Path) -> tuple[Tokenizer, int]:
-        """Load a tokenizer that frames texts."""
+        """Load a tokenizer that adds special tokens around texts."""
         return load_framing(path)
 
     def settings(self, sources: list[Source]) -> dict[str, Any]:
-        """Return the settings that decide the samples."""
+        """Return the settings that determine the samples."""
         return {
             "columns": self._columns,
             "labels": self._names,
@@ -105,7 +109,7 @@ class LabelledPreparation(Preparation):
         self, directory: Path, finished: Path, chunk_bytes: int
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Write the samples of each split."""
-        # A copy: names that are found in the rows are no setting.
+        # A copy, because names found in the rows are not a setting.
         labels = Labels(names=[*self._names], scale=self._task.scale if self._task else None)
         of_words = bool(self._task and self._task.of_words)
         blocks, left_out = gather(
@@ -133,19 +137,19 @@ class LabelledPreparation(Preparation):
 
     @staticmethod
     def summary(index: dict[str, Any]) -> str:
-        """Return the numbers of samples and labels; warn of rows that were left out."""
+        """Return the numbers of samples and labels; warn about rows that were left out."""
         for part in index["left_out"]:
             print(f"warning: {_bad_rows(part)}", file=sys.stderr)
         for label in index["labels"]:
             if not any(entry["labels"].get(label) for entry in index["splits"].values()):
-                print(f"warning: label {label}: no sample has it", file=sys.stderr)
+                print(f"warning: no sample has the label {label}", file=sys.stderr)
         splits = []
         for name, entry in index["splits"].items():
             labels = ", ".join(f"{label} {count:,}" for label, count in entry["labels"].items())
             splits.append(
                 f"{name} {entry['samples']:,} samples" + (f" ({labels})" if labels else "")
             )
-        cut = f", {index['cut']:,} of them cut off" if index["cut"] else ""
+        cut = f", {index['cut']:,} of them truncated" if index["cut"] else ""
         return f"{', '.join(splits)}{cut}, vocabulary {index['vocab_size']:,}"
 
     def _keep_tokenizer(self, blocks: list[RowBlock], directory: Path) -> Path:
@@ -183,29 +187,31 @@ def _files(given: argparse.Namespace) -> list[InputFile]:
     for file in found:
         if file.path.suffix not in FORMATS:
             formats = ", ".join(FORMATS)
-            raise PrepareError(f"{file.path}: its name says no format of rows: {formats}")
+            raise PrepareError(
+                f"{file.path}: the suffix of a file of rows must be one of {formats}"
+            )
     return found
 
 
 def _split_of(file: InputFile) -> InputFile:
-    """Return the file, with MNLI's second evaluation split, validation_mismatched, kept apart."""
+    """Return the file; MNLI's validation_mismatched becomes a separate evaluation split."""
     mismatched = file.split == "eval" and "mismatched" in file.name
     return replace(file, split="eval_mismatched") if mismatched else file
 
 
 def _to_train_on(file: InputFile, named: list[Path]) -> InputFile:
-    """Refuse files of another split: the scores would not show that they were trained on."""
+    """Reject files of another split: scores would not show that they were used for training."""
     inside = Path(*Path(file.name).parts[1:])
     if file.path not in named and (split := split_of(inside)) not in (None, "train"):
         raise PrepareError(
-            f"{TEXT_OPTION} {file.path.parent}: {file.path.name} is called as if it were of the "
-            f"split {split}: name the files to train on, and those to evaluate on with --eval"
+            f"{TEXT_OPTION} {file.path.parent}: {file.path.name} looks like part of the "
+            f"{split} split: name the files to train on, and pass those to evaluate on with --eval"
         )
     return file
 
 
 def _bad_rows(part: dict[str, Any]) -> str:
-    """Return what was left out of a file, and where, as a sentence."""
+    """Return a sentence about the rows that were left out of a file, and their places."""
     unit = "line" if "first_lines" in part else "row"
     first = part[f"first_{unit}s"]
     places = ", ".join(map(str, first)) + (", …" if len(first) < part["rows"] else "")

@@ -16,11 +16,11 @@ from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import InputFile
 
 NO_TEXT = "no text"
-NOT_TEXT = "a value that is no text"
+NOT_TEXT = "a value that is not text"
 NO_LABEL = "no label"
-UNEQUAL = "more words than labels, or fewer"
+UNEQUAL = "more or fewer words than labels"
 NAMED = 5
-"""How many rows that are left out for one reason are named."""
+"""How many of the rows left out for one reason are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class RowBlock:
         return self.end - self.first
 
     def rows(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield the label and the texts of every row; where words have labels, both are lists."""
+        """Yield the label and the texts of every row. If words have labels, both are lists."""
         with self.path.open("rb") as stream:
             stream.seek(self.first)
             for line in stream.read(self.size).splitlines():
@@ -58,7 +58,8 @@ def gather(
 ) -> tuple[list[RowBlock], list[dict[str, Any]]]:
     """Read all rows, by split, into the directory; the last column is the label.
 
-    Return the blocks, and for each file and reason how many rows were left out, and the first ones.
+    Return the blocks, and for each file and reason the number of rows left out and the first of
+    them.
     """
     blocks: list[RowBlock] = []
     left_out: list[dict[str, Any]] = []
@@ -80,7 +81,9 @@ def gather(
             end = stream.tell()
         if not end:
             names = ", ".join(str(file.path) for file in files if file.split == split)
-            raise PrepareError(f"{names}: no row has both a text and a label: nothing is left")
+            raise PrepareError(
+                f"{names}: no row has both a text and a label, so there are no samples"
+            )
         cuts += [end] if cuts[-1] < end else []
         blocks += [
             RowBlock(number=len(blocks) + place, split=split, path=output, first=a, end=b)
@@ -97,7 +100,7 @@ def _checked(
     left_out: list[dict[str, Any]],
     take: Callable[[Values, Labels, str], list[Any] | str],
 ) -> Iterator[bytes]:
-    """Yield whole rows as JSON lines; record the others in `left_out`."""
+    """Yield valid rows as JSON lines; record the others in `left_out`."""
     bad: dict[str, list[int]] = {}
     for number, values in read_rows(file.path, columns):
         where = f"{file.path}: {unit(file.path)} {number}"
@@ -118,7 +121,7 @@ def _checked(
 
 
 def _take(values: Values, labels: Labels, where: str) -> list[str] | str:
-    """Return a row's label and texts, or why it is left out."""
+    """Return a row's label and texts, or the reason it is left out."""
     if isinstance(values, str):
         return values
     *texts, label = values
@@ -131,13 +134,13 @@ def _take(values: Values, labels: Labels, where: str) -> list[str] | str:
 
 
 def _take_words(values: Values, labels: Labels, where: str) -> list[Any] | str:
-    """Return the labels of a row's words and the words, or why it is left out."""
+    """Return the labels of a row's words and the words, or the reason the row is left out."""
     if isinstance(values, str):
         return values
     words, tags = values
     if not all(isinstance(part, list | tuple) for part in values):
         raise PrepareError(
-            f"{where}: a list of words and one of their labels are expected: choose the columns "
+            f"{where}: expected a list of words and a list of their labels: choose the columns "
             "with --text-column and --label-column"
         )
     if not words:
@@ -154,7 +157,7 @@ def _is_text(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        value.encode()  # JSON can spell half a character, which is not text
+        value.encode()  # JSON can contain half a surrogate pair, which is not text
     except UnicodeEncodeError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Samples of labelled rows: a framed text or pair in tokens of one length, and labels."""
+"""Samples of labelled rows: framed texts or pairs as tokens of a fixed length, with labels."""
 
 import itertools
 import json
@@ -22,19 +22,20 @@ from trnslurm.prepare.workers import Work, read_arrays
 _ROWS_AT_ONCE = 1000
 _PADS = ("<pad>", "[PAD]")
 SPLITS = ("train", "eval", "eval_mismatched")
-"""eval_mismatched is MNLI's: rows of kinds of text that are not in the training rows."""
+"""eval_mismatched is MNLI's: rows of kinds of text that the training rows do not contain."""
 
 Samples = NDArray[Any]
 """Records of SampleWork._sample_type."""
 
 UNLABELLED = -100
-"""The label of a token that begins no word. PyTorch's cross entropy leaves these out."""
+"""The label of a token that does not begin a word. PyTorch's cross entropy ignores these."""
 
 
 def load_framing(path: Path) -> tuple[Tokenizer, int]:
-    """Load a tokenizer that frames texts, and the id that fills a sample up.
+    """Load a tokenizer that frames texts, and the id that pads a sample.
 
-    It is WordPiece, which frames texts as for BERT here, or one that frames texts itself.
+    The tokenizer is WordPiece, which frames texts as for BERT here, or one that frames texts
+    itself.
     """
     read = tokenizer.read(path)
     if isinstance(read.model, models.WordPiece):
@@ -45,16 +46,17 @@ def load_framing(path: Path) -> tuple[Tokenizer, int]:
     pad = next((vocabulary[name] for name in _PADS if name in vocabulary), None)
     if pad is None or read.post_processor is None or not read.num_special_tokens_to_add(False):
         raise PrepareError(
-            f"{path}: is {type(read.model).__name__} without a token for padding, or without any "
-            "around a text: choose a tokenizer of BERT's, RoBERTa's or ALBERT's"
+            f"{path} is {type(read.model).__name__} without a padding token, or without special "
+            "tokens "
+            "around a text: choose a BERT, RoBERTa or ALBERT tokenizer"
         )
     return read, pad
 
 
 def begin_words(path: Path) -> None:
-    """Change RoBERTa's tokenizer.json so that single words get the tokens they have in a text.
+    """Change RoBERTa's tokenizer.json so that single words get the same tokens as in a text.
 
-    Its tokens for a word differ after a space; transformers asks for add_prefix_space=True as well.
+    Its tokens for a word differ after a space. transformers requires add_prefix_space=True as well.
     """
     values = json.loads(path.read_text(encoding="utf-8"))
     changed = False
@@ -78,19 +80,19 @@ class SampleWork(Work[RowBlock, int]):
     tokenizer: Path
     seq_len: int
     numbers: dict[str, int]
-    """The number of each label; empty: labels are numbers on a scale."""
+    """The number of each label; empty if labels are numbers on a scale."""
     of_words: bool = False
-    """Every word has a label."""
+    """Whether every word has a label."""
 
     def find(self, block: RowBlock) -> int | None:
-        """Return the number of texts cut off, if an earlier run finished the block."""
+        """Return the number of truncated texts, if an earlier run finished the block."""
         arrays = read_arrays(self.path(block.number))
         return None if arrays is None else int(arrays["cut"])
 
     def start(self) -> Callable[[RowBlock], int]:
-        """Set up one worker; return its function."""
+        """Set up one worker; return the function that does its work."""
         framed, pad = load_framing(self.tokenizer)
-        # The longer text of a pair is cut first.
+        # The longer text of a pair is truncated first.
         framed.enable_truncation(self.seq_len, strategy="longest_first")
         kind = self._sample_type(tokenizer.vocab_size(framed))
         return lambda block: self._make(block, framed, kind, pad)
@@ -141,7 +143,7 @@ class SampleWork(Work[RowBlock, int]):
 
 
 def first_pieces(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Yield the place of each word's first token, and the number of the word; None: no word."""
+    """Yield the position of each word's first token, and the word's number; skip None."""
     before = None
     for place, word in enumerate(words):
         if word is not None and word != before:
@@ -165,7 +167,7 @@ def write_splits(
             held_out = hold_out(labels if by_label else np.zeros(len(labels), np.int32), holdout)
             if not 0 < held_out.sum() < len(labels):
                 raise PrepareError(
-                    f"too few rows ({len(labels)}) to hold out a share of {holdout} of them: use "
+                    f"too few rows ({len(labels)}) to hold out a share of {holdout}: use "
                     "another --holdout, or --eval"
                 )
             entries["eval"] = _write(output / "eval.npy", parts, work, held_out, names)

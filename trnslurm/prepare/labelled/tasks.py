@@ -8,7 +8,7 @@ from trnslurm.prepare.errors import PrepareError
 
 _TAG = re.compile("O|[BIES]-.+")
 DEFAULT_METRICS = ("accuracy", "macro_f1")
-"""For rows that belong to no task."""
+"""Metrics for rows that do not belong to a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +17,14 @@ class Task:
 
     text: tuple[str, ...]
     labels: tuple[str, ...]
-    """Label names in numeric order; empty: the labels in the rows, or numbers on the scale."""
+    """Label names in numeric order; empty for the labels in the rows, or numbers on the scale."""
     label: str = "label"
     """The column of the label."""
     of_words: bool = False
     """Whether the text is a list of words, and the label a list with a label for each word."""
     metrics: tuple[str, ...] = ("accuracy",)
     scale: tuple[float, float] | None = None
-    """The smallest and the largest label that is a number."""
+    """The smallest and the largest value of a numeric label."""
 
 
 _SENTENCES = ("sentence1", "sentence2")
@@ -53,20 +53,20 @@ _ENTITIES = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
 
 
 def find_task(name: str) -> Task | None:
-    """Return the task, or None if unnamed."""
+    """Return the task, or None if no name is given."""
     if not name:
         return None
     if name == NER:
         return _WORDS
     if name not in TASKS:
         raise PrepareError(
-            f"--task {name}: no task of GLUE, which are {', '.join(TASKS)}; nor {NER}, of words"
+            f"--task {name}: must be a GLUE task ({', '.join(TASKS)}), or {NER} for words"
         )
     return TASKS[name]
 
 
 def find_metrics(task: Task | None, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the scores by which a model is judged."""
+    """Return the metrics that are used to evaluate a model."""
     if not task:
         return DEFAULT_METRICS
     if not task.of_words:

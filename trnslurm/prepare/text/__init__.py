@@ -1,1 +1,1 @@
-"""The text to prepare: its files, its documents, and the chunks that are worked on."""
+"""The text to prepare: its files, its documents, and the chunks that are processed."""

@@ -1,4 +1,4 @@
-"""Documents: how they are made of lines or rows; and chunks, which are cut between documents."""
+"""Documents, which are made of lines or rows, and chunks, which are cut between documents."""
 
 import functools
 import io
@@ -20,7 +20,7 @@ _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 BY_FILE = "line of JSON lines, else blank-line"
 """The default for text and rows together."""
 _MOST_CHUNKS = 4096
-# Characters per call of a tokenizer, whose result takes about fifty times as much memory.
+# Characters per tokenizer call. Its result uses about fifty times as much memory.
 _BATCH_CHARACTERS = 500_000
 
 
@@ -29,10 +29,10 @@ class Rule:
     """How a file is cut into documents."""
 
     per: str
-    """line (a line of text, a row), blank-line (ends one), file, start (a line that matches), or
-    BY_FILE."""
+    """line (a line of text or a row), blank-line (a blank line ends a document), file, start (a
+    matching line starts a document), or BY_FILE."""
     start: str = ""
-    """The regular expression of a line that begins a document."""
+    """The regular expression for a line that starts a document."""
     column: str = "text"
     """The key of a row's text in JSON lines."""
 
@@ -43,7 +43,7 @@ class Rule:
         return replace(self, per="line" if path.suffix == JSON_LINES else "blank-line")
 
     def as_json(self) -> dict[str, str]:
-        """Return what the index keeps."""
+        """Return the rule as stored in the index."""
         return asdict(self)
 
 
@@ -59,7 +59,7 @@ class TextFile:
         return self.path.suffix == JSON_LINES  # needed for each line, and slow to compute
 
     def text(self, line: bytes, offset: int) -> str | None:
-        """Return the text of one line; None for an empty line between rows."""
+        """Return the text of one line, or None for an empty line between rows."""
         if not self._is_rows:
             text = line.decode("utf-8")
             return text.removeprefix("\ufeff") if offset == 0 else text
@@ -69,17 +69,17 @@ class TextFile:
             row = parse(line)
         except ValueError as error:
             raise PrepareError(
-                f"{self._line_at(offset)} is not JSON ({error}): each must be a row"
+                f"{self._line_at(offset)} is not valid JSON ({error}): each line must be a row"
             ) from None
         try:
             text = row[self.rule.column]
             if not isinstance(text, str):
                 raise TypeError
-            text.encode("utf-8")  # JSON can spell half a character, which is not text
+            text.encode("utf-8")  # JSON can contain half a surrogate pair, which is not text
         except (ValueError, LookupError, TypeError):
             raise PrepareError(
-                f"{self._line_at(offset)} is no row with a text {self.rule.column!r}: another can "
-                "be chosen with --column"
+                f"{self._line_at(offset)} is not a row with a text {self.rule.column!r}: choose "
+                "another column with --column"
             ) from None
         # Rows that are documents are not changed.
         return text if self.rule.per == "line" or text.endswith("\n") else text + "\n"
@@ -99,7 +99,7 @@ class TextFile:
         return iter([text for text in found if text and not text.isspace()])
 
     def _texts(self, data: bytes, offset: int) -> Iterator[str]:
-        # Lines of bytes end at a line feed only; str.splitlines knows many other ends.
+        # Lines of bytes end only at a line feed; str.splitlines knows many other ends.
         for line in io.BytesIO(data):
             text = self.text(line, offset)
             offset += len(line)
@@ -169,7 +169,8 @@ class Chunk:
 def choose_chunk_bytes(sources: list[Source]) -> int:
     """Return a size that keeps all processes busy without making too many chunks."""
     total: int = sum(source["bytes"] for source in sources)
-    # Not by the number of processes: a run with another number resumes with the same chunks.
+    # Independent of the number of processes, so that a run with another number resumes the same
+    # chunks.
     return min(max(total // _MOST_CHUNKS, 1 << 20), 64 << 20)
 
 
@@ -192,7 +193,7 @@ def cut(files: list[InputFile], rule: Rule, chunk_bytes: int, directory: Path) -
 
 def _split(text: str, per: str) -> list[str]:
     """Return the lines or paragraphs of a text, without line ends."""
-    # Line feeds only: str.splitlines knows many other ends.
+    # Only line feeds: str.splitlines knows many other ends.
     found = text.split("\n") if per == "line" else _BLANK_LINES.split(f"\n{text}\n")
     if per == "blank-line":
         found[0] = found[0].removeprefix("\n")

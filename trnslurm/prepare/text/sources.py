@@ -1,4 +1,4 @@
-"""The files that text comes from: which ones, their splits and their contents."""
+"""The files that text comes from: which files, their splits and their contents."""
 
 import codecs
 import hashlib
@@ -15,14 +15,14 @@ DATASET = "dataset.json"
 TEXT_OPTION = "--text or --input"
 TEXTS = (".txt", ".jsonl")
 TABLES = (".parquet", ".arrow")
-# The names that libraries use, and ours.
+# The names that libraries use, and our names for them.
 _SPLITS = {"train": "train", "validation": "eval", "valid": "eval", "dev": "eval", "test": "test"}
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """A file to read, by the name that the index will give it."""
+    """A file to read, with the name that the index will use for it."""
 
     name: str
     path: Path
@@ -36,7 +36,7 @@ Source = dict[str, Any]
 def text_files(
     paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = TEXT_OPTION
 ) -> list[InputFile]:
-    """Return the named text files, and the files in the named directories, all to train on."""
+    """Return the given text files, and the files in the given directories, all for training."""
     found = []
     for path in paths:
         if not path.is_dir():
@@ -45,13 +45,13 @@ def text_files(
         inside = [file for file in files_below(path, "*") if file.path.suffix in suffixes]
         if not inside:
             words = ", ".join(suffixes)
-            raise PrepareError(f"{option} {path}: no text in this directory ({words})")
+            raise PrepareError(f"{option} {path}: this directory contains no text files ({words})")
         found += inside
     return found
 
 
 def files_below(directory: Path, pattern: str) -> list[InputFile]:
-    """Return the files in a directory, to train on; hidden ones are skipped."""
+    """Return the files in a directory, for training; skip hidden files."""
     return [
         InputFile(name=f"{directory.name}/{path.relative_to(directory)}", path=path, split="train")
         for path in _files(directory)
@@ -60,7 +60,7 @@ def files_below(directory: Path, pattern: str) -> list[InputFile]:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return every file in a directory but hidden ones, in order."""
+    """Return every file in a directory except hidden ones, in order."""
 
     def refuse(error: OSError) -> NoReturn:
         raise PrepareError(f"{error.filename}: cannot be read ({error.strerror})")
@@ -85,19 +85,19 @@ def dataset_files(
             found.append(InputFile(name=str(name), path=path, split=split_of(name) or "train"))
     if not any(file.split == "train" for file in found):
         raise PrepareError(
-            f"--dataset {directory}: has no file of a split train ({', '.join(suffixes)})"
+            f"--dataset {directory}: contains no files of a train split ({', '.join(suffixes)})"
         )
     return [file for file in found if file.split != "test"]
 
 
 def split_of(name: Path) -> str | None:
-    """Return a file's split, from the beginning of its name or of a directory's above it."""
+    """Return a file's split, from the beginning of its name or of a parent directory's."""
     words = [part.replace(".", "-").replace("_", "-").split("-")[0] for part in name.parts]
     return next((_SPLITS[word] for word in words if word in _SPLITS), None)
 
 
 def dataset_notes(directory: Path) -> dict[str, Any]:
-    """Read what fetch noted about a dataset; other datasets have no notes."""
+    """Read the notes that fetch left about a dataset; other datasets have none."""
     path = directory / DATASET
     try:
         notes = parse(path.read_text(encoding="utf-8"))
@@ -106,12 +106,12 @@ def dataset_notes(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PrepareError(f"{path}: cannot be read ({error}): fetch the dataset again") from None
     if not isinstance(notes, dict):
-        raise PrepareError(f"{path}: expected keys and values: fetch the dataset again")
+        raise PrepareError(f"{path} does not contain keys and values: fetch the dataset again")
     return notes
 
 
 def read_through(files: list[InputFile]) -> list[Source]:
-    """Read every file once, for its checksum, and check that text is UTF-8."""
+    """Read every file once for its checksum, and check that text is UTF-8."""
     sizes = []
     for file in files:
         try:
@@ -135,13 +135,15 @@ def read_through(files: list[InputFile]) -> list[Source]:
         if file.path.suffix not in TABLES:
             _check_utf8(file.path, decoder, b"", position)
         if position != size:
-            raise PrepareError(f"{file.path}: changed while it was read: run again")
+            raise PrepareError(f"{file.path} changed while it was read: run the command again")
         entry = {"name": file.name, "split": file.split}
         sources.append(entry | {"bytes": size, "sha256": digest.hexdigest()})
         done += size
     progress.finish()
     if not done:
-        raise PrepareError(f"no text: {', '.join(str(file.path) for file in files)} is empty")
+        raise PrepareError(
+            f"there is no text: {', '.join(str(file.path) for file in files)} is empty"
+        )
     return sources
 
 
@@ -150,19 +152,19 @@ def _check_utf8(
 ) -> None:
     held = len(decoder.getstate()[0])
     if not held and block.isascii():
-        return  # several times faster than to decode it
+        return  # several times faster than decoding it
     try:
         decoder.decode(block, final=not block)
     except UnicodeDecodeError as error:
         place = position - held + error.start
         raise PrepareError(
-            f"{path}: not UTF-8 at byte {place}, in line {_line_at(path, place)}: convert it "
+            f"{path}: not UTF-8 at byte {place}, on line {_line_at(path, place)}: convert it "
             "first, for example with iconv"
         ) from None
 
 
 def _line_at(path: Path, place: int) -> int:
-    """Return the number of the line that holds a byte."""
+    """Return the number of the line that contains a byte."""
     line = 1
     with path.open("rb") as stream:
         while place > 0 and (block := stream.read(min(place, _BLOCK))):

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: their rows, or unpacked into JSON lines; the only user of pyarrow."""
+"""Reads rows of Parquet and Arrow files, or unpacks them to JSON lines; needs pyarrow."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ _ROWS = 1000
 
 
 def unpack(path: Path, column: str, output: Path) -> None:
-    """Write the text column of a table as JSON lines; the output appears whole."""
+    """Write the text column of a table as JSON lines; the output appears only when complete."""
     with replacing(output) as stream:
         for (texts,) in _batches(path, [column]):
             lines = (json.dumps({column: text}, ensure_ascii=False) for text in texts)
@@ -33,8 +33,9 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise PrepareError(
-            f"{path}: reading {path.suffix} needs pyarrow: pip install pyarrow, or make JSON lines "
-            "of it"
+            f"{path}: reading {path.suffix} requires pyarrow: run pip install pyarrow, or convert "
+            "it to JSON "
+            "lines"
         ) from None
     try:
         if path.suffix == ".parquet":
@@ -45,7 +46,9 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
             for column in columns:
                 if column not in batch.schema.names:
                     names = ", ".join(batch.schema.names)
-                    raise PrepareError(f"{path}: no column {column}, but {names}: choose another")
+                    raise PrepareError(
+                        f"{path}: there is no column {column}, only {names}: choose another"
+                    )
             yield [batch.column(column).to_pylist() for column in columns]
     except (pyarrow.ArrowException, OSError) as error:
         raise PrepareError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
