@@ -22,7 +22,7 @@ from .cluster import AT_ONCE, Sandbox, sandbox
 pytestmark = pytest.mark.rest
 
 UP = ("up", "--nodes", "1", "--python", sys.executable)
-NOT_UP = "sandbox sandbox is not up: `trnslurm sandbox up` starts it"
+NOT_UP = "sandbox sandbox is not running: start it with `trnslurm sandbox up`"
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_holder_killed(cluster: Sandbox) -> None:
     for command in ("status", "env", "exec -- true", "exec --node 1 -- true", "fault 1 freeze"):
         assert cluster.trnslurm(*command.split()).error == NOT_UP
     for command in ("sinfo", "srun", "sbatch"):
-        words = f"{command}: sandbox sandbox is not up: trnslurm sandbox up"
+        words = f"{command}: sandbox sandbox is not running: use trnslurm sandbox up"
         assert cluster.slurm(command).error == words
     clusters = cluster.run([sys.executable, "-m", "trnslurm", "clusters"]).ok
     assert "sandbox" not in clusters

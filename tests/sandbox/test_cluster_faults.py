@@ -168,7 +168,7 @@ def test_power_off_and_on(four: Sandbox) -> None:
     assert four.on_node(3, "touch", "/dev/shm/before").code == 0
     assert reaches(four, 1, 3)
     assert four.fault(3, "power-off") == f"{NAME.format(3)}: powered off"
-    off = f"{NAME.format(3)} is off: power-on starts it"
+    off = f"{NAME.format(3)} is off: start it with power-on"
     for fault in ("power-off", "freeze", "link-down", "slurmd-kill"):
         assert four.trnslurm("fault", 3, fault).error == f"sandbox sandbox: {off}"
     assert four.on_node(3, "true").error == "sandbox sandbox: node 3 is off"
@@ -213,26 +213,26 @@ def test_signal_by_command_line(four: Sandbox) -> None:
             assert line_of(process) == "runs\n"
         pattern = r"mark \[proc\] /tmp/\S+$"
         said = four.fault("proc", NAME.format(1), pattern, "kill")
-        assert said == f"{NAME.format(1)}: 2 processes signalled"
+        assert said == f"{NAME.format(1)}: 2 processes signaled"
         assert [process.wait(180) for process in processes[:2]] == [-9, -9]
         words = f"sandbox sandbox: no process on {NAME.format(1)} matches {pattern!r}"
         assert four.trnslurm("fault", "proc", 1, pattern, 9).error == words
         assert states_of(mark) == ["S", "S"]
-        assert "1 process signalled" in four.fault("proc", 2, pattern, 15)
+        assert "1 process signaled" in four.fault("proc", 2, pattern, 15)
         assert processes[2].wait(180) != 0
         assert states_of(mark) == ["S"]
 
 
 def test_one_process_stopped_and_continued(four: Sandbox) -> None:
     with step(four, 2, "mark-stop"):
-        assert "1 process signalled" in four.fault("proc", 2, "mark-stop$", "STOP")
+        assert "1 process signaled" in four.fault("proc", 2, "mark-stop$", "STOP")
         eventually(lambda: states_of("mark-stop") == ["T"])
-        assert "1 process signalled" in four.fault("proc", 2, "mark-stop$", "SIGCONT")
+        assert "1 process signaled" in four.fault("proc", 2, "mark-stop$", "SIGCONT")
         eventually(lambda: states_of("mark-stop") == ["S"])
 
 
 def test_signal_to_everything_spares_the_first_process(four: Sandbox) -> None:
-    assert "signalled" in four.fault("proc", 1, ".", "CONT")
+    assert "signaled" in four.fault("proc", 1, ".", "CONT")
     four.fault("proc", 1, ".", "KILL")  # slurmd and its munged with it
     eventually(lambda: "no process" in four.trnslurm("fault", "proc", 1, ".", "KILL").err)
     assert four.state()["nodes"][0]["power"] == "on"
@@ -244,9 +244,9 @@ def test_signal_to_everything_spares_the_first_process(four: Sandbox) -> None:
     ("words", "said"),
     [
         ("proc 1 [ TERM", "fault proc: pattern '[': unterminated character set"),
-        ("proc 1 x NOSUCH", "fault proc: no signal 'NOSUCH': use TERM, KILL, USR1 or the like"),
-        ("proc 1 x 99", "fault proc: no signal '99': use TERM, KILL, USR1 or the like"),
-        ("proc 1 x 0", "fault proc: no signal '0': use TERM, KILL, USR1 or the like"),
+        ("proc 1 x NOSUCH", "fault proc: there is no signal 'NOSUCH': use TERM, KILL, USR1"),
+        ("proc 1 x 99", "fault proc: there is no signal '99': use TERM, KILL, USR1 or"),
+        ("proc 1 x 0", "fault proc: there is no signal '0': use TERM, KILL, USR1 or"),
         ("proc 5 x TERM", "no node '5' in this sandbox: use 1 to 4, "),
         ("neuron 5 neuron-ls ok", "no node '5' in this sandbox: use 1 to 4, "),
         ("neuron 1 neuron-lz ok", "no stand-in for 'neuron-lz' (did you mean \"neuron-ls\"?)"),
@@ -265,7 +265,7 @@ def test_small_file_system(four: Sandbox, tmp_path: Path) -> None:
     directory.mkdir()
     said = four.fault("disk", directory, "1M")
     assert said == f"{directory} is a file system of 1 MiB inside the sandbox"
-    words = f"a file system is already mounted on {directory}: disk {directory} off"
+    words = f"a file system is already mounted on {directory}: use disk {directory} off"
     assert four.trnslurm("fault", "disk", directory, "2M").error == f"sandbox sandbox: {words}"
 
     (directory / "outside").touch()  # not seen inside, and the other way round
@@ -278,11 +278,11 @@ def test_small_file_system(four: Sandbox, tmp_path: Path) -> None:
     job = four.slurm("srun", "--nodelist=compute-dy-trn1-3", *argv, cwd=directory)
     assert (job.code, "No space left on device" in job.err) == (1, True)
 
-    assert four.fault("disk", directory, "off") == f"{directory} is as before"
+    assert four.fault("disk", directory, "off") == f"{directory} is restored"
     assert four.trnslurm("exec", "--node", 2, "--", "ls", directory).ok == "outside\n"
-    words = f"sandbox sandbox: no file system of the sandbox is mounted on {directory}"
+    words = f"sandbox sandbox: no sandbox file system is mounted on {directory}"
     assert four.trnslurm("fault", "disk", directory, "off").error == words
-    words = f"fault disk: {directory} must be an empty directory of yours"
+    words = f"fault disk: {directory} must be an empty directory that you own"
     assert four.trnslurm("fault", "disk", directory, "1M").error == words
 
 

@@ -119,7 +119,7 @@ def test_up_again_is_nothing(four: Sandbox) -> None:
 def test_up_with_other_settings_is_refused(four: Sandbox, options, words: str) -> None:
     holder = four.holder
     done = four.trnslurm("up", "--python", sys.executable, *options)
-    assert done.error.startswith(f"sandbox sandbox is up with other settings ({words}): take it")
+    assert done.error.startswith(f"sandbox sandbox is running with other settings ({words}): stop")
     assert four.holder == holder
 
 

@@ -133,7 +133,8 @@ def test_everything_in_it_is_the_users(user, cluster: Sandbox, home: Path) -> No
 def test_further_users_need_root(cluster: Sandbox) -> None:
     done = cluster.trnslurm("up", "--name", "more", "--users", 2, "--python", cluster.python)
     assert done.error == (
-        "--users 2: only root can run processes of other users here: use sudo, or leave it out"
+        "--users 2: only root can run processes of other users on this machine: use "
+        "sudo, or remove --users"
     )
 
 

@@ -182,7 +182,7 @@ def test_an_unknown_behaviour_is_one_error_line(stage, tool, word):
     assert (code, out) == (2, "")
     path = stage.home / "all" / tool
     assert re.fullmatch(
-        rf'error: {re.escape(str(path))}: unknown behaviour "{word}".* ok, .*\n', err
+        rf'error: {re.escape(str(path))}: unknown behavior "{word}".* ok, .*\n', err
     )
 
 

@@ -207,7 +207,7 @@ def test_what_slurm_shows_but_does_not_read_is_left_out() -> None:
         ),
         (json.dumps(DUMP | {"partitions": [{}]}), "not written by"),
         (json.dumps(DUMP | {"qos": [["normal"]]}), "not written by"),
-        (json.dumps(DUMP | {"nodes": []}), "there are no nodes in it"),
+        (json.dumps(DUMP | {"nodes": []}), "contains no nodes"),
         (json.dumps(DUMP | {"nodes": [NODE | {"NodeName": "../x"}]}), "cannot be named '../x'"),
         (json.dumps(DUMP | {"config": {"KillWait": "1\nInclude=/x"}}), "not written by"),
         (json.dumps(DUMP | {"partitions": [{"PartitionName": "a Default=YES"}]}), "no word of"),

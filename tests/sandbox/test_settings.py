@@ -33,7 +33,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterato
 @pytest.mark.parametrize("command", ["up", "down", "status", "env"])
 def test_bad_name(cli, command: str, name: str) -> None:
     done = cli("sandbox", command, f"--name={name}")
-    words = "use up to 20 lower-case letters, digits and '-'"
+    words = "use up to 20 lowercase letters, digits and '-'"
     assert (done.code, done.error) == (1, f"sandbox name {name!r}: {words}")
 
 
@@ -46,14 +46,14 @@ def test_bad_name_in_the_environment(cli, monkeypatch: pytest.MonkeyPatch) -> No
 COUNTS = ("CPUs=abc", "CPUs=0", "cpus=-1", "Sockets=2x", "RealMemory=1G")
 GRES = ("gpu", "gpu:0", "gpu:a100", "gpu:8,", ",gpu:8", "gpu:8G", "a:b:c:1")
 REFUSED = {
-    **{f"--nodes={n}": f"--nodes {n}: a sandbox has 1 to 256 nodes" for n in (-1, 0, 257)},
-    **{f"--users={n}": f"--users {n}: a sandbox has 0 to 8 further users" for n in (-1, 9)},
+    **{f"--nodes={n}": f"--nodes {n}: a sandbox can have 1 to 256 nodes" for n in (-1, 0, 257)},
+    **{f"--users={n}": f"--users {n}: a sandbox can have up to 8 additional" for n in (-1, 9)},
     "--like=trn1.32xlarg": "'trn1.32xlarg' (did you mean \"trn1.32xlarge\"?)",
     "--like=local": "unknown instance type 'local'; known: trn1.2xlarge, ",
     "--like=p4d.24xlarge --neuron-stand-ins": "p4d.24xlarge has no Neuron devices",
     "--set KillWait=": "KillWait needs a value",
     **{f"--set {asked}": f"--set {asked}: " for asked in COUNTS},
-    **{f"--set Gres={gres}": "Gres takes name:count or name:type:count" for gres in GRES},
+    **{f"--set Gres={gres}": "Gres must be name:count or name:type:count" for gres in GRES},
 }
 
 
@@ -66,16 +66,17 @@ def test_option_that_is_refused(cli, words: str) -> None:
 @pytest.mark.parametrize("key", [*NODE_KEYS, "Features"])
 def test_word_of_a_node_line_has_no_blank(cli, key: str) -> None:
     """Slurm knows two names of Feature, so neither may carry a blank into the node lines."""
-    assert "takes one word" in cli(*UP, "--set", f"{key.lower()}=8 State=DOWN").error
+    assert "must be a single word" in cli(*UP, "--set", f"{key.lower()}=8 State=DOWN").error
 
 
 def test_user_that_it_does_not_have() -> None:
     assert SandboxSettings(users=2).check_user("bob") == "bob"
     for settings, words in (
-        (SandboxSettings(users=2), "it has alice, bob"),
+        (SandboxSettings(users=2), "its users are alice, bob"),
         (SandboxSettings(), "up --users 2"),
     ):
-        with pytest.raises(SandboxError, match=rf"^no user 'carol' in this sandbox: .*{words}"):
+        said = rf"^there is no user 'carol' in this sandbox: .*{words}"
+        with pytest.raises(SandboxError, match=said):
             settings.check_user("carol")
 
 
@@ -89,7 +90,7 @@ def test_user_that_it_does_not_have() -> None:
 )  # fmt: skip
 def test_setting_that_is_no_line_of_slurm_conf(cli, setting: str) -> None:
     done = cli(*UP, "--set", setting)
-    assert (done.code, "expected Key=Value, a line of slurm.conf" in done.error) == (1, True)
+    assert (done.code, "expected Key=Value, a line for slurm.conf" in done.error) == (1, True)
     assert done.error.isprintable()
 
 
@@ -97,7 +98,7 @@ def test_setting_that_is_no_line_of_slurm_conf(cli, setting: str) -> None:
 @pytest.mark.parametrize("key", OWNED_KEYS)
 def test_key_that_holds_the_sandbox_together(cli, key: str, change: Callable[[str], str]) -> None:
     asked = f"{change(key)}=x"
-    words = f"--set {asked}: {change(key)} holds the sandbox together and cannot be set"
+    words = f"--set {asked}: the sandbox depends on {change(key)}, so it cannot be set"
     assert cli(*UP, "--set", asked).error == words
 
 
@@ -148,7 +149,9 @@ def test_node_by_number_or_name() -> None:
     assert settings.node_number("12") == 12
     assert settings.node_number("compute-dy-trn1-12") == 12
     for wrong in ("0", "13", "-1", "", "compute-dy-trn1-13", "compute-dy-trn1", "²", "1.0"):
-        with pytest.raises(SandboxError, match=r"use 1 to 12, or a name as in compute-dy-trn1-1$"):
+        with pytest.raises(
+            SandboxError, match=r"use 1 to 12, or a name such as compute-dy-trn1-1$"
+        ):
             settings.node_number(wrong)
 
 
@@ -161,23 +164,23 @@ NODE_USAGE = "expected NODE slurmd-kill|slurmd-start|freeze|thaw|link-down|link-
         ("1", NODE_USAGE),
         ("1 freeze now", NODE_USAGE),
         ("freeze", NODE_USAGE),
-        ("1 freze", 'fault 1 freze: no such fault (did you mean "freeze"?)'),
-        ("1 burn", "fault 1 burn: no such fault: slurmd-kill, "),
+        ("1 freze", 'fault 1 freze: there is no such fault (did you mean "freeze"?)'),
+        ("1 burn", "fault 1 burn: there is no such fault: slurmd-kill, "),
         ("ctld", "fault ctld: expected ctld kill|start"),
         ("ctld stop", "fault ctld stop: expected kill or start"),
         ("dbd kill now", "expected dbd kill|start"),
         ("proc 1 train", "expected proc NODE PATTERN SIGNAL"),
         ("disk /tmp", "expected disk DIRECTORY SIZE|off"),
         ("neuron all neuron-ls", "expected neuron NODE|all TOOL BEHAVIOR"),
-        ("disk /tmp 0M", "fault disk: size '0M': use 8M, 1G or the like, or off"),
-        ("disk /tmp 8K", "fault disk: size '8K': use 8M, 1G or the like, or off"),
-        ("disk /tmp -8M", "fault disk: size '-8M': use 8M, 1G or the like, or off"),
+        ("disk /tmp 0M", "fault disk: size '0M': use a size such as 8M or 1G, or off"),
+        ("disk /tmp 8K", "fault disk: size '8K': use a size such as 8M or 1G, or off"),
+        ("disk /tmp -8M", "fault disk: size '-8M': use a size such as 8M or 1G, or off"),
         ("disk /no-such-directory 8M", "fault disk: /no-such-directory must be an empty directory"),
-        ("disk / 8M", "fault disk: / must be an empty directory of yours"),
-        ("1 freeze", "sandbox sandbox is not up: `trnslurm sandbox up` starts it"),
-        ("ctld kill", "sandbox sandbox is not up: `trnslurm sandbox up` starts it"),
-        ("proc 1 [ TERM", "sandbox sandbox is not up: `trnslurm sandbox up` starts it"),
-        ("neuron all neuron-ls exit", "is not up: `trnslurm sandbox up` starts it"),
+        ("disk / 8M", "fault disk: / must be an empty directory that you own"),
+        ("1 freeze", "sandbox sandbox is not running: start it with `trnslurm"),
+        ("ctld kill", "sandbox sandbox is not running: start it with `trnslurm"),
+        ("proc 1 [ TERM", "sandbox sandbox is not running: start it with `trnslurm"),
+        ("neuron all neuron-ls exit", "is not running: start it with `trnslurm"),
     ],
 )
 def test_fault_that_cannot_be(cli, words: str, said: str) -> None:
@@ -188,7 +191,10 @@ def test_fault_that_cannot_be(cli, words: str, said: str) -> None:
 @pytest.mark.parametrize("command", ["status", "env", "exec true", "exec --node 1 true"])
 def test_sandbox_that_is_not_up(cli, command: str) -> None:
     done = cli("sandbox", *command.split(), *(["--name=x"] if "exec" not in command else []))
-    assert (done.code, "is not up: `trnslurm sandbox up" in done.error) == (1, True)
+    assert (done.code, "is not running: start it with `trnslurm sandbox up" in done.error) == (
+        1,
+        True,
+    )
 
 
 def test_down_and_list_where_there_is_none(cli) -> None:
@@ -200,7 +206,7 @@ def test_down_and_list_where_there_is_none(cli) -> None:
     assert cli("sandbox", "list", "--json").out == "[]\n"
 
 
-APT = "sudo apt-get install --no-install-recommends"
+APT = "run sudo apt-get install --no-install-recommends"
 NEEDED = ("unshare", "nsenter", "setpriv", "mount", "ip", "munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
@@ -279,7 +285,10 @@ def test_the_daemons_beside_the_srun_on_path_are_taken(
 
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("slurmd", "there is no slurmd in its bin or sbin"), ("", "-V prints no version of Slurm")],
+    [
+        ("slurmd", "there is no slurmd in its bin or sbin"),
+        ("", "-V does not print a Slurm version"),
+    ],
 )
 def test_a_prefix_that_is_none(up, tmp_path: Path, missing: str, said: str) -> None:
     for name in {"sbatch", "srun", "slurmctld", "slurmd"} - {missing}:
@@ -292,7 +301,7 @@ def test_no_right_to_make_namespaces(up, bin_dir: Path) -> None:
     program(bin_dir / "unshare", f"echo '{words}' >&2; exit 1")
     done = up()
     assert done.code == 1
-    said = f"this machine does not let you make namespaces ({words}): run as root"
+    said = f"this machine does not let you create namespaces ({words}): run as root"
     assert done.error.startswith(said)
 
 
@@ -314,8 +323,8 @@ def test_user_id_without_a_name(up, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    words = f"user id {os.getuid()} has no name on this machine, and Slurm needs one: add it to"
-    assert up().error == f"{words} /etc/passwd"
+    words = f"user ID {os.getuid()} has no name on this machine, but Slurm requires one: add it"
+    assert up().error == f"{words} to /etc/passwd"
 
 
 def test_wrappers_of_a_sandbox_are_no_slurm(bin_dir: Path, tmp_path: Path, monkeypatch) -> None:

@@ -68,7 +68,7 @@ class Slurm(Frozen):
     mem_per_node_mib: NotNegative[int | None] = None
     """Memory of a node in MiB; 0: all; None: Slurm's default, which `exclusive` does not raise."""
     gpus_per_node: NotNegative[int | None] = None
-    """None: all GPUs of a GPU type. Neuron devices are not a GRES: use `exclusive`."""
+    """GPUs per node; None: all of a GPU type. Neuron devices are not a GRES: use `exclusive`."""
     gpu_type: NotEmpty[str | None] = None
     """The GPU type, as shown in a node's Gres; None: any."""
     exclusive: bool = True
@@ -171,7 +171,7 @@ class Cluster(Frozen):
     prefer_preset: str | None = None
     """Default preset for recipes that have a preset of this name."""
     workers_per_node: Positive[int | None] = None
-    """None: one per core or GPU of the instance type."""
+    """Workers on each node; None: one per core or GPU of the instance type."""
     run_root: NotEmpty[str] = RUN_ROOT
     """Parent of all run directories, on a file system that all nodes share."""
     data_root: NotEmpty[str] = "~/trnslurm-data"

@@ -299,7 +299,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def enough_file(self) -> Path:
-        """A file that exists if the run should end early, with the reason: no better checkpoints."""
+        """A file that exists if the run should end early, as newer checkpoints are no better."""
         return self.state / "enough.json"
 
     @property

@@ -103,7 +103,7 @@ class Resources(Frozen):
     tasks: int
     """The number of Slurm tasks per node."""
     cpus_per_task: int | None
-    """None: all CPUs that the job has on the node."""
+    """CPUs per task, or None for all CPUs that the job has on the node."""
     srun_wait_s: int
     srun: tuple[str, ...] = ()
     """Other options for srun."""

@@ -1,1 +1,1 @@
-"""A real Slurm cluster on one machine, in separate namespaces, and faults to inject."""
+"""A real Slurm cluster on one machine, in separate namespaces, with faults to inject."""

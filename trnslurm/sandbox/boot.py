@@ -28,10 +28,10 @@ _NODES_S = 90
 _POLL_S = 0.1
 _BRIDGE_MAC = "02:77:10:00:00:01"  # locally administered
 _MOST_NAMED = 4
-# slurmctld sees a reboot only if it is later, in whole seconds, than the node's last message.
+# slurmctld notices a reboot only if it is later, in whole seconds, than the node's last message.
 _DARK_S = 2.1
 # slurmctld records a node's boot up to a second too late. An answer after this time is later than
-# the recorded boot; a node that is set to RESUME earlier may go down again as rebooted.
+# the recorded boot. A node that is set to RESUME earlier can go down again as rebooted.
 # https://github.com/SchedMD/slurm/blob/slurm-22-05-8-1/src/slurmctld/node_mgr.c#L3076-L3093
 _YOUNG_S = 1.1
 _SLURMCTLD_PORT = 6820
@@ -41,7 +41,7 @@ _MARIADB_PORT = 3306
 
 
 class BootedCluster:
-    """The sandbox, as its holder sees it."""
+    """The sandbox as seen by its holder."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -73,7 +73,7 @@ class BootedCluster:
             self._step("slurmdbd", self._slurmdbd)
         like = self._rehearsal
         if like and like.has_accounting:
-            # Partitions name QOS, which must be there; limits name GRES that slurmctld adds.
+            # Partitions refer to QOS, which must exist; limits refer to GRES that slurmctld adds.
             self._step("accounts", partial(self._accounts, like), self._slurmctld)
             self._step("limits", partial(self._limits, like))
         else:
@@ -81,13 +81,13 @@ class BootedCluster:
         self._step("slurmd on every node", self._power_on, self._wait_for_nodes)
 
     def reap(self) -> None:
-        """Reap the processes that have ended, orphans included."""
+        """Reap the processes that have ended, including orphans."""
         ended = self._daemons.reap()
         for node in self._nodes:
             node.ended(ended)
 
     def obey(self, order: dict[str, Any]) -> Any:
-        """Carry out one order; return what was done, or raise the reason for failing."""
+        """Carry out one order; return the result, or raise the reason for failing."""
         self.reap()
         match order:
             case {"do": "state"}:
@@ -117,7 +117,7 @@ class BootedCluster:
 
     def _mounts(self) -> None:
         layout = self._layout
-        run(["mount", "--make-rshared", "/"])  # the nodes see later mounts too
+        run(["mount", "--make-rshared", "/"])  # so that the nodes see later mounts too
         run(["mount", "-t", "proc", "proc", "/proc"])
         if self._users:
             # Not a mount on each file: `useradd` on this machine replaces the files, and the kernel
@@ -136,7 +136,7 @@ class BootedCluster:
     def _network(self) -> None:
         socket.sethostname(HEAD)
         run(["ip", "link", "set", "lo", "up"])
-        # A bridge without an address takes the lowest address of its ports, which changes as nodes
+        # A bridge without an address uses the lowest address of its ports, which changes as nodes
         # are plugged in; nodes that know the previous address lose slurmctld for up to 3 s
         # (br_stp_recalculate_bridge_id in Linux's net/bridge/br_stp_if.c).
         run(["ip", "link", "add", BRIDGE, "address", _BRIDGE_MAC, "type", "bridge"])
@@ -155,12 +155,12 @@ class BootedCluster:
                 run([*login(self._users[0]), "test", test, what])
             except SandboxError:
                 remedy = (
-                    "pass a --python that all can run"
+                    "pass a --python that everyone can run"
                     if what == python
-                    else "set TRNSLURM_SANDBOXES to a directory that all can enter"
+                    else "set TRNSLURM_SANDBOXES to a directory that everyone can enter"
                 )
                 raise SandboxError(
-                    f"its users cannot read {what}: a parent directory is private; {remedy}"
+                    f"the users cannot read {what}, because a parent directory is private: {remedy}"
                 ) from None
 
     def _munge(self) -> None:
@@ -172,9 +172,9 @@ class BootedCluster:
         self._daemons.wait("munged", (self._layout.run / "munge.sock").is_socket)
 
     def _munged(self, name: str) -> list[str]:
-        """Return the command of a munged: the head node has one, and each node its own.
+        """Return the command of a munged. The head node and each node have their own.
 
-        A shared munged would report a credential that two nodes read as a replay, which only a
+        If two nodes read a credential, a shared munged would report it as a replay, which only a
         Slurm built for several slurmds on one machine accepts.
         """
         files = {
@@ -293,16 +293,17 @@ class BootedCluster:
 
     @staticmethod
     def _await_slurmd(node: NodeLink) -> None:
-        """Wait until a booted node runs for a second, then announce its network card to the others.
+        """Wait until a booted node has run for a second, then announce its network card.
 
-        Not earlier: the node should contact slurmctld first, which remembers the previous card. If
-        slurmctld gets the answer to a ping before the node registers, it sees no reboot.
+        Not earlier, because the node should contact slurmctld first, which remembers the previous
+        card. If slurmctld gets the answer to a ping before the node registers, it notices no
+        reboot.
         """
         deadline = time.monotonic() + _NODES_S
         while not _listens(node.address, _SLURMD_PORT):
             node.order(do="slurmd-check")
             if time.monotonic() > deadline:
-                raise SandboxError(f"slurmd on {node.name} does not listen after {_NODES_S} s")
+                raise SandboxError(f"slurmd on {node.name} is not listening after {_NODES_S} s")
             time.sleep(_POLL_S)
         time.sleep(_YOUNG_S)
         node.order(do="announce", address=node.address)
@@ -313,19 +314,19 @@ class BootedCluster:
             os.kill(-1, signal.SIGKILL)
         run(["umount", str(self._layout.bin)])  # a mount would prevent removing the directory
         shutil.rmtree(self._layout.path)
-        with contextlib.suppress(OSError):  # there may be other sandboxes
+        with contextlib.suppress(OSError):  # there can be other sandboxes
             self._layout.path.parent.rmdir()
 
     def _disk(self, directory: Path, mib: int) -> str:
         if mib == 0:
             if directory not in self._disks:
-                raise SandboxError(f"no file system of the sandbox is mounted on {directory}")
+                raise SandboxError(f"no sandbox file system is mounted on {directory}")
             run(["umount", "--lazy", str(directory)])
             self._disks.remove(directory)
-            return f"{directory} is as before"
+            return f"{directory} is restored"
         if directory in self._disks:
             raise SandboxError(
-                f"a file system is already mounted on {directory}: disk {directory} off"
+                f"a file system is already mounted on {directory}: use disk {directory} off"
             )
         uid, gid = self._owner
         options = f"size={mib}M,mode=0700,uid={uid},gid={gid}"
@@ -335,7 +336,7 @@ class BootedCluster:
 
     @property
     def _owner(self) -> tuple[int, int]:
-        """The user id and group id inside the sandbox: root's in a user namespace."""
+        """The user ID and group ID inside the sandbox: those of root in a user namespace."""
         return (0, 0) if self._host.user_namespace else (self._host.uid, self._host.gid)
 
 

@@ -26,7 +26,7 @@ from trnslurm.sandbox.settings import (
 )
 from trnslurm.slurm.profile import slurm_keys
 
-# The settings of ParallelCluster's cookbook that work on one machine. Left out: cgroups (ordinary
+# The settings of ParallelCluster's cookbook that work on one machine, without cgroups (ordinary
 # users have none), power saving (there is nothing to power up) and nss_slurm.
 PARALLELCLUSTER: Mapping[str, str] = {
     "AuthInfo": "cred_expire=70",
@@ -52,7 +52,7 @@ PARALLELCLUSTER: Mapping[str, str] = {
     "SwitchType": "switch/none",
     "TaskPlugin": "task/affinity",
     "TreeWidth": "65533",
-    "UnkillableStepTimeout": "300",  # newer Slurms ask for five times MessageTimeout
+    "UnkillableStepTimeout": "300",  # newer versions of Slurm require five times MessageTimeout
     "WaitTime": "0",
 }
 CLUSTER = "parallelcluster"
@@ -76,7 +76,7 @@ _CPU_NODE = {
 
 
 def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, first_job: int) -> str:
-    """Return slurm.conf; `first_job` keeps it from repeating the job ids of earlier sandboxes."""
+    """Return slurm.conf; `first_job` avoids repeating the job IDs of earlier sandboxes."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
     values["FirstJobId"] = str(first_job)
@@ -93,7 +93,7 @@ def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, fir
             values[known] = value
     chosen = {key.lower() for key, _ in extra} | {key.lower() for key in _config(settings)}
     if values["SelectType"] == "select/linear" and "selecttypeparameters" not in chosen:
-        del values["SelectTypeParameters"]  # it refuses those of select/cons_tres
+        del values["SelectTypeParameters"]  # it rejects those of select/cons_tres
     values["AuthInfo"] = f"socket={layout.run}/munge.sock,{values['AuthInfo']}"
     lines = [f"# Written by `trnslurm sandbox up --name {layout.name}`."]
     lines += [f"{key}={value}" for key, value in _owned(layout, host).items()]
@@ -109,18 +109,18 @@ def _config(settings: SandboxSettings) -> dict[str, str]:
 
 
 def cgroup_conf(host: SandboxHost) -> str:
-    """Return cgroup.conf: slurmd uses no cgroup, because an ordinary user cannot make one.
+    """Return cgroup.conf. slurmd uses no cgroup, because an ordinary user cannot create one.
 
-    Without the file, slurmd uses the cgroups of this machine; where there is only version 2, it
-    asks systemd for a scope. Slurm knows `disabled` since 24.05. The plugin for version 1 does
-    nothing until a plugin that needs cgroups is configured.
+    Without the file, slurmd uses the cgroups of this machine. If there is only version 2, it
+    requests a scope from systemd. Slurm supports `disabled` since 24.05. The plugin for version 1
+    does nothing until a plugin that needs cgroups is configured.
     """
     plugin = "disabled" if host.version >= (24, 5) else "cgroup/v1"
     return f"CgroupPlugin={plugin}\n"
 
 
 def unknown_key_hint(key: str) -> str:
-    """Return a suggestion for a key that slurmctld did not know."""
+    """Return a suggestion for a key that slurmctld did not recognize."""
     return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
 
 
@@ -131,7 +131,7 @@ def devices(settings: SandboxSettings) -> list[str]:
 
 
 def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
-    """Return gres.conf, whose device files slurmd counts, and numbers in CUDA_VISIBLE_DEVICES."""
+    """Return gres.conf, whose device files slurmd counts and numbers in CUDA_VISIBLE_DEVICES."""
     nodes: dict[str, list[str]] = {}
     for name, words in node_words(settings).items():
         for g in gres_of(words.get("Gres", "")):
@@ -143,7 +143,7 @@ def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
 
 
 def topology(words: Mapping[str, str]) -> str:
-    """Return a node's processors, as slurmd is to find them, in hwloc's synthetic syntax.
+    """Return the processors that slurmd should find on a node, in hwloc's synthetic syntax.
 
     Claimed CPUs are not enough, because task/affinity binds tasks to the processors that slurmd
     finds.
@@ -180,7 +180,7 @@ def _with_lines(text: str, ours: list[str]) -> str:
 
 
 def slurmdbd_conf(layout: Layout, host: SandboxHost, password: str) -> str:
-    """Return slurmdbd.conf; it has the password, so only its user may read it."""
+    """Return slurmdbd.conf. It contains the password, so only its user may read it."""
     plugins = f"PluginDir={host.plugins}\n" if host.plugins else ""
     return f"""\
 {plugins}AuthType=auth/munge
@@ -241,7 +241,7 @@ def _accounting(layout: Layout, settings: SandboxSettings) -> dict[str, str]:
 
 
 def node_words(settings: SandboxSettings) -> dict[str, dict[str, str]]:
-    """Return the words of each node's line in slurm.conf."""
+    """Return the words on each node's line in slurm.conf."""
     _, own = split_settings(settings.set)
     if settings.rehearsal:
         return {name: words | dict(own) for name, words in settings.rehearsal.words().items()}
@@ -295,7 +295,7 @@ def profile(layout: Layout, settings: SandboxSettings) -> str:
 
 
 def _instance(settings: SandboxSettings) -> dict[str, Any]:
-    """Return the claimed type with this machine's CPU as its device, and no price."""
+    """Return the claimed type with this machine's CPU as its device, and without a price."""
     facts = asdict(settings.instance)
     del facts["name"]
     _, words = split_settings(settings.set)

@@ -18,9 +18,11 @@ _CONTROLLER_S = 10
 
 
 def ask(layout: Layout, **order: Any) -> Any:
-    """Give the holder an order; return its answer, or raise its reason."""
+    """Give the holder an order; return its answer, or raise its error."""
     if not layout.is_up():
-        raise SandboxError(f"sandbox {layout.name} is not up: `{up_command(layout)}` starts it")
+        raise SandboxError(
+            f"sandbox {layout.name} is not running: start it with `{up_command(layout)}`"
+        )
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_S)
@@ -31,7 +33,7 @@ def ask(layout: Layout, **order: Any) -> Any:
                 line = stream.readline()
     except OSError as error:
         raise SandboxError(
-            f"sandbox {layout.name} does not answer ({error}): trnslurm sandbox down"
+            f"sandbox {layout.name} does not answer ({error}): use trnslurm sandbox down"
         ) from None
     answer = json.loads(line) if line else {"error": "the holder ended before it answered"}
     if "error" in answer:
@@ -42,8 +44,8 @@ def ask(layout: Layout, **order: Any) -> Any:
 def look(layout: Layout) -> dict[str, Any]:
     """Return the state of a sandbox, from its holder and, if it answers, from slurmctld.
 
-    `power` is a node's state for the holder, `state` and `reason` are slurmctld's; `controller` is
-    empty, or why slurmctld does not answer.
+    `power` is a node's state according to the holder; `state` and `reason` are slurmctld's.
+    `controller` is empty, or the reason slurmctld does not answer.
     """
     held = ask(layout, do="state")
     settings = settings_of(layout)

@@ -15,7 +15,7 @@ from trnslurm.errors import SandboxError
 
 _STEP_S = 90
 _POLL_S = 0.05
-# Errors without information: all of Debian's daemons print the first, which causes the others.
+# Errors without information. All of Debian's daemons print the first, which causes the others.
 _NOISE = re.compile(
     r"pmix|MPI|Unable to process configuration file|initialization failed|failed to initialize"
 )
@@ -25,7 +25,7 @@ class Daemons:
     """Long-running children of this process, by name."""
 
     def __init__(self, log_of: Callable[[str], Path], where: str = "") -> None:
-        """Take the log of each daemon, for what it prints, and where they run, for messages."""
+        """Accept a function for the daemons' logs and, for messages, the place where they run."""
         self._log_of, self._where = log_of, where
         self._running: dict[str, int] = {}
 
@@ -49,11 +49,11 @@ class Daemons:
         os.waitpid(pid, 0)
 
     def running(self) -> list[str]:
-        """Return the names of the daemons that live."""
+        """Return the names of the running daemons."""
         return sorted(self._running)
 
     def reap(self) -> set[int]:
-        """Reap every child that has ended, orphans included; return their pids."""
+        """Reap every child that has ended, including orphans; return their pids."""
         ended = set()
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
@@ -74,12 +74,14 @@ class Daemons:
             self.check(name)
             if time.monotonic() > deadline:
                 error = _last_error(self._log_of(name))
-                raise SandboxError(f"{name}{self._where} not ready in {within_s:g} s: {error}")
+                raise SandboxError(
+                    f"{name}{self._where} is not ready after {within_s:g} s: {error}"
+                )
             time.sleep(_POLL_S)
 
 
 def watch_children() -> int:
-    """Return a descriptor that can be read when a child has ended."""
+    """Return a descriptor that becomes readable when a child has ended."""
     wake, wake_write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_write, False)
@@ -100,7 +102,7 @@ def run(argv: Sequence[str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise SandboxError(f"{' '.join(argv)}: no answer in {_STEP_S} s") from None
+        raise SandboxError(f"{' '.join(argv)} did not answer within {_STEP_S} s") from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise SandboxError(f"{' '.join(argv)}: {words}")
@@ -108,7 +110,7 @@ def run(argv: Sequence[str]) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """Return the error that a daemon ended with, from what it printed."""
+    """Return the error with which a daemon ended, from its output."""
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line]
         for word in ("fatal: ", "error: "):

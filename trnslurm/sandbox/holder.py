@@ -1,4 +1,4 @@
-"""The first process of a sandbox: it builds the sandbox, and obeys orders until it ends.
+"""The first process of a sandbox, which builds the sandbox and obeys orders until it ends.
 
 The process runs in new pid, network, mount and host name namespaces (for an ordinary user, also in
 a user namespace), so every process, link and mount of the sandbox ends with it.
@@ -27,10 +27,12 @@ _LOOK_S = 1
 def main() -> None:
     """Run as `python -m trnslurm.sandbox.holder DIRECTORY INODE [OWNER_PIDFD]`, in namespaces."""
     for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)  # jobs inherit what `nohup trnslurm sandbox up` did
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # otherwise jobs inherit what `nohup trnslurm sandbox up` set
     layout = Layout(Path(sys.argv[1]))
     owner = int(sys.argv[3]) if len(sys.argv) > 3 else None
-    # The lock shows that the sandbox lives; a process that only checks holds it for a moment.
+    # The lock shows that the sandbox is alive. A process that only checks holds it for a moment.
     lock = os.open(layout.path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     if os.fstat(lock).st_ino != int(sys.argv[2]):

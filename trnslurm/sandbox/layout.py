@@ -1,4 +1,4 @@
-"""Where a sandbox keeps its files, and how to see whether it is up."""
+"""Where a sandbox keeps its files, and how to tell whether it is running."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def base_dir() -> Path:
     """Return the directory of all this user's sandboxes on this machine.
 
     The directory is local to the machine, unlike a home, because a sandbox consists of processes on
-    one machine. Its path is short, because the path of a socket has at most 107 bytes.
+    one machine. Its path is short, because the path of a socket is limited to 107 bytes.
     """
     return Path(os.environ.get(Variable.SANDBOXES) or f"/tmp/trnslurm-{os.getuid()}")
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace a file that others may be reading: they see the old or the new content, whole."""
+    """Replace a file that others may be reading; they see the old or the new content, complete."""
     temporary = file.with_name(f".{file.name}.new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
@@ -49,17 +49,18 @@ class Layout:
         self.host = path / "host.json"
         """The facts about the machine that `up` found."""
         self.entry = path / "entry"
-        """Pid and network namespace of the holder, as seen from outside; exists while it is up."""
+        """Pid and network namespace of the holder, as seen from outside; exists while it is
+        running."""
         self.progress = path / "progress"
         """One line per step of `up`, written by the holder."""
         self.failure = path / "failure"
-        """Why `up` failed, in one line."""
+        """Why `up` failed, on one line."""
         self.etc = path / "etc"
         """slurm.conf and related files; /etc/slurm inside."""
         self.run = path / "run"
         """Sockets and pid files."""
         self.socket = self.run / "holder.sock"
-        """The socket on which the holder takes orders."""
+        """The socket on which the holder accepts orders."""
         self.log = path / "log"
         """The daemons' logs."""
         self.state = path / "state"
@@ -75,27 +76,28 @@ class Layout:
         self.bin_inside = path / "bin-inside"
         """The links that are mounted on `bin` inside."""
         self.neuron = path / "neuron"
-        """The stand-ins of the Neuron tools, with --neuron-stand-ins."""
+        """The stand-ins for the Neuron tools, with --neuron-stand-ins."""
         self.neuron_bin = self.neuron / "bin"
         self.profile = path / "cluster-config" / f"{own}.yaml"
-        """The sandbox's cluster profile: trnslurm searches the sandbox's directory for it."""
+        """The sandbox's cluster profile; trnslurm searches the sandbox's directory for it."""
 
     @classmethod
     def named(cls, name: str) -> Layout:
-        """Return the layout of a sandbox, or refuse its name."""
+        """Return the layout of a sandbox, or reject its name."""
         if not re.fullmatch(_NAME, name):
             raise SandboxError(
-                f"sandbox name {name!r}: use up to 20 lower-case letters, digits and '-'"
+                f"sandbox name {name!r}: use up to 20 lowercase letters, digits and '-'"
             )
         layout = cls(base_dir() / name)
         if not re.fullmatch(_PATH, str(layout.path)):
             raise SandboxError(
-                f"{layout.path}: slurm.conf accepts no such path; set TRNSLURM_SANDBOXES to one of "
+                f"{layout.path}: slurm.conf does not accept this path: set TRNSLURM_SANDBOXES to "
+                "a path of "
                 "letters, digits, '.', '_' and '-'"
             )
         if len(str(layout.socket)) > _SOCKET_MAX:
             raise SandboxError(
-                f"{layout.path}: too long for a socket; set TRNSLURM_SANDBOXES to a shorter path"
+                f"{layout.path} is too long for a socket: set TRNSLURM_SANDBOXES to a shorter path"
             )
         return layout
 
@@ -104,11 +106,11 @@ class Layout:
         return self.run / f"node-{number}.pid"
 
     def is_up(self) -> bool:
-        """Check whether the sandbox is usable: its holder lives and has finished `up`."""
+        """Check whether the sandbox is usable: its holder is alive and has finished `up`."""
         return self.is_held() and self.entry.is_file()
 
     def is_held(self) -> bool:
-        """Check whether its holder lives: the kernel drops a lock when its process ends."""
+        """Check whether its holder is alive; the kernel drops a lock when its process ends."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -123,7 +125,7 @@ class Layout:
 
 
 def all_layouts() -> list[Layout]:
-    """Return every sandbox of this user, up or crashed."""
+    """Return every sandbox of this user, running or crashed."""
     base = base_dir()
     if not is_private(base, readable=True):
         return []
@@ -131,7 +133,7 @@ def all_layouts() -> list[Layout]:
 
 
 def search_roots() -> list[Path]:
-    """Return the directories of the sandboxes that are up, each with its cluster profile."""
+    """Return the directories of the running sandboxes, each with its cluster profile."""
     return [layout.path for layout in all_layouts() if layout.is_up()]
 
 
@@ -156,8 +158,8 @@ def _open_base(base: Path) -> int:
             raise SandboxError(f"{base}: {error.strerror}") from None
         if not is_private(base, readable=True):
             raise SandboxError(
-                f"{base}: not a directory that only you can write: remove it, or set "
-                "TRNSLURM_SANDBOXES to a short path of your own"
+                f"{base} must be a directory that only you can write to: remove it, or set "
+                "TRNSLURM_SANDBOXES to another short path"
             )
         fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(fd, fcntl.LOCK_EX)

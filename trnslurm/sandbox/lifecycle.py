@@ -24,13 +24,13 @@ _UP_S = 240
 _DOWN_S = 30
 _POLL_S = 0.05
 _JOB_IDS = 60_000_000  # below Slurm's MaxJobId, 67 108 863
-_JOB_IDS_PER_S = 4  # sandboxes may start seconds apart; no number repeats within 173 days
+_JOB_IDS_PER_S = 4  # sandboxes can start seconds apart; no number repeats within 173 days
 
 
 def up(
     layout: Layout, settings: SandboxSettings, *, owner: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Start a sandbox, after removing what a crash left; return False if it is already up.
+    """Start a sandbox, after cleaning up after a crash; return False if it is already running.
 
     The sandbox ends with the process whose pid is `owner`.
     """
@@ -42,12 +42,13 @@ def up(
         host = SandboxHost.look(accounting=settings.accounting, slurm=settings.slurm)
         if settings.users and host.user_namespace:
             raise SandboxError(
-                f"--users {settings.users}: only root can run processes of other users here: use "
-                "sudo, or leave it out"
+                f"--users {settings.users}: only root can run processes of other users on this "
+                "machine: use "
+                "sudo, or remove --users"
             )
         try:
             layout.path.mkdir(mode=0o700)
-            with _umask(0o022):  # its users can read slurm.conf, but not write it
+            with _umask(0o022):  # its users can read slurm.conf, but not write to it
                 _write_files(layout, settings, host)
             if settings.users:  # users may pass through, but not list
                 for directory in (layout.path.parent, layout.path):
@@ -75,8 +76,8 @@ def _refuse_other_settings(layout: Layout, asked: SandboxSettings) -> None:
     differing = [k for k in asked.__dataclass_fields__ if getattr(asked, k) != getattr(found, k)]
     words = ", ".join(f"{key} {getattr(found, key)!r}" for key in differing)
     raise SandboxError(
-        f"sandbox {layout.name} is up with other settings ({words}): take it down first, or give "
-        "this one another --name"
+        f"sandbox {layout.name} is running with other settings ({words}): stop it first, or give "
+        "the new one another --name"
     )
 
 
@@ -183,9 +184,9 @@ def _wait_until_up(
         if holder.poll() is not None:
             raise SandboxError(f"sandbox {layout.name}: {_why(layout)}")
         if time.monotonic() > deadline:
-            raise SandboxError(f"sandbox {layout.name}: not up in {_UP_S} s")
+            raise SandboxError(f"sandbox {layout.name} did not start within {_UP_S} s")
         time.sleep(_POLL_S)
-    holder.returncode = 0  # it stays up: no warning when this object is dropped
+    holder.returncode = 0  # it stays up, so there must be no warning when this object is dropped
 
 
 def _why(layout: Layout) -> str:
@@ -198,7 +199,7 @@ def _why(layout: Layout) -> str:
 
 
 def _remove(layout: Layout) -> None:
-    """End the holder if it lives, and remove every file."""
+    """End the holder if it is alive, and remove every file."""
     deadline = time.monotonic() + _DOWN_S
     holders = set(_holders(layout))
     for pid in holders:
@@ -206,7 +207,7 @@ def _remove(layout: Layout) -> None:
             os.kill(pid, signal.SIGKILL)
     while layout.is_held() or any(_lives(pid) for pid in holders):
         if time.monotonic() > deadline:
-            raise SandboxError(f"sandbox {layout.name}: its processes do not end")
+            raise SandboxError(f"the processes of sandbox {layout.name} do not end")
         time.sleep(_POLL_S)
     if layout.path.exists():
         shutil.rmtree(layout.path)

@@ -1,4 +1,4 @@
-"""Finds the commands that a sandbox needs on this machine, and a way to make namespaces."""
+"""Finds the commands that a sandbox needs on this machine, and a way to create namespaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout
 
-# Directories of daemons: on root's PATH, Debian's /usr/sbin, ParallelCluster's own.
+# Directories of daemons: those on root's PATH, Debian's /usr/sbin, and ParallelCluster's own.
 _PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
 # Command -> Debian package.
 _COMMANDS = {
@@ -62,7 +62,7 @@ _CLIENTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxHost:
-    """The machine that a sandbox is made on, and its user."""
+    """The machine that a sandbox is created on, and its user."""
 
     user: str
     uid: int
@@ -72,7 +72,7 @@ class SandboxHost:
     commands: Mapping[str, str]
     """The path of each command that the holder runs."""
     version: tuple[int, ...]
-    """Slurm's, as (24, 11, 5)."""
+    """Slurm's version, such as (24, 11, 5)."""
     python: str
     """The interpreter that the holder runs under."""
 
@@ -96,18 +96,18 @@ class SandboxHost:
 
     @property
     def client_dir(self) -> Path:
-        """Where Slurm's commands for users are."""
+        """The directory of Slurm's user commands."""
         return Path(self.commands["srun"]).parent
 
     @property
     def release(self) -> str:
-        """Slurm's version as it writes it: 22.05.8."""
+        """Slurm's version in Slurm's notation: 22.05.8."""
         year, month, *rest = self.version
         return ".".join([str(year), f"{month:02}", *map(str, rest)])
 
     @property
     def plugins(self) -> Path | None:
-        """The plugin directory of a Slurm in a separate prefix; None: Slurm's default."""
+        """The plugin directory of a Slurm in a separate prefix, or None for Slurm's default."""
         prefix = Path(self.commands["srun"]).resolve().parent.parent
         if prefix in (Path("/usr"), Path("/")):
             return None
@@ -115,7 +115,7 @@ class SandboxHost:
 
     @property
     def clients(self) -> list[str]:
-        """The names of Slurm's commands for users."""
+        """The names of Slurm's user commands."""
         return [name for name in _CLIENTS if (self.client_dir / name).is_file()]
 
     def to_json(self) -> str:
@@ -123,27 +123,27 @@ class SandboxHost:
 
     @classmethod
     def of(cls, layout: Layout) -> SandboxHost:
-        """Return the machine as `up` has recorded it."""
+        """Return the machine as recorded by `up`."""
         data: dict[str, Any] = json.loads(layout.host.read_text(encoding="utf-8"))
         return cls(**{**data, **{key: tuple(data[key]) for key in ("unshare", "version")}})
 
 
 def find_command(name: str) -> str | None:
-    """Return the absolute path of a command; skip the wrappers of sandboxes."""
+    """Return the absolute path of a command, ignoring the wrappers of sandboxes."""
     path = [
         directory
         for directory in os.environ.get("PATH", "").split(":")
-        if not os.access(Path(directory).parent / "settings.json", os.R_OK)  # of a sandbox
+        if not os.access(Path(directory).parent / "settings.json", os.R_OK)  # belongs to a sandbox
     ]
     found = shutil.which(name, path=":".join([*path, *_PLACES]))
     return str(Path(found).absolute()) if found else None
 
 
 def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
-    """Return the path of each command that a sandbox runs; raise how to install missing ones.
+    """Return the path of each command that a sandbox runs, or raise how to install missing ones.
 
-    All of Slurm comes from one prefix: commands and daemons of different versions cannot talk to
-    each other.
+    All parts of Slurm come from one prefix, because commands and daemons of different versions
+    cannot talk to each other.
     """
     packages = _COMMANDS | (_ACCOUNTING if accounting else {})
     found = {name: find_command(name) for name in packages}
@@ -152,7 +152,7 @@ def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
         found |= {name: _in_prefix(Path(prefix), name) for name in ours}
         if missing := [name for name in ours if found[name] is None]:
             raise SandboxError(
-                f"--slurm {prefix}: there is no {', '.join(missing)} in its bin or sbin"
+                f"--slurm {prefix}: there is no {', '.join(missing)} in its bin or sbin directory"
             )
     elif srun := found["srun"]:
         same_prefix = {name: _in_prefix(Path(srun).parent.parent, name) for name in ours}
@@ -160,7 +160,8 @@ def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
     if missing := [name for name, path in found.items() if path is None]:
         words = " ".join(dict.fromkeys(packages[name] for name in missing))
         raise SandboxError(
-            f"{', '.join(missing)} not found: sudo apt-get install --no-install-recommends {words}"
+            f"{', '.join(missing)} not found: run sudo apt-get install --no-install-recommends "
+            f"{words}"
         )
     return {name: path for name, path in found.items() if path}
 
@@ -178,7 +179,7 @@ def _version(slurmctld: str) -> tuple[int, ...]:
         words = done.stdout.split()
         return tuple(int(part) for part in words[-1].split("-")[0].split(".")[:3])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        raise SandboxError(f"{slurmctld} -V prints no version of Slurm") from None
+        raise SandboxError(f"{slurmctld} -V does not print a Slurm version") from None
 
 
 def _user_name() -> str:
@@ -187,13 +188,13 @@ def _user_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         raise SandboxError(
-            f"user id {os.getuid()} has no name on this machine, and Slurm needs one: "
+            f"user ID {os.getuid()} has no name on this machine, but Slurm requires one: "
             "add it to /etc/passwd"
         ) from None
 
 
 def _unshare_options() -> list[str]:
-    """Return the options with which `unshare` works here: for root none, else a user namespace."""
+    """Return the options with which `unshare` works here: none for root, else a user namespace."""
     plain = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--propagation=slave"]
     within = ["--user", "--map-root-user", *plain]
     words = ""
@@ -205,7 +206,7 @@ def _unshare_options() -> list[str]:
             return options
         words = words or " ".join(done.stderr.split())
     raise SandboxError(
-        f"this machine does not let you make namespaces ({words}): run as root, or have its "
+        f"this machine does not let you create namespaces ({words}): run as root, or have its "
         "administrator allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged)"
     )

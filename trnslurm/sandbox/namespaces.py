@@ -13,12 +13,12 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
 
 _NAMESPACES = ("--mount", "--uts", "--net", "--pid")
-# nsenter leaves the command in the root directory: go back. The command ends with nsenter.
+# nsenter leaves the command in the root directory, so change back. The command ends with nsenter.
 _RUN = 'cd -- "$1" && shift && exec setpriv --pdeathsig TERM "$@"'
 
 
 def holder_pid(layout: Layout) -> int:
-    """Return the holder's pid as seen from outside, or raise that the sandbox is not up."""
+    """Return the holder's pid as seen from outside, or raise that the sandbox is not running."""
     if layout.is_up():
         pid, net = layout.entry.read_text(encoding="utf-8").split()
         try:
@@ -26,7 +26,9 @@ def holder_pid(layout: Layout) -> int:
                 return int(pid)
         except FileNotFoundError:
             pass
-    raise SandboxError(f"sandbox {layout.name} is not up: `{up_command(layout)}` starts it")
+    raise SandboxError(
+        f"sandbox {layout.name} is not running: start it with `{up_command(layout)}`"
+    )
 
 
 def up_command(layout: Layout) -> str:
@@ -38,7 +40,7 @@ def up_command(layout: Layout) -> str:
 def enter(
     layout: Layout, command: Sequence[str], *, node: int | None = None, user: str | None = None
 ) -> list[str]:
-    """Return the argument list that runs a command on the head node, or on a node.
+    """Return the argument list that runs a command on the head node or on another node.
 
     `user` is one of the sandbox's users; the command starts in that user's home.
     """
@@ -64,7 +66,7 @@ def as_user(host: SandboxHost) -> list[str]:
 
 
 def login(name: str) -> list[str]:
-    """Return the command with which root becomes one of the sandbox's users, for good."""
+    """Return the command with which root permanently becomes one of the sandbox's users."""
     words = (f"--reuid={name}", f"--regid={name}", "--init-groups", "--inh-caps=-all")
     return ["setpriv", *words, "--no-new-privs"]
 
@@ -83,7 +85,7 @@ def commands(layout: Layout) -> str:
 def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
     """Return the login environment of one of the sandbox's users, without our variables.
 
-    PATH has the directory of the jobs' Python, where trnslurm may be installed.
+    PATH contains the directory of the jobs' Python, where trnslurm may be installed.
     """
     kept = {name: os.environ[name] for name in ("TERM", "PYTHONPATH") if name in os.environ}
     own = {"HOME": str(layout.homes / user), "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
@@ -93,21 +95,21 @@ def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
 
 
 def wrapper(layout: Layout, host: SandboxHost) -> str:
-    """Return the script that runs, inside, the Slurm command with the script's name."""
+    """Return the script that runs the Slurm command of the same name inside the sandbox."""
     outer = " ".join(_outer(host, '"$pid"'))
     user = shlex.join(as_user(host))
     directory, wrappers = shlex.quote(str(host.client_dir)), shlex.quote(str(layout.bin))
     settings = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in environment(layout).items())
     return f"""\
 #!/bin/sh
-# Runs a command of Slurm inside the sandbox {layout.name}. Written by `trnslurm sandbox up`.
+# Runs a Slurm command inside the sandbox {layout.name}. Written by `trnslurm sandbox up`.
 command=${{0##*/}}
 if ! read -r pid net 2> /dev/null < {shlex.quote(str(layout.entry))} ||
   [ "$(readlink "/proc/$pid/ns/net")" != "$net" ]; then
-  echo "error: $command: sandbox {layout.name} is not up: {up_command(layout)}" >&2
+  echo "error: $command: sandbox {layout.name} is not running: use {up_command(layout)}" >&2
   exit 1
 fi
-# A job that calls srun must not find another Slurm of this machine.
+# A job that calls srun must not find another Slurm on this machine.
 case $(command -v srun) in
   '' | {directory}/srun | {wrappers}/srun) ;;
   *) export PATH={wrappers}:"$PATH" ;;

@@ -1,4 +1,4 @@
-"""Writes the stand-ins for the Neuron tools into a sandbox, and sets their behaviour."""
+"""Writes the stand-ins for the Neuron tools into a sandbox, and sets their behavior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_NODE = "all"
 
 
 def write(layout: Layout, instance: InstanceType, host: SandboxHost) -> None:
-    """Write the tools' wrappers, and the instance type that the tools play."""
+    """Write the tools' wrappers, and the instance type that the tools imitate."""
     layout.neuron_bin.mkdir(parents=True)
     facts = {
         "instance_type": instance.name,
@@ -34,19 +34,20 @@ def write(layout: Layout, instance: InstanceType, host: SandboxHost) -> None:
 
 
 def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
-    """Choose a tool's behaviour, on one node or on `all`."""
+    """Select a tool's behavior, on one node or on `all`."""
     if not layout.neuron.is_dir():
         raise SandboxError(
             f"sandbox {layout.name} has no Neuron tools: start it with --neuron-stand-ins"
         )
     if tool not in BEHAVIORS:
         raise SandboxError(
-            f"no stand-in for {tool!r}{did_you_mean(tool, BEHAVIORS)}: {', '.join(BEHAVIORS)}"
+            f"there is no stand-in for {tool!r}{did_you_mean(tool, BEHAVIORS)}: "
+            f"{', '.join(BEHAVIORS)}"
         )
     known = BEHAVIORS[tool]
     if behaviour not in known:
         hint = did_you_mean(behaviour, known)
-        raise SandboxError(f"{tool} has no behaviour {behaviour!r}{hint}: {', '.join(known)}")
+        raise SandboxError(f"{tool} has no behavior {behaviour!r}{hint}: {', '.join(known)}")
     if node == EVERY_NODE:
         for file in layout.neuron.glob(f"*/{tool}"):
             if file.parent != layout.neuron_bin:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-# In NEURON_CC_FLAGS: compile graphs again that failed or were interrupted before.
+# In NEURON_CC_FLAGS: recompile graphs that failed or were interrupted before.
 _RETRY = "--retry_failed_compilation"
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -52,7 +52,7 @@ def trial_run(command: list[str], workdir: Path, behaviour: str) -> bool:
 
 
 def run(command: list[str]) -> int:
-    """Run a command and pass signals on to it; a signal that ends this process ends it first."""
+    """Run a command and forward signals to it; a signal that ends this process ends it first."""
     came: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -137,7 +137,7 @@ def compile_graphs(behaviour: str, behaviour_now: Callable[[], str], command: Se
 
 
 def compile_slowly(graphs: list[str], behaviour_now: Callable[[], str]) -> str:
-    """Compile until the behaviour changes, and return the new one; a signal fails the graphs."""
+    """Compile until the behavior changes, and return the new one; a signal fails the graphs."""
 
     def interrupted(signum: int, _frame: object) -> None:
         for graph in graphs:
@@ -155,7 +155,7 @@ def compile_slowly(graphs: list[str], behaviour_now: Callable[[], str]) -> str:
 
 
 def given_up(graph: str) -> bool:
-    """Return whether a graph's compile failed before and is not to be tried again."""
+    """Return whether a graph's compilation failed before and must not be retried."""
     if not Path(memory_of(graph)).exists() or _RETRY in os.environ.get("NEURON_CC_FLAGS", ""):
         return False
     neff = graph.replace("hlo_module.pb", "neff")
@@ -164,7 +164,7 @@ def given_up(graph: str) -> bool:
 
 
 def memory_of(graph: str) -> str:
-    """Return the file that records a failed compile of a graph."""
+    """Return the file that records a graph's failed compilation."""
     return graph.replace("hlo_module.pb", "log")
 
 

@@ -2,11 +2,12 @@
 
     python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
 
-DIR/instance.json has the instance to play. DIR/<hostname>/TOOL, else DIR/all/TOOL, has the fault to
-show: a word of BEHAVIORS. The output follows AWS's pages about Neuron SDK 2.28 and public
-captures. These are guesses: the place of COMMAND in neuron-ls, its output for a missing device,
-links of 2 to 15 devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits
-for stale locks, and that model.log records a failed compile.
+DIR/instance.json describes the instance to imitate. DIR/<hostname>/TOOL, or else DIR/all/TOOL,
+contains the fault to show: a word in BEHAVIORS. The output follows AWS's pages about Neuron SDK
+2.28 and public captures. These are guesses: the place of COMMAND in neuron-ls, its output for a
+missing device, links of 2 to 15 devices, PCI and CPUs of types other than trn1; that
+neuron_parallel_compile waits for stale locks, and that model.log records a failed compilation.
+
 Missing: logical cores (trn2), the effect of -w, -a and -t, --version, the wording of usage errors,
 the CPU and memory groups of neuron-monitor.
 """
@@ -28,15 +29,15 @@ BEHAVIORS: dict[str, dict[str, str]] = {
         "ok": "runs the command, then reports 4 graphs compiled",
         "failed-graphs": "2 of 4 graphs fail to compile: exit code 2",
         "failed-old": "2 of 4 graphs fail to compile, before Neuron 2.23: exit code 0",
-        "failed-256": "all of 256 graphs fail to compile: their number as an exit code is 0",
+        "failed-256": "all 256 graphs fail to compile: their number as an exit code is 0",
         "no-graphs": "finds no graph to compile: no summary, exit code 0",
-        "exception": "a compile process dies: 2 of 4 graphs are in no report, exit code 0",
+        "exception": "a compile process dies: 2 of 4 graphs are not in the report, exit code 0",
         "script-error": "reports that the command failed, whatever it returned: exit code 1",
         "hang": "hangs after the command, until a signal ends it",
         "killed": "the compiler is killed (-9) on 2 of 4 graphs: exit code 2",
         "stale-lock": "waits for a compiler that has ended, until a signal ends it",
         "locked": "finds every graph locked by another node: compiles none, exit code 0",
-        "slow": "compiles until it gets another behaviour; a signal makes it record a failure",
+        "slow": "compiles until its behavior changes; a signal makes it record a failure",
     },
     "neuron-ls": {
         "ok": "lists all devices of the instance",
@@ -48,7 +49,7 @@ BEHAVIORS: dict[str, dict[str, str]] = {
         "ok": "prints one JSON document per period",
         "hbm-error": "counts an uncorrected memory error on device 0",
         "silent": "runs and prints nothing",
-        "exit": "ends at once: exit code 1",
+        "exit": "ends immediately: exit code 1",
     },
     "fi_info": {
         "ok": "lists the EFA interfaces of the instance",
@@ -83,13 +84,13 @@ def read_behaviour(home: Path, tool: str) -> str:
         if path.is_file():
             word = path.read_text(encoding="utf-8", errors="replace").strip()
             if word not in BEHAVIORS[tool]:
-                fail(f'{path}: unknown behaviour "{word}", not in: {", ".join(BEHAVIORS[tool])}')
+                fail(f'{path}: unknown behavior "{word}", not in: {", ".join(BEHAVIORS[tool])}')
             return word
     return "ok"
 
 
 def read_instance(home: Path) -> dict[str, Any]:
-    """Return the instance to play."""
+    """Return the instance to imitate."""
     try:
         found = json.loads((home / "instance.json").read_text(encoding="utf-8"))
         sizes = (int(found[key]) for key in ("devices", "cores_per_device", "device_gib"))
@@ -99,7 +100,7 @@ def read_instance(home: Path) -> dict[str, Any]:
 
 
 def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
-    """Play the compiler, from the file next to this one: no package can be imported here."""
+    """Imitate the compiler, using the file next to this one: no package can be imported here."""
     file = Path(__file__).with_name("neuron_compile_stand_in.py")
     play: Any = runpy.run_path(str(file))["neuron_parallel_compile"]
 
@@ -208,7 +209,7 @@ def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict
 
 
 def fi_info(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
-    """List the endpoints of EFA, or print the version."""
+    """List EFA's endpoints, or print the version."""
     parser = argparse.ArgumentParser(prog="fi_info", allow_abbrev=False)
     parser.add_argument("-p", "--provider", default="efa")
     parser.add_argument("-t", "--ep_type", default="")
@@ -232,7 +233,7 @@ def fi_info(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
 
 
 def read_interfaces(home: Path) -> int:
-    """Return the EFA interfaces of the instance to play."""
+    """Return the number of EFA interfaces of the instance to imitate."""
     try:
         return int(json.loads((home / "instance.json").read_text(encoding="utf-8"))["efa"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -245,7 +246,7 @@ def named(keys: str, *values: Any) -> dict[str, Any]:
 
 
 def fail(text: str) -> NoReturn:
-    """Print an error line and end."""
+    """Print an error line and exit."""
     print(f"error: {text}", file=sys.stderr)
     raise SystemExit(2)
 

@@ -1,7 +1,7 @@
 """The first process of a node: sets up its namespaces, starts slurmd, and obeys the holder.
 
 Orders and answers are lines of JSON on stdin and stdout. When stdin ends, this process ends. It is
-the first of its pid namespace, so everything on the node ends with it.
+the first process in its pid namespace, so everything on the node ends with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NodeProcess:
         """The order that says how to start munged."""
 
     def obey(self, order: dict[str, Any]) -> str:
-        """Carry out one order; return what was done, or raise why it could not be done."""
+        """Carry out one order; return the result, or raise the reason for failing."""
         match order["do"]:
             case "boot":
                 self._network(order["address"], order["bits"])
@@ -56,7 +56,7 @@ class NodeProcess:
                 return "slurmd killed"
             case "slurmd-check":
                 self._daemons.check("slurmd")
-                return "slurmd runs"
+                return "slurmd is running"
             case "freeze":
                 return self._signal_all(signal.SIGSTOP, "frozen")
             case "thaw":
@@ -67,7 +67,7 @@ class NodeProcess:
                 raise ValueError(f"unknown order {unknown!r}")
 
     def reap(self) -> None:
-        """Reap what has ended: orphans become children of the first process of a pid namespace."""
+        """Reap ended processes: orphans become children of a pid namespace's first process."""
         self._daemons.reap()
 
     @staticmethod
@@ -98,7 +98,7 @@ class NodeProcess:
         return "announced"
 
     def _munge(self) -> None:
-        """Start the node's munged, whose socket takes the place of the head node's."""
+        """Start the node's munged, whose socket replaces the head node's."""
         own, head = map(Path, self._munge_order["sockets"])
         own.unlink(missing_ok=True)  # from before a reboot
         self._daemons.start("munged", self._munge_order["munged"])
@@ -111,7 +111,7 @@ class NodeProcess:
 
     @staticmethod
     def _signal_all(number: int, word: str) -> str:
-        for _ in range(2):  # again for what forked during the first round
+        for _ in range(2):  # again for processes forked during the first round
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, number)
         return word
@@ -129,7 +129,7 @@ class NodeProcess:
                     count += 1
         if not count:
             raise ValueError(f"no process on {self._name} matches {pattern.pattern!r}")
-        return f"{count} {'process' if count == 1 else 'processes'} signalled"
+        return f"{count} {'process' if count == 1 else 'processes'} signaled"
 
 
 def main() -> None:

@@ -80,11 +80,11 @@ class NodeLink:
         )
 
     def connect(self) -> None:
-        """Wait until the node's slurmd is started."""
+        """Wait until the node's slurmd has started."""
         self._answer()
 
     def power_off(self) -> None:
-        """End everything on the node at once."""
+        """End everything on the node immediately."""
         process = self._on()
         self._off()
         process.kill()  # --kill-child: the first process goes with it
@@ -128,7 +128,7 @@ class NodeLink:
 
     def _on(self) -> subprocess.Popen[str]:
         if self._process is None:
-            raise SandboxError(f"{self.name} is off: power-on starts it")
+            raise SandboxError(f"{self.name} is off: start it with power-on")
         return self._process
 
     def _send(self, **words: Any) -> None:

@@ -1,7 +1,8 @@
-"""A sandbox like the cluster in a file, of `cluster detect --dump` or of ParallelCluster.
+"""A sandbox modeled on the cluster in a file, from `cluster detect --dump` or ParallelCluster.
 
-Not everything can be had here: cgroups, nodes that are powered up on demand, hosts from which
-alone a partition takes jobs. A partition takes jobs of every group if the user's is among its own.
+Not everything is possible here: not cgroups, nodes that power up on demand, or partitions that
+accept jobs only from certain hosts. A partition accepts jobs of every group if the user's group is
+among its own.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from trnslurm.slurm.reasons import UNUSABLE, node_state
 from trnslurm.slurm.snapshot import Fields, Snapshot
 
 ALL_NODES, OF_A_KIND = 16, 4
-"""A cluster of up to so many nodes has them all here; of a larger one, each kind has so many."""
+"""A cluster of up to the first number of nodes is complete here. A larger one has the second number
+of nodes of each kind."""
 _NODE_NAME = r"(?a)[A-Za-z0-9][\w.-]{0,62}"
-# What scontrol shows where nothing is set.
+# What scontrol shows if nothing is set.
 _UNSET = ("(null)", "NONE", "N/A", "UNLIMITED", "ALL", "NO", "")
 _SHOWN = {
-    ("AccountingStorageEnforce", "none"),  # which slurm.conf may not have
+    ("AccountingStorageEnforce", "none"),  # which slurm.conf must not contain
     ("PreemptMode", "OFF"),
     ("PreemptType", "preempt/none"),
 }
@@ -35,7 +37,7 @@ _CONFIG = (
     *("PriorityType", "SchedulerParameters", "SelectType", "SelectTypeParameters"),
     "SlurmdTimeout",
 )
-# By slurm.conf(5); not those of other hosts (AllocNodes) and sums (TotalNodes).
+# From slurm.conf(5), without those about other hosts (AllocNodes) and sums (TotalNodes).
 _PARTITION = (
     *("AllowAccounts", "AllowGroups", "AllowQos", "Default", "DefaultTime", "DefMemPerCPU"),
     *("DefMemPerNode", "DenyAccounts", "DenyQos", "ExclusiveUser", "GraceTime", "Hidden"),
@@ -61,7 +63,7 @@ class Gres(Frozen):
 
 
 class Rehearsal:
-    """The nodes that a sandbox has of a cluster, and the cluster's settings."""
+    """A sandbox's selection of a cluster's nodes, and the cluster's settings."""
 
     def __init__(self, seen: Snapshot) -> None:
         self._seen = seen
@@ -69,7 +71,7 @@ class Rehearsal:
 
     @classmethod
     def of(cls, file: Path, most: int | None) -> Rehearsal:
-        """Take the nodes of a cluster, at most so many of a kind."""
+        """Use the nodes of a cluster, at most this many of each kind."""
         if is_cluster_file(file):
             seen, *_ = read_cluster_file(file, catalog())
         else:
@@ -81,7 +83,7 @@ class Rehearsal:
         for node in sorted(seen.nodes, key=_is_unusable):
             name = node.get("NodeName", "")
             if not re.fullmatch(_NODE_NAME, name):
-                raise SandboxError(f"{file}: a node cannot be named {name!r}")
+                raise SandboxError(f"{file}: {name!r} is not a valid node name")
             keys = ("Partitions", "Gres", "CPUTot", "RealMemory", "AvailableFeatures")
             kind = tuple(node.get(key) for key in keys)
             found[kind] = found.get(kind, 0) + 1
@@ -89,30 +91,30 @@ class Rehearsal:
                 chosen.add(name)
         kept = [node for node in seen.nodes if node["NodeName"] in chosen]
         if not kept:
-            raise SandboxError(f"{file}: there are no nodes in it")
+            raise SandboxError(f"{file} contains no nodes")
         return cls(Snapshot.parse({**seen.tree(), "nodes": kept}))
 
     @property
     def seen(self) -> Snapshot:
-        """The cluster, with the sandbox's nodes only."""
+        """The cluster, with only the sandbox's nodes."""
         return self._seen
 
     @property
     def has_accounting(self) -> bool:
-        """Whether the cluster's accounting has told something."""
+        """Whether the snapshot contains data from the cluster's accounting."""
         return self._seen.associations is not None
 
     @property
     def unusable(self) -> set[str]:
-        """The nodes that are down or drained there."""
+        """The nodes that are down or drained on the cluster."""
         return {node["NodeName"] for node in self._seen.nodes if _is_unusable(node)}
 
     def words(self) -> dict[str, dict[str, str]]:
-        """Return the words of each node's line of slurm.conf."""
+        """Return the words on each node's line in slurm.conf."""
         return {node["NodeName"]: _words(node) for node in self._seen.nodes}
 
     def config(self) -> dict[str, str]:
-        """Return the lines of slurm.conf that are not of nodes and partitions."""
+        """Return the lines of slurm.conf that are not about nodes and partitions."""
         found = {}
         for key in _CONFIG:
             # With units, as in "30 sec".
@@ -120,7 +122,7 @@ class Rehearsal:
             if value in _UNSET or (key, value) in _SHOWN:
                 continue
             if " " in value:
-                raise SandboxError(f"{key}: {value!r} is no word of slurm.conf")
+                raise SandboxError(f"{key}: {value!r} is not a valid word in slurm.conf")
             found[key] = value.replace("select/cons_res", "select/cons_tres")
         found |= dict(_JOB_DEFAULT.findall(self._seen.config.get("JobDefaults", "")))
         if not self.has_accounting:
@@ -156,13 +158,13 @@ class Rehearsal:
             words.pop("QoS", None)
         bad = [word for word in words.values() if " " in word]
         if bad:
-            raise SandboxError(f"partition {name}: {bad[0]!r} is no word of slurm.conf")
+            raise SandboxError(f"partition {name}: {bad[0]!r} is not a valid word in slurm.conf")
         return " ".join(f"{key}={value}" for key, value in words.items())
 
     def accounts(self, user: str) -> Iterator[list[str]]:
         """Yield sacctmgr's arguments that add the QOS, and the user's accounts."""
         for name, *_ in self._seen.qos:
-            if name != "normal":  # it is there
+            if name != "normal":  # this one exists already
                 yield ["add", "qos", name]
         rows = self._seen.associations or ()
         for account in dict.fromkeys(row[2] for row in rows if row[2] != "root"):
@@ -174,7 +176,7 @@ class Rehearsal:
             yield ["modify", "user", user, "set", f"defaultaccount={default}"]
 
     def limits(self, user: str) -> Iterator[list[str]]:
-        """Yield the arguments that limit them, once slurmctld has told accounting of its GRES."""
+        """Yield the arguments that set limits, after slurmctld has reported its GRES."""
         names = ("GrpTRES", "MaxTRESPerJob", "MaxTRESPerUser", "MinTRESPerJob")
         for name, *tres, wall, least in self._seen.qos:
             if limits := _limits(names, (*tres, least), wall):
@@ -191,12 +193,12 @@ class Rehearsal:
         """Return the likely nodes for training."""
         try:
             return detect(self._seen, catalog()).best()
-        except SlurmError:  # no partition takes this user's jobs
+        except SlurmError:  # no partition accepts this user's jobs
             return None
 
 
 def gres_of(text: str) -> list[Gres]:
-    """Return what scontrol shows as `gpu:a100:4(S:0-1),nvme:1`."""
+    """Return the resources that scontrol shows as `gpu:a100:4(S:0-1),nvme:1`."""
     found = []
     for word in re.split(r",(?![^(]*\))", text):
         name, *words = re.sub(r"\(.*", "", word).split(":")
@@ -208,7 +210,7 @@ def gres_of(text: str) -> list[Gres]:
 
 
 def _own_gres(node: Fields) -> list[Gres]:
-    """Return a node's generic resources, but not the shares of its GPUs."""
+    """Return a node's generic resources, except the shares of its GPUs."""
     return [g for g in gres_of(node.get("Gres", "")) if g.name not in ("mps", "shard")]
 
 
@@ -228,7 +230,9 @@ def _words(node: Fields) -> dict[str, str]:
     if gres := _own_gres(node):
         words["Gres"] = ",".join(map(str, gres))
     if any(" " in word for word in words.values()):
-        raise SandboxError(f"node {node['NodeName']}: {words} has a word that slurm.conf has not")
+        raise SandboxError(
+            f"node {node['NodeName']}: {words} contains a word that is not valid in slurm.conf"
+        )
     return words | ({"State": "DRAIN", "Reason": "as-there"} if _is_unusable(node) else {})
 
 

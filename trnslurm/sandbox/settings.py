@@ -19,7 +19,7 @@ MAX_NODES = 256
 HEAD = "head-node"
 HEAD_ADDRESS = "10.77.0.1"
 PARTITION = "compute"
-# --users takes the first of them. Each has a group of the same name; all are in the group TEAM.
+# --users selects the first of these. Each has a group of the same name; all are in the group TEAM.
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi")
 TEAM = "team"
 PREFIX_BITS = 16
@@ -42,9 +42,9 @@ NODE_KEYS = (
     "Weight",
 )
 _NODE_KEY_OF = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
-# The node keys that take a number; slurmd's processors are made from them.
+# The node keys with a number, from which slurmd's processors are made.
 COUNTS = ("CPUs", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
-# Keys that the sandbox depends on; --set refuses them.
+# Keys that the sandbox depends on; --set rejects them.
 OWNED_KEYS = (
     "ClusterName",
     "SlurmctldHost",
@@ -76,9 +76,9 @@ class SandboxSettings:
 
     nodes: int = 4
     like: str = "trn1.32xlarge"
-    """The instance type that the nodes claim to be, or the file that `seen` is from."""
+    """The instance type that the nodes claim to be, or the file that `seen` comes from."""
     seen: Mapping[str, Any] | None = None
-    """What `cluster detect --dump` has written of the cluster that the sandbox is like."""
+    """The output of `cluster detect --dump` for the cluster that the sandbox is modeled on."""
     accounting: bool = False
     neuron_stand_ins: bool = False
     users: int = 0
@@ -88,14 +88,14 @@ class SandboxSettings:
     python: str = ""
     """The interpreter that jobs run under."""
     slurm: str = ""
-    """The prefix of the sandbox's Slurm; empty: the prefix of the srun on PATH."""
+    """The prefix of the sandbox's Slurm; if empty, the prefix of the srun on PATH."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
-            raise SandboxError(f"--nodes {self.nodes}: a sandbox has 1 to {MAX_NODES} nodes")
+            raise SandboxError(f"--nodes {self.nodes}: a sandbox can have 1 to {MAX_NODES} nodes")
         if not 0 <= self.users <= len(USERS):
             raise SandboxError(
-                f"--users {self.users}: a sandbox has 0 to {len(USERS)} further users"
+                f"--users {self.users}: a sandbox can have up to {len(USERS)} additional users"
             )
         for setting in self.set:
             _check_setting(setting)
@@ -105,7 +105,7 @@ class SandboxSettings:
 
     @cached_property
     def rehearsal(self) -> Rehearsal | None:
-        """The cluster that the sandbox is like; None: one of instances of the type `like`."""
+        """The cluster that the sandbox is modeled on, or None for instances of the type `like`."""
         return Rehearsal(Snapshot.parse(self.seen)) if self.seen else None
 
     @property
@@ -132,12 +132,14 @@ class SandboxSettings:
         return USERS[: self.users]
 
     def check_user(self, name: str) -> str:
-        """Return the name of one of the sandbox's users; raise the names that there are."""
+        """Return the name of one of the sandbox's users, or raise an error that lists the users."""
         if name in self.user_names:
             return name
         names = ", ".join(self.user_names)
-        hint = f"it has {names}" if names else "start it with `trnslurm sandbox up --users 2`"
-        raise SandboxError(f"no user {name!r} in this sandbox: {hint}")
+        hint = (
+            f"its users are {names}" if names else "start it with `trnslurm sandbox up --users 2`"
+        )
+        raise SandboxError(f"there is no user {name!r} in this sandbox: {hint}")
 
     def node_number(self, word: str) -> int:
         """Return the number of a node given by number or name."""
@@ -147,7 +149,8 @@ class SandboxSettings:
         if word.isdecimal() and 1 <= int(word) <= self.nodes:
             return int(word)
         raise SandboxError(
-            f"no node {word!r} in this sandbox: use 1 to {self.nodes}, or a name as in {names[0]}"
+            f"there is no node {word!r} in this sandbox: use 1 to {self.nodes}, or a name such as "
+            f"{names[0]}"
         )
 
     def to_json(self) -> str:
@@ -161,7 +164,8 @@ def settings_of(layout: Layout) -> SandboxSettings:
         return SandboxSettings(**{**data, "set": tuple(data["set"])})
     except (OSError, ValueError, TypeError, KeyError):  # cut short, or from another version
         raise SandboxError(
-            f"{layout.settings} is damaged: `trnslurm sandbox down --name {layout.name}` removes it"
+            f"{layout.settings} is damaged: remove it with `trnslurm sandbox down --name "
+            f"{layout.name}`"
         ) from None
 
 
@@ -187,16 +191,16 @@ def split_settings(settings: Sequence[str]) -> tuple[list[tuple[str, str]], Mapp
 def _check_setting(setting: str) -> None:
     match = _SETTING.fullmatch(setting)
     if not match:
-        raise SandboxError(f"--set {setting!r}: expected Key=Value, a line of slurm.conf")
+        raise SandboxError(f"--set {setting!r}: expected Key=Value, a line for slurm.conf")
     key, value = match.groups()
     if not value.strip():
         raise SandboxError(f"--set {setting}: {key} needs a value")
     if key.lower() in {k.lower() for k in OWNED_KEYS}:
-        raise SandboxError(f"--set {setting}: {key} holds the sandbox together and cannot be set")
+        raise SandboxError(f"--set {setting}: the sandbox depends on {key}, so it cannot be set")
     word = _NODE_KEY_OF.get(key.lower(), "")
     if word and " " in value:
-        raise SandboxError(f"--set {setting}: {word} takes one word")
+        raise SandboxError(f"--set {setting}: {word} must be a single word")
     if word == "Gres" and not re.fullmatch(_GRES, value):
-        raise SandboxError(f"--set {setting}: Gres takes name:count or name:type:count")
+        raise SandboxError(f"--set {setting}: Gres must be name:count or name:type:count")
     if word in COUNTS and not re.fullmatch(r"[1-9]\d{0,6}", value):
-        raise SandboxError(f"--set {setting}: {word} takes a number")
+        raise SandboxError(f"--set {setting}: {word} must be a number")
