@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.export.folder import _load
+from trnslurm.train.export.folder import _parameter_files
 
 from .conftest import Model, Team
 
@@ -169,22 +169,23 @@ def test_nothing_to_train_and_frozen_too_late_are_refused(team):
         late.optimizers[0].begin()
 
 
-def test_an_export_has_what_is_frozen_and_buffers_or_names_what_it_lacks(team):
+def test_an_export_has_what_is_frozen_and_buffers_or_names_what_it_lacks(team, tmp_path):
     writers = team(3, frozen=["embed.weight"])
     writers.save(2)
     manifest = writers.checkpoints[0].newest()
 
     def load(manifest, dtype):
         with torch.device("meta"):
-            model = Model(5)
-        model.tie_weights = lambda: None
-        _load(model, writers.root / "step-00000002", manifest, dtype)
-        return model
+            model = Model(5).to(dtype)
+        model.save_pretrained = lambda folder, state_dict: None
+        checkpoint = writers.root / "step-00000002"
+        _parameter_files(model, checkpoint, manifest, "parameter")(tmp_path)
+        return load_file(tmp_path / "model.safetensors")
 
-    model = load(manifest, torch.bfloat16)
+    exported = load(manifest, torch.bfloat16)
     weight = writers.value("embed.weight", "parameter", 2)
-    assert torch.equal(model.embed.weight, weight.bfloat16())
-    assert (model.seen, model.seen.dtype) == (2, torch.int64)
+    assert torch.equal(exported["embed.weight"], weight.bfloat16())
+    assert (exported["seen"], exported["seen"].dtype) == (2, torch.int64)
     other = Model(5)
     load_parameters(other, str(writers.root / "step-00000002"))
     assert torch.equal(other.embed.weight, weight) and other.seen == 2
