@@ -125,8 +125,8 @@ test-installs: .venv/.dev  ## Test the launcher with its oldest and newest packa
 	@$(MAKE) --no-print-directory $(NEWER_PYTHON) || echo "warning: no Python 3.14 from Debian"
 	$(BIN)/pytest tests/test_installs.py -m installs
 
-test-ray: .venv/.dev .venv-ray/.made  ## Test the example that needs Ray
-	PATH=$(CURDIR)/.venv-ray/bin:$$PATH .venv-ray/bin/python -m pytest tests/local/test_examples.py -m ray
+test-ray: .venv/.dev .venv-ray/.made  ## Test scripts that need Ray
+	PATH=$(CURDIR)/.venv-ray/bin:$$PATH .venv-ray/bin/python -m pytest tests/local/test_examples.py tests/local/test_ray_train.py -m ray
 
 test-matrix: .venv/.dev  ## Test more worker counts on XLA
 	$(BIN)/pytest tests/train -m matrix

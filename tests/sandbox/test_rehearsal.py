@@ -208,10 +208,19 @@ def test_what_slurm_shows_but_does_not_read_is_left_out() -> None:
         (json.dumps(DUMP | {"partitions": [{}]}), "not written by"),
         (json.dumps(DUMP | {"qos": [["normal"]]}), "not written by"),
         (json.dumps(DUMP | {"nodes": []}), "contains no nodes"),
-        (json.dumps(DUMP | {"nodes": [NODE | {"NodeName": "../x"}]}), "'../x' is not a valid node name"),
+        (
+            json.dumps(DUMP | {"nodes": [NODE | {"NodeName": "../x"}]}),
+            "'../x' is not a valid node name",
+        ),
         (json.dumps(DUMP | {"config": {"KillWait": "1\nInclude=/x"}}), "not written by"),
-        (json.dumps(DUMP | {"partitions": [{"PartitionName": "a Default=YES"}]}), "is not a valid word in"),
-        (json.dumps(DUMP | {"config": {"SchedulerParameters": "a Prolog=/x"}}), "is not a valid word in"),
+        (
+            json.dumps(DUMP | {"partitions": [{"PartitionName": "a Default=YES"}]}),
+            "is not a valid word in",
+        ),
+        (
+            json.dumps(DUMP | {"config": {"SchedulerParameters": "a Prolog=/x"}}),
+            "is not a valid word in",
+        ),
     ],
 )
 def test_files_of_others_are_read_with_suspicion(cli, tmp_path, monkeypatch, text, says) -> None:
