@@ -22,6 +22,11 @@ _OF_CODE = frozenset({
     "AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
     "UnboundLocalError", "ValueError", "ZeroDivisionError",
 })  # fmt: skip
+# Of what a warning about a connection at the start may have become.
+_OF_PEERS = re.compile(
+    r"(?i)nccl|gloo|\bmpi\b|socket|connect|network|\bc10d|store\b|rendezvous|\bpeers?\b"
+    r"|collective|barrier|timed? ?out|broken pipe|\bdistributed\b(?![/\\])"
+)
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
@@ -32,7 +37,7 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     peer died may be the only one with a traceback. Among equals, the earlier time counts.
     """
     suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
-    hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
+    hits = _without_later([h for h in evidence.hits if h.cause.kind != HARMLESS])
     timed = [
         h
         for h in hits
@@ -61,7 +66,7 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
         h
         for h in alone
         if h.cause.name != "worker-terminated"
-        and not _only_warns(h)
+        and not only_warns(h)
         and not (h.cause.weak and _says_warning(h))
     ]
     if effects:
@@ -69,6 +74,24 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     # A worker died of something that is harmless elsewhere.
     dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
     return (_first_of(dead) if dead else None), None, ()
+
+
+def _without_later(hits: list[Hit]) -> list[Hit]:
+    """Return the hits without what follows from NCCL's first complaint of a log.
+
+    NCCL warns of each step that fails because of the one before, and may crash in the end. Without
+    a plugin for its network it takes another network.
+    """
+    first: dict[str, int] = {}
+    for hit in hits:
+        if " NCCL WARN " in hit.line and " NET/" not in hit.line and hit.cause.strong:
+            first[hit.place] = min(hit.at, first.get(hit.place, hit.at))
+
+    def follows(hit: Hit) -> bool:
+        later = hit.at > first.get(hit.place, hit.at)
+        return later and (" NCCL WARN " in hit.line or hit.cause.name.startswith("signal-"))
+
+    return [hit for hit in hits if not follows(hit)]
 
 
 def _on_its_host(suspect: Suspect, hosts: list[str]) -> Suspect:
@@ -113,6 +136,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
     own = chosen.known
     if own and own.strong:
         specific = [hit for hit in hits if own.wide and _may_explain(hit, chosen)]
+        specific = specific or [hit for hit in hits if own.wide and _nccl_says_why(hit, chosen)]
         if not specific:
             return chosen, own, ()
         best = min(specific, key=_order)
@@ -161,7 +185,7 @@ def _says_warning(hit: Hit) -> bool:
     return hit.warns or _WARN.search(hit.line) is not None
 
 
-def _only_warns(hit: Hit) -> bool:
+def only_warns(hit: Hit) -> bool:
     """Check whether a line only warns, so that the program continued.
 
     Warnings of PyTorch, NCCL, XLA and Kubernetes often say why a later operation failed.
@@ -180,21 +204,36 @@ def _may_explain(hit: Hit, suspect: Suspect) -> bool:
         and _EXCEPTION.search(hit.line) is None
         and hit.place == suspect.place
         and hit.line not in suspect.lines
-        and not _only_warns(hit)
+        and not only_warns(hit)
     )
 
 
+def _nccl_says_why(hit: Hit, suspect: Suspect) -> bool:
+    """Check whether a line of NCCL tells why a call of NCCL failed, which names only its kind.
+
+    docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_DEBUG)
+    """
+    of_call = "NCCL" in suspect.lines[-1] and hit.place == suspect.place
+    return of_call and hit.cause.strong and " NCCL WARN " in hit.line and not hit.goes_on
+
+
 def _may_follow(suspect: Suspect, hit: Hit) -> bool:
-    """Check whether an unknown error may be a consequence of what a line in its log reports."""
+    """Check whether an unknown error may be a consequence of what a line in its log reports.
+
+    A program continues after a warning, so a warning explains only errors in communication.
+    """
     effect = hit.cause.kind == EFFECT and not hit.cause.wide
-    return effect and hit.place == suspect.place and hit.line not in suspect.lines
+    if not (effect and hit.place == suspect.place) or hit.line in suspect.lines:
+        return False
+    said = "\n".join((*suspect.lines[-3:], *suspect.more))
+    return not (_says_warning(hit) and what_was_raised(suspect)) or bool(_OF_PEERS.search(said))
 
 
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
     """Check whether a line explains the failure if workers report only lost peers."""
     if of_machines(hit.cause):
         return hit.cause.strong or not _says_warning(hit)
-    if _only_warns(hit):
+    if only_warns(hit):
         return False
     if beside_effects and hit.cause.source == "trnslurm":
         return True

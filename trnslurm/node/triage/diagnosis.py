@@ -33,7 +33,7 @@ from trnslurm.node.triage.causes import (
     matching,
     without_harmless,
 )
-from trnslurm.node.triage.choice import choose, lost_node
+from trnslurm.node.triage.choice import choose, lost_node, only_warns
 from trnslurm.node.triage.evidence import OWN_WORD, Evidence, batch_log, clean, gather
 from trnslurm.node.triage.finding import Finding, cut
 from trnslurm.node.triage.flight import WAITING, compare_dumps
@@ -183,7 +183,8 @@ def _is_certain(case: Case, advice: Advice) -> bool:
 def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
     """Return up to two other causes that log lines suggest, with those lines."""
     found: dict[str, str] = {}
-    for hit in sorted(evidence.hits, key=lambda hit: (hit.cause.rank, hit.at)):
+    ended = (hit for hit in evidence.hits if not only_warns(hit))
+    for hit in sorted(ended, key=lambda hit: (hit.cause.rank, hit.at)):
         if hit.cause.kind == CAUSE and hit.cause is not known and hit.cause.name not in found:
             cause, _ = hit.cause.explain([hit.line])
             found[hit.cause.name] = f"{cause} ({hit.line[:_MAX_QUOTE]})"
