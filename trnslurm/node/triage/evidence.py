@@ -27,7 +27,7 @@ from trnslurm.node.triage.causes import (
     named,
 )
 from trnslurm.node.triage.going_on import GOES_ON, last_steps
-from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
+from trnslurm.node.triage.words import Traceback, Words, complains, error_like, read_words, time_in
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
 _MOST_RECORDS, _OF_A_NODE = 256, 4
@@ -57,6 +57,14 @@ _MOST_LINES = 4096  # of one log that are compared with all patterns
 WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
     r"|\b(?i:retrying)\b"
+)
+# A shell goes on after a command that failed, unless it is told otherwise (set -e).
+_OF_SHELL = re.compile(
+    r"(?!.*(Segmentation fault|Killed|Aborted|core dumped))"
+    r"(?:\S*(?:/|\.sh|\bbash)\S*: (?:line )?\d+: (?=(?P<command>[\w.-]+))|(?:\S*/)?(?P<tool>aws"
+    r"|ba?sh|cat|chmod|chown|cp|curl|df|du|find|git|grep|kill|ln|ls|mkdir|mount|mv|rm|rmdir|rsync"
+    r"|s(?:acct|control|info|queue)|scp|sed|ssh|tar|touch|tput|umount|wget): "
+    r"|(?:Lmod has detected|ModuleCmd_\w+\.c\()(?P<module>))"
 )
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 _GOES_ON_AFTER = re.compile(r"\W*Trying (to|again)\b")
@@ -259,7 +267,8 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         if over and not about.ended and told_to_end:
             part = before
             found.suspects.append(_killed_program(files, about, hosts))
-        found.hits += _hits(part, place, None)
+        lines = part.split("\n")
+        found.hits += [hit for hit in _hits(part, place, None) if not _went_on(hit, lines)]
         if not found.suspects:  # it failed before any node wrote a log
             words = read_words(part)
             found.error_like[place] = error_like(part)
@@ -536,6 +545,23 @@ def _did_start(hit: Hit, lines: list[str]) -> bool:
     if not _STARTS_TASKS.match(hit.line):
         return False
     return any(line.strip() and not _STARTS_TASKS.match(line) for line in lines[hit.at + 1 :])
+
+
+def _went_on(hit: Hit, lines: list[str]) -> bool:
+    """Check whether a command in a shell failed, and what came later complains of other things."""
+    shells = _OF_SHELL.match(hit.line)
+    if hit.cause.kind != CAUSE or not shells:
+        return False
+    name = re.escape(shells["command"] or shells["tool"] or "module")
+    later = [line.strip() for line in lines[hit.at + 1 :] if _complains(line)]
+    others = [line for line in later if not _OF_SHELL.match(line)]
+    return bool(others) and not any(re.search(rf"(?<![\w-]){name}(?![\w-])", x) for x in later)
+
+
+def _complains(line: str) -> bool:
+    """Check whether a line tells of a failure that is not only a consequence of others."""
+    known = cause_of([line])
+    return complains(line) if known is None else known.kind == CAUSE or known.rank == 3
 
 
 def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Context:

@@ -246,6 +246,11 @@ def error_like(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*said[:1], *said[-_MOST_ERROR_LIKE:])))
 
 
+def complains(line: str) -> bool:
+    """Check whether a line has words of an error."""
+    return _ERROR_LIKE.search(line) is not None and not _NO_NEWS.search(line)
+
+
 def last_lines(text: str) -> tuple[str, ...]:
     """Return a log's last meaningful lines."""
     lines = [line.strip() for line in text[-_END:].split("\n") if re.search(r"\w", line)]
