@@ -466,11 +466,52 @@ def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
     assert "train.py, line 29" in found(run).cause
 
 
-def test_what_the_launcher_says_next_is_no_part_of_a_message(run) -> None:
-    said = "trnslurm: 2026-11-29T11:12:44.902Z rank 0 (local rank 0, node-1) failed: exit code 1 of"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "trnslurm: 2026-11-29T11:12:44.902Z rank 0 (local rank 0, node-1) failed: exit code 1 of 7",
+        "train.sh: line 44:  4102 Killed                  python train.py",
+        "munmap_chunk(): invalid pointer",
+    ],
+)
+def test_what_others_say_next_is_no_part_of_a_message(run, said: str) -> None:
     log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 2, in f\n'
-        f"    a[key]\nKeyError: 'lr'\n{said} PID 7\n")  # fmt: skip
-    assert found(run).lines[-1] == "KeyError: 'lr'"
+        f"    a[key]\nKeyError: 'lr'\n{said}\n")  # fmt: skip
+    finding = found(run)
+    assert finding.lines[-1] == "KeyError: 'lr'"
+    assert finding.name not in ("shell-killed", "heap")
+
+
+def test_a_command_that_the_batch_script_survived_is_not_the_cause(run) -> None:
+    batch = run.logs / "train-1002.log"
+    failed = "rm: cannot remove '/scratch/old': Permission denied"
+    odd = "prun: error: the tasks could not be laid out"
+    batch.write_text(f"{failed}\n{odd}\n")
+    finding = found(run)
+    assert (finding.name, finding.lines[-1]) == ("", odd)
+    batch.write_text(f"{failed}\n")
+    assert (found(run).name, found(run).lines) == ("permission", (failed,))
+
+
+def test_what_nccl_warns_of_first_is_the_cause_of_the_rest(run) -> None:
+    setup = "node-1:7:9 [0] misc/ibvwrap.cc:9 NCCL WARN Call to ibv_modify_qp failed with error X\n"
+    cuda = "node-1:7:9 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n"
+    names = []
+    for lines in (setup, cuda, setup + cuda, cuda + setup):
+        log(run, 0, lines)
+        names.append(found(run).name)
+    assert names[0] != names[1]
+    assert names[2:] == names[:2]
+
+
+def test_a_warning_explains_no_error_that_speaks_of_something_else(run) -> None:
+    warned = "[W socket.cpp:697] [c10d] The client socket has failed to connect to [node-1]:29500"
+    warned += " (errno: 111 - Connection refused).\n"
+    raised = 'Traceback (most recent call last):\n  File "x.py", line 2, in f\nacme.OddError: '
+    log(run, 0, f"{warned}{raised}no such shape\n")
+    assert found(run).name == ""
+    log(run, 0, f"{warned}{raised}the store is gone\n")
+    assert found(run).name == "connection-refused"
 
 
 def test_the_first_task_that_srun_saw_die_goes_before_consequences(run) -> None:
@@ -1056,7 +1097,11 @@ def test_lines_with_a_task_or_host_before_them(run, tag: str) -> None:
     assert found(run).lines[-1] == "ValueError: no such thing"
 
 
-@pytest.mark.parametrize("follows", ["Connection reset by peer", "One of the workers failed"])
+@pytest.mark.parametrize("follows", [
+    "Connection reset by peer",
+    "One of the workers failed",
+    "DataLoader worker (pid(s) 4230, 4231) exited unexpectedly",
+])  # fmt: skip
 def test_a_lost_peers_traceback_gives_way_to_the_one_before(run, follows: str) -> None:
     text = 'Traceback (most recent call last):\n  File "train.py", line 5, in <module>\n    f()\n'
     log(run, 0, f"{text}ValueError: own\n{text}RuntimeError: {follows}\n")

@@ -71,6 +71,7 @@ _OTHERS_LINE = re.compile(
     r"\[rank\d+\]|[IWEF]\d{4} \d\d:|\[?[IWE]? ?\d{4}-(\d\d|[A-Z][a-z]{2})-\d\d|srun: "
     r"|\S+:\d+:\d+ \[\d+\] NCCL"
     r"|slurm|trnslurm: |={8}|-{8}|\*{8}|(INFO|WARNING|ERROR|DEBUG)\b|triage: |Exception ignored"
+    r"|\S+: line \d+: +\d+ |munmap_chunk\(|free\(\): |double free|corrupted (size|double|unsorted)"
 )
 _ERROR_LIKE = re.compile(
     r"(?i)error\b|\bfatal\b|\bfail(ed|ure)\b|\babort|\bassert|\bcannot\b|\bcould not\b|\bcan't\b"
