@@ -55,7 +55,8 @@ def test_usual_lines_before_a_failure_change_no_verdict() -> None:
 def test_an_end_from_outside_is_what_ended_the_job(state: str) -> None:
     """Whatever its workers print as they are ended; but for what Slurm itself says of it."""
     for case in islice(cases_in(CORPUS / "learn"), 0, None, 4):
-        found = diagnose_case(case | {"state": {"state": state, "ended": "2026-01-01T00:00:00Z"}})
+        # None of the times in its logs is before this end.
+        found = diagnose_case(case | {"state": {"state": state, "ended": "2000-01-01T00:00:00Z"}})
         of_slurm = found is None or found.name in ("oom-kill", "time-limit", "node-failed")
         assert of_slurm or (state == "TIMEOUT" and not found.certain), case["id"]
 
