@@ -90,7 +90,7 @@ def test_the_package_of_the_page_in_a_run(acme: Path, site, run_cli, cli, tmp_pa
     assert done.code == 0
     assert (
         "Reading it as torchrun --nproc_per_node=2 train.py --lr 3 (launcher acme-train of "
-        "acme-trnslurm 1.0)\nUsing --workers 2, as the command says\n"
+        "acme-trnslurm 1.0)\nUsing --workers 2, from the command\n"
     ) in done.err
     done = run_cli("submit", "--rendered", "bundle", environ=alone)
     assert done.code == 1
@@ -121,7 +121,7 @@ def test_built_in_names_go_first_and_search_nothing(packages, cli, make_run, mon
     }
     install(packages, "rival", points)
     said = cli("--version", "--verbose").out
-    hidden = ", not used: the built-in one of this name goes first"
+    hidden = ", unused: the built-in one of this name takes precedence"
     assert f"plug-in: launcher torchrun of rival 1.0{hidden}\n" in said
     assert f"plug-in: tracker wandb of rival 1.0{hidden}\n" in said
     monkeypatch.setattr(plugins, "all_plugins", None)  # a search would be an error

@@ -337,7 +337,7 @@ def test_a_recipe_is_written(site, cli, stable) -> None:
     )
     done = cli("adopt", "job.sbatch", "--recipe", "mine")
     assert done.code == 0
-    command = re.findall(r"then: trnslurm (.*)", done.err)[0].split()
+    command = re.findall(r"then run: trnslurm (.*)", done.err)[0].split()
     shown = cli("render", *command[1:], "--cluster", "p4d").out
     assert "train.py --lr 1e-4" in shown and "export A=1" in shown
     assert "#SBATCH --nodes=2" in shown and "#SBATCH --time=01:00:00" in shown
@@ -352,7 +352,7 @@ def test_what_a_recipe_cannot_have_is_in_the_command(site, cli) -> None:
     Path("job.sbatch").write_text(HEAD + "source /x/venv/bin/activate\nsrun python train.py\n")
     Path("train.py").touch()
     done = cli("adopt", "job.sbatch", "--recipe", "mine")
-    [command] = re.findall(r"then: trnslurm (.*)", done.err)
+    [command] = re.findall(r"then run: trnslurm (.*)", done.err)
     words = (
         "--set",
         "activate=[source /x/venv/bin/activate]",

@@ -69,7 +69,7 @@ def test_dry_run_json_and_the_question_are_about_both(site, fake_slurm, cli) -> 
     ]  # fmt: skip
     site.profile(ask_above_node_hours=10)  # at most 8 node-hours each
     asked = cli(*CHAIN)
-    assert "16.0 node-hours is over the 10 above which pc asks" in asked.err
+    assert "16.0 node-hours exceeds the 10 above which pc asks" in asked.err
     assert site.runs() == []
     done = cli(*CHAIN, "--yes", "--json")
     assert [(r["run"], r["jobs"]) for r in json.loads(done.out)] == [
@@ -88,12 +88,12 @@ def test_settings_for_both_and_for_one(site, fake_slurm, cli) -> None:
 
 REFUSED = {
     "--set steps=3": "differ in steps; say --set one:steps=… or --set two:steps=…",
-    "--set tow:steps=3": "--set tow:steps=3: 'tow' is not of the chain one, two",
+    "--set tow:steps=3": "--set tow:steps=3: 'tow' is not in the chain one, two",
     "--set train.init_from=x": "--chain and --set train.init_from=… contradict each other",
-    "--set one:train.save_every=0": "train.save_every is 0, so two would find no checkpoint",
+    "--set one:train.save_every=0": "train.save_every is 0, so two would not find a checkpoint",
     "--preset two": "--chain: no preset follows toy (two)",
     "--preset deep": "toy (one) cannot continue toy (deep): model.layers was 3, is 2",
-    "--rendered x": "give either a RECIPE or --rendered DIR",
+    "--rendered x": "pass either a RECIPE or --rendered DIR",
     "--set two:data.path=nowhere --set data_root=/tmp": "no prepared data at /tmp/nowhere",
 }
 
@@ -119,7 +119,7 @@ def test_all_or_nothing(site, fake_slurm, cli) -> None:
     for run in (one, two):
         status = run_status(run)
         assert (status.state, status.reason) == (
-            "FAILED", "refused at submission: sbatch: No such job",
+            "FAILED", "rejected at submission: sbatch: No such job",
         )  # fmt: skip
 
 

@@ -200,8 +200,8 @@ def test_what_was_chosen_is_remembered_and_what_is_wrong_is_a_warning(
     with pytest.warns(TrnslurmWarning, match="^half of it is missing$") as caught:
         run = trnslurm.submit("toy", precompile="never")
     assert [warning.filename for warning in caught] == [__file__]
-    assert run.remarks == ("Using --cluster local, as no other was chosen",)
-    assert "as no other was chosen" in run._repr_html_()
+    assert run.remarks == ("Using --cluster local by default",)
+    assert "by default" in run._repr_html_()
     damaged = make_run("20260101-000000-damaged")
     damaged.record_file.write_text("{}")
     with pytest.warns(TrnslurmWarning, match="damaged or unreadable"):

@@ -146,13 +146,13 @@ def test_what_it_takes_is_said_first(site, fake_slurm, cli) -> None:
         "  1  1       5.0        10.0  $215\n"
         "  2  2       5.0        10.0  $215\n"
         "  3  3       5.0        10.0  $215\n\n"
-        "Graphs: no precompile (--precompile never); training compiles them as it runs\n"
+        "Graphs: no precompile (--precompile never); they are compiled during training\n"
         "In all: about 30.0 node-hours, $645; at most 39.0 node-hours by the time limits\n"
     )
     site.profile(ask_above_node_hours=29)
     asked = cli(*SWEEP, *sweep)
     assert (asked.code, asked.out) == (1, "")
-    assert "30.0 node-hours is over the 29 above which pc asks" in asked.err.splitlines()[-1]
+    assert "30.0 node-hours exceeds the 29 above which pc asks" in asked.err.splitlines()[-1]
     assert site.runs() == [] and fake_slurm.calls("sbatch") == []
     assert cli(*SWEEP, *sweep, "--yes").code == 0
 
@@ -184,7 +184,7 @@ REFUSED = {
     "--sweep seed=1,2 --set seed=3": "--sweep seed and --set seed=… contradict each other",
     "--sweep seed=1,2 --chain": "--chain does not work with --sweep",
     "--sweep seed=1,2 --compile-for 1": "--compile-for does not work with --sweep",
-    "--at-most 2": "--at-most is for --sweep",
+    "--at-most 2": "--at-most requires --sweep",
     "--sweep seed=1,2 --at-most 0": "0 is not in the range x>=1",
     "--sweep run_root=/tmp/a,/tmp/b": "run_root=/tmp/b: all runs of a sweep have one run_root",
     f"--sweep seed={','.join(map(str, range(1001)))}": "has 1,001 runs, but at most 1,000",
@@ -221,7 +221,7 @@ def test_all_or_nothing(site, toy, fake_slurm, cli) -> None:
     cancelled = [job for call in fake_slurm.calls("scancel") for job in call.arguments]
     assert {*cancelled} == {"1001", "1002", "1003"}
     assert {run_status(run).state for run in runs} == {"FAILED"}
-    assert all("refused at submission: sbatch" in run_status(run).reason for run in runs)
+    assert all("rejected at submission: sbatch" in run_status(run).reason for run in runs)
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
         "10", "10", "-4",
     ]  # fmt: skip
     assert (
-        "no run reports acc; the runs report eval_loss, f1, loss"
+        "none of the runs report acc, only eval_loss, f1, loss"
         in cli("status", "gpt", "--lowest", "acc").error
     )
     both = cli("status", "gpt", "--lowest", "loss", "--highest", "f1")
@@ -302,7 +302,7 @@ def test_one_name_for_all(swept, fake_slurm, cli, stable) -> None:
         f"20260101-000000-gpt-{number}" for number in range(1, 12)
     ]
     # Commands of one run say so.
-    said = "gpt is a sweep of 11 runs: name one of them, as 20260101-000000-gpt-1"
+    said = "gpt is a sweep of 11 runs: name one of them, such as 20260101-000000-gpt-1"
     assert said in cli("logs", "gpt").error
 
 

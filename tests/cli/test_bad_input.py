@@ -68,7 +68,7 @@ WORDS = {
     "key in another section": (["--set", "train.steps=1"], '(did you mean "steps"?)'),
     "misspelt in another section": (["--set", "train.stpes=1"], '(did you mean "steps"?)'),
     "key that is none": (["--set", "slurm.mail=x"], "unknown key slurm.mail; known: slurm.p"),
-    "spares below none": (["--spares", "-1"], "--spares -1: 0 or more nodes can wait"),
+    "spares below none": (["--spares", "-1"], "--spares -1: must be 0 or more"),
     "spares of this machine": (
         ["--cluster", "local", "-p", "tiny", "--spares", "1"],
         "--spares 1: this machine has none, so spares are of no use",
@@ -128,7 +128,7 @@ NAMES_AND_TIMES = {
     "shared, and whole": (["--sbatch=--oversub"], "the script has --exclusive: use"),
     "time twice": (
         ["--time", "60", "--set", "slurm.time_min=30"],
-        "--time and --set slurm.time_min=… contradict each other: leave out one of them",
+        "--time and --set slurm.time_min=… contradict each other: omit one of them",
     ),
     "workers twice": (
         ["--workers", "32", "--set", "workers_per_node=8"],
@@ -226,7 +226,7 @@ def test_usage_errors(refused, arguments: list[str], words: str) -> None:
         ("{tmp}/100%", "choose another run_root"),
         ("{tmp}/a\nb", "choose another run_root"),
         ("{tmp}/a\\b", "choose another run_root"),
-        ("{tmp}/open", ": chmod o-w or o+t it"),
+        ("{tmp}/open", ": run chmod o-w or chmod o+t on it"),
         ("/proc/nowhere/runs", "run root /proc/nowhere/runs: "),
         ("/not-mounted/runs", "there is no /not-mounted on this host"),
     ],
@@ -308,7 +308,7 @@ def test_plan_by_itself_says_on_which_node_counts_it_cannot_be(site, cli) -> Non
 
 def test_the_preset_that_a_profile_prefers_is_every_commands(site, cli) -> None:
     site.recipe("batch: {global_batch: 8}\nsteps: 9\npresets:\n  xl: {}\n  tiny: {steps: 3}\n")
-    said, toy = "Using --preset tiny, as no other was chosen\n", ("toy", "--cluster", "local")
+    said, toy = "Using --preset tiny by default\n", ("toy", "--cluster", "local")
     for command in ("plan", "show", "render", "compile key", "submit --dry-run"):
         done = cli(*command.split(), *toy)
         assert (done.code, done.err.startswith(said)) == (0, True), command

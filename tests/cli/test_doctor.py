@@ -56,8 +56,8 @@ def test_a_run_that_only_has_to_wait(waiting, cli) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "20260101-000000-gpt: PENDING (precompile: waiting for free nodes)",
-        "waits: precompile, job 1001; start as Slurm expects it: 2026-01-01T05:00:00",
-        "submitted now: Job 1003 to start at 2026-01-01T06:00:00",
+        "waits: precompile, job 1001; start expected by Slurm: 2026-01-01T05:00:00",
+        "if submitted now: Job 1003 to start at 2026-01-01T06:00:00",
         "partition compute: 1 off until a job needs it, 1 in use, 1 booting, 1 idle; "
         "it needs 2 nodes",
         "nothing to fix",
@@ -79,7 +79,7 @@ def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli, stable) -> Non
         "compute-dy-cr-1, compute-dy-cr-2: down: AWS has no capacity for its instance type now; "
         "ParallelCluster tries again in 10 minutes (InsufficientInstanceCapacity)"
     ) in done.out
-    assert "compute-dy-cr-3: left out of this run: failed preflight, until 20" in done.out
+    assert "compute-dy-cr-3: excluded from this run: failed preflight, until 20" in done.out
     assert "compute-dy-cr-4" not in done.out
     assert (
         "the job needs 2 nodes, but only 1 of the 4 nodes in partition compute can run it: "
@@ -121,7 +121,7 @@ def test_what_cannot_be_asked_is_said(waiting, fake_slurm, cli) -> None:
     fake_slurm.refuse("scontrol", "slurm_load_jobs error: Unable to contact slurm controller")
     done = cli("doctor", "last")
     assert (done.code, len(done.out.splitlines())) == (1, 3)
-    assert "not known: scontrol: slurm_load_jobs error: Unable to contact" in done.out
+    assert "unknown: scontrol: slurm_load_jobs error: Unable to contact" in done.out
 
 
 @pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 1), ("RUNNING", 0)])
@@ -154,7 +154,9 @@ def test_the_preflight_on_this_machine(site, cli, stable) -> None:
 def test_no_nodes_in_time(site, fake_slurm, cli) -> None:
     fake_slurm.hang("srun")
     done = cli("doctor", "--cluster", "pc", "--nodes", "2", "--timeout", "3")
-    assert done.code == 1 and done.error == "no 2 nodes in 3 s; try again, or pass --timeout"
+    assert (
+        done.code == 1 and done.error == "did not get 2 nodes in 3 s; try again, or pass --timeout"
+    )
     (call,) = fake_slurm.calls("srun")
     assert {"--nodes=2", "--partition=compute", "--exclusive"} <= set(call.arguments)
     assert list(site.run_root.iterdir()) == []
@@ -164,7 +166,7 @@ def test_a_checkup_that_gets_no_nodes_in_time_is_cancelled(site, fake_slurm, cli
     done = cli("doctor", "--run", "--cluster", "pc", "--nodes", "2", "--timeout", "0")
     assert (done.code, done.out) == (1, "")
     assert (
-        "no 2 nodes in 0 s: waiting for jobs of higher priority; try again, or pass --timeout"
+        "did not get 2 nodes in 0 s: waiting for jobs of higher priority; try again, or pass --timeout"
         in done.err
     )
     (call,) = fake_slurm.calls("scancel")

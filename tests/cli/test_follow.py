@@ -117,6 +117,6 @@ def test_ctrl_c_leaves_the_jobs_alone(site, play, cli, fake_slurm, monkeypatch) 
     done = cli(*SUBMIT)
     assert done.code == 130
     name = site.run().name
-    assert done.err.splitlines()[-1] == f"{name} continues: trnslurm status {name}"
+    assert done.err.splitlines()[-1] == f"{name} is still running: trnslurm status {name}"
     assert fake_slurm.calls("scancel") == []
     assert not site.run().cancelled_file.exists()

@@ -55,7 +55,7 @@ def test_attempt_without_a_log_yet_leaves_the_one_before(run, cli) -> None:
 def test_refusals(run, make_run, cli) -> None:
     for node in ("2", "-1"):
         error = cli("logs", run.name, "--node", node).error
-        assert error == f"{run.name} has nodes 0 to 1, but no node {node}"
+        assert error == f"{run.name} has no node {node}, only nodes 0 to 1"
     fresh = make_run("20260102-000000-train-only", phases=("train",), jobs={})
     assert cli("logs", fresh.name).error == (
         f"{fresh.name} has no such log yet; it is LOST: not submitted"

@@ -63,7 +63,7 @@ def test_runs_are_chosen_by_state_recipe_and_time(ended, cli) -> None:
     assert listed(cli("runs", "--since", "12h")) == [c.name]
     assert listed(cli("runs", "--limit", "2")) == [b.name, c.name]
     nobody = cli("runs", "--recipe", "nobody")
-    assert (nobody.code, nobody.out, nobody.err) == (0, "", "No run matches\n")
+    assert (nobody.code, nobody.out, nobody.err) == (0, "", "No runs match\n")
     assert [r["run"] for r in json.loads(cli("runs", "--recipe", "bert_mrpc", "--json").out)] == [
         c.name
     ]
@@ -73,7 +73,9 @@ def test_runs_are_chosen_by_state_recipe_and_time(ended, cli) -> None:
 def test_a_time_that_is_none_is_refused(ended, cli, since: str) -> None:
     ended("20260101-000000-a")
     error = cli("runs", f"--since={since}").error
-    assert error == f"--since {since}: expected a day or an age, as 2026-11-21, 12h, 30d or 4w"
+    assert (
+        error == f"--since {since}: expected a date or an age, such as 2026-11-21, 12h, 30d or 4w"
+    )
 
 
 def test_runs_are_sorted_by_what_they_said_last(ended, cli) -> None:
@@ -137,13 +139,13 @@ def test_nothing_is_removed_through_a_link(ended, cli, tmp_path) -> None:
     run = ended("1-a", 1.0)
     (link := tmp_path / "link").symlink_to(run.path)
     said = cli("rm", link, "--yes").error
-    assert said == f"{link} is a link: name the run itself, {run.path}"
+    assert said == f"{link} is a symbolic link: name the run itself, {run.path}"
     far = run.checkpoints.rename(tmp_path / "far")
     run.checkpoints.symlink_to(far)
     done = cli("rm", "1-a", "--checkpoints", "--yes")
     step = f"{far}/step-00000001"
     assert (done.code, done.out) == (0, "Nothing to remove\n")
-    assert done.err == f"1-a: {step} stays, because it is not in the run directory\n"
+    assert done.err == f"1-a: keeping {step}, because it is not in the run directory\n"
     assert Path(step, "weights").exists() and run.record()
 
 
@@ -154,7 +156,7 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     write_json(run.project_file, {})
     work = run.path / "work"
     (work / "out").mkdir(parents=True)
-    nothing = f"1-a: {work} stays, because it may contain more than checkpoints; "
+    nothing = f"1-a: keeping {work}, because it may contain more than checkpoints; "
     nothing += "trnslurm rm 1-a removes the"
     assert nothing in cli("rm", "1-a", "--checkpoints", "--yes").err
     run.script("train").write_text('\nexport TRNSLURM_CHECKPOINTS="$PWD/work/"out\n')
@@ -162,7 +164,7 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     shipped = run.code / "project/out"
     shipped.mkdir(parents=True)
     done = cli("rm", "1-a", "--checkpoints", "--yes")
-    assert f"1-a: {work}/out stays, because it may contain" in done.err
+    assert f"1-a: keeping {work}/out, because it may contain" in done.err
     assert (work / "out/model.pt").exists()
     shipped.rmdir()
     write_json(run.saved_file, {"step": 7, "path": str(work / "out/model.pt")})
@@ -175,17 +177,17 @@ def test_checkpoints_of_a_script(ended, cli, tmp_path) -> None:
     (work / "out").symlink_to(far)
     write_json(run.saved_file, {"step": 7, "path": str(far / "model.pt")})
     done = cli("rm", "1-a", "--checkpoints", "--yes")
-    assert done.err == f"1-a: {far}/model.pt stays, because it is not in the run directory\n"
+    assert done.err == f"1-a: keeping {far}/model.pt, because it is not in the run directory\n"
     assert done.out == "Nothing to remove\n" and (far / "model.pt").exists()
 
 
 def test_a_kept_run_stays(ended, cli) -> None:
     run = ended("1-a")
     assert cli("keep", "1-a").out == "1-a is protected\n"
-    assert cli("rm", "1-a", "--yes").error == "1-a is protected; first run trnslurm keep --undo 1-a"
+    assert cli("rm", "1-a", "--yes").error == "1-a is protected: first run trnslurm keep --undo 1-a"
     assert cli("rm", "--older-than", "1h", "--yes").out == "Nothing to remove\n"
     assert "protected: " in cli("status", "1-a").out and run.path.exists()
-    assert cli("keep", "--undo", "1-a").out == "1-a may be removed\n"
+    assert cli("keep", "--undo", "1-a").out == "1-a can be removed\n"
     assert cli("rm", "1-a", "--yes").code == 0 and not run.path.exists()
 
 
@@ -215,7 +217,7 @@ def test_what_runs_again_meanwhile_stays(ended, cli, monkeypatch) -> None:
     run = ended("1-a")
     resumed = replace(run_status(run), state=State.PENDING)
     monkeypatch.setattr(removal, "run_status", lambda run, leftovers: resumed)
-    assert "error: 1-a runs again: nothing was removed" in cli("rm", "1-a", "--yes").err
+    assert "error: 1-a is running again: nothing was removed" in cli("rm", "1-a", "--yes").err
     assert run.path.exists()
 
 
@@ -239,7 +241,7 @@ def test_a_directory_that_cannot_be_removed_is_one_line(ended, cli, monkeypatch)
     monkeypatch.setattr(removal.shutil, "rmtree", fail)
     done = cli("rm", "1-a", "--yes", "--checkpoints")
     assert (done.code, done.err) == (
-        1, f"error: {run.checkpoints}: cannot be removed (Permission denied)\n",
+        1, f"error: cannot remove {run.checkpoints} (Permission denied)\n",
     )  # fmt: skip
 
 

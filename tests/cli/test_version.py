@@ -63,10 +63,10 @@ def test_the_default_cluster(site, cli, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--version", "--json"], "--cluster and --json go with --version --verbose"),
-        (["--json", "runs"], "--json goes with --version, or after the command"),
-        (["-c", "pc", "plan"], "--cluster goes with --version, or after the command"),
-        (["--verbose", "runs"], "--verbose goes with --version, or after the command"),
+        (["--version", "--json"], "--cluster and --json require --version --verbose"),
+        (["--json", "runs"], "--json requires --version, or must come after the command"),
+        (["-c", "pc", "plan"], "--cluster requires --version, or must come after the command"),
+        (["--verbose", "runs"], "--verbose requires --version, or must come after the command"),
     ],
 )
 def test_options_that_need_it(site, cli, words: list[str], said: str) -> None:

@@ -120,7 +120,7 @@ def test_a_file_of_no_run(site, run_cli, weird_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("a.pt",), "a.pt is a file: give its model's recipe with --recipe"),
+        (("a.pt",), "a.pt is a file: pass the recipe of its model with --recipe"),
         (("last", "--preset", "tiny"), "--preset and --cluster are for a file: give its --recipe"),
         (("a.pt", "--recipe", "toy"), "leave out --step, and give --output"),
         (("a.pt", "--recipe", "toy", "-o", "a", "--step", "3"), "leave out --step, and give"),

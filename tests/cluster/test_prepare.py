@@ -235,7 +235,7 @@ def test_a_host_without_the_clusters_python(site, cli) -> None:
     absent = "the cluster's Python, /shared/venv/bin/python, is not on this host: run this on a"
     small = ("gpt2_zero1", "--preset", "small", "--cluster", "pc")
     assert cli("data", "prepare", *small).error == (
-        f"{absent} host that has it, such as the login node, or add --submit"
+        f"{absent} host that has it, such as the login node, or pass --submit"
     )
     for verb in ("fetch", "verify"):
         done = cli("data", verb, "gpt2_zero1", "--cluster", "pc")
@@ -251,7 +251,7 @@ def test_dry_run_starts_nothing(site, cli) -> None:
 def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
     monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: (None, False))
     done = cli("data", "prepare", "gpt2_zero1", "-p", "small", "--dry-run")
-    assert done.err == "Using --cluster local, as no other was chosen\n"
+    assert done.err == "Using --cluster local by default\n"
     monkeypatch.setattr("trnslurm.submission.choice.slurm_hint", lambda: ("/bin/srun", True))
     assert "no cluster profile is chosen" in cli("data", "prepare", "gpt2_zero1").error
 

@@ -115,7 +115,7 @@ def test_dry_run_submits_nothing(site, fake_slurm, cli) -> None:
     for command in (PREPARE, [word for word in PREPARE if word != "--submit"]):
         done = cli(*command, "--dry-run", "--json")
         assert done.code == 2
-        assert done.error.startswith("--dry-run prints no JSON: leave out one of them")
+        assert done.error.startswith("--dry-run does not print JSON: omit --dry-run or --json")
     assert fake_slurm.calls() == [] and site.runs() == []
 
 

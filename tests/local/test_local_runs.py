@@ -214,7 +214,7 @@ def test_cancel_from_elsewhere(machine: Machine, launcher: subprocess.Popen[byte
     assert machine.status()["state"] == "CANCELLED"
     again = machine.run(*machine.command("cancel", str(machine.runs[-1])))
     assert again.code == 0
-    assert "has ended already" in again.out
+    assert "has already ended" in again.out
 
 
 def test_lost_when_everything_was_killed_at_once(

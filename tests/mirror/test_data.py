@@ -262,7 +262,7 @@ def test_what_the_command_line_refuses(run_cli: Callable[..., Done]) -> None:
         ("fetch", "s3://bucket/x", "--checkpoint"): "--checkpoint is for recipes",
         ("fetch", "gpt2_zero1", "--output=x"): "--output goes with s3://",
         ("prepare", "gpt2_zero1", "--from=x"): "expected s3://BUCKET/PREFIX",
-        ("prepare", "gpt2_zero1", "--from=s3://b/x", "--text=."): "give one of them",
+        ("prepare", "gpt2_zero1", "--from=s3://b/x", "--text=."): "pass only one of them",
     }.items():
         done = run_cli("data", *words, "--cluster=local")
         assert done.code in (1, 2) and said in done.err, done

@@ -71,7 +71,8 @@ def test_faults_of_s3_are_no_faults_of_the_training(
     status = run_cli("status", run).ok
     assert ": COMPLETED" in status
     assert (
-        f"mirror: nothing in s3://{BUCKET}/runs/{run.name}, step {STEPS} is not, since " in status
+        f"mirror: nothing in s3://{BUCKET}/runs/{run.name}; step {STEPS} has not been copied since "
+        in status
     )
     log = run_cli("logs", run, "--batch").ok
     assert f"warning: the checkpoint of step {STEPS} is not in S3: " in log

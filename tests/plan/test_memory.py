@@ -123,7 +123,7 @@ def test_every_recipe_fits_at_its_published_size(recipe: str, cluster: str, pres
 
 def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
     lines = cli("plan", "llama3_clm", "--cluster", "p4d", "--nodes", "1,2").out.splitlines()
-    here = lines.index("GiB of a worker's device, an estimate:")
+    here = lines.index("GiB of a worker's device (estimate:")
     assert [line.split() for line in lines[here + 2 : here + 5]] == [
         ["nodes", "parameters", "gradients", "optimizer", "gathered", "activations",
          "(recomputed)", "runtime", "total", "device"],

@@ -190,7 +190,7 @@ def test_a_profile_that_is_not_there_needs_no_host(login: Login, cli, monkeypatc
 
 def test_the_command_line_helps(login: Login, cli, monkeypatch) -> None:
     done = cli("runs", "--on", "login1")
-    assert done.err.endswith("it comes before the command: trnslurm --on HOST COMMAND\n")
+    assert done.err.endswith("put it before the command: trnslurm --on HOST COMMAND\n")
     monkeypatch.setenv("_TRNSLURM_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", "trnslurm --on lo")
     monkeypatch.setenv("COMP_CWORD", "2")

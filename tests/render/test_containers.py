@@ -71,7 +71,7 @@ def test_what_this_host_sees(graphs, fake_slurm, cli, tmp_path: Path) -> None:
         return str(cli(*SUBMIT, "--dry-run", *words).err)
 
     here = tmp_path / "image.sqsh"
-    missing = f"error: container.image is {here}: there is no such file or directory"
+    missing = f"error: container.image {here}: does not exist"
     assert missing in said(f"container.image={here}")
     here.touch()
     assert missing not in said(f"container.image={here}")

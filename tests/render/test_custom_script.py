@@ -185,8 +185,8 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         ),
         (["./train.py", "3e-4"], "put -- before the arguments of the script, as in -- 3e-4"),
         (["./train.py", "a b", "--", "c"], "the arguments of the script, as in -- 'a b'"),
-        (["toy", "tiny"], "toy tiny: a command comes after --: -- toy tiny; a preset"),
-        (["./train.py", "--lr", "1"], "options of a custom script come after -- ("),
+        (["toy", "tiny"], "toy tiny: to run a command, put it after --, as in -- toy tiny; to "),
+        (["./train.py", "--lr", "1"], "put options of a custom script after -- ("),
         (
             ["./train.py", "--nodes", "3", "--set", "batch.global_batch=64",
              "--set", "batch.micro_batch=1", "--", "{accumulation}"],
@@ -234,7 +234,7 @@ def test_a_batch_script_is_the_job(site, cli, project) -> None:
     Path("job.sbatch").write_text(BATCH_SCRIPT)
     done = cli("render", "job.sbatch", *CPU, "-o", str(site.root / "out"), "--", "a b")
     assert done.code == 0, done.err
-    assert "job.sbatch asks for --nodes=2 --gres=gpu:4" in done.err
+    assert "job.sbatch requests --nodes=2 --gres=gpu:4" in done.err
     assert "Left out --output=x: the run has its own log: trnslurm logs" in done.err
     script = (site.root / "out/train.sbatch").read_text()
     lines = re.findall(r"^#SBATCH (.*?)(?: +#.*)?$", script, re.M)
@@ -247,8 +247,8 @@ def test_a_batch_script_is_the_job(site, cli, project) -> None:
     command = command_of((site.root / "out/node.sh").read_text())
     assert command[-4:] == ["--given", "--", "./job.sbatch", "a b"]
     for words, said in (
-        (("--launcher", "srun"), "is a batch script, which starts its workers itself: leave out"),
-        (("--per", "node"), "leave out --per"),
+        (("--launcher", "srun"), "is a batch script, which starts its own workers: omit"),
+        (("--per", "node"), "omit --per"),
     ):
         assert said in cli("render", "job.sbatch", *CPU, *words).error
     assert "#SBATCH --nodes=1\n" in cli("render", "job.sbatch", *CPU, "--nodes", "1").out
@@ -296,10 +296,13 @@ def test_a_module_or_a_program_is_started(site, cli, project) -> None:
     assert on_cpu[-2:] == ["--module", "widths"]
     assert not {"--mixed_precision", "--multi_gpu"} & {*on_cpu}
     for words, said in (
-        (("-m", "a", "./train.py"), "-m a starts a module: leave out ./train.py"),
-        (("axolotl", "train"), "axolotl train: a command comes after --: -- axolotl train"),
-        (("--launcher=srun", "--", "torchrun", "--tee=3", "x.py"), "srun does not know --tee=3"),
-        (("--per=node", "--launcher=srun", "./train.py"), "leave out --launcher"),
+        (("-m", "a", "./train.py"), "-m a starts a module: omit ./train.py"),
+        (
+            ("axolotl", "train"),
+            "axolotl train: to run a command, put it after --, as in -- axolotl train",
+        ),
+        (("--launcher=srun", "--", "torchrun", "--tee=3", "x.py"), "srun does not accept --tee=3"),
+        (("--per=node", "--launcher=srun", "./train.py"), "omit --launcher"),
         ((), "Missing argument 'RECIPE'"),
     ):
         assert said in cli("render", *CPU, *words).error
@@ -347,7 +350,7 @@ def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
     (project / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -t 60 -N 2 --mem=9G\nsrun hostname\n")
     own = cli("plan", "./job.sbatch", *CPU, "--mem", "4G")
     assert "job.sbatch on " in own.out and "workers" not in own.out
-    assert "Left out --mem=9G: the command line says otherwise\n" in own.err
+    assert "Left out --mem=9G: overridden by the command line\n" in own.err
     known = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
     assert "accumulation" in cli("plan", "./train.py", *CPU, *known).out
     told = json.loads(cli("plan", "./train.py", *CPU, *known, "--json").out)
@@ -482,7 +485,7 @@ def test_variables_that_the_job_lacks_are_named(
     words = ("submit", "./train.py", *CPU, *TIME, "--set", "env.IN_PROFILE=y")
     said = cli(*words, "--dry-run")
     assert (
-        "The job gets only those variables of this shell that are named: "
+        "The job does not get this shell's variables unless you name them: "
         "--env DATA_DIR --env HF_HOME --env IN_YAML --env WANDB_MODE\n"
     ) in said.out + said.err
     monkeypatch.setenv("DATA_DIR", "it's $(here)")
@@ -506,7 +509,9 @@ def test_an_active_environment_that_the_job_does_not_take_is_named(
     (active / "bin/python").symlink_to(sys.executable)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     words = ("submit", "./train.py", *CPU, *TIME, "--dry-run")
-    told = f"not that of the active environment; to change it: --set python='{active}/bin/python'\n"
+    told = (
+        f"not the active environment's. To change that, pass --set python='{active}/bin/python'\n"
+    )
     for environment, more, tells in (
         (active, (), True),
         (active, ("--set", f"python={active}/bin/python"), False),
@@ -557,7 +562,7 @@ def test_a_lightning_trainer_that_knows_of_no_nodes(
 ) -> None:
     (project / "train.py").write_text(source)
     submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes")
-    told = "Lightning's Trainer would train on each node alone: "
+    told = "Lightning's Trainer would train separately on each node: "
     for nodes in ("1", "2"):
         said = cli(*submit, nodes, "--", *words)
         assert said.code == 0, said.err
@@ -568,7 +573,7 @@ def test_a_lightning_trainer_that_knows_of_no_nodes(
 
 def test_a_script_that_takes_its_ranks_from_mpi(site, fake_slurm, cli, project) -> None:
     submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes")
-    told = "mpi4py finds a world of one in each worker"
+    told = "mpi4py sees a world of one process in each worker"
     assert told not in cli(*submit, "2").out
     (project / "train.py").write_text("try:\n    from mpi4py import MPI\nexcept ImportError: ...\n")
     assert told in cli(*submit, "2").out
@@ -835,7 +840,9 @@ def test_what_is_above_the_project(site, cli, project) -> None:
     words = ("--data=../../train.py", "../..", "../../none")
     said = cli("submit", "./x.py", *CPU, *TIME, "--dry-run", "--", *words)
     assert f"Using {project}/train.py for ../../train.py, which is above the project" in said.err
-    assert "x.py names ../../train.py, above the project: the copy" in said.out + said.err
+    assert (
+        "x.py names ../../train.py, which is above the project and missing" in said.out + said.err
+    )
     node = rendered(site, cli, "./x.py", "--", *words)["node.sh"]
     assert command_of(node)[-3:] == [f"--data={project}/train.py", f"{project}", "../../none"]
 
@@ -861,7 +868,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     resume = f"trnslurm resume {run.name}"
     words = "-- --resume_from_checkpoint {resume}"
     said = cli("status", run.name).out
-    assert "saved: checkpoint-9 of Trainer, 3 h ago; the script does not take it\n" in said
+    assert "saved: checkpoint-9 (Trainer), 3 h ago; the script does not load it\n" in said
     assert f"`{resume} --force` if the script finds work/out/checkpoint-9 itself; if not" in said
     assert f"by the option that it has for this, then {resume} {words}\n" in said
     assert newest_checkpoint(run) is None
@@ -887,7 +894,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         given = option or "OPTION"
         given += "" if given.endswith("=") else " "
         assert f"then {resume} -- {given}{{resume}}\n" in said
-        assert ("(if it has none, call trnslurm.saved() there)" in said) == (not option)
+        assert ("(if the script has none, call trnslurm.saved() in it)" in said) == (not option)
     (copy.parent / "other.py").unlink()
     source, flag = copy.read_text(), f"{resume} --force -- --resume"
     copy.write_text("ArgumentParser().add_argument('--resume', help='on', action='store_true')")
@@ -902,7 +909,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert command_of(node)[-1] == "--a"
     assert command_of(node, TRNSLURM_RESUME="x")[-2:] == ["--r_checkpoint", "x"]
     assert newest_checkpoint(run) == checkpoint
-    assert "saved: checkpoint-9 of Trainer, 3 h ago\n" in cli("status", run.name).out
+    assert "saved: checkpoint-9 (Trainer), 3 h ago\n" in cli("status", run.name).out
     fake_slurm.queue("1002|FAILED|NonZeroExitCode|x|node-1")
     assert cli("resume", run.name, "x").error.count(
         "put -- before the arguments of the script, as in -- x"
@@ -935,7 +942,7 @@ def test_a_recipe_is_made_of_another(site, cli, project) -> None:
     assert "code/jobs/mine/train.py" in rendered(
         site, cli, "mine", "--preset", "tiny", "--path", "."
     )
-    assert "jobs/mine exists" in cli("new", "mine", "--from", "gpt2_zero1").error
+    assert "jobs/mine already exists" in cli("new", "mine", "--from", "gpt2_zero1").error
     assert cli("new", "other", "--from", "gpt2_zero1", "--launcher", "srun").code == 2
     assert cli("new", "mine", "--from", "gpt2_zero1", "--force").code == 0
 
@@ -1020,11 +1027,11 @@ def test_a_script_does_not_begin_over_its_checkpoints(
         return
     resume, path = f"trnslurm resume {run.name} --force", f"work/{named}"
     assert f"next: `{resume}` if the script finds {path} itself; if not, " in said
-    assert "; if not, pass it to the script, and call trnslurm.saved() there, then trn" in said
+    assert "; if not, pass it to the script, and call trnslurm.saved() in it, then trn" in said
     assert "saved() there, then trnslurm submit ./train.py -- --a\n" in said
     assert f"may write over {path} in its directory: if the script finds that itself" in done.error
     assert f"{resume}; if not, submit it again, with {run.path}/{path} for" in done.error
-    given = f"pass {run.path}/{path} to the script's own option, after --"
+    given = f"pass {run.path}/{path} to the script with its own option, after --"
     assert cli("submit", "./train.py", *CPU, *TIME, "--from", run.name).error.endswith(given)
     assert len(fake_slurm.calls("sbatch")) == 1
     assert cli("resume", run.name, "--force").err.endswith(f"continue from {run.path}/{path}\n")
@@ -1057,7 +1064,7 @@ def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project)
         run = site.runs()[-1]
         fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
         (run.path / place).mkdir(parents=True, exist_ok=True)
-        again = f"{run.name} starts from the beginning: it has no checkpoint\n"
+        again = f"{run.name} has no checkpoint, so it starts from the beginning\n"
         assert cli("resume", run.name).err == again
         fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
         (run.path / place / "newest.pt").touch()
@@ -1111,7 +1118,7 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     follows = ("--each-checkpoint-of", run.name, "--every", "10")
     words = (*slurm, "--name", "eval", *follows, "--", "--model={checkpoint}", "--at", "{step}")
     assert (
-        "eval follows its checkpoints, 0 jobs so far\n" in cli("submit", "./train.py", *words).out
+        "eval runs for each checkpoint, 0 jobs so far\n" in cli("submit", "./train.py", *words).out
     )
     assert fake_slurm.calls("sbatch") == queued
     script = (run.follow / "eval/train.sbatch").read_text()
@@ -1140,10 +1147,10 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
 
     assert "unknown placeholder {checkpoint}" in refused(*slurm, place="{checkpoint}")
     assert "--every requires --each-checkpoint-of" in refused(*slurm, "--every", "3")
-    assert "--patience needs --lowest METRIC or" in refused(*slurm, *follows, "--patience", "3")
+    assert "--patience requires --lowest METRIC or" in refused(*slurm, *follows, "--patience", "3")
     both = ("--lowest", "loss", "--highest", "f1")
     assert "name one metric, and one of the two" in refused(*slurm, *follows, *both)
-    assert "are for --halving and --each-checkpoint-of" in refused(*slurm, *both)
+    assert "require --halving or --each-checkpoint-of" in refused(*slurm, *both)
     assert "--sweep" in refused(*slurm, *follows, "--sweep", "seed=1,2")
     assert "needs jobs of Slurm" in refused("--cluster", "local", *follows)
     recipe = cli("submit", "gpt2_zero1", "--preset", "tiny", *slurm, *follows).err
@@ -1199,7 +1206,7 @@ def test_a_checkpoint_that_is_followed_as_a_hugging_face_folder(
     assert cli("submit", "./train.py", *slurm, "--name", "custom").code == 0
     own = next(each.name for each in run.path.parent.iterdir() if each.name.endswith("-custom"))
     assert refused(own) == (
-        f"{{export}}: {own} is of a custom script, which saves in a form of its own: use "
+        f"{{export}}: {own} runs a custom script, which saves in its own format: use "
         "{checkpoint}, a Hugging Face folder if the script saves one"
     )
     assert not (run.follow / "other").exists()

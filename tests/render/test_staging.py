@@ -20,7 +20,7 @@ SUBMIT = ("submit", "toy", "--cluster", "pc", "--nodes", "2", "--time", "60", "-
             {"container": {"image": "a:1"}, "compile_cache": "/fsx/compiled"},
             "with container.image workers use the image's Python",
         ),
-        ({"python": "/bin/sh"}, "/bin/sh is in no environment of venv or conda: set python: to"),
+        ({"python": "/bin/sh"}, "/bin/sh is not in a venv or conda environment: set python: to"),
     ],
 )
 def test_refused(site, fake_slurm, cli, changes: dict[str, object], words: str) -> None:

@@ -122,7 +122,7 @@ def test_what_waits_for_a_run_names_that(graphs, site, fake_slurm, cli) -> None:
         "1003|PENDING|DependencyNeverSatisfied|N/A|", "1004|PENDING|Dependency|N/A|",
     )  # fmt: skip
     assert run_status(b).mend == run_status(a).mend == f"trnslurm resume {a.name}"
-    both = f"which is FAILED: trnslurm resume {a.name} continues both"
+    both = f"which is FAILED: run trnslurm resume {a.name} to continue both"
     assert cli("resume", b.path).error.endswith(f"{b.name} continues {a.name}, {both}")
     fake_slurm.forget_calls()
     assert cli("resume", a.path).code == 0

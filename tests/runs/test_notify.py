@@ -140,17 +140,18 @@ def test_what_this_host_sees_to_be_wrong(warm, hook, home: Path, site, cli) -> N
     hook.chmod(0o600)
     hook.write_text("gopher://x/y")
     assert "expected one line with a URL, http:// or https://" in error("--notify", f"@{hook}")
-    assert error("--notify", f"{home}/none -v") == f"notify.command: there is no {home}/none"
+    assert error("--notify", f"{home}/none -v") == f"notify.command {home}/none"
     hook.rename(home / "hook")
     assert error("--notify", f"{home}/hook") == (
-        f"notify.command: {home}/hook cannot be run; if it has a webhook's URL, pass "
-        f"--notify @{home}/hook, or set notify.webhook"
+        f"notify.command: {home}/hook is not executable: if it contains the URL of a "
+        f"webhook, pass --notify @{home}/hook, or set notify.webhook"
     )
     assert site.runs() == []
     done = cli("submit", *TOY, "--notify", "@/no/such/place/hook")  # the nodes may have it
     assert done.code == 0
     assert done.err.splitlines()[0] == (
-        "warning: notify.webhook: /no/such/place/hook is not on this host; the first node needs it"
+        "warning: notify.webhook: /no/such/place/hook does not exist on this host, but the first "
+        "node needs it"
     )
 
 
@@ -187,7 +188,7 @@ def test_resume_tells_others(warm, site, fake_slurm, cli) -> None:
     del record["sha256"][PACKAGE]
     run.record_file.write_text(json.dumps(record))
     assert cli("resume", "last", "--notify", "true").error == (
-        f"{run.name} was submitted with a trnslurm without notifications: leave out --notify"
+        f"{run.name} was submitted with a version of trnslurm without notifications: omit --notify"
     )
 
 

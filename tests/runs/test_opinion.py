@@ -80,4 +80,4 @@ def test_a_command_that_does_not_answer(command: str, says: str) -> None:
 
 
 def test_text_only(failed, cli) -> None:
-    assert "leave out --json" in cli("triage", failed.name, "--json", "--ask", "cat").error
+    assert "omit --json" in cli("triage", failed.name, "--json", "--ask", "cat").error

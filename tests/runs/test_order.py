@@ -71,20 +71,20 @@ def test_a_position_that_was_not_restored_is_found(run, attempt, run_cli) -> Non
     attempt(range(8, 15), start=0)
     found = check_order(run)
     assert found.problems == [
-        "attempt 2 repeats the data's steps 1-7 in step 8 of the training: restore the position "
-        "when the script resumes, with loader.load_state_dict or start="
+        "attempt 2 repeats the data's steps 1-7 at step 8 of the run: restore the position "
+        "with loader.load_state_dict or start= when the script resumes"
     ]
     assert (found.repeated, found.missed) == (103, 0)
     done = run_cli("doctor", str(run.path), "--order")
     assert done.code == 1
-    assert "103 samples too many, and 0 samples missing, of 206" in done.out
+    assert "of 206 samples seen, 103 were repeated and 0 were missed" in done.out
 
 
 def test_samples_that_were_left_out_are_counted(run, attempt) -> None:
     attempt(range(1, 4))
     attempt(range(4, 6), start=5)
     found = check_order(run)
-    assert "leaves out the data's steps 4-5 in step 4" in found.problems[0]
+    assert "skips the data's steps 4-5 in step 4" in found.problems[0]
     assert (found.repeated, found.missed) == (0, 32)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from trnslurm.contract.files import write_json
 
-SAID = "began again at step {}, not after {}: check that the script loads it"
+SAID = "started over at step {}, not after {}: check that the script loads the checkpoint"
 
 
 def lines(attempt: int, *steps: int, loss: float | None = 4.0, **more: Any) -> list[dict[str, Any]]:

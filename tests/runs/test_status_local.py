@@ -211,7 +211,7 @@ def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> No
     run.code.mkdir()
     write_json(run.project_file, {"links": {}, "left_out": []})
     run.metrics_file.write_text('{"attempt": 1, "step": 12, "steps": 100, "loss": 2.5}\n')
-    begins = f"{run.name}: COMPLETED (its script ended at step 12 of 100)\n"
+    begins = f"{run.name}: COMPLETED (the script ended at step 12 of 100)\n"
     shown = cli("status", run.name).out
     assert shown.startswith(begins) and "next: " not in shown
     # A log need not have the last step.
@@ -236,7 +236,7 @@ def test_a_script_that_has_saved_is_corrected_in_its_run(make_run, dead, cli) ->
     write_json(run.project_file, {"links": {}, "left_out": []})
     (run.path / "work").mkdir()
     (run.checkpoints / "step-00000010").mkdir(parents=True)
-    then = f"(in work/ of the run directory), then trnslurm resume {run.name}\n"
+    then = f"(in work/ in the run directory), then trnslurm resume {run.name}\n"
     assert then in cli("status", run.name).out
 
 
@@ -260,7 +260,7 @@ def test_a_script_that_does_not_continue(make_run, dead, cli) -> None:
     run.checkpoints.mkdir(exist_ok=True)
     (run.checkpoints / "model.pt").touch()
     assert (
-        "next: have the script load what it finds in {checkpoints} when it starts, then "
+        "next: make the script load what it finds in {checkpoints} when it starts, then "
         f"{AGAIN}\n"
     ) in cli("status", run.name).out
 
@@ -289,7 +289,7 @@ def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None
     log.touch()
     assert "no output" not in cli("status", run.name).out
     os.utime(log, (0, time.time() - 300))
-    told = f"no step and no output for 5 min: trnslurm stacks {run.name} shows where its"
+    told = f"no steps and no output for 5 min: trnslurm stacks {run.name} shows where its"
     assert told in cli("status", run.name).out
     run.project_file.parent.mkdir()
     write_json(run.project_file, {})
@@ -379,7 +379,7 @@ def test_a_resume_that_would_be_refused_is_not_offered(make_run, dead, cli) -> N
     run.code.mkdir(exist_ok=True)
     write_json(run.project_file, {})
     said = f"next: `trnslurm resume {run.name} --force` if the script finds checkpoints itself; "
-    said += f"if not, pass it to the script, and call trnslurm.saved() there, then {AGAIN}"
+    said += f"if not, pass it to the script, and call trnslurm.saved() in it, then {AGAIN}"
     assert cli("status", run.name).out.splitlines()[1] == said
 
 
@@ -483,11 +483,14 @@ def test_runs_lists_the_newest_last(make_run, cli) -> None:
 def test_no_runs_yet(site, cli) -> None:
     done = cli("runs")
     assert (done.code, done.out) == (0, "")
-    assert done.err == "No runs yet: trnslurm submit gpt2_zero1 --nodes 2\n"
+    assert done.err == "No runs yet. To start one: trnslurm submit gpt2_zero1 --nodes 2\n"
     assert cli("status", "last").code == 1
 
 
 def test_directory_that_is_no_run(site, cli) -> None:
     (site.run_root / "notes").mkdir(parents=True)
     assert cli("runs").out == ""
-    assert "no run there (no run.json)" in cli("status", RunDir(site.run_root / "notes").path).error
+    assert (
+        "not a run directory (no run.json)"
+        in cli("status", RunDir(site.run_root / "notes").path).error
+    )

@@ -194,7 +194,7 @@ CASES = {
     "last phase never submitted": case("LOST", "not submitted", jobs={"precompile": "1001"}),
     "nothing submitted": case("LOST", "precompile: not submitted", precompile=[], jobs={}),
     "refused": case(
-        "FAILED", "refused at submission: sbatch: no", precompile=[], jobs={},
+        "FAILED", "rejected at submission: sbatch: no", precompile=[], jobs={},
         refused="sbatch: no"),
     # Forgotten, but there is accounting
     "accounting, completed": case(
@@ -354,10 +354,10 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     monkeypatch.chdir(site.root)
     site.recipe("batch: {global_batch: 64}\nprecompile: never\n")
     assert cli("render", "toy", "-c", "pc", "--nodes", "2", "--time", "60", "-o", "out").code == 0
-    said = "./out: it has not begun; start it with trnslurm submit --rendered ./out"
+    said = "./out: has not started: run trnslurm submit --rendered ./out"
     assert cli("status", "./out").error == said
     Path("jobs").mkdir(exist_ok=True)
-    assert cli("status", "./jobs").error == "./jobs: no run there (no run.json)"
+    assert cli("status", "./jobs").error == "./jobs: not a run directory (no run.json)"
     run = RunDir(site.root / "out")
     files = sorted(run.path.rglob("*"))
     write_attempt(run, "train", 1, job_id="77", state="FAILED", cause="crash", exit_code=1,
@@ -378,7 +378,7 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     assert "attempt 2: no failure was found" in cli("triage", "./out").out
     refused = "was started without trnslurm submit: "
     assert cli("cancel", "./out").error.endswith(f"{refused}scancel 78")
-    assert cli("resume", "./out").error.endswith(f"{refused}`{again}` starts it again")
+    assert cli("resume", "./out").error.endswith(f"{refused}`{again}` to start it again")
     write_json(run.project_file, {})
     (run.path / "work").mkdir()
     (run.path / "work/last.ckpt").write_text("x")

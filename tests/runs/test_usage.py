@@ -73,7 +73,7 @@ def test_usage_of_every_node(run: RunDir, cli, stable) -> None:
     assert said[0].split()[:4] == ["node", "host", "devices", "device"]
     assert said[1].split()[:4] == ["0", "c-1", "95%", "70.1"]
     assert said[3] == "c-1: /dev/shm has 10 MiB left"
-    assert said[4].startswith("c-2: its GPUs compute 50% of the time, those of the other nodes 95%")
+    assert said[4].startswith("c-2: its GPUs compute 50% of the time, compared to 95%")
     status = cli("status", "last").out
     assert "use: GPUs 50% to 95%, processors 12%, memory left 310 GiB, network 1.2 MB/s" in status
     assert said[3] in status
@@ -128,7 +128,7 @@ def test_the_keys_of_profile(run: RunDir, cli, stable, monkeypatch) -> None:
 def test_what_was_recorded_by_a_run_that_has_ended(run: RunDir, fake_slurm, cli) -> None:
     write_attempt(run, "train", 1, state="FAILED", hosts="c-1,c-2")
     fake_slurm.queue("")
-    assert "profile needs a running training job" in cli("profile", "last").error
+    assert "`profile` requires a running job that is training" in cli("profile", "last").error
     file = run.profile_file("recipe", 10, "summary.json")
     file.parent.mkdir(parents=True)
     write_json(file, {"host": "c-1", "steps": 3, "seconds": 1.5, "shares": {"data": 1.0}})
@@ -208,8 +208,8 @@ def test_it_is_served_and_written(run: RunDir, cli, tmp_path: Path) -> None:
 def test_exporter_is_refused(run: RunDir, cli, tmp_path: Path) -> None:
     gone = tmp_path / "gone" / "x.prom"
     assert cli("exporter", "--output", str(gone)).error == f"{gone}: No such file or directory"
-    assert "--every is for" in cli("exporter", "--every", "5").error
-    assert "give one of them" in cli("exporter", "--port", "1", "--dashboard").error
+    assert "--every requires" in cli("exporter", "--every", "5").error
+    assert "pass only one of them" in cli("exporter", "--port", "1", "--dashboard").error
 
 
 def test_the_dashboard_shows_what_is_exported(run: RunDir, cli) -> None:

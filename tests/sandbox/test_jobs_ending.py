@@ -43,7 +43,7 @@ def test_cancel_while_running(user) -> None:
     assert run.status()["state"] == "CANCELLED"
     assert [p["state"] for p in run.status()["phases"]] == ["CANCELLED", "CANCELLED"]
     assert run.facts() == {}
-    assert "has ended already" in user.trnslurm("cancel", str(run.path))
+    assert "has already ended" in user.trnslurm("cancel", str(run.path))
 
 
 def test_one_failing_worker_ends_the_run(user) -> None:

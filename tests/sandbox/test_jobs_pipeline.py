@@ -89,4 +89,4 @@ def test_stages_wait_for_each_other_and_are_done_once(user: User) -> None:
     assert earlier == ["prepare", "train", "export"]
     assert "smoke: weights, accuracy 0.75\n" in user.trnslurm("logs", found["smoke"]["run"])
     said = user.trnslurm("submit", "nightly.yaml", "--cluster", user.sandbox.cluster)
-    assert said.endswith("Every stage is done: nothing to submit\n")
+    assert said.endswith("All stages are done: nothing to submit\n")

@@ -50,7 +50,7 @@ def test_doctor_on_a_real_slurm(user) -> None:
     user.sandbox.slurm("scontrol", "update", f"NodeName={drained}", "State=DRAIN", why)
     run = user.submit(nodes=3)
     said = user.differing("doctor", str(run.path))
-    assert f"job {run.jobs['train']}; start as Slurm expects it: " in said
+    assert f"job {run.jobs['train']}; start expected by Slurm: " in said
     assert "partition compute: 2 drained, 2 idle; it needs 3 nodes" in said
     assert f"{drained.replace(',', ', ')}: drained: AWS has no capacity" in said
     assert (

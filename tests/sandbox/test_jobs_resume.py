@@ -126,5 +126,5 @@ def lost_is_submitted_anew(user: User) -> None:
     # Until the nodes have registered with the new controller, it has none for the job.
     said = [line for line in said if not line.startswith("warning: ")]
     assert said[0].startswith("LOST") and said[2].startswith("Resumed")
-    assert said[1].endswith(" starts from the beginning: it has no checkpoint")
+    assert said[1].endswith(" has no checkpoint, so it starts from the beginning")
     assert len(run.status()["history"]) == 1

@@ -140,7 +140,7 @@ def test_detect_says_the_same_of_it(sandbox, file, cli, home, tmp_path) -> None:
     assert (slurm["account"], slurm["gpu_type"], slurm["max_nodes"]) == ("nlp", "a100", 2)
     assert slurm["cpus_per_task"] == 100
     assert cli("cluster", "detect", "--dump", again, "--bin-dir", bin_dir).error.endswith(
-        "the file exists; remove it, or name another"
+        "the file already exists: remove it, or choose another"
     )
     other = json.loads(cli("cluster", "detect", "--from", file, "--json").out)
     assert [p["total"] for p in other["partitions"]] == [20, 3, 1, 20, 3, 1]

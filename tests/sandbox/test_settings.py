@@ -202,7 +202,7 @@ def test_down_and_list_where_there_is_none(cli) -> None:
     assert cli("sandbox", "down", "--all").code == 0
     done = cli("sandbox", "list")
     assert (done.code, done.out) == (0, "")
-    assert done.err == "No sandbox; start one with: trnslurm sandbox up\n"
+    assert done.err == "No sandboxes. To start one: trnslurm sandbox up\n"
     assert cli("sandbox", "list", "--json").out == "[]\n"
 
 

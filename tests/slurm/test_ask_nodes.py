@@ -170,7 +170,7 @@ def test_each_kind_is_asked_once(site, fake_slurm, cli, a_node: MakeNode) -> Non
 def test_refusals(site, fake_slurm, cli, home: Path, tmp_path: Path) -> None:
     cluster(fake_slurm, "", *hyperpod(TRN1, None))
     done = cli("cluster", "detect", "--ask-nodes", "--dump", tmp_path / "x")
-    assert done.error == "--ask-nodes starts a job on this cluster; leave out --dump"
+    assert done.error == "--ask-nodes starts a job on this cluster: omit --dump"
     fake_slurm.refuse("srun", "srun: error: Unable to allocate resources: Access denied")
     done = cli("cluster", "detect", "--write", "--ask-nodes")
     refused = "dev: no answer from a node: srun: Unable to allocate resources: Access denied"

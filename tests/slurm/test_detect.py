@@ -118,7 +118,7 @@ def test_written_profile_is_the_default_and_can_be_planned_with(
     settings = home / ".config/trnslurm/trnslurm.yaml"
     assert done.code == 0
     assert done.out.splitlines()[0] == (
-        f"Wrote {file}; parallelcluster is now the default cluster, by {settings}."
+        f"Wrote {file}; parallelcluster is now the default cluster, set in {settings}."
     )
     slurm = yaml.safe_load(file.read_text())["slurm"]
     assert slurm == {
@@ -208,8 +208,8 @@ def test_without_a_shared_file_system_it_is_said(parallelcluster, cli, home: Pat
     host(("ext4", Path("/")), ("nfs4", Path("/opt/software")))
     done = cli("cluster", "detect", "--write")
     assert done.err.startswith(
-        "warning: this host shows no file system that the nodes share, so compile_cache is null: "
-        "compiled graphs stay in each node's /var/tmp and go with the node. Set it"
+        "warning: no shared file system was found on this host, so compile_cache is null and "
+        "compiled graphs stay in each node's /var/tmp and are lost with the node. Set it"
     )
     assert cli("cluster", "detect", "--write", "--partition", "small", "--name", "s").err == ""
 
@@ -426,7 +426,7 @@ def test_a_hidden_partition_is_named_but_not_chosen(site, fake_slurm, cli, home:
     )  # fmt: skip
     done = cli("cluster", "detect")
     assert "main *" in done.out
-    assert done.out.endswith("\nteam: hidden by the site; --partition takes one\n")
+    assert done.out.endswith("\nteam: hidden by the site; choose one with --partition\n")
     assert cli("cluster", "detect", "--write", "--partition", "team").code == 0
     text = (home / ".config/trnslurm/cluster-config/lab.yaml").read_text()
     assert yaml.safe_load(text)["slurm"]["partition"] == "team"
@@ -474,7 +474,7 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     both = ("--set", "slurm.partitions={all: {max_nodes: 8, max_time_min: 90}}")
     assert "#SBATCH --partition=small,all " in cli(*render, "1", *both).out
     said = cli(*submit, "5", *both, "--dry-run").err
-    assert "In partition large or all, the first that can start it: small does not allow" in said
+    assert "In partition large or all, whichever can start it first: small does not allow" in said
     one = cli(*render, "3-5", *both)  # large has no jobs of three nodes
     assert "#SBATCH --partition=all " in one.out and "#SBATCH --nodes=3-5\n" in one.out
     file = home / ".config/trnslurm/cluster-config/lab.yaml"
@@ -504,7 +504,7 @@ def test_each_kind_of_node_can_be_chosen(site, fake_slurm, cli, home: Path) -> N
     done = cli("cluster", "detect")
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert "q/v100:8 * 4 ? 96 8 -" in lines
-    assert "no does not take your jobs: its State is INACTIVE" in lines
+    assert "no does not accept your jobs: its State is INACTIVE" in lines
     done = cli("cluster", "detect", "--write", "--partition", "q/t4:1", "--name", "small")
     assert done.code == 0
     text = (home / ".config/trnslurm/cluster-config/small.yaml").read_text()
@@ -518,7 +518,7 @@ def test_each_kind_of_node_can_be_chosen(site, fake_slurm, cli, home: Path) -> N
     text = (home / ".config/trnslurm/cluster-config/plain.yaml").read_text()
     assert "# constraint: ?  no feature distinguishes these nodes from 14 others" in text
     warned = cli("cluster", "detect", "--write", "--partition", "no", "--name", "no").err
-    assert warned == "warning: partition no does not take your jobs: its State is INACTIVE\n"
+    assert warned == "warning: partition no does not accept your jobs: its State is INACTIVE\n"
 
 
 def test_nodes_that_are_hidden_while_powered_down(site, fake_slurm, cli) -> None:
@@ -669,7 +669,7 @@ def test_profile_of_a_parallelcluster_file(
     file = CLUSTER_FILE / f"{name}.yaml"
     done = cli("cluster", "detect", "--from", file, "--write", "--name", "east")
     assert done.code == 0
-    assert done.err == f"warning: {file}: c6i.16xlarge is not in the catalog: left out\n"
+    assert done.err == f"warning: {file}: c6i.16xlarge is not in the catalog and was left out\n"
     own = yaml.safe_load((home / ".config/trnslurm/cluster-config/east.yaml").read_text())
     shipped = yaml.safe_load((CLUSTER_FILE.parent / f"{profile}.yaml").read_text())
     assert own["instance_type"] == shipped["instance_type"]

@@ -24,7 +24,9 @@ def test_it_waits(site, fake_slurm, cli, states, word, dependency, waits) -> Non
     words = [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
     for call in fake_slurm.calls("sbatch"):
         assert call.arguments[:-1] == (words if dependency else [])
-    assert ("job 7 has ended: the run does not wait for it\n" in done.err) == (dependency is None)
+    assert ("job 7 has already ended, so the run does not wait for it\n" in done.err) == (
+        dependency is None
+    )
     if dependency:
         fake_slurm.queue("1001|PENDING|Dependency|N/A|", "1002|PENDING|Dependency|N/A|")
         assert cli("runs").out.count(f"waiting for {waits}\n") == 2
@@ -33,17 +35,17 @@ def test_it_waits(site, fake_slurm, cli, states, word, dependency, waits) -> Non
 @pytest.mark.parametrize(
     ("state", "word", "said"),
     [
-        ("", "7", "Slurm knows no job 7"),
+        ("", "7", "Slurm has no job 7"),
         ("RUNNING", "7:fine", "expected 7 with one of :ok, :any, :failed"),
         (
             "TIMEOUT",
             "7",
-            "job 7 has ended (TIMEOUT), so the run would never start: leave out --after",
+            "job 7 has ended (TIMEOUT), so the run would never start: omit --after",
         ),
         (
             "COMPLETED",
             "7:failed",
-            "job 7 has ended (COMPLETED), so the run would never start: leave out --after",
+            "job 7 has ended (COMPLETED), so the run would never start: omit --after",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_training_that_runs_is_asked_to_save(
     assert run.cancelled_file.exists() and after.cancelled_file.exists()
     status = run_status(run)
     assert status.state == "RUNNING"
-    assert status.reason == "cancelled: it is saving a checkpoint first; cancel --now skips it"
+    assert status.reason == "cancelled: saving a checkpoint first; use cancel --now to skip it"
     assert json.loads(cli("cancel", run.name, "--json").out)[0] == {"run": run.name, "saves": True}
     done = cli("cancel", run.name, "--now", "--json")
     stable.json("cancel", json.loads(done.out))
@@ -102,7 +102,7 @@ def test_training_that_runs_is_asked_to_save(
     (run.checkpoints / "step-00000020").mkdir(parents=True)
     assert (
         cli("cancel", run.name).out
-        == f"{run.name} has ended already: CANCELLED (by trnslurm cancel; step 20 is saved)\n"
+        == f"{run.name} has already ended: CANCELLED (by trnslurm cancel; step 20 is saved)\n"
     )
     fake_slurm.queue("1002|RUNNING|None|x|node-[1-2]")
     saved = f"Cancelled {run.name}; step 20 is saved: trnslurm resume {run.name}\n"
@@ -161,7 +161,7 @@ def test_cancelling_again_changes_nothing(fake_slurm, make_run, cli) -> None:
     again = cli("cancel", run.name)
     assert (again.code, again.out) == (
         0,
-        f"{run.name} has ended already: CANCELLED (by trnslurm cancel; in precompile)\n",
+        f"{run.name} has already ended: CANCELLED (by trnslurm cancel; in precompile)\n",
     )
     assert len(fake_slurm.calls("scancel")) == 1
     fake_slurm.queue()
@@ -171,7 +171,7 @@ def test_cancelling_again_changes_nothing(fake_slurm, make_run, cli) -> None:
 def test_run_that_ended_stays_what_it_is(fake_slurm, make_run, cli) -> None:
     run = make_run(states={"precompile": [DONE], "train": [DONE]})
     done = cli("cancel", run.name)
-    assert (done.code, done.out) == (0, f"{run.name} has ended already: COMPLETED\n")
+    assert (done.code, done.out) == (0, f"{run.name} has already ended: COMPLETED\n")
     assert fake_slurm.calls("scancel") == []
     assert not run.cancelled_file.exists()
 
@@ -310,7 +310,8 @@ def test_stacks_are_asked_of_all_nodes(fake_slurm, running, cli, tmp_path, reque
         "  code/train.py:3 f",
         "",
         "worker 2 on node-2, python: state S, -",
-        "  no Python stack: stopped, in a library before its start, or another program",
+        "  no Python stack: the process is stopped, still loading a library, "
+        "or not a Python program",
         "",
     ]
     (call,) = fake_slurm.calls("srun")

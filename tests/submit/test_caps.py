@@ -39,7 +39,7 @@ def capped(site, fake_slurm, cli) -> RunDir:
 def test_dollars_are_node_hours_at_the_price_of_the_instance(site, fake_slurm, cli) -> None:
     site.recipe(RECIPE)
     done = cli(*TOY, "--set", "slurm.max_cost=43", "--set", "slurm.max_attempts=7")
-    assert "by its time limits, 2 node-hours and 7 attempts over all attempts" in done.err
+    assert "within its time limits, 2 node-hours and 7 attempts over all attempts" in done.err
     assert caps(site.run()) == {
         "attempts": 7, "node_hours": 2.0, "key": "slurm.max_cost", "stop_before_s": 300
     }  # fmt: skip
@@ -52,7 +52,7 @@ def test_damaged_caps_of_a_bundle(site, fake_slurm, cli, tmp_path, text: str) ->
     (tmp_path / "b/caps.json").write_text(text)
     done = cli("submit", "--rendered", str(tmp_path / "b"))
     assert (done.code, fake_slurm.calls("sbatch")) == (1, [])
-    assert done.err.endswith("error: toy: its caps.json is damaged; render it again\n")
+    assert done.err.endswith("error: toy: its caps.json is damaged: render the bundle again\n")
 
 
 def test_status_says_what_raises_the_cap_and_resume_refuses_without(capped, fake_slurm, cli):

@@ -66,7 +66,7 @@ def test_a_resume_there_finds_them(graphs, site, fake_slurm, cli) -> None:
 def test_one_that_failed_is_resumed_as_what_it_is(graphs, site, fake_slurm, cli) -> None:
     done = cli(*TOY, "--elastic", "1")  # the old name
     assert done.code == 0
-    assert "warning: --elastic has a new name, --compile-for" in done.err
+    assert "warning: --elastic has been renamed to --compile-for" in done.err
     _, one = site.runs()
     write_attempt(one, "precompile", 1, state="FAILED", job_id="1003")
     fake_slurm.queue()

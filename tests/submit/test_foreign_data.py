@@ -42,12 +42,12 @@ def test_it_says_what_the_data_is(said, tmp_path: Path) -> None:
 def test_it_refuses_what_does_not_fit(said, tmp_path: Path) -> None:
     assert said(WRITTEN / "megatron") == (
         f"error: {WRITTEN}/megatron: there is no split eval or validation or valid or val or dev "
-        "(--set train.eval_every=0 trains without)"
+        "(pass --set train.eval_every=0 to train without it)"
     )
     assert "a single file has no split eval" in said(WRITTEN / "megatron/a_text")
     assert said(WRITTEN / "arrow", "--set", "model.vocab_size=150") == (
         f"error: model.vocab_size is 150, but the data at {WRITTEN}/arrow has the token 199: "
-        "--set model.vocab_size to that of its tokenizer"
+        "set model.vocab_size to that of its tokenizer"
     )
     shutil.copytree(WRITTEN / "datatrove", tmp_path / "corpus")
     cut = tmp_path / "corpus/00000_shuffled.ds"
@@ -62,7 +62,7 @@ def test_a_host_without_the_python_leaves_it_to_the_job(said, site, tmp_path: Pa
     (tmp_path / "python").chmod(0o755)
     site.profile("mine", scheduler="local", instance_type="local", python=str(tmp_path / "python"))
     line = said(WRITTEN / "arrow", cluster="mine")
-    assert line.startswith(f"Data: {WRITTEN}/arrow, which is not looked into here (")
+    assert line.startswith(f"Data: {WRITTEN}/arrow, which was not checked on this host (")
 
 
 def test_a_plan_says_so_too(site, cli) -> None:
@@ -73,4 +73,6 @@ def test_a_plan_says_so_too(site, cli) -> None:
 
     assert plan("arrow") == ["Data: Arrow, 699 tokens"]
     [line] = plan("arrow", "--set", "seq_len=512", "--set", "model.n_positions=512")
-    assert line.startswith("Not on this data: seq_len is 512, but the split eval of the data at ")
+    assert line.startswith(
+        "This data cannot be used: seq_len is 512, but the split eval of the data at "
+    )

@@ -89,10 +89,10 @@ def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, 
     save(make_run("20260105-000000-cut", states=DONE), 5, content=b"")
     said = {
         "nothing": "no run 'nothing' in ",
-        "empty": "20260102-000000-empty has no checkpoint: it has saved none, or they were deleted",
+        "empty": "20260102-000000-empty has no checkpoints: none were saved, or they were deleted",
         "other": "step-00000005 is from the recipe bert, not toy",
         "deep": f"{deep} is from another model: model.layers was 3, is 2",
-        "cut": "20260105-000000-cut has no good checkpoint: ",
+        "cut": "20260105-000000-cut has no valid checkpoint: ",
         f"{trained.checkpoints}/step-00000007": "step-00000007: no such checkpoint",
         "first --set train.init_from=x": "and --set train.init_from=… contradict each other",
     }
@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_must_keep_it(
         assert (done.code == 0) is taken
         if not taken:
             assert done.error == (
-                f"{run.name} is RUNNING, and will delete step-00000100 when it has newer ones: "
+                f"{run.name} is RUNNING and will delete step-00000100 when it has newer checkpoints: "
                 "wait until it ends, or name a checkpoint that train.keep_every keeps"
             )
 
@@ -145,14 +145,14 @@ def test_a_reviewed_bundle_has_its_parameters_already(trained, cli, tmp_path: Pa
     bundle = tmp_path / "bundle"
     assert cli("render", *TOY, "--from", "last", "-o", bundle).code == 0
     done = cli("submit", "--rendered", bundle, "--from", "last")
-    assert (done.code, "leave out --from" in done.error) == (2, True)
+    assert (done.code, "omit --from" in done.error) == (2, True)
 
 
 def test_a_file_is_for_another_option(site, fake_slurm, cli, tmp_path: Path) -> None:
     site.recipe(RECIPE)
     (tmp_path / "ckpt_1.pt").touch()
     error = cli("submit", *TOY, "--from", tmp_path / "ckpt_1.pt").error
-    assert error.endswith(f"is a file: name it with --set train.init_from={tmp_path}/ckpt_1.pt")
+    assert error.endswith(f"is a file: pass it with --set train.init_from={tmp_path}/ckpt_1.pt")
 
 
 def test_a_preset_that_goes_on_from_another_says_so(fake_slurm, site, cli) -> None:

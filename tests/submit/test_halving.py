@@ -83,7 +83,7 @@ def test_all_rungs_are_in_the_queue(site, fake_slurm, cli) -> None:
         "\n"
         "72,000 steps instead of 144,000: 50 %, 20.0 node-hours instead of 40.0\n"
         "In all: about 20.0 node-hours, $430; at most 14.0 node-hours by the time limits\n"
-        "In the queue, each after the one before it: rung 2 job 1002, rung 3 job 1003\n"
+        "Queued, each after the previous one: rung 2 job 1002, rung 3 job 1003\n"
     )
     assert [read_place(run).stop_at for run in runs] == [9000] * 4
     halving = read_halving(sweep_of(runs))
@@ -98,7 +98,7 @@ def test_a_cap_for_the_full_sweep_is_too_much(site, cli) -> None:
     """It would take 40 node-hours, and the rungs take half."""
     cap = "--set", "slurm.max_node_hours=20", "--dry-run"
     assert "warning" not in cli(*HALVING, *cap).err
-    assert "20 node-hours, and about 40.0 are expected" in cli(*SWEEP, *FOUR, *cap).err
+    assert "20 node-hours, but about 40.0 are expected" in cli(*SWEEP, *FOUR, *cap).err
 
 
 def test_the_first_rung_is_named(site, fake_slurm, cli) -> None:
@@ -113,15 +113,18 @@ def test_the_first_rung_is_named(site, fake_slurm, cli) -> None:
     [
         (["--halving", "1"], "--halving 1: expected a factor from 2"),
         (["--halving", "3:0"], "--halving 3:0: expected a factor from 2"),
-        (["--halving", "2:36000"], "--halving 2:36000: the runs have 36,000 steps: name fewer"),
+        (
+            ["--halving", "2:36000"],
+            "--halving 2:36000: the runs have 36,000 steps: choose a smaller number",
+        ),
         (["--halving", "2", "--set", "steps=3"], "3 steps are too few for 3 rungs"),
         (["--halving", "2", "--lowest", "a", "--highest", "b"], "name one metric"),
-        (["--halving", "2", "--set", "train.stop_at=9"], "leave out train.stop_at"),
+        (["--halving", "2", "--set", "train.stop_at=9"], "remove train.stop_at"),
         (["--halving", "2", "--set", "train.save_every=0"], "train.save_every is 0"),
         (["--halving", "2", "--set", "slurm.max_attempts=2"], "slurm.max_attempts is 2"),
-        (["--halving", "2", "--sweep", "steps=50,90"], "these have from 50 to 90 steps"),
+        (["--halving", "2", "--sweep", "steps=50,90"], "these have 50 to 90 steps"),
         (["--halving", "2", "--sweep", "slurm.time_min=60,90"], "differ in their #SBATCH options"),
-        (["--lowest", "a"], "--lowest and --highest are for --halving"),
+        (["--lowest", "a"], "--lowest and --highest require --halving"),
     ],
 )
 def test_refused_before_anything_is_queued(site, fake_slurm, cli, words, said) -> None:
@@ -133,8 +136,8 @@ def test_refused_before_anything_is_queued(site, fake_slurm, cli, words, said) -
 def test_refused_elsewhere(site, fake_slurm, cli) -> None:
     site.profile("here", scheduler="local", instance_type="local", device="cpu", slurm={})
     for words, said in (
-        (["toy", "--nodes", "1", "--halving", "2"], "error: --halving is for --sweep"),
-        (["toy", "--cluster", "here", *FOUR, "--halving", "2"], "rungs need Slurm's job arrays"),
+        (["toy", "--nodes", "1", "--halving", "2"], "error: --halving requires --sweep"),
+        (["toy", "--cluster", "here", *FOUR, "--halving", "2"], "rungs require Slurm's job arrays"),
     ):  # fmt: skip
         done = cli("submit", *words)
         assert done.code in (1, 2) and said in done.err.splitlines()[-1]
@@ -159,9 +162,13 @@ KNOWN = ("--set", "steps=90")
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
-        (LOOP, ["--", "{resume}"], "own decides its steps itself: --set steps=N, and {steps} in"),
+        (
+            LOOP,
+            ["--", "{resume}"],
+            "own decides its number of steps itself: pass --set steps=N, and add {steps} in",
+        ),
         ("print(1)\n", [*KNOWN, "--", "{resume}"], "own never asks whether to stop"),
-        (LOOP, KNOWN, "own takes no checkpoint, so a rung would begin at step 0"),
+        (LOOP, KNOWN, "own does not load a checkpoint, so a rung would start at step 0: add"),
         (LOOP, [*KNOWN, "--", "{steps}", "{resume}"], ""),
         (LOOP, [*KNOWN, "--set", "checkpoints=out"], ""),
     ],
@@ -188,7 +195,7 @@ def test_the_words_of_a_run(runs, fake_slurm, cli) -> None:
         end(run, 9000, loss)
     end(runs[3], 8000, 0.0)
     fake_slurm.queue("1001_4 1001|FAILED|NonZeroExitCode|N/A|n")
-    waits = "REQUEUED (rung 1 of 3 is done: it is ranked when the others have ended)"
+    waits = "REQUEUED (rung 1 of 3 is done: will be ranked when the others have ended)"
     assert states(runs)[:3] == [waits] * 3 and states(runs)[3].startswith("FAILED")
     place = sweep_of(runs) / "rung-2"
     assert rung.take(place, 1, "1002_1") == runs[1].name
@@ -196,7 +203,7 @@ def test_the_words_of_a_run(runs, fake_slurm, cli) -> None:
     assert states(runs)[:3] == [
         "COMPLETED (stopped after rung 1 of 3: rank 3 of 4)",
         "RUNNING ()",
-        "REQUEUED (rank 2 of 4 in rung 1 of 3: it continues)",
+        "REQUEUED (rank 2 of 4 in rung 1 of 3: continues)",
     ]
     end(runs[1], 18000, 9.0, attempt=2)
     shown = cli("status", runs[0].record().group, "--json")
@@ -217,7 +224,7 @@ def test_a_run_that_moves_while_it_is_looked_at(runs) -> None:
     before = runs[0].record()
     rung.take(sweep_of(runs) / "rung-3", 1, "1003_1")
     told = Rungs().tell(runs[0], before, State.COMPLETED)
-    assert told and (told.state, told.reason) == (State.REQUEUED, "it continues in its next rung")
+    assert told and (told.state, told.reason) == (State.REQUEUED, "continues in its next rung")
     assert Rungs().tell(runs[0], runs[0].record(), State.COMPLETED) is None
 
 
@@ -274,7 +281,7 @@ def test_only_rungs_are_left_to_resume(runs, fake_slurm, cli) -> None:
     fake_slurm.queue()
     fake_slurm.forget_calls()
     done = cli("resume", runs[0].record().group)
-    said = "In the queue, each after the one before it: rung 2 job 1004, rung 3 job 1005\n"
+    said = "Queued, each after the previous one: rung 2 job 1004, rung 3 job 1005\n"
     assert (done.code, done.out, done.err) == (0, "", said)
     assert [job[1] for job in submitted(fake_slurm)] == ["", "afterany:1004"]
     assert cli("resume", runs[0].record().group, "--json").out == "[]\n"

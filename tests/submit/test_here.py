@@ -46,8 +46,8 @@ def test_first_parameters_that_are_not_there(site, fake_slurm, cli, tmp_path: Pa
     def error(value: str | Path, command: tuple[str, ...] = LOCAL) -> str:
         return str(cli(*command, "--set", f"train.init_from={value}").error)
 
-    assert error(tmp_path / "none").endswith("none': there is no such file or directory")
-    assert error(tmp_path / "none", SLURM).endswith("none': there is no such file or directory")
+    assert error(tmp_path / "none").endswith("none': does not exist")
+    assert error(tmp_path / "none", SLURM).endswith("none': does not exist")
     assert error("./step-3").endswith("looked up in the run directory; name an absolute path")
     assert "no such model in the cache of Hugging Face" in error("gpt3")
     done = cli(*SLURM, "--set", "train.init_from=/nowhere/models/x")
@@ -155,7 +155,7 @@ def test_more_workers_than_this_machine_starts(cli, monkeypatch) -> None:
         monkeypatch.setattr(here, "available_gib", lambda gib=gib: gib)
         some = ("--allow-idle", "--nodes")
         said = cli(*LOCAL, *some, str(nodes)).error
-        assert said.startswith(f"--nodes {nodes}: {nodes} workers here, where 2 cores and ")
+        assert said.startswith(f"--nodes {nodes}: {nodes} workers here, but 2 cores and ")
         assert f"enough to start about {most}: lower --nodes or --workers, or pass --yes; " in said
         assert cli(*LOCAL, *some, str(most)).code == 0
         assert cli(*LOCAL, *some, str(nodes), "--yes").code == 0

@@ -50,7 +50,7 @@ def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli, tmp_path) -> None:
     fake_slurm.answer("show-hostnames", "n1", "n2")
     fake_slurm.answer("show-partition", f"PartitionName={JOB['Partition']}")
     inside = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2", "--in", "7", "--dry-run")
-    said = "warning: --time 30 does not end the run in job 7, which ends with that job: "
+    said = "warning: --time 30 does not limit the run in job 7, which ends with that job: "
     assert said in cli(*inside, "--time", "30").err
     assert "--time" not in cli(*inside).err
     (tmp_path / "train.py").touch()  # whose time nothing is known of
@@ -64,5 +64,5 @@ def test_an_unknown_job_and_a_job_around(site, fake_slurm, cli, monkeypatch) -> 
     assert cli(*submit, "--in", "7").err.endswith(unknown)
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     done = cli(*submit)  # nothing changes for those who submit from within a job
-    assert "This shell is in job 9: --in 9 would run it there\n" in done.err
+    assert "This shell is inside job 9. To run there, pass --in 9\n" in done.err
     assert [c.command for c in fake_slurm.calls()].count("sbatch") == 2

@@ -156,7 +156,7 @@ def test_a_stage_is_done_again_only_if_something_of_it_changed(
     assert "train     prepare           COMPLETED" in said and "done earlier" in said
     for run in (runs["evaluate"], runs["smoke"]):
         complete(run, accuracy=0.7)
-    assert cli(*SUBMIT).out == "Every stage is done: nothing to submit\n"
+    assert cli(*SUBMIT).out == "All stages are done: nothing to submit\n"
     before["export"].out.rename(before["export"].path / "moved")
     assert planned() == {
         "export": f"{before['export'].name} has no out any more",
@@ -211,8 +211,8 @@ def test_a_refused_stage_leaves_nothing(site, project, fake_slurm, cli) -> None:
 @pytest.mark.parametrize(
     ("stage", "words"),
     [
-        ("./train.py --after 4711", "stages.b: --after is not for a stage"),
-        ("./train.py --cluster pc", "stages.b: --cluster is not for a stage: pass --cluster"),
+        ("./train.py --after 4711", "stages.b: --after cannot be set in a stage"),
+        ("./train.py --cluster pc", "stages.b: --cluster cannot be set in a stage: pass --cluster"),
         ("./train.py --nodes two", "stages.b: Invalid value for '-n' / '--nodes'"),
         ("./train.py --name x", "stages.b: --name is not for a stage"),
         ("./train.py --time 5 -- {lr}", "stages.b: argument '{lr}': unknown placeholder {lr}"),
@@ -232,9 +232,9 @@ def test_what_a_stage_cannot_have(site, project, fake_slurm, cli, stage, words) 
 def test_options_of_one_job_are_not_for_a_pipeline(site, project, fake_slurm, cli) -> None:
     for words in (("--nodes", "2"), ("--set", "seed=1"), ("--in", "4711")):
         done = cli(*SUBMIT, *words)
-        assert done.code == 2 and f"{words[0]} is of one job" in done.err
+        assert done.code == 2 and f"{words[0]} applies to one job" in done.err
     assert cli(*SUBMIT, "--again", "trian").err.startswith(
-        'error: --again trian: no stage has that name (did you mean "train"?)'
+        'error: --again trian: there is no stage with that name (did you mean "train"?)'
     )
     assert "only submit and plan accept a pipeline file" in cli("show", "nightly.yaml").err
 

@@ -51,7 +51,7 @@ def test_cold_key_is_compiled_first(graphs, facts, site, fake_slurm, cli) -> Non
     claim = newest_in(graphs.files.directory(facts["key"]))
     assert claim is not None
     assert (claim.holder.job, claim.holder.run) == ("1001", str(run.path))
-    assert f"key of its graphs: {facts['key']}" in cli("status", "last").out
+    assert f"graph key: {facts['key']}" in cli("status", "last").out
 
 
 def test_warm_key_needs_no_precompile(graphs, facts, site, fake_slurm, cli) -> None:
@@ -61,7 +61,9 @@ def test_warm_key_needs_no_precompile(graphs, facts, site, fake_slurm, cli) -> N
         f"Graphs: compiled (key {key}, by an-older-run), so no precompile job; "
         "that saves 1.0 node-hours"
     )
-    assert "at most 13.0 node-hours by its time limits" in done.err  # without the precompile's 6
+    assert (
+        "at most 13.0 node-hours within its time limits" in done.err
+    )  # without the precompile's 6
     run = site.run()
     assert run.record().phases == ("train",)
     assert dependencies(fake_slurm) == [""]
@@ -125,7 +127,7 @@ def test_rendered_bundle_is_looked_up_too(graphs, facts, site, fake_slurm, cli) 
     assert cli("submit", "--rendered", bundle).code == 0
     assert dependencies(fake_slurm) == [""]
     (bundle / "graphs.json").unlink()
-    assert "the bundle does not say what shapes its graphs" in graphs_of(
+    assert "the bundle does not list what determines its graphs" in graphs_of(
         cli("submit", "--rendered", bundle)
     )
     assert dependencies(fake_slurm)[1:] == ["", "1002"]

@@ -45,7 +45,7 @@ def arguments(fake_slurm) -> list[list[str]]:
 
 def test_precompile_and_training_are_submitted_again(failed, graphs, fake_slurm, cli) -> None:
     done = cli("resume", "last")
-    beginning = f"{failed.name} starts from the beginning: it has no checkpoint\n"
+    beginning = f"{failed.name} has no checkpoint, so it starts from the beginning\n"
     assert (done.code, done.err) == (0, beginning)
     assert done.out.startswith(f"Submitted {failed.name}  precompile 1003  train 1004\n")
     assert arguments(fake_slurm) == [
@@ -94,7 +94,7 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
     if state == "CANCELLED":
         write_json(run.cancelled_file, {})
     done = cli("resume", "last")
-    beginning = f"{run.name} starts from the beginning: it has no checkpoint\n"
+    beginning = f"{run.name} has no checkpoint, so it starts from the beginning\n"
     assert (done.code, done.err) == (0, beginning)
     assert done.out.startswith(f"Submitted {run.name}  train 1003\n")
     assert arguments(fake_slurm) == [[run.name]]
@@ -116,7 +116,11 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
     ("state", "queue", "words"),
     [
         ("COMPLETED", (), "is COMPLETED: there is nothing to resume"),
-        ("RUNNING", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it run, or `trnslurm cancel "),
+        (
+            "RUNNING",
+            ("1002|RUNNING|None|N/A|",),
+            "is RUNNING: let it run, or run `trnslurm cancel ",
+        ),
         (
             "REQUEUED",
             ("1002|PENDING|BeginTime|N/A|",),
@@ -156,7 +160,7 @@ def test_refused_while_a_script_that_slurm_forgot_shows_life(graphs, site, fake_
     fake_slurm.queue()
     run.heartbeat_file.touch()
     error = cli("resume", "last").error
-    assert re.search(r"is LOST, but its script showed life \d+ s ago", error)
+    assert re.search(r"is LOST, but its script gave a sign of life \d+ s ago", error)
     then = time.time() - 70
     os.utime(run.heartbeat_file, (then, then))
     assert cli("resume", "last").code == 0
@@ -248,6 +252,6 @@ def test_empty_turn_that_an_older_version_left_is_over(graphs, site, fake_slurm,
 def test_refused_if_its_files_have_changed(failed, fake_slurm, cli) -> None:
     failed.script("train").write_text("#!/bin/bash\n")
     assert cli("resume", "last").error == (
-        f"{failed.script('train')} was changed after the submission: submit it as a new run"
+        f"{failed.script('train')} was changed after the submission: submit the bundle as a new run"
     )
     assert fake_slurm.calls("sbatch") == []

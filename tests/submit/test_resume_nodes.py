@@ -91,7 +91,7 @@ def test_scripts_and_plan_are_rendered_again_and_the_code_stays(
     site.recipe("steps: 1\nbatch: {global_batch: 1}\n")  # today's recipe is not asked
     site.write("jobs/toy/train.py", "print('something else')\n")
     done = cli("resume", "last", "--nodes", "1")
-    beginning = f"{ended.name} starts from the beginning: it has no checkpoint\n"
+    beginning = f"{ended.name} has no checkpoint, so it starts from the beginning\n"
     assert (done.code, done.err) == (0, beginning)
     assert done.out.startswith(f"Submitted {ended.name}  precompile 1003  train 1004\n")
     after = contents(ended)
@@ -148,8 +148,9 @@ def test_a_batch_that_would_grow_is_refused(graphs, site, fake_slurm, cli) -> No
     assert cli(*TOY).code == 0
     write_attempt(site.run(), "train", 1, state="TIMEOUT", job_id="1002")
     fake_slurm.queue()
-    assert "grows its global batch with the nodes (batch.mode per_worker): 128 on 2, 64 on 1" in (
-        cli("resume", "last", "--nodes", "1").error
+    assert (
+        "grows its global batch with the number of nodes (batch.mode per_worker): 128 on 2, 64 on 1"
+        in (cli("resume", "last", "--nodes", "1").error)
     )
 
 
@@ -159,7 +160,7 @@ def test_other_templates_are_refused(ended, site, cli) -> None:
     site.write("templates/batch.sbatch.j2", text.replace("umask", "true another; umask", 1))
     error = cli("resume", "last", "--nodes", "1").error
     assert error.startswith(f"{ended.path}/precompile.sbatch (rendered by trnslurm ")
-    assert error.endswith(f"or trnslurm submit toy --from {ended.name} --nodes 1")
+    assert error.endswith(f"or run trnslurm submit toy --from {ended.name} --nodes 1")
     assert cli("resume", "last").code == 0  # as it was submitted
 
 

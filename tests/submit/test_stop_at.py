@@ -81,8 +81,8 @@ def test_it_goes_on_to_another_step_and_then_to_the_last(ended, fake_slurm, cli)
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        ("12", "it has a checkpoint of step 12; take a later step"),
-        ("31", "it has 30 steps; to the last without the option"),
+        ("12", "the run already has a checkpoint of step 12; choose a later step"),
+        ("31", "it has 30 steps. To continue to the last one, omit the option"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(ended, fake_slurm, cli, step: str, why: str) -> None:

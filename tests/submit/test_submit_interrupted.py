@@ -127,7 +127,7 @@ def test_force_never_replaces_results(site, cli) -> None:
     Path("bundle/state/train-1.json").write_text("{}")
     done = cli(*render, "--force")
     assert done.code == 1
-    assert done.error == "bundle holds the results of a run: choose another name"
+    assert done.error == "bundle contains the results of a run: choose another name"
     assert Path("bundle/state/train-1.json").exists()
 
 
@@ -155,7 +155,7 @@ def damage(name: str, change: object) -> None:
         ("config.yaml", "a: [", "config.yaml"),
         ("config.yaml", "config: 3\n", "config.yaml"),
         ("config.yaml", "\ud8ff", "config.yaml"),
-        ("config.yaml", {"nodes": 7}, "plan.json is for 2 nodes, config.yaml for 7"),
+        ("config.yaml", {"nodes": 7}, "plan.json is for 2 nodes, but config.yaml is for 7"),
         ("config.yaml", {"name": "../../evil"}, "job name '../../evil'"),
         ("config.yaml", {"run_root": 5}, "run_root must be a string, found 5"),
         ("config.yaml", {"ask_above_node_hours": "abc"}, "must be a number, found 'abc'"),

@@ -203,7 +203,7 @@ def test_resumed_with_another_number_of_nodes(site, here, cli, run_cli) -> None:
     assert run_cli(*SUBMIT, "--detach").code == 0
     run = site.run()
     eventually((run.path / "there").exists, said="its start")
-    assert "is RUNNING: let it run, or `trnslurm cancel" in cli("resume", "last").error
+    assert "is RUNNING: let it run, or run `trnslurm cancel" in cli("resume", "last").error
     assert cli("cancel", "last").code == 0
     done = run_cli("resume", "last", "--nodes", "1")
     assert done.code == 0, done

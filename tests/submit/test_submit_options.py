@@ -25,7 +25,7 @@ def test_price_line(fake_slurm, cli) -> None:
     done = cli(*TOY)
     assert done.err.splitlines()[0] == (
         "toy on 2 x trn1.32xlarge, 32 workers per node: about 5.0 h, 10.0 node-hours, $215; "
-        "at most 19.0 node-hours by its time limits"
+        "at most 19.0 node-hours within its time limits"
     )
 
 
@@ -35,7 +35,7 @@ def test_price_line_without_a_known_speed(site, fake_slurm, cli) -> None:
     price, graphs = done.err.splitlines()
     size, limit = price.split(": ")
     assert size == "toy on 2 x trn1.32xlarge, 32 workers per node"
-    assert limit == "at most 9.0 node-hours by its time limits"
+    assert limit == "at most 9.0 node-hours within its time limits"
     assert graphs == (
         "Graphs: whether they are compiled is known only on the cluster (there is no "
         "/shared/venv/bin/python on this host); precompile first, at most 6.0 node-hours (its "
@@ -58,7 +58,10 @@ def test_large_job_without_a_terminal_needs_yes(site, fake_slurm, cli) -> None:
     assert refused.code == 1
     price, _, error = refused.err.splitlines()
     assert "10.0 node-hours" in price
-    assert error == "error: 10.0 node-hours is over the 9 above which pc asks: pass --yes"
+    assert (
+        error
+        == "error: 10.0 node-hours exceeds the 9 above which pc asks for confirmation: pass --yes"
+    )
     assert fake_slurm.calls() == [] and not site.run_root.exists()
     assert cli(*TOY, "--yes").code == 0
     assert len(fake_slurm.calls("sbatch")) == 2
@@ -82,7 +85,7 @@ def test_large_job_on_a_terminal_is_asked_about(
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "over 9 node-hours. Submit?" in done.stderr
+    assert "more than 9 node-hours. Submit?" in done.stderr
     assert done.returncode == code, done
     assert len(fake_slurm.calls("sbatch")) == submitted
 
@@ -126,7 +129,7 @@ def test_reviewed_bundle_is_asked_about_too(site, fake_slurm, cli, tmp_path: Pat
     assert cli("render", *TOY[1:], "-o", bundle).code == 0
     refused = cli("submit", "--rendered", bundle)
     assert refused.code == 1
-    assert refused.err.splitlines()[-1].endswith("above which pc asks: pass --yes")
+    assert refused.err.splitlines()[-1].endswith("above which pc asks for confirmation: pass --yes")
     assert fake_slurm.calls() == []
     assert cli("submit", "--rendered", bundle, "--yes").code == 0
 
@@ -152,12 +155,12 @@ def test_a_runs_own_directory_can_be_submitted_again(site, fake_slurm, cli) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nodes", "2"], "leave out --nodes"),
-        (["--preset", "tiny"], "leave out --preset"),
-        (["--time", "5"], "leave out --time"),
-        (["--cluster", "pc"], "leave out --cluster"),
-        (["--workers", "8"], "leave out --workers"),
-        (["--set", "steps=3"], "leave out --set"),
+        (["--nodes", "2"], "omit --nodes"),
+        (["--preset", "tiny"], "omit --preset"),
+        (["--time", "5"], "omit --time"),
+        (["--cluster", "pc"], "omit --cluster"),
+        (["--workers", "8"], "omit --workers"),
+        (["--set", "steps=3"], "omit --set"),
     ],
 )
 def test_reviewed_bundle_takes_no_options(

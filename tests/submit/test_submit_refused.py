@@ -214,7 +214,7 @@ def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> Non
         *(*TRIED, "sbatch", "sbatch", "scontrol", "scancel")
     ]
     assert fake_slurm.calls("scancel")[0].arguments == ["1001"]
-    assert cli("status", run.name).out.startswith(f"{run.name}: FAILED (refused at submission")
+    assert cli("status", run.name).out.startswith(f"{run.name}: FAILED (rejected at submission")
 
 
 def test_job_that_cannot_be_taken_back_is_named(site, fake_slurm, cli) -> None:

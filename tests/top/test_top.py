@@ -193,7 +193,7 @@ def test_it_writes_a_report(runs, terminal, tmp_path, monkeypatch) -> None:
 def test_without_a_terminal_it_is_one_line(runs, cli) -> None:
     done = cli("top")
     assert (done.code, done.error) == (
-        1, "top needs a terminal: trnslurm status, or trnslurm watch",
+        1, "top needs a terminal: use trnslurm status or trnslurm watch instead",
     )  # fmt: skip
 
 

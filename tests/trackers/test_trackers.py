@@ -222,10 +222,10 @@ def test_refused(run, cli, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     assert cli("metrics", "last", "--to", "mlflow").error.startswith("--to mlflow: ")
     for options, why in (
-        (("--follow",), "--follow is for --to"),
-        (("--project", "x"), "--project is for --to"),
-        (("--to", "wandb", "--json"), "--json does not work with --to: leave out one of them"),
-        (("--plot", "--to", "wandb"), "--to does not work with --plot: leave out one of them"),
+        (("--follow",), "--follow requires --to"),
+        (("--project", "x"), "--project requires --to"),
+        (("--to", "wandb", "--json"), "--json does not work with --to: omit one of them"),
+        (("--plot", "--to", "wandb"), "--to does not work with --plot: omit one of them"),
     ):
         done = cli("metrics", "last", *options)
         assert done.code == 2 and why in done.err

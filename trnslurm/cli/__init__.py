@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 # commands imports none of the modules.
 _COMMANDS = {
     "recipes": ("plan", "List the recipes: the training jobs that can be submitted."),
-    "show": ("plan", "Show the resolved configuration and its origins."),
-    "plan": ("plan", "Show the batch, hours and cost on each node count."),
+    "show": ("plan", "Show the resolved configuration and where each value comes from."),
+    "plan": ("plan", "Show the batch plan, hours and cost for each node count."),
     "render": ("render", "Print the scripts, or write them to a directory."),
     "submit": ("submit", "Submit a job: precompile if needed, then train."),
     "new": ("new", "Write a recipe for a custom script: jobs/NAME/recipe.yaml."),
-    "adopt": ("adopt", "Show what a batch script says in trnslurm's terms, line by line."),
+    "adopt": ("adopt", "Translate a batch script into trnslurm's terms, line by line."),
     "data": ("data", "Fetch and prepare training data."),
     "runs": ("runs", "List runs, or the runs of one sweep, with their states, newest last."),
     "status": ("runs", "Show the state of a run or a sweep, and why."),
-    "top": ("top", "Show runs live: progress, loss, speed, time left, last lines."),
+    "top": ("top", "Show runs live: progress, loss, speed, time left and last lines."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print, draw or send the metrics of each step, or of a sweep's runs."),
-    "exporter": ("exporter", "Give the figures of active runs and of their nodes to Prometheus."),
-    "report": ("report", "Write a page about a run, or a page that compares several runs."),
-    "compare": ("report", "Compare runs: their states, and what differs in their configuration."),
+    "exporter": ("exporter", "Export metrics of active runs and their nodes to Prometheus."),
+    "report": ("report", "Write an HTML report about a run, or a report that compares runs."),
+    "compare": ("report", "Compare the states and configurations of runs."),
     "triage": ("runs", "Show which worker failed first, why, and what to do."),
-    "cancel": ("rm", "Cancel a run or a sweep, and the runs that wait for it."),
+    "cancel": ("rm", "Cancel a run or a sweep, and the runs that are waiting for it."),
     "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),
     "watch": ("resume", "Print each change of a run's state until it ends."),
     "exec": ("runs", "Run a command, or a shell, on a node of a running job."),
-    "usage": ("usage", "Show what each node of a run uses: devices, processors, memory."),
+    "usage": ("usage", "Show the device, processor and memory use of each node of a run."),
     "profile": (
         "profile",
-        "Record the next steps of a running job, and say where their time goes.",
+        "Profile the next steps of a running job and show where the time goes.",
     ),
     "stacks": ("stacks", "Show what each worker of a running job is doing."),
     "doctor": ("doctor", "Show why a run is not running, or check a cluster's nodes."),
@@ -57,7 +57,7 @@ _COMMANDS = {
     "compile": ("compile", "Show, check and prune compiled graphs."),
     "clusters": ("plan", "List the cluster profiles."),
     "cluster": ("site", "Make a cluster profile."),
-    "reconnect": ("remote", "Show what became of a command whose connection broke."),
+    "reconnect": ("remote", "Show the outcome of a command whose connection was lost."),
     "env": ("site", "Check the Python environment on the nodes."),
     "sandbox": ("sandbox", "Run a real Slurm cluster on this machine."),
     "completion": ("site", "Print the completion script of a shell."),
@@ -84,7 +84,7 @@ _OBJECTS = 50_000
 
 
 def completer(what: str) -> Callable[..., list[CompletionItem]]:
-    """Return click's completion of names: of a recipe, cluster, preset, setting, run or host."""
+    """Return click's completion of names, such as recipes, presets, runs or hosts."""
 
     def complete(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
         found = importlib.import_module("trnslurm.cli.complete").complete(what, ctx, word)
@@ -94,7 +94,7 @@ def completer(what: str) -> Callable[..., list[CompletionItem]]:
 
 
 def chosen_site() -> Site | None:
-    """Return the host on which this command line runs; None: this host."""
+    """Return the host on which this command line runs, or None if it is this host."""
     from trnslurm.contract.variables import Variable
     from trnslurm.remote.place import choose_site  # --help needs no search path
 
@@ -107,7 +107,7 @@ def chosen_site() -> Site | None:
 
 
 def _sendable(command: click.Command) -> click.Command:
-    """Return a command that runs on the chosen host; its options are parsed on this host."""
+    """Return a command that runs on the chosen host, with its options parsed on this host."""
     command = copy.copy(command)
     if isinstance(command, click.Group):
         command.commands = {name: _sendable(each) for name, each in command.commands.items()}
@@ -157,7 +157,9 @@ class _LazyGroup(click.Group):
         for name, value in given.items():
             if value and not ctx.resilient_parsing:
                 option = "--json" if name == "as_json" else f"--{name}"
-                raise click.UsageError(f"{option} goes with --version, or after the command", ctx)
+                raise click.UsageError(
+                    f"{option} requires --version, or must come after the command", ctx
+                )
         return rest
 
     def resolve_command(
@@ -173,13 +175,13 @@ class _LazyGroup(click.Group):
 
 
 def _print_version(ctx: click.Context, verbose: bool, cluster: str | None, as_json: bool) -> None:
-    """Print the version; more than that imports a module."""
+    """Print the version. With --verbose, also import the module that lists what is installed."""
     if verbose:
         module = importlib.import_module("trnslurm.cli.version")
         module.print_installed(cluster, as_json=as_json)
         return
     if cluster or as_json:
-        raise click.UsageError("--cluster and --json go with --version --verbose", ctx)
+        raise click.UsageError("--cluster and --json require --version --verbose", ctx)
     click.echo(f"trnslurm {__version__}")
 
 
@@ -188,17 +190,20 @@ def _print_version(ctx: click.Context, verbose: bool, cluster: str | None, as_js
 @click.option(
     "--verbose",
     is_flag=True,
-    help="With --version: also what is installed here, and what jobs on the cluster use.",
+    help="With --version: also show what is installed here and what jobs on the cluster use.",
 )
 @click.option(
-    "-c", "--cluster", shell_complete=completer("cluster"), help="With --verbose: this cluster."
+    "-c",
+    "--cluster",
+    shell_complete=completer("cluster"),
+    help="With --verbose: the cluster to show.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --verbose: print JSON.")
 @click.option(
     "--on",
     metavar="[USER@]HOST",
     shell_complete=completer("host"),
-    help="Run the command on this host, by ssh; it needs no trnslurm there.",
+    help="Run the command on this host over ssh. The host does not need trnslurm.",
 )
 def cli(on: str | None) -> None:
     """Multi-node training jobs on Slurm, for AWS Trainium first.
@@ -231,7 +236,7 @@ def _nowhere(mode: str) -> Any:
 
 
 def end_with(command: Callable[[], object]) -> NoReturn:
-    """Exit with a command's result; an error is one line, and has the code for its kind."""
+    """Exit with a command's result. An error prints one line and sets its exit code."""
     try:
         code = command()
         sys.stdout.flush()
@@ -244,9 +249,9 @@ def end_with(command: Callable[[], object]) -> NoReturn:
         where = f" ({error.ctx.command_path} --help)" if error.ctx else ""
         known = {parameter.name for parameter in error.ctx.command.params} if error.ctx else set()
         if isinstance(error, click.NoSuchOption) and "arguments" in known:
-            where = f"; options of a custom script come after --{where}"
+            where = f"; put options of a custom script after --{where}"
         if isinstance(error, click.NoSuchOption) and error.option_name == "--on":
-            where = "; it comes before the command: trnslurm --on HOST COMMAND"
+            where = "; put it before the command: trnslurm --on HOST COMMAND"
         _fail(f"{error.format_message().removesuffix('.')}{where}", 2)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
@@ -263,7 +268,7 @@ def end_with(command: Callable[[], object]) -> NoReturn:
             raise
         _fail("this user has no home directory: set HOME", 1)
     except MemoryError:
-        _fail("this machine has too little memory for it", 1)
+        _fail("out of memory", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

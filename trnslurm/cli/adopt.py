@@ -1,4 +1,4 @@
-"""adopt: say a user's batch script in trnslurm's terms, or write it as a recipe."""
+"""adopt: translate a user's batch script into trnslurm's terms, or write it as a recipe."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ _MARKS = {"taken": " ", "ours": "-", "left out": "-", "once": "!", "unclear": "?
 @click.argument("file", metavar="FILE")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
 @click.option("--recipe", metavar="NAME", help="Also write a recipe: jobs/NAME/recipe.yaml.")
-@click.option("--force", is_flag=True, help="With --recipe: replace one, and leave out lines.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="With --recipe: replace an existing recipe, and skip lines that were not understood.",
+)
 @json_option
 def adopt_command(
     file: str, arguments: tuple[str, ...], recipe: str | None, force: bool, console: Terminal
 ) -> None:
-    """Show what a batch script says in trnslurm's terms, line by line.
+    """Translate a batch script into trnslurm's terms, line by line.
 
     The last line is the command. If you submit that command, trnslurm starts the workers itself,
     and the run survives lost nodes, hangs and time limits. `trnslurm submit FILE` runs the file
-    unchanged, and gives less. This command runs nothing.
+    unchanged, without these features. This command runs nothing.
 
-    ARGUMENTS are those of the script, $1 and so on. If a line was not understood, the command lacks
-    that line, and the exit code is 1.
+    ARGUMENTS are the script's arguments ($1 and so on). If a line was not understood, the command
+    omits that line, and the exit code is 1.
 
     \b
     Example:
@@ -53,7 +57,7 @@ def adopt_command(
     if recipe is not None:
         check_job_name(recipe)
         line = save_as_recipe(found, recipe, os.environ, force=force)
-        click.echo(f"Wrote jobs/{recipe}/recipe.yaml. Read it, then: {line}", err=True)
+        click.echo(f"Wrote jobs/{recipe}/recipe.yaml. Review it, then run: {line}", err=True)
     if console.as_json:
         echo_json(_tree(found, as_it_is))
     else:
@@ -87,14 +91,14 @@ def _show(found: Adopted, as_it_is: str) -> None:
     unclear = [str(line.number) for line in found.unclear if line.number]
     click.echo()
     if not found.command:
-        runs = f"It runs as it is: {as_it_is}" if as_it_is else "It has no #SBATCH line of its own."
-        click.echo(f"Not understood: what trains. {runs}")
+        runs = f"To run it unchanged: {as_it_is}" if as_it_is else "It has no #SBATCH lines."
+        click.echo(f"Could not find the training command. {runs}")
         return
     click.echo(printable(found.line))
     click.echo()
     if unclear:
         many = "line" if len(unclear) == 1 else "lines"
-        whole = f" The whole file runs by: {as_it_is}" if as_it_is else ""
+        whole = f" To run the whole file: {as_it_is}" if as_it_is else ""
         click.echo(
             f"Not understood (?): {many} {', '.join(unclear)}, without which this command runs."
             f"{whole}"

@@ -80,7 +80,7 @@ def run_checkup(
 
 
 def _wait(run: RunDir, timeout_s: float) -> RunStatus:
-    """Follow the job until it ends, or cancel it if Slurm gives it no nodes in time."""
+    """Follow the job until it ends, or cancel it if Slurm does not allocate its nodes in time."""
     say_state, say_line = once(say), once(say)
     deadline = time.monotonic() + timeout_s
     for status in follow(run):
@@ -94,8 +94,8 @@ def _wait(run: RunDir, timeout_s: float) -> RunStatus:
             cancel(run, now=True)
             why = f": {status.reason}" if status.reason else ""
             raise SlurmError(
-                f"no {count(status.nodes, 'node')} in {timeout_s:g} s{why}; try again, or pass "
-                "--timeout"
+                f"did not get {count(status.nodes, 'node')} in {timeout_s:g} s{why}; try again, "
+                "or pass --timeout"
             )
     return status
 
@@ -122,7 +122,7 @@ def _print(lines: Sequence[Line], expected: Expected, run: RunDir) -> None:
 def _write_report(
     file: Path, whole: dict[str, object], run: RunDir, expected: Expected, found: Found
 ) -> None:
-    """Write a bug report, without environment and names of hosts, users and directories."""
+    """Write a bug report without the environment and the names of hosts, users and directories."""
     text = json.dumps(whole)
     names = {str(run.path): "RUN", str(run.path.parent): "ROOT", str(Path.home()): "HOME"}
     names |= {run.name: "RUN", this_user(): "USER"}
@@ -138,4 +138,4 @@ def _write_report(
         file.write_text(f"{json.dumps(whole, indent=2)}\n", encoding="utf-8")
     except OSError as error:
         raise TrnslurmError(f"{file}: {error.strerror}") from None
-    say(f"Wrote {file}: no environment, host, user or directory is named in it")
+    say(f"Wrote {file}, which names no hosts, users or directories and omits the environment")

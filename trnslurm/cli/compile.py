@@ -65,7 +65,7 @@ def key_command(
     console: Terminal,
     **options: Any,
 ) -> None:
-    """Show the key of a job's graphs: jobs with the same key share them.
+    """Show the key of a job's graphs. Jobs with the same key share graphs.
 
     The key includes the package versions of the cluster's Python. On a host without that Python,
     the key is unknown. --diff exits with code 1 if there are differences, like diff.
@@ -77,7 +77,7 @@ def key_command(
       trnslurm compile key --diff 20261121-191118-gpt2_zero1 last
     """
     if (recipe is None) == (diff is None):
-        raise click.UsageError("give either a RECIPE or --diff A B")
+        raise click.UsageError("pass either a RECIPE or --diff A B")
     job = JobOptions(recipe=recipe or "", **options)
     if diff is not None:
         sys.exit(_show_differences(job, diff, console))
@@ -167,7 +167,7 @@ def verify_command(
 ) -> None:
     """Check the files of a cluster's cache, or of some keys, against their checksums.
 
-    The exit code is 1 if a file is missing or was changed.
+    The exit code is 1 if a file is missing or has changed.
 
     \b
     Example:
@@ -190,11 +190,17 @@ def verify_command(
 
 
 @compile_command.command("gc")
-@click.option("--older-than", metavar="AGE", help="Remove graphs unused for this long: 30d, 12h.")
 @click.option(
-    "--max-size", metavar="SIZE", help="Remove the longest unused until the cache fits: 50G."
+    "--older-than",
+    metavar="AGE",
+    help="Remove graphs that have been unused for this long, such as 30d or 12h.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    help="Remove the longest-unused graphs until the cache is at most this large, such as 50G.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, without removing it.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @workspace_option
 @cluster_option
@@ -208,7 +214,7 @@ def gc_command(
 ) -> None:
     """Remove unused compiled graphs from a cluster's cache.
 
-    Graphs that an unfinished run compiles or needs are not removed.
+    Graphs that an unfinished run is compiling or needs are kept.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Completion of options and arguments; imported only when a shell asks for it."""
+"""Completion of options and arguments. Imported only when a shell asks for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOST_LINE = r"(?im)^\s*host\s+(.+)$"
 
 
 def complete(what: str, ctx: click.Context, word: str) -> list[CompletionItem]:
-    """Return the completions of a word that names one of `what`."""
+    """Return the completions of a word; `what` is the kind of name, such as a recipe."""
     try:
         found = _NAMES[what](workspace_of(ctx.params.get("path") or ()), ctx, word)
         return [CompletionItem(name) for name in found if name.startswith(word)]
@@ -72,7 +72,7 @@ def _sweeps(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str
 
 
 def _hosts(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
-    """Return the hosts that profiles and ssh's own configuration name."""
+    """Return the hosts named in profiles and in ssh's own configuration."""
     return dict.fromkeys(filter(_HOST.fullmatch, _known_hosts(workspace)))
 
 
@@ -91,7 +91,7 @@ def _known_hosts(workspace: Workspace) -> Iterator[str]:
 
 
 def _jobs(workspace: Workspace, ctx: click.Context, word: str) -> Iterable[str]:
-    """Return the jobs of this user that Slurm knows."""
+    """Return this user's jobs in Slurm."""
     cluster = ctx.params.get("cluster") or workspace.cluster
     profile = resolve_cluster(workspace, cluster) if cluster else None
     return scheduler_of(profile).job_ids(this_user())

@@ -1,4 +1,4 @@
-"""Lines of plan and submit: the size and cost of jobs, and whether their graphs are compiled."""
+"""The lines of plan and submit about the size and cost of jobs, and whether graphs are compiled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}
 
 
 def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
-    """Yield what a submission starts and costs; a remote host prints its own lines about graphs."""
+    """Yield what a submission starts and costs. A remote host prints its own lines about graphs."""
     if submission.sweep:
         yield from _sweep_lines(submission)
         return
@@ -48,7 +48,7 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
 
 
 def graphs_lines(submission: Submission) -> Iterator[str]:
-    """Yield which graphs of a submission are compiled, and which will be."""
+    """Yield which of a submission's graphs are compiled and which have to be compiled."""
     for need in submission.needs:
         if line := _graphs_line(need, submission.cache):
             yield line
@@ -62,7 +62,7 @@ def _extras_lines(submission: Submission) -> Iterator[str]:
 
 
 def name_and_place(job: Job) -> str:
-    """Return the name of the run and its nodes, as submit prints them."""
+    """Return a run's name and its nodes, as submit prints them."""
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
     each = job.workers_per_node
     workers = f", {count(each, 'worker')} per node" if each else ""
@@ -80,7 +80,7 @@ def name_and_place(job: Job) -> str:
 
 
 def _held_line(job: Job, held: HeldJob) -> str:
-    """Return the job that the user holds, and the nodes of it that a run uses."""
+    """Return the line about the job that the user holds and the nodes of it that a run uses."""
     these = f"{len(held.hosts)} of its {count(held.nodes, 'node')}"
     where = f"job {held.job_id}, on {these}: {brief(held.hosts)}"
     ends = "" if held.ends == "Unknown" else f"; the job ends {held.ends}"
@@ -94,13 +94,13 @@ def _size_line(need: Need) -> str:
     if (e := need.job.estimate) is not None:
         about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}"
         about += without_price(need.job.roles) if e.cost is not None else ""
-        about += " (a guess: plan says how); " if e.guess else "; "
-    most = f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
+        about += " (a guess; `plan` explains it); " if e.guess else "; "
+    most = f"at most {hours(need.limit_node_hours)} node-hours within its time limits"
     return f"{line}: {about}{most}{_cap(need.job)}"
 
 
 def _cap(job: Job) -> str:
-    """Return the limit of all attempts in words; each attempt may use its whole time limit."""
+    """Return the limits on all attempts together, in words."""
     caps = job.caps
     more = [f"{caps['node_hours']:g} node-hours"] if "node_hours" in caps else []
     more += [f"{caps['attempts']:g} attempts"] if "attempts" in caps else []
@@ -108,7 +108,7 @@ def _cap(job: Job) -> str:
 
 
 def _project_line(job: Job) -> str:
-    """Return which files of a custom script's project are submitted with it."""
+    """Return the line about which files of a custom script's project are submitted."""
     if job.project is None:
         return ""
     from trnslurm.render.project import PROJECT_CODE  # imports hashlib
@@ -127,24 +127,25 @@ def _project_line(job: Job) -> str:
     if large:
         more = f" and {len(large) - 3} more" if len(large) > 3 else ""
         line += f"; links to {', '.join(large[:3])}{more}, too large to copy"
-    return f"{line}; the script runs in a copy of them, work/ of the run directory"
+    return f"{line}; the script runs in a copy of them, work/ in the run directory"
 
 
 def _above_line(job: Job) -> str:
-    """Return which paths above its project a custom script names, as its copy lacks them."""
+    """Return a warning about paths that a custom script names and its copy will not contain."""
     above = (job.project or {}).get("above", [])
     if not above:
         return ""
     file, name = above[0]
     more = f" and {len(above) - 1} more" if len(above) > 1 else ""
     return (
-        f"{file} names {name}{more}, above the project: the copy in which it runs has no such "
-        "path. Name it by its whole path, or submit from a directory that has both"
+        f"{file} names {name}{more}, which is above the project and missing from the copy in "
+        "which the script runs. Use an absolute path, or submit from a directory that contains "
+        "both"
     )
 
 
 def _python_line(job: Job) -> str:
-    """Return that a custom script's job on Slurm does not take this shell's environment."""
+    """Return a note that a custom script's Slurm job does not use this shell's environment."""
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     profile = job.profile
     ours = job.project is not None and not (job.is_here or profile.activate)
@@ -153,19 +154,21 @@ def _python_line(job: Job) -> str:
     if os.environ.get("CONDA_DEFAULT_ENV") == "base" or _is_below(profile.python, active):
         return ""
     return (
-        f"The job's Python is the profile's {profile.python}, not that of the active "
-        f"environment; to change it: --set python={shlex.quote(f'{active}/bin/python')}"
+        f"The job uses the profile's Python, {profile.python}, not the active environment's. To "
+        f"change that, pass --set python={shlex.quote(f'{active}/bin/python')}"
     )
 
 
 def _is_below(python: str, environment: str) -> bool:
-    """Check whether an interpreter is in an environment; it may be a link that leads out."""
+    """Check whether an interpreter is in an environment. It may be a link that points outside."""
     return Path(python).parent.resolve() == (Path(environment) / "bin").resolve()
 
 
 def _variables_line(job: Job) -> str:
-    """Return the variables of this shell that a custom script or its libraries read, but that its
-    job does not have. A batch script has the shell's."""
+    """Return the variables of this shell that a custom script reads but its job does not get.
+
+    This includes variables that its libraries read. A batch script gets all variables of the shell.
+    """
     if job.project is None or job.profile.slurm.directives is not None:
         return ""
     from trnslurm.config.values import for_libraries
@@ -175,11 +178,11 @@ def _variables_line(job: Job) -> str:
     if not (lacking := sorted(there.union(for_libraries(os.environ)) - job.profile.env.keys())):
         return ""
     copies = " ".join(f"--env {name}" for name in lacking)
-    return f"The job gets only those variables of this shell that are named: {copies}"
+    return f"The job does not get this shell's variables unless you name them: {copies}"
 
 
 def _lightning_line(job: Job) -> str:
-    """Return that a custom script's Lightning Trainer seems to know of one node only."""
+    """Return a warning that a custom script's Lightning Trainer seems to be set up for one node."""
     if job.project is None or job.nodes == 1:
         return ""
     from trnslurm.render.project import lacks_num_nodes
@@ -187,13 +190,13 @@ def _lightning_line(job: Job) -> str:
     if not lacks_num_nodes(job.bundle.files, job.project.get("entry", "")):
         return ""
     return (
-        f"Lightning's Trainer would train on each node alone: neither the project nor the "
+        "Lightning's Trainer would train separately on each node: neither the project nor the "
         f"arguments seem to set num_nodes={job.nodes}"
     )
 
 
 def _mpi_line(job: Job) -> str:
-    """Return that a custom script takes its ranks from MPI, which nothing sets up for it."""
+    """Return a warning that a custom script reads its rank from MPI, which nothing sets up."""
     slurm = job.profile.slurm
     if job.project is None or not job.has_queue or slurm.directives is not None:
         return ""
@@ -205,13 +208,14 @@ def _mpi_line(job: Job) -> str:
     if told or not imports_mpi(job.bundle.files, job.project.get("entry", "")):
         return ""
     return (
-        "mpi4py finds a world of one in each worker, unless the site's srun sets MPI up by itself: "
-        "--launcher srun --set 'slurm.srun=[--mpi=pmix]', of those that `srun --mpi=list` names"
+        "mpi4py sees a world of one process in each worker unless srun sets up MPI. Pass "
+        "--launcher srun --set 'slurm.srun=[--mpi=pmix]' with one of the types that `srun "
+        "--mpi=list` prints, unless the site's srun does so by default"
     )
 
 
 def _sweep_lines(submission: Submission) -> Iterator[str]:
-    """Yield the values and the cost of each run of a sweep, and the cost of all runs."""
+    """Yield the values and the cost of each run of a sweep, and the cost of all runs together."""
     jobs = [run.job for run in submission.runs]
     job = jobs[0]
     turns = f", {submission.at_most} at a time" if submission.at_most else ""
@@ -227,7 +231,7 @@ def _sweep_lines(submission: Submission) -> Iterator[str]:
 
 
 def _rung_lines(submission: Submission, halving: Halving) -> Iterator[str]:
-    """Yield the rungs of a sweep, and what they take of the full sweep."""
+    """Yield the rungs of a sweep, and how much of the full sweep they use."""
     run_hours = [e.node_hours for planned in submission.runs if (e := planned.job.estimate)]
     whole = sum(run_hours, 0.0) if len(run_hours) == len(submission.runs) else None
     full = halving.rungs[0].runs * halving.rungs[-1].stop_at
@@ -269,7 +273,7 @@ def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
 
 
 def in_all(submission: Submission) -> str:
-    """Return the cost of all runs."""
+    """Return the total cost of all runs."""
     expected = [run.job.estimate for run in submission.runs]
     known = [estimate for estimate in expected if estimate]
     about = ""
@@ -287,12 +291,12 @@ def in_all(submission: Submission) -> str:
 
 
 def _graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line about one job's graphs, or an empty text if it needs no precompile."""
+    """Return the line about one job's graphs, or an empty string if it needs no precompile."""
     manifest = need.compiled.manifest
     if need.decision == "none":
         return ""
     if need.decision == "never":
-        return "Graphs: no precompile (--precompile never); training compiles them as it runs"
+        return "Graphs: no precompile (--precompile never); they are compiled during training"
     if need.decision == "warm" and manifest:
         return (
             f"Graphs: {need.words}, so no precompile job; "
@@ -308,7 +312,7 @@ def _graphs_line(need: Need, cache: CompileCache) -> str:
 
 
 def _other_graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line about a node count of --compile-for."""
+    """Return the line about one node count of --compile-for."""
     line = f"Graphs on {count(need.job.nodes, 'node')}: {need.words}"
     if not need.phases:
         return line
@@ -319,7 +323,7 @@ def _other_graphs_line(need: Need, cache: CompileCache) -> str:
 def _expected_cost(
     cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
 ) -> str:
-    """Return the expected cost of a compilation and its source, or an empty text if unknown."""
+    """Return the expected cost of a compilation and its source, or an empty string if unknown."""
     if like := cache.most_alike(ingredients):
         cost = _nodes_time(compile_hours(like), nodes)
         return f"about {cost} (as key {like.key} of this recipe took)"
@@ -327,7 +331,7 @@ def _expected_cost(
 
 
 def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
-    """Yield for each node count whether its graphs are compiled, and the cost of compiling."""
+    """Yield, for each node count, whether its graphs are compiled and what compiling costs."""
     specs = [spec for spec in specs if "precompile" in spec.phases]
     if not specs:
         return
@@ -350,7 +354,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
 
 
 def graphs_facts(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[dict[str, Any]]:
-    """Yield the state of the graphs on each node count for --json; null: unknown on this host."""
+    """Yield the state of the graphs for each node count for --json, null if unknown here."""
     cache = CompileCache(specs[0].config.cluster)
     for spec in specs:
         if "precompile" not in spec.phases:
@@ -387,7 +391,7 @@ def _nodes_time(hours_each: float, nodes: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a length of time for a table."""
+    """Format a duration for a table."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -395,5 +399,5 @@ def age(seconds: float) -> str:
 
 
 def age_since(moment: float) -> str:
-    """Return the age of a moment, for a table."""
+    """Format the time since a moment for a table."""
     return age(time.time() - moment)

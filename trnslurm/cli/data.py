@@ -1,7 +1,7 @@
 """data fetch, prepare, verify: the data that training reads.
 
-The options are declared in trnslurm.prepare.options. Those for some recipes have their own sections
-in the help, and are refused with other recipes.
+The options are declared in trnslurm.prepare.options. Options that only some recipes accept have
+their own sections in the help, and are rejected for other recipes.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ _PREPARE_OPTIONS = {
     for option in dict.fromkeys(option for own in FORMATS.values() for option in own)
     if option not in _OF_PROGRAM
 }
-"""Each option of `data prepare`, and its readers."""
+"""Each option of `data prepare`, and the formats that accept it."""
 
 
 class _KindOption(click.Option):
-    """An option for some recipes."""
+    """An option that only some recipes accept."""
 
     def __init__(self, *names: Any, kind: str = "", **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -91,10 +91,10 @@ class _KindOption(click.Option):
 
 
 class _KindCommand(click.Command):
-    """A command whose help shows the options for some recipes in their own sections."""
+    """A command whose help shows the options for particular recipes in their own sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the common options, then those for some recipes."""
+        """Write the common options, followed by the options for particular recipes."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         titles = {"": "Options"} | {kind: f"For {recipes}" for kind, recipes in _RECIPES.items()}
         for kind, title in titles.items():
@@ -106,7 +106,7 @@ class _KindCommand(click.Command):
 
 
 def _data_option(option: Option, kind: str = "") -> Callable[[Command], Command]:
-    """Add a declared option, for all recipes or for some."""
+    """Add a declared option for all recipes, or for some of them."""
     value: Any = option.type
     if option.choices:
         value = click.Choice(option.choices)
@@ -153,7 +153,7 @@ def data_command() -> None:
 @_data_option(FORCE)
 @_data_option(JSON)
 @click.option(
-    "--output", metavar="DIR", help="With s3://: the directory to use instead of data_root."
+    "--output", metavar="DIR", help="With s3://: use this directory instead of data_root."
 )
 @_data_option(REVISION, "hub")
 @_data_option(COLUMN, "hub text")
@@ -165,10 +165,11 @@ def data_command() -> None:
     help="Fetch the published checkpoint instead of the data.",
 )
 def fetch_command(recipe: str, checkpoint: bool, output: str | None, **options: Any) -> None:
-    """Download a recipe's dataset, tokenizer and model, its published shards, or files from S3.
+    """Download a recipe's data, tokenizer and model, its published shards, or files from S3.
 
     Files from the Hugging Face Hub go to hub/ below the cluster's data_root, shards to the recipe's
-    data.path, a checkpoint to published/, files from S3 to s3/. Interrupted downloads are resumed.
+    data.path, a checkpoint to published/, and files from S3 to s3/. Interrupted downloads are
+    resumed.
 
     \b
     Example:
@@ -182,12 +183,14 @@ def fetch_command(recipe: str, checkpoint: bool, output: str | None, **options: 
         of_recipes = {"checkpoint": checkpoint, "set": options.pop("settings")}
         for name, value in (options | of_recipes).items():
             if value and name not in ("workspace", "cluster", "force", "json"):
-                raise click.UsageError(f"{_spelled(name)} is for recipes: leave it out with s3://")
+                raise click.UsageError(
+                    f"{_spelled(name)} works only with recipes: omit it with s3://"
+                )
         cluster = cluster_of(options["workspace"], options["cluster"], Terminal())
         to = str(Path(output).resolve()) if output else s3_path(cluster, recipe)
         sys.exit(_fetch_s3(cluster, recipe, to, _passed_on(options, "force", "json")))
     if output is not None:
-        raise click.UsageError("--output goes with s3://: a recipe's data has its own place")
+        raise click.UsageError("--output requires s3://: a recipe's data has a fixed directory")
     config = _config_of(recipe, options)
     passed = _passed_on(options, "revision", "column", "force", "json")
     data, wanted = config.recipe.data, []
@@ -205,21 +208,24 @@ def fetch_command(recipe: str, checkpoint: bool, output: str | None, **options: 
 @config_options
 @_prepare_options
 @click.option(
-    "--from", "place", metavar="s3://BUCKET/PREFIX", help="Fetch this first, instead of --text."
+    "--from",
+    "place",
+    metavar="s3://BUCKET/PREFIX",
+    help="Fetch this data first, instead of using --text.",
 )
 @click.option(
     "--submit", "as_job", is_flag=True, help="Run as a Slurm job instead of on this host."
 )
 @click.option("-f", "--follow", is_flag=True, help="With --submit: wait until the job ends.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @takes_console
 def prepare_command(
     recipe: str, place: str | None, as_job: bool, console: Terminal, **options: Any
 ) -> None:
-    """Turn a recipe's dataset, or your files, into what it reads: token files, shards or samples.
+    """Turn a recipe's dataset or your files into the token files, shards or samples that it reads.
 
-    The output goes to the recipe's data.path below the cluster's data_root. Data that was already
-    prepared from the same input is kept, and an interrupted preparation is resumed.
+    The output goes to the recipe's data.path below the cluster's data_root. Data already prepared
+    from the same input is kept, and an interrupted preparation is resumed.
 
     \b
     Example:
@@ -233,10 +239,10 @@ def prepare_command(
     """
     if console.follow and not as_job:
         raise click.UsageError(
-            "--follow needs --submit; a preparation on this host always shows its progress"
+            "--follow requires --submit; preparing data on this host always shows progress"
         )
     if console.dry_run and options["json"]:
-        raise click.UsageError("--dry-run prints no JSON: leave out one of them")
+        raise click.UsageError("--dry-run does not print JSON: omit --dry-run or --json")
     _refuse_both(options | {"from": place})
     if options["output"]:
         options["output"] = str(Path(options["output"]).resolve())
@@ -266,7 +272,7 @@ def prepare_command(
         click.echo(f"{_what(config)}, on this host")
     else:
         more = _passed_on(options, "processes", "json")
-        otherwise = f"{_ELSEWHERE}, or add --submit"
+        otherwise = f"{_ELSEWHERE}, or pass --submit"
         sys.exit(prepare_here(config.cluster, [*arguments, *more], otherwise=otherwise))
 
 
@@ -285,9 +291,9 @@ def verify_command(target: str, **options: Any) -> None:
         config = _config_of(target, options)
         cluster, directory = config.cluster, data_path(config)
         if not directory:
-            raise ConfigError(f"{config.title} brings its own data (data.path is empty)")
+            raise ConfigError(f"{config.title} includes its own data (data.path is empty)")
     elif options["preset"] or options["settings"]:
-        raise click.UsageError(f"{target} is a directory: leave out --preset and --set")
+        raise click.UsageError(f"{target} is a directory: omit --preset and --set")
     else:
         cluster = cluster_of(options["workspace"], options["cluster"], Terminal())
         directory = str(Path(target).absolute())
@@ -302,7 +308,7 @@ def _fetch_s3(
     *,
     streams: tuple[IO[bytes], IO[bytes]] | None = None,
 ) -> int:
-    """Fetch what is in S3; return the exit code."""
+    """Fetch the files from S3 and return the exit code."""
     arguments = ["s3", place, f"--output={output}", *options]
     return prepare_here(cluster, arguments, otherwise=_ELSEWHERE, streams=streams)
 
@@ -316,10 +322,10 @@ def _submit(data_job: DataJob, workspace: Workspace, console: Terminal) -> None:
 
 
 def _refuse_both(options: dict[str, Any]) -> None:
-    """Refuse pairs of options that exclude each other."""
+    """Reject pairs of options that exclude each other."""
     for one, other in _EXCLUSIVE:
         if all(options[name] not in (None, (), "") for name in (one, other)):
-            raise click.UsageError(f"{_spelled(one)} and {_spelled(other)}: give one of them")
+            raise click.UsageError(f"{_spelled(one)} and {_spelled(other)}: pass only one of them")
 
 
 def _config_of(recipe: str, options: dict[str, Any]) -> Config:
@@ -341,7 +347,7 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
 
 
 def _passed_on(options: dict[str, Any], *names: str) -> list[str]:
-    """Return the given options among these names, as arguments of trnslurm.prepare."""
+    """Return those of the named options that were given, as arguments for trnslurm.prepare."""
     return option_words({name.replace("_", "-"): options[name] for name in names})
 
 
@@ -376,7 +382,7 @@ def _where(job: DataJob) -> str:
 
 
 def _refuse_others(config: Config) -> None:
-    """Refuse options for other recipes."""
+    """Reject options for other recipes."""
     data = config.recipe.data
     text = data.format != "labelled"
     kinds = {kind for kind in _PREPARE_OPTIONS.values() if data.format in kind.split()}
@@ -388,6 +394,6 @@ def _refuse_others(config: Config) -> None:
             continue
         if ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"{option.opts[0]} is for {_RECIPES[option.kind]}, which {config.title} is not: "
-                "leave it out"
+                f"{option.opts[0]} works only with {_RECIPES[option.kind]}, which {config.title} "
+                "is not: omit it"
             )

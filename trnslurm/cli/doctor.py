@@ -36,7 +36,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     metavar="N",
     help="Number of nodes to check  [default: 1].",
 )
-@click.option("--timeout", default=600.0, help="Seconds to wait for the nodes.")
+@click.option("--timeout", default=600.0, help="Number of seconds to wait for the nodes.")
 @click.option(
     "--run",
     "measure",
@@ -44,7 +44,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     help="Run a job that measures what training jobs need.",
 )
 @click.option(
-    "--order", is_flag=True, help="Check that the RUN has seen every sample exactly once per epoch."
+    "--order", is_flag=True, help="Check that RUN has seen every sample exactly once per epoch."
 )
 @click.option("--report", metavar="FILE", help="With --run: write a file for a bug report.")
 @workspace_option
@@ -62,10 +62,10 @@ def doctor_command(
 ) -> None:
     """Show why a run is not running, or check a cluster's nodes.
 
-    The checks are those that run before each job. Use --run for a new cluster, image or instance
-    type. It runs a small job, the checkup, on all nodes. The checkup measures limits, EFA,
-    versions, the compile cache and the collectives, and runs for at most five minutes. The file of
-    --report contains no name of a node, user or directory.
+    The checks are the same ones that run before each job. Use --run for a new cluster, image or
+    instance type: it runs a small job, the checkup, on the nodes. The checkup measures limits, EFA,
+    versions, the compile cache and the collectives, and takes at most five minutes. The --report
+    file contains no names of nodes, users or directories.
 
     The exit code is 1 if something is wrong.
 
@@ -77,12 +77,12 @@ def doctor_command(
       trnslurm doctor --run --cluster trn1 --nodes 2 --report checkup.json
     """
     if run and (cluster or nodes or measure):
-        raise click.UsageError("doctor RUN takes neither --cluster nor --nodes nor --run")
+        raise click.UsageError("doctor RUN does not accept --cluster, --nodes or --run")
     if report and not measure:
-        raise click.UsageError("--report goes with --run")
+        raise click.UsageError("--report requires --run")
     if order:
         if not run:
-            raise click.UsageError("--order goes with a RUN")
+            raise click.UsageError("--order requires a RUN")
         _check_order(find_run(run, run_roots(workspace)), console)
     if run:
         found = diagnose(find_run(run, run_roots(workspace)))
@@ -92,7 +92,7 @@ def doctor_command(
             _print_diagnosis(found)
         sys.exit(int(not found.ok))
     if (name := cluster or workspace.cluster) is None:
-        raise click.UsageError("doctor needs a RUN, or --cluster NAME")
+        raise click.UsageError("pass a RUN or --cluster NAME")
     if measure:
         from trnslurm.cli.checkup import run_checkup  # imports all that submit needs
 
@@ -158,8 +158,8 @@ def _check_order(run: RunDir, console: Terminal) -> NoReturn:
         click.echo(f"{found.run}: {problem}")
     if found.repeated or found.missed:
         click.echo(
-            f"{found.run}: {count(found.repeated, 'sample')} too many, and "
-            f"{count(found.missed, 'sample')} missing, of {found.seen:,}"
+            f"{found.run}: of {found.seen:,} samples seen, {found.repeated:,} were repeated "
+            f"and {found.missed:,} were missed"
         )
     if found.ok:
         told = f"{found.seen:,} samples in global batches of {found.global_batch:,}"
@@ -180,9 +180,9 @@ def _print_diagnosis(found: Diagnosis) -> None:
     if found.phase:
         job = f", job {found.job_id}" if found.job_id else ""
         start = found.start or "unknown"
-        click.echo(f"waits: {found.phase}{job}; start as Slurm expects it: {start}")
+        click.echo(f"waits: {found.phase}{job}; start expected by Slurm: {start}")
     if found.if_submitted_now:
-        click.echo(f"submitted now: {found.if_submitted_now}")
+        click.echo(f"if submitted now: {found.if_submitted_now}")
     if found.nodes:
         states = ", ".join(f"{number} {state}" for state, number in found.nodes.items())
         needs = f"it needs {count(found.nodes_needed, 'node')}"
@@ -193,9 +193,9 @@ def _print_diagnosis(found: Diagnosis) -> None:
     for why, names in alike.items():
         click.echo(f"{', '.join(names)}: {why}")
     for host, why in found.left_out.items():
-        click.echo(f"{host}: left out of this run: {why}")
+        click.echo(f"{host}: excluded from this run: {why}")
     for text in found.unknown:
-        click.echo(f"not known: {text}")
+        click.echo(f"unknown: {text}")
     for text in found.problems:
         click.echo(f"problem: {text}")
     if found.ok:

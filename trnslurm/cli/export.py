@@ -23,7 +23,7 @@ _PASSED_ON = ("format", "weights", "dtype", "step", "output", "tokenizer", "forc
 
 def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) -> str | None:
     if step not in (None, "best") and not re.fullmatch(r"[1-9][0-9]*", str(step)):
-        raise click.BadParameter(f"{step!r} is neither a step number nor best")
+        raise click.BadParameter(f"{step!r} is neither a step number nor 'best'")
     return step
 
 
@@ -38,17 +38,21 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
 @click.option(
     "-o", "--output", metavar="DIR", help="Output directory  [default: exported/step-N in the run]."
 )
-@click.option("--format", type=click.Choice(["hf"]), default="hf", help="hf is the only format.")
+@click.option(
+    "--format", type=click.Choice(["hf"]), default="hf", help="Format; only hf is supported."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     help="Data type of the weights.",
 )
-@click.option("--weights", metavar="KIND", help="Averaged weights that train.py keeps: ema.")
+@click.option(
+    "--weights", metavar="KIND", help="Averaged weights that train.py keeps, such as ema."
+)
 @click.option("--tokenizer", metavar="DIR", help="Copy the tokenizer from this folder.")
 @click.option("--force", is_flag=True, help="Replace an existing export.")
-@click.option("--recipe", metavar="RECIPE", help="RUN is a .pt file of this recipe's model.")
+@click.option("--recipe", metavar="RECIPE", help="Read RUN as a .pt file of this recipe's model.")
 @click.option("-p", "--preset", metavar="NAME", help="With --recipe: the preset of the model.")
 @cluster_option
 @workspace_option
@@ -64,9 +68,9 @@ def export_command(
 ) -> None:
     """Write a checkpoint as a Hugging Face folder.
 
-    from_pretrained reads the folder. The export runs on this host with the Python of the run's
-    cluster, and needs no device. With --recipe, RUN is a checkpoint file of another program, such
-    as ckpt_28125.pt of AWS's BERT tutorial.
+    from_pretrained can load the folder. The export runs on this host with the Python of the run's
+    cluster, and does not need a device. With --recipe, RUN is a checkpoint file of another program,
+    such as ckpt_28125.pt of AWS's BERT tutorial.
 
     \b
     Example:
@@ -82,12 +86,14 @@ def export_command(
     words = option_words(given)
     if recipe is None:
         if preset or cluster:
-            raise click.UsageError("--preset and --cluster are for a file: give its --recipe too")
+            raise click.UsageError(
+                "--preset and --cluster require a checkpoint file: pass --recipe too"
+            )
         if run.endswith(".pt"):
-            raise click.UsageError(f"{run} is a file: give its model's recipe with --recipe")
+            raise click.UsageError(f"{run} is a file: pass the recipe of its model with --recipe")
         sys.exit(export(find_run(run, run_roots(workspace)), words))
     if options["step"] or options["weights"] or options["output"] is None:
-        raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")
+        raise click.UsageError("with --recipe, RUN is a file: omit --step and pass --output")
     chosen = choose_data_cluster(workspace, cluster, console)
     config = resolve(workspace, recipe, cluster=chosen, preset=preset)
     sys.exit(export_file(config, Path(run), words))

@@ -1,4 +1,4 @@
-"""exporter: active runs for Prometheus."""
+"""exporter: export active runs to Prometheus."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ _EVERY_S = 30.0
 
 
 @click.command("exporter")
-@click.option("--port", type=click.IntRange(0, 65535), help="Serve it at http://HOST:PORT/metrics.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Serve the metrics at http://HOST:PORT/metrics."
+)
 @click.option("--host", default=_HOST, metavar="ADDRESS", help="With --port: where to listen.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to this file, for node_exporter's textfile collector.",
+    help="Write the metrics to this file, for node_exporter's textfile collector.",
 )
 @click.option(
     "--every",
     type=click.FloatRange(min=5.0),
     metavar="S",
-    help="With --output: again after so many seconds. With --port: read the runs at most so "
-    "often.  [default: 30]",
+    help="With --output: rewrite the file after this many seconds. With --port: read the runs at "
+    "most once in this many seconds.  [default: 30]",
 )
-@click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana instead.")
+@click.option("--dashboard", is_flag=True, help="Print a Grafana dashboard instead.")
 @workspace_option
 def exporter_command(
     port: int | None,
@@ -46,9 +48,9 @@ def exporter_command(
     dashboard: bool,
     workspace: Workspace,
 ) -> None:
-    """Give the figures of active runs and of their nodes to Prometheus.
+    """Export metrics of active runs and their nodes to Prometheus.
 
-    Without --port or --output it prints them once.
+    Without --port or --output, it prints the metrics once.
 
     \b
     Example:
@@ -58,9 +60,9 @@ def exporter_command(
       trnslurm exporter --dashboard > dashboard.json
     """
     if sum(map(bool, (port is not None, output, dashboard))) > 1:
-        raise click.UsageError("--port, --output and --dashboard: give one of them")
+        raise click.UsageError("--port, --output and --dashboard: pass only one of them")
     if every is not None and port is None and not output:
-        raise click.UsageError("--every is for --output and --port")
+        raise click.UsageError("--every requires --output or --port")
     if dashboard:
         from trnslurm.trackers.grafana import dashboard_text
 
@@ -84,7 +86,7 @@ def exporter_command(
 
 
 class _Remembered:
-    """A text that is made again when it is old."""
+    """A text that is regenerated when it is too old."""
 
     def __init__(self, make: Callable[[], str], every_s: float) -> None:
         self._make, self._every_s = make, every_s
@@ -98,7 +100,7 @@ class _Remembered:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace the file whole: node_exporter may read it at any time."""
+    """Replace the file atomically, because node_exporter may read it at any time."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -111,14 +113,14 @@ def _write(file: Path, text: str) -> None:
 
 
 def _serve(host: str, port: int, told: Callable[[], str]) -> None:
-    """Answer requests, one after another, until the user ends it."""
+    """Answer requests one after another until the user stops the program."""
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # of a client that says nothing
 
         def do_GET(self) -> None:
-            """Answer with the figures."""
+            """Answer with the metrics."""
             if self.path.partition("?")[0] not in ("/", "/metrics"):
                 self.send_error(404)
                 return
@@ -134,12 +136,14 @@ def _serve(host: str, port: int, told: Callable[[], str]) -> None:
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            """Say nothing of requests."""
+            """Log no requests."""
 
     try:
         server = HTTPServer((host, port), Handler)
     except OSError as error:
         raise TrnslurmError(f"{host}:{port}: {error.strerror}") from None
     with server:
-        click.echo(f"Serving http://{host}:{server.server_address[1]}/metrics; Ctrl-C ends it")
+        click.echo(
+            f"Serving http://{host}:{server.server_address[1]}/metrics; press Ctrl-C to stop"
+        )
         server.serve_forever()

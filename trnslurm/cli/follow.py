@@ -1,4 +1,4 @@
-"""Report started runs, and follow them with a progress bar on a terminal, or with lines."""
+"""Report started runs, and follow them with a progress bar on a terminal, or line by line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STEP_POLL_S = 0.3
 
 
 def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[RunDir] = ()) -> None:
-    """Print runs and extras with their jobs; follow the runs if the console says so."""
+    """Print runs and extras with their jobs, and follow the runs if the console asks for it."""
     if not runs:  # of a sweep that is resumed, only later rungs
         echo_json([])
         return
@@ -52,7 +52,7 @@ def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[Ru
 
 
 def _ends_with_us(record: Record) -> bool:
-    """Check whether a run ends if the command ends that follows it."""
+    """Check whether a run ends when the command that follows it ends."""
     return bool(record.inside) or scheduler_of(record).is_here
 
 
@@ -64,7 +64,7 @@ def _facts(run: RunDir) -> dict[str, Any]:
 
 
 def _follow_all(runs: Sequence[RunDir], console: Console) -> int:
-    """Follow one run after another; in a chain, a failure ends the runs that wait for it."""
+    """Follow one run after another. In a chain, a failure ends the runs that are waiting for it."""
     worst = 0
     for number, run in enumerate(runs):
         record = run.record()
@@ -86,7 +86,7 @@ def _follow_all(runs: Sequence[RunDir], console: Console) -> int:
 
 
 def _follow(run: RunDir, console: Console) -> int:
-    """Show a run until it ends; return the exit code."""
+    """Show a run until it ends, and return the exit code."""
     record = run.record()
     try:
         if PREPARE in record.phases:
@@ -100,7 +100,7 @@ def _follow(run: RunDir, console: Console) -> int:
             status = _with_bar(run, steps) if bar else _with_lines(run)
     except KeyboardInterrupt:
         if not _ends_with_us(record):
-            say(f"\n{run.name} continues: trnslurm status {run.name}")
+            say(f"\n{run.name} is still running: trnslurm status {run.name}")
             return INTERRUPTED
         say("\nStopping …")
         status = _stop(run)
@@ -114,7 +114,7 @@ def _follow(run: RunDir, console: Console) -> int:
 
 
 def _stop(run: RunDir) -> RunStatus:
-    """End a run. In a job of the user it may first save, until Ctrl-C comes again."""
+    """End a run. In a job that the user holds, it may first save, until Ctrl-C is pressed again."""
     try:
         cancel(run)
         *_, status = follow(run, _STEP_POLL_S)
@@ -125,7 +125,7 @@ def _stop(run: RunDir) -> RunStatus:
 
 
 def _with_node_log(run: RunDir) -> RunStatus:
-    """Show the states of a run until it runs, and then what the first node says."""
+    """Show a run's states until it is running, and then the first node's output."""
     say_state = once_each(say)
     for status in follow(run):
         if status.final or status.state is State.RUNNING:
@@ -166,7 +166,7 @@ def _with_lines(run: RunDir) -> RunStatus:
 
 
 def _with_log(run: RunDir) -> RunStatus:
-    """Show a run without steps: its states, and the progress lines in its log."""
+    """Show a run without steps: its states and the progress lines from its log."""
     say_state, say_line = once_each(say), once(say)
     for status in follow(run):
         if not status.final:
@@ -194,7 +194,7 @@ def _figures(metrics: dict[str, Any] | Any | None) -> str:
 
 
 def _scores(metrics: Mapping[str, Any]) -> str:
-    """Return the results of the evaluation after a step, if there was one."""
+    """Return the evaluation results after a step, if there was an evaluation."""
     found = {k.removeprefix("eval_"): v for k, v in metrics.items() if k.startswith("eval_")}
     found.pop("s", None)  # seconds of the evaluation
     return "  ".join(f"{name} {figure(value, '.4f')}" for name, value in found.items())

@@ -38,7 +38,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _ROWS = 16
 _LEAST_WIDTH = 20
 Points = Sequence[tuple[float, float]]
-"""Step and value, in the order of steps."""
+"""Pairs of step and value, in step order."""
 
 
 @click.command("metrics")
@@ -62,10 +62,14 @@ Points = Sequence[tuple[float, float]]
     "--to",
     metavar="TRACKER",
     shell_complete=completer("tracker"),
-    help="Send new steps to wandb, mlflow, or the tracker of a plug-in.",
+    help="Send new steps to wandb, mlflow, or a plug-in's tracker.",
 )
-@click.option("--project", metavar="NAME", help="Project there.  [default: the recipe]")
-@click.option("-f", "--follow", is_flag=True, help="With --to: until the run has ended.")
+@click.option(
+    "--project", metavar="NAME", help="With --to: project in the tracker.  [default: the recipe]"
+)
+@click.option(
+    "-f", "--follow", is_flag=True, help="With --to: keep sending until the run has ended."
+)
 @path_option
 @json_option
 def metrics_command(
@@ -80,8 +84,8 @@ def metrics_command(
 
     Steps that a later attempt repeated are shown once. --json prints all steps and all metrics.
 
-    --to sends them to Weights & Biases, MLflow or the tracker of a plug-in. It sends each step
-    once, even if you call it again.
+    --to sends them to Weights & Biases, MLflow or a plug-in's tracker. Each step is sent only once,
+    even if you repeat the command.
 
     \b
     Example:
@@ -92,18 +96,20 @@ def metrics_command(
     """
     refuse_pairs({"--plot": plot, "--to": to, "--json": console.as_json})
     if (project or console.follow) and not to:
-        raise click.UsageError(f"{'--project' if project else '--follow'} is for --to")
+        raise click.UsageError(f"{'--project' if project else '--follow'} requires --to")
     first, *others = runs
     if to:
         from trnslurm.trackers.send import send  # only --to needs this import
 
         if others and console.follow:
-            raise click.UsageError("--follow needs one run, and these are several")
+            raise click.UsageError("--follow works with only one run")
         for each in runs:
             send(each, to, project, say=click.echo, follows=console.follow)
     elif plot and others:
         group = first.record().group
-        raise click.UsageError(f"--plot draws one run: trnslurm report {group} has them all")
+        raise click.UsageError(
+            f"--plot draws only one run: use trnslurm report {group} to draw all"
+        )
     elif plot:
         _plot(first, plot, lines if _given("lines") else None)
     elif others:
@@ -131,7 +137,7 @@ def _given(option: str) -> bool:
 
 
 def _plot(run: RunDir, key: str, lines: int | None) -> None:
-    """Draw a metric over the steps; marks show where attempts begin."""
+    """Draw a metric over the steps, with marks where attempts begin."""
     steps = run.steps()
     drawn = [s for s in steps if _is_finite(s.get(key))][-(lines or 0) :]
     if not drawn:
@@ -153,7 +159,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _metrics_of_sweep(runs: Sequence[RunDir], console: Terminal) -> None:
-    """Print the latest metrics of each run of a sweep; as JSON all steps, by run name."""
+    """Print the latest metrics of each run of a sweep, or all steps by run name as JSON."""
     steps = {run.name: run.steps() for run in runs}
     if console.as_json:
         echo_json(steps)
@@ -171,7 +177,7 @@ def _metrics_of_sweep(runs: Sequence[RunDir], console: Terminal) -> None:
 def _columns(
     run: RunDir, steps: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
-    """Return the metrics to show, and the format of each."""
+    """Return the metrics to show and their formats."""
     columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
     # A custom script chooses its metrics' names, and so do jobs that follow its checkpoints.
     known, custom = {*columns, "steps", "time", READ}, run.project_file.exists()
@@ -181,9 +187,9 @@ def _columns(
 
 
 def _curve_lines(points: Points, width: int, marks: Sequence[float]) -> list[str]:
-    """Return the lines of a curve with axes, `width` characters wide; `marks` are steps to mark.
+    """Return the lines of a curve with axes, `width` characters wide, marking the steps in `marks`.
 
-    Where there are more steps than columns, a column shows the range of its steps.
+    If there are more steps than columns, each column shows the range of its steps.
     """
     values = [value for _, value in points]
     low, high = min(values), max(values)
@@ -223,7 +229,7 @@ def _curve_lines(points: Points, width: int, marks: Sequence[float]) -> list[str
 
 
 def _between(one: tuple[int, int], other: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return the dots of the line from one dot to another."""
+    """Return the dots on the line between two dots."""
     (x0, y0), (x1, y1) = one, other
     steps = max(abs(x1 - x0), abs(y1 - y0)) or 1
     return [

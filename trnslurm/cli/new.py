@@ -49,14 +49,14 @@ arguments:{arguments}
 @click.command("new", cls=ScriptCommand)
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
-@click.option("--from", "script", metavar="SCRIPT", help="The script to start, or recipe to copy.")
+@click.option("--from", "script", metavar="SCRIPT", help="Script to start, or recipe to copy.")
 @click.option(
     "--example",
     type=click.Choice(sorted(d.name for d in _EXAMPLES.iterdir())),
     help="Copy this example to NAME/ instead.",
 )
-@click.option("--launcher", type=click.Choice(get_args(Launcher)), help="What starts the script.")
-@click.option("--force", is_flag=True, help="Replace what has this name.")
+@click.option("--launcher", type=click.Choice(get_args(Launcher)), help="Launcher for the script.")
+@click.option("--force", is_flag=True, help="Replace an existing file or directory of this name.")
 def new_command(
     name: str,
     script: str | None,
@@ -67,7 +67,7 @@ def new_command(
 ) -> None:
     """Write a recipe for a custom script: jobs/NAME/recipe.yaml.
 
-    The recipe does what `trnslurm submit SCRIPT -- ARGUMENT...` does, and has comments.
+    The recipe is commented and does the same as `trnslurm submit SCRIPT -- ARGUMENT...`.
 
     \b
     Example:
@@ -78,7 +78,9 @@ def new_command(
     check_job_name(name)
     if example:
         if script or launcher or arguments:
-            raise click.UsageError("--example takes no --from, --launcher or ARGUMENT")
+            raise click.UsageError(
+                "--example cannot be combined with --from, --launcher or ARGUMENT"
+            )
         source = _EXAMPLES / example
         _copy(source, Path(name), force=force)
         mains = [source / "pipeline.yaml", source / "train.py"]
@@ -92,9 +94,9 @@ def new_command(
     recipe = packaged_root() / "jobs" / script
     if (recipe / file.name).is_file() and not Path(script).exists():
         if launcher or arguments:
-            raise click.UsageError("--from RECIPE takes no --launcher or ARGUMENT")
+            raise click.UsageError("--from RECIPE cannot be combined with --launcher or ARGUMENT")
         _copy(recipe, file.parent, force=force)
-        click.echo(f"Wrote {file.parent}/. Edit it, then: trnslurm submit {name} --path .")
+        click.echo(f"Wrote {file.parent}/. Edit it, then run: trnslurm submit {name} --path .")
         return
     tree = script_tree(Path(script))
     project = Path(tree["project"])
@@ -105,12 +107,12 @@ def new_command(
         arguments="".join(f"\n  - {_scalar(word)}" for word in arguments) or " []",
     )
     write_recipe(file, text, force=force)
-    click.echo(f"Wrote {file}. Read it, then: trnslurm submit {name} --path . --nodes N")
+    click.echo(f"Wrote {file}. Review it, then run: trnslurm submit {name} --path . --nodes N")
 
 
 def _copy(source: Path, target: Path, *, force: bool) -> None:
     if target.exists() and not force:
-        raise ConfigError(f"{target} exists: choose another NAME, or pass --force")
+        raise ConfigError(f"{target} already exists: choose another NAME, or pass --force")
     try:
         shutil.copytree(
             source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
@@ -120,7 +122,7 @@ def _copy(source: Path, target: Path, *, force: bool) -> None:
 
 
 def _scalar(text: str) -> str:
-    """Return a text in YAML, on one line."""
+    """Return a string as one line of YAML."""
     try:
         plain = re.fullmatch(r"[\w./-]+", text, re.ASCII) and parse_yaml(text) == text
     except (yaml.YAMLError, ValueError):

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and what the commands get in their place."""
+"""Options shared by several commands, and the objects that commands receive instead of them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def path_option(command: Command) -> Command:
         "--path",
         multiple=True,
         metavar="DIR",
-        help="Search here first for jobs/, cluster-config/ and templates/.",
+        help="Search this directory first for jobs/, cluster-config/ and templates/.",
     )(command)
 
 
 def workspace_option(command: Command) -> Command:
-    """Add --path; the command gets the Workspace."""
+    """Add --path. The command receives the Workspace."""
 
     @functools.wraps(command)
     def with_workspace(*found: Any, path: tuple[str, ...], **values: Any) -> Any:
@@ -47,7 +47,7 @@ def workspace_option(command: Command) -> Command:
 
 
 def takes_console(command: Command) -> Command:
-    """Give a command a Terminal in place of its output options."""
+    """Pass a command a Terminal instead of its output options."""
 
     @functools.wraps(command)
     def with_console(*found: Any, **values: Any) -> Any:
@@ -58,13 +58,13 @@ def takes_console(command: Command) -> Command:
 
 
 def json_option(command: Command) -> Command:
-    """Add --json; the command gets a Terminal."""
+    """Add --json. The command receives a Terminal."""
     option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     return option(takes_console(command))
 
 
 def take_nodes(ctx: click.Context, param: click.Parameter, value: Any) -> int | None:
-    """Return the number of nodes; the smallest number of a range becomes `least_nodes`."""
+    """Return the number of nodes. For a range, set `least_nodes` to the smallest number."""
     if value is None:
         return None
     if isinstance(value, str) and (found := parse_range(value)):
@@ -92,22 +92,22 @@ def notify_option(command: Command) -> Command:
         "--notify",
         multiple=True,
         metavar="COMMAND|@FILE|plugin:NAME",
-        help="Send notifications of the run to a command, the webhook in FILE, or a plug-in.",
+        help="Send notifications about the run to a command, the webhook in FILE, or a plug-in.",
     )(command)
 
 
 def run_name_argument(command: Command, *, required: bool = True) -> Command:
-    """Add RUN; the command gets the word."""
+    """Add RUN. The command receives the argument as typed."""
     return click.argument("run", required=required, shell_complete=completer("run"))(command)
 
 
 def run_argument(command: Command) -> Command:
-    """Add RUN; the command gets the run in place of RUN and --path."""
+    """Add RUN. The command receives the run instead of RUN and --path."""
     return _with_found(find_run, command)
 
 
 def run_or_sweep_argument(command: Command) -> Command:
-    """Add RUN; the command gets the run, or the runs of a sweep, in place of RUN and --path."""
+    """Add RUN. The command receives the run, or a sweep's runs, instead of RUN and --path."""
     return _with_found(find_runs, command)
 
 
@@ -125,7 +125,7 @@ def sweep_argument(command: Command) -> Command:
 
 
 def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
-    """Add RUN..., one or several."""
+    """Add RUN..., which accepts one or more runs."""
     return click.argument(
         "runs",
         metavar="RUN..." if required else "[RUN...]",
@@ -136,7 +136,7 @@ def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
 
 
 class ScriptCommand(click.Command):
-    """A command that takes a recipe, or a command of the user's, whose words come after `--`."""
+    """A command that accepts a recipe, or a user's command, whose arguments come after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         after = len(args) - args.index("--") - 1 if "--" in args else 0
@@ -154,11 +154,11 @@ class ScriptCommand(click.Command):
 
 
 def _take_command(ctx: click.Context, early: Sequence[str], late: Sequence[str]) -> None:
-    """Set the job's options by the words before and after `--`, by -m, and by --per."""
+    """Set the job's options from the arguments before and after `--`, from -m and from --per."""
     params, module = ctx.params, ctx.params.pop("module", None)
     params["launcher_arguments"] = ()
     if module and early:
-        raise click.UsageError(f"-m {module} starts a module: leave out {early[0]}")
+        raise click.UsageError(f"-m {module} starts a module: omit {early[0]}")
     if len(early) > 1:
         _refuse_early(early[0], early[1:])
     if module:
@@ -171,16 +171,16 @@ def _take_command(ctx: click.Context, early: Sequence[str], late: Sequence[str])
         raise click.MissingParameter(ctx=ctx, param_type="argument", param_hint="'RECIPE'")
     if per := params.pop("per", None):
         if params["launcher"]:
-            raise click.UsageError("--per chooses a launcher: leave out --launcher")
+            raise click.UsageError("--per chooses the launcher: omit --launcher")
         params["launcher"] = launcher_for(str(params["recipe"] or ""), per)
 
 
 def _take_script(ctx: click.Context, script: BatchScript) -> None:
-    """Set the number of nodes and the name by a batch script, and tell what becomes of the rest."""
+    """Set the node count and the name from a batch script, and report the options left out."""
     params = ctx.params
     if params["launcher"] or params.get("per"):
         raise click.UsageError(
-            f"{script.file} is a batch script, which starts its workers itself: leave out "
+            f"{script.file} is a batch script, which starts its own workers: omit "
             f"{'--launcher' if params['launcher'] else '--per'}"
         )
     if ctx.get_parameter_source("nodes") != ParameterSource.COMMANDLINE:
@@ -194,20 +194,20 @@ def _take_script(ctx: click.Context, script: BatchScript) -> None:
             params["at_most"] = params["at_most"] or script.at_most
     nodes = [f"--nodes={params['nodes']}"] if params["nodes"] else []
     kept = [*nodes, *script.kept]
-    click.echo(f"{script.file} asks for {' '.join(kept)}", err=True)
+    click.echo(f"{script.file} requests {' '.join(kept)}", err=True)
     gpus, cpus, memory = (bool(params.get(name)) for name in ("gpus", "cpus", "mem"))
     others = contradicted(script.kept, gpus=gpus, cpus=cpus, memory=memory)
-    left_out = [*script.replaced, *((word, "the command line says otherwise") for word in others)]
+    left_out = [*script.replaced, *((word, "overridden by the command line") for word in others)]
     for word, instead in left_out:
         click.echo(f"Left out {word}{f': {instead}' if instead else ''}", err=True)
 
 
 def _take(ctx: click.Context, command: UsersCommand) -> None:
-    """Set the job's options by a command's own words, but for those that the user gives as well."""
+    """Set the job's options from a command's arguments, except those that the user passes too."""
     params = ctx.params
     if params["launcher"] and command.launcher_arguments:
         what = " ".join(command.launcher_arguments)
-        raise click.UsageError(f"--launcher {params['launcher']} does not know {what}")
+        raise click.UsageError(f"--launcher {params['launcher']} does not accept {what}")
     params["recipe"], params["arguments"] = command.recipe, command.arguments
     params["launcher"] = params["launcher"] or (None if params.get("per") else command.launcher)
     params["launcher_arguments"] = command.launcher_arguments
@@ -225,25 +225,25 @@ def _take(ctx: click.Context, command: UsersCommand) -> None:
     if command.why and params["launcher"] == command.launcher and not params.get("per"):
         click.echo(command.why, err=True)
     if taken:
-        click.echo(f"Using {' '.join(taken)}, as the command says", err=True)
+        click.echo(f"Using {' '.join(taken)}, from the command", err=True)
     if command.left_out:
-        click.echo(f"Left out {' '.join(command.left_out)}: trnslurm does this itself", err=True)
+        click.echo(f"Left out {' '.join(command.left_out)}: trnslurm handles this itself", err=True)
 
 
 def _refuse_early(recipe: str, words: Sequence[str]) -> None:
-    """Refuse words after the recipe that may be arguments, a preset or a command."""
+    """Reject words after the recipe that could be arguments, a preset or a command."""
     if is_script(recipe) or not recipe:
         raise click.UsageError(f"put -- before the arguments of the script, as in -- {join(words)}")
     raise click.UsageError(
-        f"{recipe} {words[0]}: a command comes after --: -- {join((recipe, *words))}; a preset of "
-        f"a recipe is chosen by --preset {words[0]}"
+        f"{recipe} {words[0]}: to run a command, put it after --, as in -- "
+        f"{join((recipe, *words))}; to choose a preset, pass --preset {words[0]}"
     )
 
 
 def recipe_argument(
     *, required: bool = True, with_arguments: bool = False
 ) -> Callable[[Command], Command]:
-    """Add RECIPE, and what else a ScriptCommand can start."""
+    """Add RECIPE, which also accepts whatever else a ScriptCommand can start."""
     required = required and not with_arguments
     recipe = click.argument("recipe", required=required, shell_complete=completer("recipe"))
     if not with_arguments:
@@ -301,11 +301,13 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         "--spares",
         type=int,
         metavar="N",
-        help="Spare nodes, which replace a node that fails.",
+        help="Number of spare nodes, which replace nodes that fail.",
     ),
-    click.option("--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."),
     click.option(
-        "--gpus", metavar="[TYPE:]N", help="GPUs to use on each node; other jobs may use the rest."
+        "--workers", "workers_per_node", type=int, metavar="N", help="Number of workers per node."
+    ),
+    click.option(
+        "--gpus", metavar="[TYPE:]N", help="GPUs to use on each node; other jobs can use the rest."
     ),
     click.option("--cpus", type=int, metavar="N", help="CPUs to use on each node."),
     click.option("--mem", metavar="SIZE", help="Memory to use on each node, such as 64G."),
@@ -314,18 +316,18 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         "from_run",
         metavar="RUN",
         shell_complete=completer("run"),
-        help="Start from a run's newest checkpoint (parameters only), or from a checkpoint.",
+        help="Start from a run's newest checkpoint (parameters only), or from a given checkpoint.",
     ),
     click.option("--time", "time", metavar="TIME", help="Time limit, in Slurm's format."),
     click.option("--name", metavar="NAME", help="Name of the run and its jobs."),
     click.option(
-        "--launcher", type=click.Choice(get_args(Launcher)), help="What starts a custom script."
+        "--launcher", type=click.Choice(get_args(Launcher)), help="Launcher for a custom script."
     ),
     click.option(
         "--sbatch",
         multiple=True,
         metavar="OPTION",
-        help="Any other sbatch option, e.g. --sbatch=--comment=x; it is written into the script.",
+        help="Any other sbatch option to write into the script, e.g. --sbatch=--comment=x.",
     ),
     click.option(
         "--env",
@@ -347,7 +349,7 @@ def config_options(command: Command) -> Command:
 
 
 def spec_options(command: Command) -> Command:
-    """Add the options that choose what is trained and where."""
+    """Add the options that choose what to train and where."""
     return functools.reduce(lambda c, option: option(c), reversed(_SPEC_OPTIONS), command)
 
 
@@ -355,7 +357,9 @@ def sweep_options(verb: str) -> Callable[[Command], Command]:
     """Add --sweep and --sweep-file."""
 
     def add(command: Command) -> Command:
-        file = click.option("--sweep-file", metavar="FILE", help="Values of a sweep, in YAML.")
+        file = click.option(
+            "--sweep-file", metavar="FILE", help="Values of a sweep, as a YAML file."
+        )
         sweep = click.option(
             "--sweep",
             multiple=True,
@@ -368,6 +372,6 @@ def sweep_options(verb: str) -> Callable[[Command], Command]:
 
 
 def refuse_pairs(options: Mapping[str, object]) -> None:
-    """Refuse options that do not work with each other."""
+    """Reject options that do not work with each other."""
     if len(given := [name for name, value in options.items() if value]) > 1:
-        raise click.UsageError(f"{given[1]} does not work with {given[0]}: leave out one of them")
+        raise click.UsageError(f"{given[1]} does not work with {given[0]}: omit one of them")

@@ -22,7 +22,7 @@ class Terminal(Console):
         say(text)
 
     def refuse_unattended(self) -> None:
-        """Refuse to remove anything if confirmation is needed and there is no terminal."""
+        """Refuse to remove anything if confirmation is required and there is no terminal."""
         if not (self.yes or self.dry_run or sys.stdin.isatty()):
             raise TrnslurmError("no terminal to ask for confirmation: pass --yes or --dry-run")
 
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def echo_text(text: str) -> None:
-    """Print lines. A terminal gets them broken between words, and not within one."""
+    """Print lines, wrapped between words if the output is a terminal."""
     if sys.stdout.isatty():
         import shutil
 
@@ -70,5 +70,5 @@ def echo_json(data: Any) -> None:
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
-    """Print rows under a header; `right` names the right-aligned columns, comma separated."""
+    """Print rows under a header. `right` lists the right-aligned columns, separated by commas."""
     click.echo("\n".join(text_table(header, rows, right=right)))

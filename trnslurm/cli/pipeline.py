@@ -1,4 +1,4 @@
-"""A pipeline on the command line: each stage has the options of submit."""
+"""Pipelines on the command line. Each stage accepts the options of submit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_A_STAGE = {field.name for field in fields(JobOptions)} - {"cluster", "name",
 def pipeline_request(
     file: Path, options: Mapping[str, Any], again: tuple[str, ...], command: click.Command
 ) -> Request:
-    """Return the request for the stages of a file; `command` is submit, whose words they have."""
+    """Return the request for the stages of a file, whose options `command` (submit) defines."""
     host = SubmitHost()
     context = click.get_current_context()
     _refuse_options(context, file)
@@ -60,10 +60,10 @@ def plan_pipeline(
 
 
 def pipeline_lines(submission: Submission) -> Iterator[str]:
-    """Yield what becomes of each stage of a pipeline, and the cost of those that run."""
+    """Yield what happens to each stage of a pipeline, and the cost of those that run."""
     stages = [*stages_of(submission)]
     yield from (f"{submission.pipeline}, {count(len(stages), 'stage')}:", "")
-    header = ("stage", "after", "runs", "node-hours at most", "again because")
+    header = ("stage", "after", "runs", "max node-hours", "rerun because")
     rows = [
         [
             each["stage"],
@@ -84,7 +84,7 @@ def pipeline_lines(submission: Submission) -> Iterator[str]:
 
 
 def stages_of(submission: Submission) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each stage."""
+    """Yield the facts about each stage."""
     planned = {submission.name_of(run): run for run in submission.runs}
     stages = {run: stage for stage, run in submission.stages.items()}
     for stage, name in submission.stages.items():
@@ -102,7 +102,7 @@ def stages_of(submission: Submission) -> Iterator[dict[str, Any]]:
 
 
 def _options_of(where: str, stage: StageText, command: click.Command, **more: Any) -> JobOptions:
-    """Return the options of a stage, as submit would read them."""
+    """Return a stage's options, parsed as submit parses them."""
     try:
         context = command.make_context("submit", [*stage.words])
         given = [
@@ -114,10 +114,14 @@ def _options_of(where: str, stage: StageText, command: click.Command, **more: An
         for option, name in given:
             if name not in _OF_A_STAGE | {"module", "per"}:
                 all_of_them = f": pass {option.opts[-1]} to submit" if name in _OF_ALL else ""
-                raise ConfigError(f"{where}: {option.opts[-1]} is not for a stage{all_of_them}")
+                raise ConfigError(
+                    f"{where}: {option.opts[-1]} cannot be set in a stage{all_of_them}"
+                )
         values = {n: value for n, value in context.params.items() if n in _OF_A_STAGE}
         if context.params.get("sweep"):  # a batch script that is an array
-            raise ConfigError(f"{where}: {stage.words[0]} is a job array, and a stage is one job")
+            raise ConfigError(
+                f"{where}: {stage.words[0]} is a job array, but a stage must be one job"
+            )
     except click.ClickException as error:
         raise ConfigError(f"{where}: {error.format_message()}") from None
     return JobOptions(**values, **more)
@@ -131,4 +135,4 @@ def _refuse_options(context: click.Context, file: Path) -> None:
         if option.name not in _OF_SUBMIT
     ]
     if given:
-        raise click.UsageError(f"{given[0]} is of one job: write it into a stage of {file}")
+        raise click.UsageError(f"{given[0]} applies to one job: put it in a stage of {file}")

@@ -46,7 +46,8 @@ def recipes_command(
 ) -> None:
     """List the recipes: the training jobs that can be submitted.
 
-    With RECIPE, list its keys: the accepted values, the value in the preset, and the meaning.
+    With RECIPE, list its keys with their accepted values, their values in the preset, and their
+    meanings.
 
     \b
     Example:
@@ -57,7 +58,7 @@ def recipes_command(
         _print_keys(workspace, recipe, preset, console)
         return
     if preset is not None:
-        raise click.UsageError("--preset goes with a RECIPE")
+        raise click.UsageError("--preset requires a RECIPE")
     rows, broken = _listed(workspace.recipes(), _recipe_facts)
     if console.as_json:
         keys = ("recipe", "presets", "description", "directory")
@@ -109,7 +110,7 @@ def clusters_command(workspace: Workspace, console: Terminal) -> None:
 def _listed(
     found: Mapping[str, Path], facts: Callable[[Path], tuple[Any, ...]]
 ) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return names and facts of the readable files, and the errors of the others."""
+    """Return the names and facts of the readable files, and the errors for the others."""
     rows: list[tuple[Any, ...]] = []
     broken = []
     for name, path in sorted(found.items()):
@@ -129,7 +130,7 @@ def _recipe_facts(directory: Path) -> tuple[list[str], str, str]:
 @spec_options
 @json_option
 def show_command(console: Terminal, **options: Any) -> None:
-    """Show the resolved configuration and its origins.
+    """Show the resolved configuration and where each value comes from.
 
     \b
     Example:
@@ -160,9 +161,9 @@ def show_command(console: Terminal, **options: Any) -> None:
 @spec_options
 @json_option
 def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
-    """Show the batch, hours and cost on each node count.
+    """Show the batch plan, hours and cost for each node count.
 
-    For a pipeline, a YAML file of stages, show what submit would do.
+    For a pipeline (a YAML file of stages), show what submit would do.
 
     \b
     Example:

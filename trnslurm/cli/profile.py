@@ -1,4 +1,4 @@
-"""profile: where the time of a running training's steps goes."""
+"""profile: where the time of the steps of a running job goes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.005
 def _ranks(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise click.BadParameter("numbers of workers, separated by commas: 0,8")
+        raise click.BadParameter("worker ranks, separated by commas, such as 0,8")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -33,10 +33,14 @@ def _ranks(_context: click.Context, _option: click.Parameter, text: str) -> tupl
     type=click.IntRange(1, MOST_STEPS),
     default=3,
     metavar="N",
-    help="How many steps to record.",
+    help="Number of steps to record.",
 )
 @click.option(
-    "--workers", default="0", metavar="RANKS", callback=_ranks, help="Which workers: 0,8."
+    "--workers",
+    default="0",
+    metavar="RANKS",
+    callback=_ranks,
+    help="Workers to record, such as 0,8.",
 )
 @click.option(
     "--memory",
@@ -48,9 +52,9 @@ def _ranks(_context: click.Context, _option: click.Parameter, text: str) -> tupl
 def profile_command(
     run: RunDir, steps: int, workers: tuple[int, ...], memory: bool, console: Terminal
 ) -> None:
-    """Record the next steps of a running job, and say where their time goes.
+    """Profile the next steps of a running job and show where the time goes.
 
-    The workers keep training. The traces are in profile/ of the run directory. Open them with
+    The workers keep training. The traces are in profile/ in the run directory. Open them with
     https://ui.perfetto.dev or chrome://tracing. For a run that has ended, the command shows what
     was recorded.
 
@@ -83,4 +87,4 @@ def profile_command(
     if console.as_json:
         echo_json([asdict(each) for each in found])
     if all(each.problem for each in found):
-        raise RunError(f"{run.name}: no worker recorded its steps")
+        raise RunError(f"{run.name}: none of the workers recorded their steps")

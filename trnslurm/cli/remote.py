@@ -1,6 +1,6 @@
 """Commands on another host (--on), the local part of some of them, and reconnect.
 
-Imported only for a command that another host runs.
+Imported only for a command that runs on another host.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ from trnslurm.submission.submission import Submission
 
 # Commands that --on cannot run, and what to do instead.
 _REFUSED = {
-    "sandbox": "a sandbox runs on one machine: log in to that machine, or leave out --on",
-    "top": "`trnslurm watch RUN` or `trnslurm logs RUN -f` shows the same",
-    "data": "data is prepared where it is used: log in there, `pip install trnslurm`, and run it",
+    "sandbox": "a sandbox runs on one machine: log in to that machine, or omit --on",
+    "top": "`trnslurm watch RUN` or `trnslurm logs RUN -f` shows the same information",
+    "data": (
+        "data is prepared where it is used: log in there, run `pip install trnslurm`, and "
+        "repeat the command"
+    ),
     "compile key": "`trnslurm submit --dry-run` shows the key with the cluster's Python",
 }
 # Read-only commands: they may be sent again, and end when the output is no longer read.
@@ -52,7 +55,7 @@ _SHOWING = {"runs", "status", "logs", "metrics", "compare", "triage", "watch", "
 
 
 def send(site: Site, ctx: click.Context) -> int:
-    """Run a command on another host; return its exit code."""
+    """Run a command on another host and return its exit code."""
     names = ctx.command_path.split()[1:]
     for refused in (names[0], " ".join(names)):
         if refused in _REFUSED:
@@ -100,7 +103,7 @@ def _words(ctx: click.Context) -> list[str]:
 
 
 def _ask(site: Site, argv: Sequence[str], out: BinaryIO | None = None, **how: Any) -> Answer:
-    """Run a command on a site's host; `how` has the other fields of the RemoteCommand."""
+    """Run a command on a site's host. `how` holds the other fields of the RemoteCommand."""
     fields = {"what": f"`trnslurm {' '.join(argv)}`", **how}
     request = RemoteCommand(
         place=site.place, argv=argv, cluster=site.cluster, site=site.files, **fields
@@ -109,7 +112,7 @@ def _ask(site: Site, argv: Sequence[str], out: BinaryIO | None = None, **how: An
 
 
 def _answer_of(site: Site, argv: Sequence[str]) -> bytes:
-    """Return the output of a program (@NAME) on the host; if it fails, exit with its code."""
+    """Return the output of a program (@NAME) on the host, or exit with its code if it fails."""
     out = io.BytesIO()
     answer = _ask(site, argv, out, shows=True)
     if answer.code:
@@ -118,7 +121,7 @@ def _answer_of(site: Site, argv: Sequence[str]) -> bytes:
 
 
 def _attached(site: Site, words: Sequence[str]) -> int:
-    """Run an interactive command; it ends when the connection breaks."""
+    """Run an interactive command, which ends if the connection breaks."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = site.place.argv(launcher.name(), ["run", *words], terminal=terminal)
     code = subprocess.run(argv, check=False).returncode
@@ -126,12 +129,12 @@ def _attached(site: Site, words: Sequence[str]) -> int:
         _answer_of(site, ["@hello"])
         code = subprocess.run(argv, check=False).returncode
     if code == 255:
-        raise RemoteError(f"{site.place.host}: the connection broke, which ended the command")
+        raise RemoteError(f"{site.place.host}: the connection was lost, which ended the command")
     return code
 
 
 def _detect(site: Site, ctx: click.Context) -> int:
-    """Write the profile of the remote cluster to this host."""
+    """Write the remote cluster's profile to this host."""
     words = [ctx.params[key] or "" for key in ("partition", "name", "bin_dir")]
     words.append(str(ctx.params["timeout"]) if ctx.params["ask_nodes"] else "")
     facts = json.loads(_answer_of(site, ["@profile", *words]))
@@ -141,7 +144,7 @@ def _detect(site: Site, ctx: click.Context) -> int:
 
 
 def _report(site: Site, ctx: click.Context) -> int:
-    """Write the report on this host from the records of the remote runs."""
+    """Write the report on this host, using the records of the remote runs."""
     answer = _ask(site, ["@histories", *ctx.params["runs"]], shows=True)
     if answer.code:
         return answer.code
@@ -150,7 +153,7 @@ def _report(site: Site, ctx: click.Context) -> int:
             with tarfile.open(fileobj=io.BytesIO(answer.files["runs.tar.gz"])) as tar:
                 extract(tar, Path(directory))
         except tarfile.TarError as error:
-            raise RemoteError(f"{site.place.host}: damaged records of its runs: {error}") from None
+            raise RemoteError(f"{site.place.host}: its run records are damaged: {error}") from None
         found = []
         for facts in json.loads(answer.files["statuses.json"]):
             run = RunDir(Path(directory, Path(facts["run"]).name))
@@ -160,7 +163,7 @@ def _report(site: Site, ctx: click.Context) -> int:
 
 
 class RemoteHost(SubmitHost):
-    """The host of --on, which starts the submission."""
+    """The --on host, which starts the submission."""
 
     remote = True
 
@@ -185,8 +188,8 @@ def submit_remotely(
     first = submission.job
     if not first.has_queue:
         raise RemoteError(
-            f"--on {site.place.host}: the profile {first.cluster} is for one machine without "
-            "Slurm: pass --cluster NAME"
+            f"--on {site.place.host}: the profile {first.cluster} describes a single machine "
+            "without Slurm: pass --cluster NAME"
         )
     answer = _ask(
         site,
@@ -204,10 +207,10 @@ def submit_remotely(
 @click.command("reconnect")
 @click.option("--forget", "forgetting", is_flag=True, help="Forget these commands.")
 def reconnect_command(forgetting: bool) -> None:
-    """Show what became of a command whose connection broke.
+    """Show the outcome of a command whose connection was lost.
 
-    The command keeps running on the other host and is not started again: its output is shown from
-    the beginning. A request that never arrived is sent again. --forget only removes the local
+    The command keeps running on the other host. It is not started again, and its output is shown
+    from the beginning. A request that never arrived is sent again. --forget only removes the local
     record of the command.
 
     \b

@@ -1,4 +1,4 @@
-"""The entry point on the host of --on: the command line, or a program such as @submit."""
+"""The entry point on the --on host: runs the command line, or a program such as @submit."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def main() -> NoReturn:
 
 
 def _hello(words: Sequence[str]) -> None:
-    """Do nothing: the launcher is installed by now."""
+    """Do nothing: when this runs, the launcher is already installed."""
 
 
 def _submit(words: Sequence[str]) -> None:
-    """Submit the parcel, which is next to the working directory."""
+    """Submit the parcel next to the working directory."""
     request = Path.cwd().parent
     sent, sys.argv, options = unpack(request / "parcel", request)
     console = Terminal(yes=True, **options)
@@ -58,7 +58,7 @@ def _submit(words: Sequence[str]) -> None:
 
 
 def _settle(words: Sequence[str]) -> None:
-    """Print a profile's run root on this host, and the time stamp for the names of new runs."""
+    """Print a profile's run root on this host, and the time stamp for naming new runs."""
     root, stamp = SubmitHost().settle(words[0], words[1:])
     echo_json([str(root), stamp])
 
@@ -70,13 +70,13 @@ def _profile(words: Sequence[str]) -> None:
 
 
 def _checkpoint(words: Sequence[str]) -> None:
-    """Print the checkpoint that a value of --from names."""
+    """Print the checkpoint that a --from value refers to."""
     found = find_checkpoint(words[0], run_roots(workspace_of()))
     echo_json({"path": str(found.path), "facts": found.facts, "passed_over": found.passed_over})
 
 
 def _histories(words: Sequence[str]) -> None:
-    """Write the files from which a report is made into the working directory."""
+    """Write the files for a report into the working directory."""
     found = histories_of(words, run_roots(workspace_of()))
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
@@ -93,7 +93,7 @@ def _histories(words: Sequence[str]) -> None:
                 if file.is_file() and not file.is_symlink():
                     tar.add(file, f"{history.run.name}/{file.relative_to(files.path)}")
     if len(out.getvalue()) > _LARGEST:
-        raise RunError(f"the records of these {len(found)} runs are too large: name fewer runs")
+        raise RunError(f"the records of these {len(found)} runs are too large: select fewer runs")
     Path("runs.tar.gz").write_bytes(out.getvalue())
     Path("statuses.json").write_text(json.dumps([asdict(each.status) for each in found]))
 

@@ -1,4 +1,4 @@
-"""render: the files that submit would run, on any host."""
+"""render: write the files that submit would run. Works on any host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _READING_ORDER = (
     "--diff",
     "against",
     metavar="RUN|DIR|FILE",
-    help="Show differences from another run or bundle, or from a batch script's options.",
+    help="Show the differences from another run or bundle, or from a batch script's options.",
 )
 @sweep_options("Write")
 def render_command(
@@ -63,8 +63,8 @@ def render_command(
     """Print the scripts, or write them to a directory.
 
     The directory is a complete bundle, for review and for sbatch. --diff exits with code 1 if there
-    are differences, like diff. With a batch script, it compares the options for sbatch. --sweep
-    writes a bundle for each run: DIR/1, DIR/2 and so on.
+    are differences, like diff. With a batch script, it compares the sbatch options. --sweep writes
+    a bundle for each run: DIR/1, DIR/2 and so on.
 
     \b
     Example:
@@ -75,11 +75,11 @@ def render_command(
       trnslurm render gpt2_zero1 --cluster trn1 --sweep train.lr=1e-4,3e-4 -o reviewed
     """
     if against is not None and output is not None:
-        raise click.UsageError("--diff writes nothing: leave out -o")
+        raise click.UsageError("--diff writes nothing: omit -o")
     job = JobOptions(**options)
     if sweep or sweep_file:
         if output is None:
-            raise click.UsageError("--sweep needs -o DIR, for a bundle of each run")
+            raise click.UsageError("--sweep requires -o DIR, where it writes a bundle for each run")
         points = points_of(sweep, read_points(sweep_file) if sweep_file else ())
         write_bundles(make_bundles(job, points, Terminal()), Path(output), force=force)
         for number, point in enumerate(points, 1):
@@ -89,7 +89,10 @@ def render_command(
     if against is not None:
         if batch_script(against):
             if (ours := "train.sbatch") not in bundle.files:
-                raise click.UsageError("--diff FILE compares options for sbatch: --cluster NAME")
+                raise click.UsageError(
+                    "--diff FILE compares sbatch options: choose a Slurm cluster with --cluster "
+                    "NAME"
+                )
             lines = beside(Path(against), bundle.files[ours].decode(), ours)
             click.echo("\n".join(lines))
             sys.exit(1 if any(not line.startswith(" ") for line in lines) else 0)
@@ -111,7 +114,7 @@ def render_command(
 
 
 def bundle_instructions(bundle: Bundle) -> list[str]:
-    """Return the header's lines about running the bundle by hand."""
+    """Return the header lines about running the bundle by hand."""
     script = next(n for n in ("train.sbatch", "train.sh") if n in bundle.files)
     lines = bundle.files[script].decode().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("# By hand")) + 1

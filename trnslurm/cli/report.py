@@ -1,4 +1,4 @@
-"""report, compare: runs on a page, or next to one another in the terminal."""
+"""report, compare: runs in an HTML report, or side by side in the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _keys(_context: click.Context, _option: click.Parameter, text: str) -> tuple
     words = tuple(word.strip() for word in text.split(","))
     for word in words:
         if word not in BY or words.count(word) > 1:
-            raise click.BadParameter(f"{printable(word)!r}: take {', '.join(BY)}, each once")
+            raise click.BadParameter(f"{printable(word)!r}: use {', '.join(BY)}, each at most once")
     return words
 
 
@@ -37,20 +37,23 @@ def _keys(_context: click.Context, _option: click.Parameter, text: str) -> tuple
 @click.option(
     "--since",
     metavar="TIME",
-    help="Print what all runs since TIME used, instead of a page: 30d, 2026-11-01.",
+    help="Instead of a page, print what all runs since TIME used, such as 30d or 2026-11-01.",
 )
 @click.option(
     "--by",
     default="recipe",
     metavar="KEYS",
     callback=_keys,
-    help=f"With --since: a row for each {', '.join(BY)}, or several: user,recipe.",
+    help=(
+        f"With --since: print a row for each {', '.join(BY)}, or for each combination, such as "
+        "user,recipe."
+    ),
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page to write.  [default: RUN.html]",
+    help="Page to write.  [default: RUN.html]",
 )
 @click.option("--png", is_flag=True, help="Also write each figure as a PNG next to the page.")
 @workspace_option
@@ -63,13 +66,14 @@ def report_command(
     console: Terminal,
     **page: Any,
 ) -> None:
-    """Write a page about a run, or a page that compares several runs.
+    """Write an HTML report about a run, or a report that compares runs.
 
-    It is one HTML file that needs no network: curves, a timeline of attempts and what each cost,
-    the batch plan and what ran, and the configuration. Several runs, or a sweep, are compared.
+    The report is one HTML file that needs no network. It shows curves, a timeline of attempts and
+    the cost of each, the batch plan and what ran, and the configuration. Given several runs or a
+    sweep, it compares them.
 
-    With --since, it prints node-hours, goodput and cost of all runs since then. Goodput is the
-    share of the node-hours that was spent on training.
+    With --since, the command prints the node-hours, goodput and cost of all runs since then.
+    Goodput is the share of node-hours spent on training.
 
     \b
     Example:
@@ -80,13 +84,13 @@ def report_command(
     """
     if since is not None:
         if runs or any(page.values()):
-            raise click.UsageError("--since reports on all runs; leave out RUN and --output")
+            raise click.UsageError("--since reports on all runs: omit RUN and --output")
         _print_use(workspace, console, parse_time(since), by)
         return
     if console.as_json:
-        raise click.UsageError("--json is for --since")
+        raise click.UsageError("--json requires --since")
     if not runs:
-        raise click.UsageError("name a run, such as last, or a time: --since 30d")
+        raise click.UsageError("pass a run, such as last, or a time, such as --since 30d")
     histories = histories_of(runs, run_roots(workspace))
     write_page(histories, runs, page["output"], pictures=page["png"])
 
@@ -111,7 +115,7 @@ def _print_use(workspace: Workspace, console: Terminal, since: str, by: Sequence
         )
         return
     if not histories:
-        console.say("No run was submitted since then")
+        console.say("No runs were submitted since then")
         return
     echo_table([*by, *HEADER], [cells(each) for each in used], right=",".join(HEADER))
     if line := remark(used[-1]):
@@ -140,7 +144,7 @@ def write_page(
 @workspace_option
 @json_option
 def compare_command(runs: tuple[str, ...], workspace: Workspace, console: Terminal) -> None:
-    """Compare runs: their states, and what differs in their configuration.
+    """Compare the states and configurations of runs.
 
     `trnslurm report` shows their curves side by side.
 

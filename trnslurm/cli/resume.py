@@ -45,20 +45,22 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     "--nodes",
     type=click.UNPROCESSED,
     callback=take_nodes,
-    help="Continue on this number of nodes, or on a range: 2-4.",
+    help="Continue on this number of nodes, or on a range such as 2-4.",
 )
-@click.option("--stop-at", type=int, metavar="STEP", help="End after this step; 0: the last.")
+@click.option("--stop-at", type=int, metavar="STEP", help="End after this step (0 for the last).")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Raise slurm.max_node_hours, max_cost or max_attempts; from S3: any key.",
+    help=(
+        "Raise slurm.max_node_hours, max_cost or max_attempts. When resuming from S3, set any key."
+    ),
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Start a custom script again over checkpoints that it has not reported.",
+    help="Restart a custom script even if it may overwrite checkpoints that it has not reported.",
 )
 @cluster_option
 @notify_option
@@ -67,7 +69,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
 )
 @click.option(
-    "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
+    "--detach", is_flag=True, help="On the local cluster: return at once; the run keeps running."
 )
 @json_option
 def resume_command(
@@ -75,9 +77,9 @@ def resume_command(
 ) -> None:
     """Resume a run or a sweep from its newest checkpoint.
 
-    The run is submitted again in the same directory, with the same code and configuration, whatever
-    ended it before its last step. None of its jobs may be running, and Slurm must confirm that.
-    Runs of a chain that wait for this run are submitted, too.
+    The run is submitted again in the same directory, with the same code and configuration, no
+    matter why it ended before its last step. None of its jobs may still be running, and Slurm must
+    confirm that. Runs of a chain that are waiting for this run are submitted too.
 
     With --nodes, the run continues on another number or range of nodes, with the same global batch.
     Missing graphs for that number are compiled first.
@@ -87,19 +89,19 @@ def resume_command(
     If a run has used up slurm.max_node_hours, slurm.max_cost or slurm.max_attempts, raise the limit
     with --set.
 
-    If a custom script has written checkpoints without reporting them, it may begin at step 0 and
-    overwrite them. --force says that the script finds them itself. Words after -- are added to the
-    script's arguments from now on. They replace those of an earlier resume. {resume} is the newest
-    checkpoint, and '' removes the words.
+    If a custom script has written checkpoints without reporting them, it may start at step 0 and
+    overwrite them. Pass --force if the script finds them itself. Words after -- are added to the
+    script's arguments from now on and replace those of an earlier resume. {resume} stands for the
+    newest checkpoint, and '' removes the words.
 
-    --notify replaces the receivers of the run's notifications, and '' removes them.
+    --notify replaces the recipients of the run's notifications, and '' removes them.
 
     A run that Slurm holds because its launch failed is released instead.
 
     In a sweep, all runs that ended without completing are resumed.
 
-    s3://BUCKET/PREFIX/RUN continues a run from its copy in S3, if its files are gone or on another
-    cluster. A new run with the same code and configuration fetches the newest checkpoint.
+    s3://BUCKET/PREFIX/RUN continues a run from its mirror in S3, if its files are gone or on
+    another cluster. A new run with the same code and configuration fetches the newest checkpoint.
 
     \b
     Example:
@@ -113,7 +115,7 @@ def resume_command(
     how = Continuation(template_dirs=workspace.template_dirs(), **options)
     if run.startswith(_IN_S3):
         if how.arguments:
-            raise click.UsageError("arguments are for a run that continues where it is")
+            raise click.UsageError("arguments can only be passed to a run that continues in place")
         from trnslurm.submission.moved import propose_moved  # few need it
 
         submission = propose_moved(run, how, cluster, workspace, console)
@@ -121,7 +123,9 @@ def resume_command(
         report_started(started, console, extras)
         return
     if cluster:
-        raise click.UsageError("--cluster is for a run in S3: others continue where they are")
+        raise click.UsageError(
+            "--cluster works only with a run in S3: other runs continue in place"
+        )
     first, *others = found = find_runs(run, run_roots(workspace))
     if others:
         started = resume_sweep(found, how, console)
@@ -181,7 +185,7 @@ def watch_command(run: RunDir, resuming: bool, every: str, most: int) -> None:
             most=most,
         )
     except KeyboardInterrupt:
-        say(f"\n{run.name} continues: trnslurm status {run.name}")
+        say(f"\n{run.name} is still running: trnslurm status {run.name}")
         sys.exit(INTERRUPTED)
     if status.next:
         click.echo(f"next: {status.next}")
@@ -189,7 +193,7 @@ def watch_command(run: RunDir, resuming: bool, every: str, most: int) -> None:
 
 
 def parse_every(text: str) -> float:
-    """Return the seconds in a time such as 30s, 5m or 1h."""
+    """Return a time such as 30s, 5m or 1h in seconds."""
     match = _EVERY.fullmatch(text)
     if not match or not float(match[1]):
         raise ConfigError(f"--every {text}: expected a time such as 30s, 5m or 1h")
@@ -197,7 +201,7 @@ def parse_every(text: str) -> float:
 
 
 def _done(done: Resumed) -> str:
-    """Return a line that tells how a run was continued."""
+    """Return a line that says how a run was continued."""
     (run, *_) = done.runs
     if done.released:
         return f"Released job {', '.join(done.released)} of {run.name}"
@@ -205,7 +209,7 @@ def _done(done: Resumed) -> str:
 
 
 class _Timed(Terminal):
-    """Prints remarks with a time stamp."""
+    """Prints remarks with a timestamp."""
 
     def tell(self, text: str) -> None:
         _say_when(text)

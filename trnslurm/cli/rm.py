@@ -36,7 +36,7 @@ _LONGEST_NOTE = 1000
 @path_option
 @json_option
 def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None:
-    """Cancel a run or a sweep, and the runs that wait for it.
+    """Cancel a run or a sweep, and the runs that are waiting for it.
 
     On Slurm, a running job first saves a checkpoint. `trnslurm resume` continues from there.
 
@@ -50,7 +50,7 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
         echo_json([{"run": each.run.name, "saves": each.saves} for each in cancelled])
         return
     for status in ended:
-        click.echo(f"{status.run} has ended already: {status.words}")
+        click.echo(f"{status.run} has already ended: {status.words}")
     for each in cancelled:
         name = each.run.name
         saving = f"Cancelling {name}: saving a checkpoint first (use --now to skip it)"
@@ -62,17 +62,19 @@ def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None
 @click.command("rm")
 @runs_argument(required=False)
 @click.option(
-    "--checkpoints", is_flag=True, help="Remove only checkpoints; metrics, logs and scripts stay."
+    "--checkpoints", is_flag=True, help="Remove only checkpoints; keep metrics, logs and scripts."
 )
 @click.option(
-    "--older-than", metavar="AGE", help="Remove runs that ended longer ago: 12h, 30d, 4w."
+    "--older-than",
+    metavar="AGE",
+    help="Remove runs that ended longer ago than this, such as 12h, 30d or 4w.",
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
-    help="Remove the runs that ended longest ago until the rest fits: 2T.",
+    help="Remove the runs that ended longest ago until the rest fits this size, such as 2T.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, without removing it.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @workspace_option
 @json_option
@@ -86,8 +88,8 @@ def rm_command(
 ) -> None:
     """Remove runs that have ended, or their checkpoints.
 
-    Name the runs, or choose them by age and size. A run is never removed if it may still run, if
-    another run starts from it, or if it is protected.
+    Name the runs, or select them by age and size. A run is never removed if it may still be
+    running, if another run starts from it, or if it is protected.
 
     \b
     Example:
@@ -97,7 +99,7 @@ def rm_command(
     """
     by_age = older_than is not None or max_size is not None
     if bool(runs) == by_age:
-        raise click.UsageError("name runs, or choose them with --older-than or --max-size")
+        raise click.UsageError("name runs, or select them with --older-than or --max-size")
     before = None if older_than is None else stamp_before(parse_age(older_than))
     most_bytes = None if max_size is None else parse_size(max_size)
     roots = run_roots(workspace)
@@ -139,7 +141,7 @@ def rm_command(
 
 @click.command("keep")
 @runs_argument()
-@click.option("--undo", is_flag=True, help="Allow `trnslurm rm` to remove them again.")
+@click.option("--undo", is_flag=True, help="Let `trnslurm rm` remove them again.")
 @workspace_option
 def keep_command(runs: tuple[str, ...], undo: bool, workspace: Workspace) -> None:
     """Protect runs: `trnslurm rm` never removes them or their checkpoints.
@@ -153,7 +155,7 @@ def keep_command(runs: tuple[str, ...], undo: bool, workspace: Workspace) -> Non
     found = [run for word in runs for run in find_runs(word, roots)]
     keep(found, kept=not undo)
     for run in found:
-        click.echo(f"{run.name} may be removed" if undo else f"{run.name} is protected")
+        click.echo(f"{run.name} can be removed" if undo else f"{run.name} is protected")
 
 
 @click.command("note")
@@ -172,13 +174,13 @@ def note_command(run: RunDir, text: tuple[str, ...], clear: bool) -> None:
       trnslurm note last
     """
     if clear and text:
-        raise click.UsageError("--clear removes the note: give no text")
+        raise click.UsageError("--clear removes the note: omit the text")
     if not text and not clear:
         click.echo(run.record().note)
         return
     words = " ".join(text)
     if len(words) > _LONGEST_NOTE or printable(words) != words:
         raise click.UsageError(
-            f"a note is one printable line of at most {_LONGEST_NOTE} characters"
+            f"a note must be one printable line of at most {_LONGEST_NOTE} characters"
         )
     write_note(run, words)

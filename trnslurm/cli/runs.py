@@ -98,7 +98,9 @@ _CSV = (
 )
 @click.option("--recipe", metavar="NAME", help="Show only runs of this recipe.")
 @click.option(
-    "--since", metavar="TIME", help="Show only runs submitted since TIME: 12h, 30d, 2026-11-21."
+    "--since",
+    metavar="TIME",
+    help="Show only runs submitted since TIME, such as 12h, 30d or 2026-11-21.",
 )
 @click.option("--sort", metavar="METRIC", help="Sort by the latest value of METRIC, lowest first.")
 @click.option(
@@ -124,7 +126,7 @@ def runs_command(
       trnslurm runs --recipe gpt2_zero1 --sort eval_loss --limit 5 --csv
     """
     if as_csv and console.as_json:
-        raise click.UsageError("--csv and --json: give one of them")
+        raise click.UsageError("--csv and --json: pass only one of them")
     chosen = RunFilter(since="" if since is None else parse_time(since), **options)
     statuses, broken = list_statuses(workspace, chosen)
     for error in broken:
@@ -136,8 +138,8 @@ def runs_command(
         _echo_csv(statuses)
         return
     if not statuses:
-        none_yet = "No runs yet: trnslurm submit gpt2_zero1 --nodes 2"
-        console.say("No run matches" if chosen.selects else none_yet)
+        none_yet = "No runs yet. To start one: trnslurm submit gpt2_zero1 --nodes 2"
+        console.say("No runs match" if chosen.selects else none_yet)
         return
     header, rows = runs_table(statuses, values=chosen.sweep is not None)
     if (sort := chosen.sort) is not None and sort not in header:
@@ -151,7 +153,7 @@ def runs_command(
 
 
 def _echo_csv(statuses: Sequence[RunStatus]) -> None:
-    """Print runs with the latest value of every metric."""
+    """Print runs with the latest value of every metric, as CSV."""
     metrics = [latest_metrics(status) for status in statuses]
     names = list(dict.fromkeys(name for each in metrics for name in each))
     out = csv.writer(sys.stdout, lineterminator="\n")
@@ -164,9 +166,15 @@ def _echo_csv(statuses: Sequence[RunStatus]) -> None:
 
 @click.command("status")
 @run_or_sweep_argument
-@click.option("--lowest", metavar="METRIC", help="For a sweep: the best run has the lowest METRIC.")
 @click.option(
-    "--highest", metavar="METRIC", help="For a sweep: the best run has the highest METRIC."
+    "--lowest",
+    metavar="METRIC",
+    help="For a sweep: the best run is the one with the lowest METRIC.",
+)
+@click.option(
+    "--highest",
+    metavar="METRIC",
+    help="For a sweep: the best run is the one with the highest METRIC.",
 )
 @path_option
 @json_option
@@ -175,8 +183,8 @@ def status_command(
 ) -> None:
     """Show the state of a run or a sweep, and why.
 
-    The state of a run is one word. The best run of a sweep has the lowest latest held-out loss, or
-    the lowest latest loss if nothing is held out.
+    The state of a run is one word. The best run of a sweep is the one with the lowest latest
+    held-out loss, or the lowest latest loss if nothing is held out.
 
     \b
     Example:
@@ -213,7 +221,7 @@ def status_command(
     if left_out := status.precompile.get("left_out"):
         click.echo(f"no precompile job: {left_out}")
     elif key := status.precompile.get("key"):
-        click.echo(f"key of its graphs: {key}")
+        click.echo(f"graph key: {key}")
     _say_chain(run, status)
     if "step" in status.metrics:
         step, loss = progress(status)
@@ -242,14 +250,14 @@ def status_command(
     if status.note:
         click.echo(f"note: {status.note}")
     if status.kept:
-        click.echo("protected: trnslurm rm does not remove it")
+        click.echo("protected: trnslurm rm will not remove it")
     if isinstance(run.record(), ByHand):
         click.echo(UNKNOWN)
     click.echo(f"run directory: {status.path}")
 
 
 def say_end(status: RunStatus, failure: Finding | None) -> None:
-    """Print the state, why the run failed, and what to do, each once."""
+    """Print the state, why the run failed, and what to do, without repetition."""
     words, then, why = status.words.partition("; not restarted, ")  # it is not what happened
     echo_text(f"{status.run}: {words}{then and ')'}")
     if failure and status.state.failed:
@@ -261,7 +269,7 @@ def say_end(status: RunStatus, failure: Finding | None) -> None:
 
 
 def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
-    """Print what to do about a waiting run that may never get its nodes, and which it lacks."""
+    """Print which nodes a waiting run lacks and may never get, and what to do about it."""
     if status.final or not any(words in status.reason for words in LACKS_NODES):
         return
     from trnslurm.runs.waiting import diagnose  # asks Slurm for all nodes
@@ -274,21 +282,21 @@ def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
 
 
 def _age_of(status: RunStatus) -> str:
-    """Return the age of a running job's last step in words."""
+    """Return the age of a running job's last step, in words."""
     at = status.metrics.get("time")
     if status.state is not State.RUNNING or not isinstance(at, int | float):
         return ""
     if (attempt := status.metrics.get("attempt")) not in (None, status.phases[-1].attempt):
-        return f" in attempt {attempt}; attempt {status.phases[-1].attempt} begins"
+        return f" in attempt {attempt}; attempt {status.phases[-1].attempt} is starting"
     return f", {_in_words(time.time() - at)} ago"
 
 
 def _saved(run: RunDir) -> str:
-    """Return the checkpoint that a custom script left without reporting it, and its age."""
+    """Return the checkpoint that a custom script saved without reporting it, and its age."""
     if not (left := saved(run)):
         return ""
-    taken = "" if left.taken else "; the script does not take it"
-    return f"{printable(left.name)} of {left.form}, {_in_words(left.age_s)} ago{taken}"
+    taken = "" if left.taken else "; the script does not load it"
+    return f"{printable(left.name)} ({left.form}), {_in_words(left.age_s)} ago{taken}"
 
 
 def _in_words(seconds: float) -> str:
@@ -308,13 +316,13 @@ def _say_silence(run: RunDir, status: RunStatus) -> None:
     silent = time.time() - max(step_at, last_output(run, last))
     if UNTOLD_S <= silent < math.inf:
         click.echo(
-            f"no step and no output for {_in_words(silent)}: "
-            f"trnslurm stacks {run.name} shows where its workers are"
+            f"no steps and no output for {_in_words(silent)}: run trnslurm stacks {run.name} to "
+            "see where its workers are"
         )
 
 
 def _say_chain(run: RunDir, status: RunStatus) -> None:
-    """Print the previous and the next run of its chain, or its sweep."""
+    """Print the previous and the next run in its chain, or its sweep."""
     if run.followed.is_dir():
         step = status.values.get("step", "?")
         followed = status.group.removesuffix(f".{run.record().name}")
@@ -337,7 +345,7 @@ def _say_chain(run: RunDir, status: RunStatus) -> None:
 
 
 def _say_attempts(status: RunStatus) -> None:
-    """Print the number of attempts, and how the latest ended."""
+    """Print the number of attempts, and how the latest ones ended."""
     if len(status.attempts) > 1:
         shown = status.attempts[-_SHOWN_ATTEMPTS:]
         ends, said = [], status.reason
@@ -354,7 +362,7 @@ def _say_attempts(status: RunStatus) -> None:
 
 
 def unsaid(reason: str, said: str) -> str:
-    """Return the part of an attempt's reason that was not printed before."""
+    """Return the part of an attempt's reason that has not been printed yet."""
     if not reason or reason in said:
         return ""
     counted, colon, what = reason.partition(": ")  # such as "crash 2 of 3 in a row: KeyError: …"
@@ -374,7 +382,7 @@ def unsaid(reason: str, said: str) -> str:
     "--role", metavar="NAME", help="Show the log of a server of this role; --node is its number."
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
-@click.option("-n", "--lines", type=int, default=100, help="Number of last lines; 0: all.")
+@click.option("-n", "--lines", type=int, default=100, help="Number of last lines (0 for all).")
 @path_option
 def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     """Print the log of a node or of the batch script.
@@ -412,7 +420,7 @@ def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     "--ask",
     "command",
     metavar="COMMAND",
-    help="Pass the last lines of the logs, without secrets, to a command and print its answer.",
+    help="Pass the last lines of the logs, without secrets, to a command and print the answer.",
 )
 @path_option
 @json_option
@@ -421,9 +429,9 @@ def triage_command(
 ) -> None:
     """Show which worker failed first, why, and what to do.
 
-    The command searches the logs of all nodes and the workers' files in state/. If the run waits,
-    it shows why. If this attempt has not failed, it names earlier attempts that have, and the exit
-    code is 1.
+    The command searches the logs of all nodes and the workers' files in state/. If the run is
+    waiting, it shows why. If this attempt has not failed, it lists earlier attempts that have, and
+    the exit code is 1.
 
     \b
     Example:
@@ -434,7 +442,7 @@ def triage_command(
     from trnslurm.node.triage.diagnosis import diagnose, nothing_found  # many patterns
 
     if command is not None and console.as_json:
-        raise click.UsageError("--ask prints an answer as text: leave out --json")
+        raise click.UsageError("--ask prints its answer as text: omit --json")
 
     if not (phase or attempt or console.as_json):
         status = run_status(run)
@@ -481,7 +489,7 @@ def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:
     """Run a command, or a shell, on a node of a running job.
 
     On Slurm, the command runs as a job step inside the job's allocation. Without a command, you get
-    a shell with the run's environment, in the directory in which its script runs.
+    a shell with the run's environment, in the directory where its script runs.
 
     \b
     Example:
@@ -495,7 +503,7 @@ def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:
 
 
 def echo_pipeline(standing: PipelineStanding, console: Console) -> None:
-    """Print how each stage of a pipeline stands, and what to do."""
+    """Print the state of each stage of a pipeline, and what to do."""
     if console.as_json:
         stages = [{**asdict(each), "state": each.state} for each in standing.stages]
         facts = {"pipeline": standing.group, "states": standing.states, "stages": stages}

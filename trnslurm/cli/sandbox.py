@@ -1,4 +1,4 @@
-"""sandbox: a real Slurm cluster on this machine, to try jobs, templates and faults on."""
+"""sandbox: a real Slurm cluster on this machine, for trying out jobs, templates and faults."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _name_option(command: Command) -> Command:
 def sandbox_command() -> None:
     """Run a real Slurm cluster on this machine.
 
-    It has one slurmctld, and one slurmd per node; each node has its own network, host name and
-    processes. It needs no root and leaves nothing behind.
+    It has one slurmctld and one slurmd per node. Each node has its own network, host name and
+    processes. The sandbox does not need root and leaves nothing behind.
 
     \b
     Example:
@@ -78,27 +78,32 @@ def sandbox_command() -> None:
     "--nodes",
     type=int,
     default=None,
-    help="Number of nodes, of each kind with --like FILE  [default: 4, all of up to 16].",
+    help="Number of nodes; with --like FILE, of each kind  [default: 4; with FILE, all, up to 16].",
 )
 @click.option(
     "--like",
     metavar="TYPE|FILE",
     default="trn1.32xlarge",
     shell_complete=_types,
-    help="Instance type that the nodes claim to be, or a file: of `cluster detect --dump`, or of "
+    help="Instance type that the nodes claim to be, or a file from `cluster detect --dump` or "
     "ParallelCluster.",
 )
-@click.option("--accounting", is_flag=True, help="Run slurmdbd and its database, too.")
+@click.option("--accounting", is_flag=True, help="Also run slurmdbd and its database.")
 @click.option(
     "--set",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set a line of slurm.conf, or a value in its node lines: --set KillWait=5 --set CPUs=8.",
+    help=(
+        "Set a line of slurm.conf, or a value in its node lines, as in --set KillWait=5 --set "
+        "CPUs=8."
+    ),
 )
 @click.option(
     "--neuron-stand-ins",
     is_flag=True,
-    help="Put stand-ins for neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
+    help=(
+        "Install stand-ins for neuron-ls, neuron-monitor and neuron_parallel_compile on the nodes."
+    ),
 )
 @click.option(
     "--slurm",
@@ -114,7 +119,9 @@ def sandbox_command() -> None:
     metavar="N",
     help="Add N users (alice, bob, …) for `exec --user`. Needs root.",
 )
-@click.option("--python", metavar="FILE", help="Python for the jobs  [default: this one].")
+@click.option(
+    "--python", metavar="FILE", help="Python interpreter for the jobs  [default: this one]."
+)
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
@@ -127,10 +134,11 @@ def up_command_line(
     nodes: int | None,
     **options: Any,
 ) -> None:
-    """Start a sandbox, unless it is up already.
+    """Start a sandbox, unless it is already up.
 
-    It looks like AWS ParallelCluster: node names, features, settings, no accounting. With a file,
-    it has the nodes, partitions, limits, accounts and QOS of the cluster that the file is from.
+    It resembles AWS ParallelCluster in its node names, features and settings, and has no
+    accounting. With a file, it has the nodes, partitions, limits, accounts and QOS of the cluster
+    that the file describes.
 
     \b
     Example:
@@ -201,7 +209,7 @@ def list_command(console: Terminal) -> None:
         header = ("name", "cluster", "state", "nodes", "like")
         echo_table(header, [tuple(str(v) for v in row.values()) for row in rows], right="nodes")
     else:
-        click.echo("No sandbox; start one with: trnslurm sandbox up", err=True)
+        click.echo("No sandboxes. To start one: trnslurm sandbox up", err=True)
 
 
 def _row(layout: Layout) -> dict[str, Any]:
@@ -251,9 +259,9 @@ def _print_state(state: dict[str, Any]) -> None:
 
 @sandbox_command.command("env")
 @_name_option
-@click.option("--unset", is_flag=True, help="Print the lines that undo it.")
+@click.option("--unset", is_flag=True, help="Print lines that undo this.")
 def env_command_line(name: str, unset: bool) -> None:
-    """Print shell lines that put the sandbox's sbatch, srun, squeue, … on PATH.
+    """Print shell lines that put the sandbox's Slurm commands on PATH.
 
     They also make the sandbox the default of `trnslurm submit` and of these commands.
 
@@ -288,9 +296,9 @@ def env_command_line(name: str, unset: bool) -> None:
 def exec_command_line(
     name: str, node: str | None, user: str | None, command: tuple[str, ...]
 ) -> None:
-    """Run a command inside: on the head node, or on a node.
+    """Run a command in a sandbox, on the head node or on another node.
 
-    --user starts the command in that user's home, with the environment of a login.
+    --user starts the command in that user's home directory, with a login environment.
 
     \b
     Example:
@@ -320,7 +328,7 @@ def fault_command(name: str, fault: tuple[str, ...]) -> None:
 
 _FORMS = {f"NODE {action}": text for action, text in NODE_ACTIONS.items()} | dict(OTHER_FAULTS)
 fault_command.help = (
-    "Put a fault into a sandbox, or take it away. NODE is a number or a name.\n\n\b\n"
+    "Inject a fault into a sandbox, or remove it. NODE is a number or a name.\n\n\b\n"
     + "\n".join(f"  {form:<31} {text}" for form, text in _FORMS.items())
     + "\n\n\b\nExample:\n"
     + "  trnslurm sandbox fault 2 freeze\n"
@@ -335,12 +343,12 @@ def _settings(layout: Layout) -> SandboxSettings:
 
 
 def _interpreter(given: str | None) -> str:
-    """Return the jobs' Python; warn if it has no torch."""
+    """Return the jobs' Python interpreter, and warn if it does not have torch."""
     if given is None:
         if importlib.util.find_spec("torch") is None:
             click.echo(
-                f"note: {sys.executable} has no torch, which jobs need: "
-                "install the [train] extra there, or pass --python",
+                f"note: {sys.executable} does not have torch, which jobs need: install the "
+                "[train] extra there, or pass --python",
                 err=True,
             )
         return sys.executable

@@ -49,21 +49,28 @@ def cluster_command() -> None:
 
 @cluster_command.command("detect")
 @click.option(
-    "--partition", metavar="NAME", help="Partition  [default: the one with accelerators]."
+    "--partition", metavar="NAME", help="Partition to use  [default: the one with accelerators]."
 )
 @click.option("--write", is_flag=True, help="Write a profile to your own cluster-config/.")
 @click.option("--name", metavar="NAME", help="Name of the profile  [default: Slurm's ClusterName].")
 @click.option("--bin-dir", metavar="DIR", help="Directory of Slurm's commands.")
-@click.option("--dump", metavar="FILE", help="Write what Slurm says, for --from and a sandbox.")
 @click.option(
-    "--from", "source", metavar="FILE", help="Read a file of --dump, or of ParallelCluster (.yaml)."
+    "--dump", metavar="FILE", help="Write Slurm's answers to a file, for --from or a sandbox."
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="Read a file from --dump, or a ParallelCluster configuration (.yaml).",
 )
 @click.option(
     "--ask-nodes",
     is_flag=True,
-    help="Start a job of a minute on one node of each kind, and ask what it is.",
+    help="Run a one-minute job on one node of each kind to find out what it is.",
 )
-@click.option("--timeout", default=600.0, help="Seconds to wait for the nodes of --ask-nodes.")
+@click.option(
+    "--timeout", default=600.0, help="Number of seconds to wait for the nodes of --ask-nodes."
+)
 @json_option
 def detect_command(
     partition: str | None,
@@ -76,11 +83,11 @@ def detect_command(
     timeout: float,
     console: Terminal,
 ) -> None:
-    """Inspect this host's Slurm: partitions, nodes, instance types, limits, accounting.
+    """Inspect this host's Slurm: partitions, nodes, instance types, limits and accounting.
 
-    A dump has nodes, partitions, your accounts and every QOS by name; nothing of other users,
-    addresses and paths. --ask-nodes finds what Slurm does not say: EC2's instance type, EFA, GPUs
-    and Neuron devices.
+    A dump contains nodes, partitions, your accounts and the names of every QOS. It contains no
+    information about other users, addresses or paths. --ask-nodes finds what Slurm does not report:
+    EC2 instance types, EFA, GPUs and Neuron devices.
 
     \b
     Example:
@@ -93,7 +100,7 @@ def detect_command(
     """
     if ask_nodes and (dump or source):
         other = "--dump" if dump else "--from"
-        raise ConfigError(f"--ask-nodes starts a job on this cluster; leave out {other}")
+        raise ConfigError(f"--ask-nodes starts a job on this cluster: omit {other}")
     if source and is_cluster_file(Path(source)):
         bin_dir = bin_dir or "/opt/slurm/bin"  # ParallelCluster's place
     slurm = _find_slurm(bin_dir)
@@ -103,7 +110,9 @@ def detect_command(
     elif is_cluster_file(Path(source)):
         seen, shared, left_out = read_cluster_file(Path(source), catalog())
         for kind in left_out:
-            click.echo(f"warning: {source}: {kind} is not in the catalog: left out", err=True)
+            click.echo(
+                f"warning: {source}: {kind} is not in the catalog and was left out", err=True
+            )
     else:
         seen = Snapshot.load(Path(source))
     if dump:
@@ -126,7 +135,7 @@ def detect_command(
 def profile_here(
     partition: str | None, name: str | None, bin_dir: str | None, ask_for_s: float | None
 ) -> dict[str, str]:
-    """Return the profile of this host's Slurm: name, text and warning."""
+    """Return the profile of this host's Slurm cluster: its name, text and warning."""
     slurm = _find_slurm(bin_dir)
     site = detect(_look(slurm), catalog())
     if ask_for_s is not None:
@@ -141,8 +150,8 @@ def _look(slurm: Slurm) -> Snapshot:
         if not _NO_CONFIGURATION.search(str(error)):
             raise
         raise SlurmError(
-            "Slurm is installed here, but has no configuration of a cluster: run this on the "
-            "cluster's head or login node, or set SLURM_CONF to its slurm.conf"
+            "Slurm is installed here, but no cluster is configured: run this on the cluster's "
+            "head or login node, or set SLURM_CONF to its slurm.conf"
         ) from None
 
 
@@ -158,7 +167,9 @@ def _dump(seen: Snapshot, file: Path) -> None:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(seen.to_json())
     except FileExistsError:
-        raise ConfigError(f"--dump {file}: the file exists; remove it, or name another") from None
+        raise ConfigError(
+            f"--dump {file}: the file already exists: remove it, or choose another"
+        ) from None
     except OSError as error:
         file.unlink(missing_ok=True)  # the half that a full disk took
         raise ConfigError(f"--dump {file}: {error.strerror}") from None
@@ -167,7 +178,7 @@ def _dump(seen: Snapshot, file: Path) -> None:
         f"{count(len(seen.partitions), 'partition')}"
     )
     path = file if "/" in str(file) else f"./{file}"
-    click.echo(f"A cluster like this on one machine: trnslurm sandbox up --like {path}")
+    click.echo(f"To try a cluster like this on one machine: trnslurm sandbox up --like {path}")
 
 
 def _profile(
@@ -185,20 +196,23 @@ def _profile(
     known = catalog().get(chosen.instance_type or "")
     warning = ""
     if shared is None and known and known.device.on_trainium:
-        where = "in each node's /var/tmp and go with the node"
+        where = "in each node's /var/tmp and are lost with the node"
         if not known.device.cache_on_nodes:
             where = "below run_root"
         warning = (
-            "warning: this host shows no file system that the nodes share, so compile_cache is "
-            f"null: compiled graphs stay {where}. Set it, "
-            "and run_root and data_root, to directories that all nodes share"
+            "warning: no shared file system was found on this host, so compile_cache is null and "
+            f"compiled graphs stay {where}. Set compile_cache, run_root and data_root to "
+            "directories that all nodes share"
         )
     if why := missing_efa(known, chosen):
-        warning = f"warning: {why}: the profile says so, and between nodes jobs use what there is"
+        warning = (
+            f"warning: {why}: the profile records this, and jobs use the available network "
+            "between nodes"
+        )
     if chosen.doubt:
         warning = _doubt(chosen)
     if chosen.unusable:
-        warning = f"warning: partition {chosen.name} does not take your jobs: {chosen.unusable}"
+        warning = f"warning: partition {chosen.name} does not accept your jobs: {chosen.unusable}"
     return {
         "name": _profile_name(name or own),
         "text": profile_text(site, chosen, known, slurm.bin_dir, shared, here=here),
@@ -207,13 +221,16 @@ def _profile(
 
 
 def _doubt(chosen: Nodes) -> str:
-    taken = "its jobs use none" if chosen.gpus else "its jobs use the CPUs"
+    taken = "its jobs use no GPUs" if chosen.gpus else "its jobs use the CPUs"
     fix = "add it to instance_types" if chosen.told else f"{who_knows(chosen)}: {ASK}"
-    return f"warning: {chosen.label}: {chosen.doubt} Until the profile says so, {taken}; {fix}"
+    return (
+        f"warning: {chosen.label}: {chosen.doubt} Until you fix the profile, {taken}. To fix it: "
+        f"{fix}"
+    )
 
 
 def _find_slurm(bin_dir: str | None) -> Slurm:
-    """Return Slurm's commands, with their directory if a job would not find them otherwise."""
+    """Return Slurm's commands, including their directory if a job would not find them otherwise."""
     slurm = Slurm(bin_dir)
     if bin_dir is not None:
         return slurm
@@ -241,7 +258,7 @@ def _profile_name(name: str) -> str:
 def _refuse_shadowing(name: str, *, given: bool) -> None:
     if not given and (packaged_root() / "cluster-config" / f"{name}.yaml").is_file():
         raise ConfigError(
-            f"trnslurm comes with a profile {name}, which yours would hide: pass --name"
+            f"trnslurm includes a profile named {name}, which yours would hide: pass --name"
         )
 
 
@@ -256,11 +273,11 @@ def _print_site(site: DetectedCluster, chosen: Nodes) -> None:
         "max minutes": lambda n: str(n.max_time_min or "-"),
     }
     echo_table(*cells_of(columns, site.partitions), right="nodes,cpus,gpus,max minutes")
-    click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
+    click.echo("\n* used by --write unless you pass --partition")
     if hidden := sorted({n.name for n in site.partitions if n.hidden}):
-        click.echo(f"{', '.join(hidden)}: hidden by the site; --partition takes one")
+        click.echo(f"{', '.join(hidden)}: hidden by the site; choose one with --partition")
     for name, why in {n.name: n.unusable for n in site.partitions if n.unusable}.items():
-        click.echo(f"{name} does not take your jobs: {why}")
+        click.echo(f"{name} does not accept your jobs: {why}")
 
 
 def write_profile(name: str, text: str, warning: str) -> None:
@@ -278,9 +295,9 @@ def write_profile(name: str, text: str, warning: str) -> None:
             write_file(settings, f"cluster: {target.stem}\n".encode())
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    now = f"; {target.stem} is now the default cluster, by {settings}" if chosen else ""
+    now = f"; {target.stem} is now the default cluster, set in {settings}" if chosen else ""
     click.echo(f"Wrote {target}{now}.")
-    click.echo("Check its run_root and python, then: trnslurm env check")
+    click.echo("Check its run_root and python, then run: trnslurm env check")
     if warning:
         click.echo(warning, err=True)
 
@@ -298,12 +315,12 @@ def env_command() -> None:
 @env_command.command("check")
 @workspace_option
 @cluster_option
-@click.option("--timeout", default=600.0, help="Seconds to wait for a node.")
+@click.option("--timeout", default=600.0, help="Number of seconds to wait for a node.")
 @json_option
 def check_command(
     workspace: Workspace, cluster: str | None, timeout: float, console: Terminal
 ) -> None:
-    """Start the profile's Python on a node and compare its packages with what jobs need.
+    """Start the profile's Python on a node, and compare its packages with those that jobs need.
 
     \b
     Example:
@@ -338,7 +355,7 @@ def completion_command(shell: str) -> None:
 
 
 def completion_script(shell: str) -> str:
-    """Return the script by which a shell asks trnslurm for completions."""
+    """Return the script with which a shell asks trnslurm for completions."""
     made = get_completion_class(shell)
     assert made is not None
     source = made(cli, {}, "trnslurm", "_TRNSLURM_COMPLETE").source()

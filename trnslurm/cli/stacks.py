@@ -1,4 +1,4 @@
-"""stacks: what each worker of a running job does now."""
+"""stacks: what each worker of a running job is doing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trnslurm.records.run import RunDir
 from trnslurm.runs.tables import count
 
 _SHOWN = 12
-"""The innermost frames, of which most people need the first few."""
+"""The number of innermost frames shown. Most readers need only the first few."""
 
 
 @click.command("stacks")
@@ -27,8 +27,8 @@ def stacks_command(run: RunDir, full: bool, console: Terminal) -> None:
     """Show what each worker of a running job is doing.
 
     It prints the Python stack of each worker, with the innermost frame first. Workers with the same
-    stack are shown together. A worker with a different stack may hold up the others. The workers
-    keep running.
+    stack are shown together. A worker with a different stack may be holding up the others. The
+    workers keep running.
 
     \b
     Example:
@@ -46,9 +46,9 @@ def stacks_command(run: RunDir, full: bool, console: Terminal) -> None:
 
 
 def _lines(workers: Sequence[Mapping[str, Any]], place: str) -> Iterator[str]:
-    """Yield the groups of workers at the same place, the largest first.
+    """Yield the groups of workers at the same location, the largest first.
 
-    Files in the run's directory and of packages have short names.
+    Files in the run's directory and in packages have short names.
     """
     groups: dict[tuple[tuple[str, int, str], ...], list[Mapping[str, Any]]] = {}
     for worker in workers:
@@ -63,7 +63,10 @@ def _lines(workers: Sequence[Mapping[str, Any]], place: str) -> Iterator[str]:
         if len(frames) > _SHOWN:
             yield f"  and {len(frames) - _SHOWN} more: --full"
         if not frames:
-            yield "  no Python stack: stopped, in a library before its start, or another program"
+            yield (
+                "  no Python stack: the process is stopped, still loading a library, or not a "
+                "Python program"
+            )
         yield ""
 
 

@@ -60,31 +60,35 @@ _OF_A_BUNDLE = {
 @click.option(
     "--precompile",
     type=click.Choice(["auto", "always", "never"]),
-    help="auto: submit a precompile job if graphs are missing; never: compile in training.",
+    help="auto: submit a precompile job if graphs are missing; never: compile during training.",
 )
 @click.option(
     "--compile-for",
     metavar="N,N",
     help="Also compile for these node counts, so that a resume on one of them starts at once.",
 )
-@click.option("--elastic", hidden=True, metavar="N,N", help="The old name of --compile-for.")
+@click.option("--elastic", hidden=True, metavar="N,N", help="Old name of --compile-for.")
 @sweep_options("Submit")
 @click.option(
     "--at-most",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most runs of a sweep, or jobs for checkpoints, that run at a time.",
+    help="Maximum number of a sweep's runs, or of jobs for checkpoints, to run at a time.",
 )
 @click.option(
     "--halving",
     metavar="N[:STEPS]",
-    help="Stop bad runs of a sweep early: the best 1/N continue to N times as many steps.",
+    help="Stop the worst runs of a sweep early: the best 1/N continue to N times as many steps.",
 )
 @click.option(
-    "--lowest", metavar="METRIC", help="The best run, or checkpoint, has the lowest METRIC."
+    "--lowest",
+    metavar="METRIC",
+    help="The best run or checkpoint is the one with the lowest METRIC.",
 )
 @click.option(
-    "--highest", metavar="METRIC", help="The best run, or checkpoint, has the highest METRIC."
+    "--highest",
+    metavar="METRIC",
+    help="The best run or checkpoint is the one with the highest METRIC.",
 )
 @click.option(
     "--each-checkpoint-of",
@@ -97,7 +101,7 @@ _OF_A_BUNDLE = {
     "--every",
     type=click.IntRange(min=1),
     metavar="N",
-    help="With --each-checkpoint-of: take one checkpoint in every N steps.",
+    help="With --each-checkpoint-of: use one checkpoint in every N steps.",
 )
 @click.option(
     "--patience",
@@ -124,9 +128,11 @@ _OF_A_BUNDLE = {
     "holder",
     metavar="JOB",
     shell_complete=completer("job"),
-    help="Run at once in a job that you hold, such as one of salloc, and follow its log.",
+    help="Run at once in a job that you already hold, for example from salloc, and follow the log.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be submitted; submit nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be submitted, without submitting it."
+)
 @click.option("-y", "--yes", is_flag=True, help="Submit a job of any size without confirmation.")
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
@@ -134,9 +140,11 @@ _OF_A_BUNDLE = {
 @click.option(
     "--detach",
     is_flag=True,
-    help="On the local cluster, and with --in: return at once; the run continues.",
+    help="On the local cluster, and with --in: return at once; the run keeps running.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the run, its directory and its job ids as JSON."
+)
 @takes_console
 def submit_command(
     recipe: str | None,
@@ -159,33 +167,33 @@ def submit_command(
 
     On the local cluster, the command follows the run until it ends, and Ctrl-C stops the run.
 
-    RECIPE may be a script's path, or a batch script with its own #SBATCH options. Any other command
-    comes after --, as in: -- torchrun train.py --lr 1e-4.
+    RECIPE can also be the path of a script, or of a batch script with its own #SBATCH options. Put
+    any other command after --, as in: -- torchrun train.py --lr 1e-4.
 
     --from starts from the result of another run. --chain also submits a run for each preset that
-    follows this one in the recipe. Each waits for the run before it and starts from its result. In
-    a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
+    follows this one in the recipe. Each run waits for the previous one and starts from its result.
+    In a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
 
     --sweep submits a run for each of several values, under one name. Runs with the same graphs
-    share one precompile. On Slurm, the runs are tasks of job arrays. On the local cluster, they
-    follow one another.
+    share one precompile. On Slurm, the runs are tasks of job arrays. On the local cluster, they run
+    one after another.
 
-    --halving N stops bad runs of a sweep early. All runs train for a part of their steps, then the
-    best 1/N continue to N times as many steps, and so on, until one run reaches the last step. A
-    job array for each such rung waits for the rung before it. N:STEPS sets the steps of the first
-    rung.
+    --halving N stops the worst runs of a sweep early. All runs train for part of their steps, then
+    the best 1/N continue to N times as many steps, and so on, until one run reaches the last step.
+    Each such rung is a job array that waits for the previous rung. N:STEPS sets the steps of the
+    first rung.
 
     --compile-for also compiles the graphs for other node counts. The run does not wait for them.
     `trnslurm resume --nodes` can then start at once.
 
-    --each-checkpoint-of starts it for each checkpoint of a run that trains: an evaluation, say. The
-    first node of that run gives its jobs to Slurm.
+    --each-checkpoint-of starts the job for each checkpoint of a training run, for example to
+    evaluate it. The first node of that run submits the jobs to Slurm.
 
-    RECIPE may be a YAML file of stages, each with the words after `trnslurm submit`. A stage is not
-    done again if nothing of it has changed.
+    RECIPE can also be a pipeline: a YAML file of stages, each with the arguments of `trnslurm
+    submit`. A stage is not run again if nothing about it has changed.
 
-    --in runs it in a job that you hold already, within seconds: on the job's first nodes, if it has
-    more. Ctrl-C ends the run, not the job.
+    --in runs it within seconds in a job that you already hold. If the job has more nodes than the
+    run needs, the run uses the first ones. Ctrl-C ends the run, not the job.
 
     \b
     Example:
@@ -210,19 +218,21 @@ def submit_command(
       trnslurm submit --rendered reviewed
     """
     if (recipe is None) == (rendered is None):
-        raise click.UsageError("give either a RECIPE or --rendered DIR")
+        raise click.UsageError("pass either a RECIPE or --rendered DIR")
     if elastic:
-        console.tell("warning: --elastic has a new name, --compile-for")
+        console.tell("warning: --elastic has been renamed to --compile-for")
         compile_for = compile_for or elastic
     if console.dry_run and console.as_json:
-        raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
+        raise click.UsageError("--dry-run does not print JSON: use plan --json or show --json")
     site, host = chosen_site(), SubmitHost()
     if site and holder is not None:
         raise click.UsageError(
-            f"--in is for the cluster's own hosts: ssh {site.place.host}, and run it there"
+            f"--in works only on the cluster itself: ssh {site.place.host}, and run it there"
         )
     if site and options["after"] is not None:
-        raise click.UsageError(f"--after looks for the job on this host: use ssh {site.place.host}")
+        raise click.UsageError(
+            f"--after looks for the job on this host: run ssh {site.place.host} first"
+        )
     if site:
         from trnslurm.cli.remote import RemoteHost  # most submissions stay on this host
 
@@ -230,12 +240,12 @@ def submit_command(
     if recipe is not None and is_pipeline(recipe):
         if site:
             raise click.UsageError(
-                f"a pipeline is for the cluster's own hosts: ssh {site.place.host}"
+                f"pipelines can be submitted only from the cluster itself: ssh {site.place.host}"
             )
         _submit_pipeline(Path(recipe), options, again, console)
         return
     if again:
-        raise click.UsageError("--again is for the stages of a pipeline, a YAML file")
+        raise click.UsageError("--again works only with the stages of a pipeline, a YAML file")
     sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
     lowest, highest = options.pop("lowest"), options.pop("highest")
     follows = each_checkpoint_of is not None
@@ -271,7 +281,7 @@ def submit_command(
         more = {"--sweep": sweep or file, "--chain": chain, "--compile-for": compile_for}
         refuse_pairs(more | {"--in": holder})
         if at_most and not (sweep or file or rule):
-            raise click.UsageError("--at-most is for --sweep and --each-checkpoint-of")
+            raise click.UsageError("--at-most requires --sweep or --each-checkpoint-of")
         if site:
             options["cluster"] = options["cluster"] or site.cluster or None
         request = Request(
@@ -290,7 +300,7 @@ def submit_command(
         check(rule, submission)
     around = os.environ.get("SLURM_JOB_ID") if holder is None and not site else None
     if around and submission.job.has_queue:
-        console.say(f"This shell is in job {around}: --in {around} would run it there")
+        console.say(f"This shell is inside job {around}. To run there, pass --in {around}")
     for line in submission_lines(submission, remote=host.remote):
         click.echo(line, err=not console.dry_run)
     if rule:
@@ -313,38 +323,39 @@ def _submit_pipeline(
     elif console.as_json:
         echo_json({"pipeline": submission.pipeline, "stages": dict(submission.stages)})
     else:
-        click.echo("Every stage is done: nothing to submit")
+        click.echo("All stages are done: nothing to submit")
 
 
 def _halving(
     sweeps: bool, text: str | None, lowest: str | None, highest: str | None, follows: bool
 ) -> Asked | None:
-    """Return how bad runs of a sweep are stopped early, or None if they are not."""
+    """Return how the worst runs of a sweep are stopped early, or None if they are not."""
     if text is None:
         if (lowest or highest) and not follows:
-            raise click.UsageError("--lowest and --highest are for --halving and "
-                                   "--each-checkpoint-of")  # fmt: skip
+            raise click.UsageError(
+                "--lowest and --highest require --halving or --each-checkpoint-of"
+            )
         return None
     if not sweeps:
-        raise click.UsageError("--halving is for --sweep")
+        raise click.UsageError("--halving requires --sweep")
     from trnslurm.submission.halving import parse_halving
 
     return parse_halving(text, lowest=lowest, highest=highest)
 
 
 def _refuse_beside_follow(site: Site | None, *given: Any) -> None:
-    """Refuse what a run for each checkpoint cannot have."""
+    """Reject options that cannot be combined with --each-checkpoint-of."""
     names = ("--rendered", "--sweep", "--chain", "--compile-for", "--in")
     refuse_pairs({"--each-checkpoint-of": True, **dict(zip(names, given[:-1], strict=True))})
     refuse_pairs({"--each-checkpoint-of": True, "--after": given[-1]["after"]})
     if site:
         raise click.UsageError(
-            f"--each-checkpoint-of is for the cluster's own hosts: ssh {site.place.host}"
+            f"--each-checkpoint-of works only on the cluster itself: ssh {site.place.host}"
         )
 
 
 def _follow(submission: Submission, rule: Rule, console: Terminal) -> None:
-    """Have a job follow a run."""
+    """Submit a job for each checkpoint of a run."""
     if console.dry_run:
         return
     from trnslurm.runs.followers import followers_of
@@ -360,7 +371,7 @@ def _follow(submission: Submission, rule: Rule, console: Terminal) -> None:
 
 
 def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:
-    """Submit, on this host or on the host of a site, unless it is a dry run."""
+    """Submit on this host, or on the host of a site, unless this is a dry run."""
     if not (console.yes or console.dry_run):
         _confirm(submission)
     if site:
@@ -383,10 +394,10 @@ def _confirm(submission: Submission) -> None:
         return
     if not sys.stdin.isatty():
         raise SubmitError(
-            f"{hours(expected)} node-hours is over the {limit:g} above which {first.cluster} "
-            "asks: pass --yes"
+            f"{hours(expected)} node-hours exceeds the {limit:g} above which {first.cluster} asks "
+            "for confirmation: pass --yes"
         )
-    click.confirm(f"That is over {limit:g} node-hours. Submit?", abort=True, err=True)
+    click.confirm(f"That is more than {limit:g} node-hours. Submit?", abort=True, err=True)
 
 
 def _refuse_options() -> None:
@@ -398,6 +409,4 @@ def _refuse_options() -> None:
         if option.name not in _OF_A_BUNDLE
     ]
     if given:
-        raise click.UsageError(
-            f"--rendered submits the files unchanged: leave out {' '.join(given)}"
-        )
+        raise click.UsageError(f"--rendered submits the files unchanged: omit {' '.join(given)}")

@@ -26,14 +26,16 @@ from trnslurm.runs.status import RunStatus, run_status
     type=click.FloatRange(min=0.5),
     default=5.0,
     metavar="S",
-    help="Refresh after this many seconds; each refresh is one squeue.",
+    help="Number of seconds between refreshes; each refresh is one squeue call.",
 )
-@click.option("-a", "--all", "everything", is_flag=True, help="Show all runs, not the newest 20.")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Show all runs, not only the newest 20."
+)
 @workspace_option
 def top_command(run: str | None, every: float, everything: bool, workspace: Workspace) -> None:
-    """Show runs live: progress, loss, speed, time left, last lines.
+    """Show runs live: progress, loss, speed, time left and last lines.
 
-    Keys: Enter opens a run, l shows its log, c cancels and r resumes it, p writes its report, q
+    Keys: Enter opens a run, l shows its log, c cancels it, r resumes it, p writes its report, and q
     quits.
 
     \b
@@ -42,11 +44,11 @@ def top_command(run: str | None, every: float, everything: bool, workspace: Work
       trnslurm top last --every 2
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise TrnslurmError("top needs a terminal: trnslurm status, or trnslurm watch")
+        raise TrnslurmError("top needs a terminal: use trnslurm status or trnslurm watch instead")
     try:
         from trnslurm.top.app import Top
     except ImportError:
-        raise TrnslurmError("top needs textual: pip install 'trnslurm[top]'") from None
+        raise TrnslurmError("top needs textual: run pip install 'trnslurm[top]'") from None
 
     def listed() -> Sequence[RunStatus]:
         return list_statuses(workspace, RunFilter(everything=everything))[0]
@@ -61,8 +63,8 @@ def _cancel(run: RunDir) -> str:
 
     ended, cancelled = cancel_unless_ended([run])
     if not cancelled:
-        return f"{run.name} has ended already: {ended[0].state}"
-    return f"Cancelling {run.name}: it saves a checkpoint" if cancelled[0].saves else "Cancelled"
+        return f"{run.name} has already ended: {ended[0].state}"
+    return f"Cancelling {run.name}: saving a checkpoint" if cancelled[0].saves else "Cancelled"
 
 
 def _resume(workspace: Workspace, run: RunDir) -> str:

@@ -1,4 +1,4 @@
-"""usage: what the devices, processors, memory and network of a run's nodes do."""
+"""usage: how a run's nodes use their devices, processors, memory and network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trnslurm.runs.usage import rows_of, usage_of
 @path_option
 @json_option
 def usage_command(run: RunDir, console: Terminal) -> None:
-    """Show what each node of a run uses: devices, processors, memory.
+    """Show the device, processor and memory use of each node of a run.
 
-    The values are means over the last minute. The values of all minutes are in usage/ of the run
-    directory. Below the table are problems: an idle device, a clock that heat has lowered, memory
-    that is running out, a rising count of errors.
+    The values are means over the last minute. The values of all minutes are in usage/ in the run
+    directory. Problems are listed below the table: idle devices, clocks throttled by heat, memory
+    that is running out, and rising error counts.
 
     \b
     Example:
@@ -34,8 +34,8 @@ def usage_command(run: RunDir, console: Terminal) -> None:
         return
     if not found.nodes:
         raise RunError(
-            f"no node of {run.name} has recorded its use; nodes do so when an attempt begins, "
-            "unless usage_seconds of the profile is 0"
+            f"no node of {run.name} has recorded its use. Nodes start to record when an attempt "
+            "begins, unless usage_seconds in the profile is 0"
         )
     header, rows = rows_of(found.nodes)
     echo_table(header, rows, right=",".join(set(header) - {"host", "as of"}))

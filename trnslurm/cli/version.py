@@ -1,4 +1,4 @@
-"""--version, also with --verbose."""
+"""--version, with and without --verbose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUILT_IN = {"launcher": HEADS, "tracker": TRACKERS, "notifier": tuple(WAYS)}
 
 
 def print_installed(cluster: str | None, *, as_json: bool) -> None:
-    """Print what is installed here, and what the jobs of a cluster, or the default one, use."""
+    """Print what is installed here and what the jobs of a cluster, or the default one, use."""
     workspace = workspace_of(())
     name = cluster or workspace.cluster
     found = installed(name, resolve_cluster(workspace, name) if name else None)
@@ -46,7 +46,7 @@ def _of_jobs(jobs: Jobs) -> str:
 
 def _hidden(plugin: Plugin) -> str:
     built_in = plugin.name in _BUILT_IN.get(plugin.kind, ())
-    return ", not used: the built-in one of this name goes first" if built_in else ""
+    return ", unused: the built-in one of this name takes precedence" if built_in else ""
 
 
 def _print_packages(found: Installed) -> None:

@@ -1,1 +1,1 @@
-"""Run directories, and what became of the runs in them."""
+"""Run directories, and the outcomes of the runs in them."""

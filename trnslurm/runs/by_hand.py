@@ -1,4 +1,4 @@
-"""Messages about a bundle that sbatch or bash started, without trnslurm."""
+"""Messages about a bundle that was started with sbatch or bash, without trnslurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNKNOWN = "started without trnslurm submit, so its jobs in the queue are unknown
 
 
 def start_by_hand(run: RunDir, record: Record) -> str:
-    """Return the command that starts the first phase again that has not completed."""
+    """Return the command that restarts the first phase that has not completed."""
     newest = {phase: run.newest_attempt(record, phase) for phase in record.phases}
     done = [phase for phase, last in newest.items() if last and last.state is State.COMPLETED]
     phase = next((p for p in record.phases if p not in done), record.phases[-1])
@@ -22,6 +22,6 @@ def start_by_hand(run: RunDir, record: Record) -> str:
 
 
 def refuse_by_hand(run: RunDir, record: Record, instead: str) -> None:
-    """Refuse to change a run that trnslurm has not submitted; `instead` says what to do."""
+    """Refuse to change a run that trnslurm did not submit. `instead` says what to do."""
     if isinstance(record, ByHand):
         raise RunError(f"{run.path} was started without trnslurm submit: {instead}")

@@ -1,4 +1,4 @@
-"""Explains a run by what triage finds: its reason, what to fix, and the command after that."""
+"""Explains a run from what triage finds: the reason, the fix, and the command to run after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIVEN_UP = "given up after"
 
 
 def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
-    """Return the findings of triage for a run that failed, or was requeued after a crash."""
+    """Return triage's finding about a run that failed, or that was requeued after a crash."""
     for phase in reversed(status.phases):
         if not phase.attempt:
             continue
@@ -43,9 +43,9 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
 
 
 def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None]:
-    """Return a status whose reason and next command have what triage finds, and that finding.
+    """Return a status whose reason and next command include what triage finds, and that finding.
 
-    A node records the cause itself, unless it died before, or its logs were not complete then.
+    A node records the cause itself, unless it died first or its logs were still incomplete.
     """
     found = why_it_failed(run, status)
     status = _with_canceller(run, status)
@@ -70,7 +70,7 @@ def explained(run: RunDir, status: RunStatus) -> tuple[RunStatus, Finding | None
 
 
 def _with_canceller(run: RunDir, status: RunStatus) -> RunStatus:
-    """Return a status that names the user who ended the run without us, if that is known."""
+    """Return a status that names the user who ended the run without trnslurm, if that is known."""
     scheduler = scheduler_of(run.record())
     unnamed = scheduler.by_others()
     if status.state is not State.CANCELLED or not status.reason.startswith(unnamed):
@@ -82,7 +82,7 @@ def _with_canceller(run: RunDir, status: RunStatus) -> RunStatus:
 
 
 def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatus:
-    """Return a status with what to correct, and the command that continues the run after that."""
+    """Return a status with what to correct, and the command that then continues the run."""
     resume = f"trnslurm resume {run.name}"
     if not (status.mend or resume).startswith(resume) or run.cancelled_file.exists():
         return status
@@ -95,13 +95,13 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
     saved = bool(has_saved(run) or changed_at(saves_in(run)))  # a script may find its own
     known = cause_of([record.refused]) if failed and not found else None
     if (last := run.newest_attempt(record, record.phases[-1])) and last.cause == EndCause.REPEATS:
-        fix = "have the script load what it finds in {checkpoints} when it starts"
+        fix = "make the script load what it finds in {checkpoints} when it starts"
         fix, mend = new_submission(asdict(record), fix)
     elif status.state is State.TIMEOUT and not (saved or found or status.mend.endswith("=MORE")):
         fix, mend = longer(asdict(record))
     elif found and failed and found.mend == SUBMIT and not found.options and _continues_work(run):
         # A new run would begin at step 0.
-        fix, mend = f"{short(found.fix)} (in work/ of the run directory)", resume
+        fix, mend = f"{short(found.fix)} (in work/ in the run directory)", resume
     elif found and (failed or status.state is State.TIMEOUT):
         fix, mend = way_back(
             asdict(record),
@@ -124,12 +124,12 @@ def _with_fix(run: RunDir, status: RunStatus, found: Finding | None) -> RunStatu
 
 
 def _continues_work(run: RunDir) -> bool:
-    """Check whether a custom script would go on from what it saved, with the run's copy of it."""
+    """Check whether a custom script can continue from what it saved, using the run's copy of it."""
     return has_saved(run) and run.project_file.exists() and (run.path / "work").is_dir()
 
 
 def _by_hand(run: RunDir, status: RunStatus) -> RunStatus:
-    """Return a status whose command starts a bundle as it was started, without trnslurm."""
+    """Return a status whose command restarts a bundle the way it was started, without trnslurm."""
     record = run.record()
     if not isinstance(record, ByHand) or not status.mend.startswith("trnslurm resume"):
         return status
@@ -137,10 +137,7 @@ def _by_hand(run: RunDir, status: RunStatus) -> RunStatus:
 
 
 def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatus:
-    """Return a status that leads to no resume over checkpoints of which the run does not know.
-
-    `before` is the status without a fix.
-    """
+    """Return a status that does not suggest a resume that may overwrite unknown checkpoints."""
     resume = f"trnslurm resume {run.name}"
     if resume not in (before.mend, status.mend) or not (left := unreported(run)):
         return status
@@ -148,10 +145,10 @@ def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatu
     again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
     own = f"`{again}` if the script finds {left} itself; if not, "
     if (left.whole or left.finds) and mend == resume and not isinstance(record, ByHand):
-        own += "pass it to the script, by the option that it has for this"
-        own += "" if left.option else " (if it has none, call trnslurm.saved() there)"
+        own += "pass it with the script's own option"
+        own += "" if left.option else " (if the script has none, call trnslurm.saved() in it)"
         return replace(status, fix=own, mend=f"{resume} {left.words}")
     if mend == resume:
         fix, mend = new_submission(asdict(record), "")
-    own += "pass it to the script, and call trnslurm.saved() there"
+    own += "pass it to the script, and call trnslurm.saved() in it"
     return replace(status, fix=", then ".join(filter(None, [own, fix])), mend=mend)

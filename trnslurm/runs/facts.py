@@ -1,4 +1,4 @@
-"""The facts of `status --json` about a run: its status, and related records."""
+"""The facts that `status --json` prints about a run: its status and related records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(run: RunDir, status: RunStatus, failure: Finding | None) -> dict[str, Any]:
-    """Return all that is known about a run."""
+    """Return everything that is known about a run."""
     spares, copies = spares_of(run, status.attempts), mirrored(run)
     again, left = restarted(run, status), saved(run)
     return {

@@ -17,21 +17,19 @@ from trnslurm.records.run import RunDir
 def find_run(word: str, roots: list[Path]) -> RunDir:
     """Return the run that `word` names: a path, a name, a unique part of a name, or `last`."""
     if not word:
-        raise RunError("name a run, or type `last`")
+        raise RunError("pass the name of a run, or `last`")
     if "/" in word or (word != "last" and RunDir(Path(word)).is_run):
         run = RunDir(Path(word).absolute())
         if not run.is_run and run.script("train").is_file():
-            raise RunError(
-                f"{word}: it has not begun; start it with trnslurm submit --rendered {word}"
-            )
+            raise RunError(f"{word} has not started: run trnslurm submit --rendered {word}")
         if not run.is_run:
-            raise RunError(f"{word}: no run there (no {RECORD})")
+            raise RunError(f"{word}: not a run directory (no {RECORD})")
         return run
     return _pick(word, list_runs(roots), roots)
 
 
 def _matching(word: str, names: Iterable[str]) -> list[str]:
-    """Return the names equal to a word; if none is, those that end with it, or contain it."""
+    """Return the names equal to a word, or else those ending with it, or else containing it."""
     known = list(dict.fromkeys(names))
     return (
         [name for name in known if name == word]
@@ -50,17 +48,17 @@ def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
         return matches[0]
     if matches and len({group_of(run) for run in matches}) == 1 and group_of(matches[0]):
         raise RunError(
-            f"{word} is a sweep of {len(matches)} runs: name one of them, as {matches[0].name}"
+            f"{word} is a sweep of {len(matches)} runs: name one of them, such as {matches[0].name}"
         )
     if matches:
         some = ", ".join(r.name for r in matches[-3:])
-        raise RunError(f"{word} names {len(matches)} runs ({some} …): give more of the name")
+        raise RunError(f"{word} matches {len(matches)} runs ({some} …): type more of the name")
     where = ", ".join(map(str, roots)) or "no run root"
     raise RunError(f"no run {word!r} in {where}; `trnslurm runs` lists them")
 
 
 def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
-    """Return the run that `word` names, or all runs if it names a sweep; names as in find_run."""
+    """Return the run that `word` names, or all runs of a sweep. Names are as in find_run."""
     if not word or word == "last" or "/" in word or RunDir(Path(word)).is_run:
         return [find_run(word, roots)]
     near = [run for run in list_runs(roots) if word in run.name]
@@ -75,13 +73,13 @@ def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
     if found:
         names = ", ".join(sorted(found)[-3:])
         raise RunError(
-            f"{word} names {len(found)} runs or sweeps ({names} …): give more of the name"
+            f"{word} matches {len(found)} runs or sweeps ({names} …): type more of the name"
         )
     return [_pick(word, near, roots)]
 
 
 def group_of(run: RunDir) -> str:
-    """Return the name of a run's sweep, or an empty text if it has none or run.json is damaged."""
+    """Return the name of a run's sweep; empty if it has none or if run.json is damaged."""
     try:
         return run.record().group
     except RunError:
@@ -89,7 +87,7 @@ def group_of(run: RunDir) -> str:
 
 
 def in_order(runs: Iterable[RunDir]) -> list[RunDir]:
-    """Return the runs of a sweep or a pipeline in their order: -10 comes after -2."""
+    """Return the runs of a sweep or a pipeline in numeric order, so that -10 comes after -2."""
     found = [*runs]
     with contextlib.suppress(RunError):
         if stages := [*found[0].record().stages.values()]:

@@ -29,21 +29,21 @@ class Follower(Frozen):
 
     name: str
     group: str
-    """The name of all its runs."""
+    """The name that all its runs share."""
     runs: int
     step: int | None
-    """The newest step that has numbers."""
+    """The newest step that has metrics."""
     numbers: Mapping[str, float]
-    """The last numbers that the run for this step has reported."""
+    """The latest metrics reported by the run for this step."""
     metric: str
-    """By which the best checkpoint is kept, or empty if none is."""
+    """The metric that selects the best checkpoint, or empty if no checkpoint is kept."""
     best: Best | None
     problem: str
-    """Why Slurm refuses the next job, or empty if it does not."""
+    """Why Slurm rejects the next job, or empty if it does not."""
 
     @property
     def words(self) -> str:
-        """The line of `status` about it."""
+        """The line about it in `status`."""
         started = f"{count(self.runs, 'job')} so far"
         if self.runs:
             started += f": trnslurm status {self.group}"
@@ -55,8 +55,8 @@ class Follower(Frozen):
             started += self.best.checkpoint
         elif self.metric and self.numbers and self.metric not in self.numbers:
             started += f"; no job has reported {self.metric}"
-        refused = f"; Slurm refuses the next one: {self.problem}" if self.problem else ""
-        return f"{self.name} follows its checkpoints, {started}{refused}"
+        refused = f"; Slurm rejects the next one: {self.problem}" if self.problem else ""
+        return f"{self.name} runs for each checkpoint, {started}{refused}"
 
 
 def followers_of(run: RunDir) -> list[Follower]:

@@ -12,9 +12,9 @@ _MAX_PATCH_MIB = 16
 
 
 def git_source(directory: Path) -> tuple[Mapping[str, Any], bytes]:
-    """Return a directory's git commit and its uncommitted changes as a patch.
+    """Return a directory's git commit, and its uncommitted changes as a patch.
 
-    Outside a repository both are empty; a huge patch is dropped.
+    Both are empty outside a repository. A patch that is too large is dropped.
     """
     # https://git-scm.com/docs/git-status#_porcelain_format_version_2
     output = _git(directory, "status", "--porcelain=v2", "--branch") or b""

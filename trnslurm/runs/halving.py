@@ -1,4 +1,4 @@
-"""The rungs of a sweep as its runs show them: who goes on, who has stopped, and why."""
+"""The rungs of a sweep, as seen from its runs: which continue, which have stopped, and why."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Told(Frozen):
     state: State
     reason: str
     mend: str = ""
-    """The command that continues it with the others, or empty if there is none."""
+    """The command that continues the run along with the others, or empty if there is none."""
 
 
 class RungOf(Frozen):
-    """The rung of a run, and its rank there."""
+    """A run's rung, and its rank there."""
 
     rung: int
     rungs: int
     rank: int
-    """In that rung once it has ended; 0: it has none."""
+    """The run's rank in the rung, once the rung has ended, or 0 if it has none."""
     runs: int
-    """Of the rung."""
+    """The number of runs in the rung."""
     over: bool
-    """Whether the rung has been ranked: who has no rank does not go on."""
+    """Whether the rung has been ranked. Runs without a rank do not continue."""
 
 
 def sweep_of(run: RunDir, record: Record) -> Path:
@@ -49,12 +49,12 @@ def sweep_of(run: RunDir, record: Record) -> Path:
 
 
 def in_queue(halving: Halving, rung: int, scheduler: Scheduler) -> bool:
-    """Check whether the array of a rung may still start runs; a silent Slurm may."""
+    """Check whether the array of a rung may still start runs, assuming so if Slurm is silent."""
     return may_run(halving.rungs[rung - 1].job, scheduler)
 
 
 def may_run(job: str, scheduler: Scheduler) -> bool:
-    """Check whether a job, or a task of an array, has not ended; a silent Slurm may know one."""
+    """Check whether a job or an array task may still run, assuming so if Slurm is silent."""
     try:
         return bool(job) and not {*scheduler.job_states(job)} <= ENDED.keys()
     except SlurmError:
@@ -62,7 +62,7 @@ def may_run(job: str, scheduler: Scheduler) -> bool:
 
 
 class Rungs:
-    """The rungs of sweeps, each read once."""
+    """The rungs of sweeps. Each is read only once."""
 
     def __init__(self) -> None:
         self._halvings: dict[Path, Halving | None] = {}
@@ -76,7 +76,7 @@ class Rungs:
             return None
         at, halving = found
         if RunDir(run.path).record().jobs != record.jobs:  # it moved to its next rung meanwhile
-            return Told(state=State.REQUEUED, reason="it continues in its next rung")
+            return Told(state=State.REQUEUED, reason="continues in its next rung")
         sweep, words = sweep_of(run, record), at.words
         ranking = self._ranking(sweep, at.rung)
         if state is not State.COMPLETED or at.rung == at.rungs:
@@ -91,7 +91,7 @@ class Rungs:
             )
         rank = f"rank {number} of {halving.rungs[at.rung - 1].runs}"
         if ranking and not number:
-            why = ranking.out.get(run.name, "it has ended after the others")
+            why = ranking.out.get(run.name, "it ended after the others")
             return Told(state=state, reason=f"stopped after {words}: {why}")
         if number > halving.rungs[at.rung].runs:
             return Told(state=state, reason=f"stopped after {words}: {rank}")
@@ -99,11 +99,11 @@ class Rungs:
         if not self._waits(sweep, halving, at.rung + 1, record):
             why = f"{done}, but rung {at.rung + 1} is not in the queue"
             return Told(state=State.CANCELLED, reason=why, mend=again)
-        then = "it continues" if ranking else "it is ranked when the others have ended"
+        then = "continues" if ranking else "will be ranked when the others have ended"
         return Told(state=State.REQUEUED, reason=f"{done}: {then}")
 
     def rung_of(self, run: RunDir, record: Record) -> RungOf | None:
-        """Return the rung of a run; None: its sweep has no rungs, or it has left them."""
+        """Return the rung of a run, or None if its sweep has no rungs or the run has left them."""
         found = self._of(run, record) if record.group else None
         if found is None:
             return None

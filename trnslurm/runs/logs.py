@@ -27,13 +27,13 @@ def choose_log(
 ) -> Path | None:
     """Return the newest log of a node, of the batch script, or of a role's server `node`.
 
-    None if there is none.
+    Return None if there is none.
     """
     if role is not None:
         return _log_of_server(run, role, node)
     phases, record = run.phases_back(phase), run.record()
     if not 0 <= node < record.nodes:
-        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
+        raise RunError(f"{run.name} has no node {node}, only nodes 0 to {record.nodes - 1}")
     for name in phases:
         if batch:
             if logs := run.batch_logs(name):
@@ -47,19 +47,21 @@ def choose_log(
 
 
 def _log_of_server(run: RunDir, role: str, number: int) -> Path | None:
-    """Return the newest log of a server; None if there is none."""
+    """Return the newest log of a server, or None if there is none."""
     roles = {each.name: each for each in read_roles(run.roles_file)}
     if role not in roles:
         known = f"it has {', '.join(roles)}" if roles else "it has none"
         raise RunError(f"{run.name} has no role {role}: {known}")
     if not 0 <= number < (nodes := roles[role].nodes):
-        raise RunError(f"role {role} of {run.name} has servers 0 to {nodes - 1}, but no {number}")
+        raise RunError(
+            f"role {role} of {run.name} has no server {number}, only servers 0 to {nodes - 1}"
+        )
     found = run.server_logs(role, number)
     return found[-1] if found else None
 
 
 def log_of(run: RunDir, **which: Any) -> Path:
-    """Return the log that choose_log finds; raise a RunError if there is none yet."""
+    """Return the log that choose_log finds. Raise a RunError if there is none yet."""
     if file := choose_log(run, **which):
         return file
     status = run_status(run)
@@ -68,7 +70,7 @@ def log_of(run: RunDir, **which: Any) -> Path:
 
 
 def tail_offset(file: Path, lines: int | None) -> int:
-    """Return the offset at which the last `lines` of a file begin; None means all lines."""
+    """Return the offset at which the last `lines` of a file start. None means all lines."""
     if lines is None:
         return 0
     with open_file(file) as stream:
@@ -88,12 +90,12 @@ def tail_offset(file: Path, lines: int | None) -> int:
 
 
 def print_log(file: Path, lines: int | None) -> Iterator[bytes]:
-    """Yield the last `lines` of a log; None means all lines."""
+    """Yield the last `lines` of a log. None means all lines."""
     yield from _rest(file, tail_offset(file, lines))
 
 
 def last_states(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a log as a terminal shows it: a progress bar writes one line again and again."""
+    """Yield a log as a terminal shows it, where a progress bar keeps rewriting one line."""
     held = b""
     for chunk in chunks:
         *lines, held = (held + chunk).split(b"\n")
@@ -108,7 +110,7 @@ def last_states(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return the last text written over a line; blanks only clear the line."""
+    """Return the last text written over a line. Blanks only clear the line."""
     states = (state for state in reversed(line.split(b"\r")) if state.strip())
     return next(states, b"") if b"\r" in line else line
 
@@ -116,7 +118,7 @@ def _last_state(line: bytes) -> bytes:
 def follow_log(
     choose: Callable[[], Path | None], ended: Callable[[], bool], *, lines: int | None
 ) -> Iterator[bytes]:
-    """Yield a log's last lines and what is added, also from newer attempts, until the run ends."""
+    """Yield a log's last lines and whatever is added, across newer attempts, until the run ends."""
     current: Path | None = None
     offset = 0
     while True:

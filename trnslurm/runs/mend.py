@@ -1,4 +1,4 @@
-"""Chooses the command that continues a run, by its state."""
+"""Chooses the command that continues a run, based on its state."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _CAP_KEY = re.compile(r"\((slurm\.max_\w+)[:)]")
 
 
 def saved_words(run: RunDir) -> str:
-    """Return the newest saved step in words, or an empty text if nothing is saved."""
+    """Return the newest saved step in words, or an empty string if nothing is saved."""
     if step := newest_step(run):
         one = newest(run)
         form = f" ({printable(one.name)})" if one and one.form else ""
         return f"step {step} is saved{form}"
     if run.project_file.exists() and (left := found(run)):
-        return f"{printable(str(left))} is saved, of {utc_time(left.time)}"
+        return f"{printable(str(left))} was saved at {utc_time(left.time)}"
     place = saves_in(run)
     changed = changed_at(place)  # a custom script may not report its steps
-    return f"{place.relative_to(run.path)}/ was written {utc_time(changed)}" if changed else ""
+    return f"{place.relative_to(run.path)}/ was written at {utc_time(changed)}" if changed else ""
 
 
 def next_command(
     run: RunDir, record: Record, state: State, ended: str, phases: Sequence[PhaseStatus], ahead: str
 ) -> str:
-    """Return the command that continues a run, or an empty text if there is none to give.
+    """Return the command that continues a run, or an empty string if there is none.
 
-    `ended` says where a completed run ended early. `ahead` is the command that continues
-    the failed run that this run waits for.
+    `ended` says where a completed run ended early. `ahead` is the command that continues the failed
+    run that this run waits for.
     """
     if PREPARE in record.phases:
         return ""  # another submission continues where this run ended

@@ -1,4 +1,4 @@
-"""Tells how far the copies of a run's checkpoints in S3 are, and why they are not further."""
+"""Reports how far the copies of a run's checkpoints in S3 have come, and what delays them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from trnslurm.records.run import RunDir
 
 
 class Mirrored(Frozen):
-    """The copies of a run's checkpoints."""
+    """The progress of copying a run's checkpoints."""
 
     place: str
     newest: int
     """The newest step on disk."""
     step: int = 0
-    """The newest step of which S3 has a copy; 0: none."""
+    """The newest step that has been copied to S3, or 0 if there is none."""
     why: str = ""
     """Why there is no newer copy, if there should be one."""
     since: str = ""
-    """Since when; or when of `sending` something arrived last."""
+    """The start of the problem, or the time when data of `sending` last arrived."""
     sending: int = 0
-    """The step that is being copied."""
+    """The step that is currently being copied."""
     sent: int = 0
-    """Bytes of it."""
+    """The number of bytes copied so far."""
     bytes: int = 0
 
     def __str__(self) -> str:
@@ -33,14 +33,16 @@ class Mirrored(Frozen):
         where = f"step {self.step} is in {self.place}" if self.step else f"nothing in {self.place}"
         if self.step >= self.newest:
             return (
-                f"{where}; since {self.since} nothing is copied: {self.why}" if self.why else where
+                f"{where}; nothing has been copied since {self.since}: {self.why}"
+                if self.why
+                else where
             )
         if self.why:
-            return f"{where}, step {self.newest} is not, since {self.since}: {self.why}"
+            return f"{where}; step {self.newest} has not been copied since {self.since}: {self.why}"
         if self.sending:
             done = f"{self.sent / 1e6:,.0f} of {self.bytes / 1e6:,.0f} MB"
-            return f"{where}, of step {self.sending} {done} at {self.since}"
-        return f"{where}, step {self.newest} is not"
+            return f"{where}; {done} of step {self.sending} copied at {self.since}"
+        return f"{where}; step {self.newest} is not copied yet"
 
 
 def mirrored(run: RunDir) -> Mirrored | None:

@@ -20,13 +20,13 @@ _MOST_TOLD = 5
 
 
 class Spares(Frozen):
-    """The nodes that wait in a job for a fault."""
+    """The nodes that a job holds in reserve for a fault."""
 
     number: int
     used: tuple[str, ...]
-    """The spares that train, or have trained, in this job."""
+    """The spares that are training, or have trained, in this job."""
     gone: tuple[str, ...]
-    """The nodes whose place they took."""
+    """The nodes that they replaced."""
 
     @property
     def left(self) -> int:
@@ -42,7 +42,7 @@ class Spares(Frozen):
 def spares_of(run: RunDir, attempts: Sequence[Attempt]) -> Spares | None:
     """Return the spares of a run's newest job, or None if it has none.
 
-    The nodes after a requeue are new ones, so attempts before it do not count.
+    A requeue allocates new nodes, so attempts before it do not count.
     """
     number = 0
     with suppress(OSError):
@@ -62,13 +62,13 @@ def spares_of(run: RunDir, attempts: Sequence[Attempt]) -> Spares | None:
 
 
 def least_nodes(run: RunDir, nodes: int) -> int:
-    """Return on how few nodes the job may start; `nodes` if it has no range."""
+    """Return the smallest number of nodes on which the job may start, by default `nodes`."""
     fewer = [f.parent.name.rpartition("-")[2] for f in run.path.glob(OF_COUNT.format("*/train.*"))]
     return min((int(count) for count in fewer if count.isdecimal()), default=nodes)
 
 
 def sizes_of(run: RunDir, nodes: int, attempts: Sequence[Attempt]) -> str:
-    """Return on how many nodes each attempt was, in words, if the job has a range of nodes."""
+    """Return the node count of each attempt in words, if the job has a range of nodes."""
     least = least_nodes(run, nodes)
     if least >= nodes:
         return ""

@@ -1,8 +1,8 @@
-"""Whether a run has seen each sample as often as its order says, over all attempts.
+"""Checks whether a run has seen each sample as often as its order says, over all attempts.
 
-An attempt notes which step of the data it begins with, of how many samples, in which order, and
-where the steps of the training and of the data part (contract: state/order.jsonl). What it did
-after the checkpoint from which a later attempt went on does not count.
+At its start, an attempt records the step of the data with which it begins, the number of samples,
+their order, and where the steps of the run and of the data differ (contract: state/order.jsonl).
+Steps after the checkpoint from which a later attempt continued do not count.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _DECIDES = {
 
 @dataclass
 class Stretch:
-    """What counts of one attempt."""
+    """The part of one attempt that counts."""
 
     attempt: int
     workers: int
     steps: range
-    """Of the training."""
+    """The steps of the run."""
     data: list[range]
-    """The steps of the data that it has trained on."""
+    """The steps of the data that the attempt has trained on."""
 
 
 @dataclass
 class Order:
-    """What was seen."""
+    """The samples that a run has seen."""
 
     run: str
     stretches: list[Stretch]
     samples: int
-    """The number of different samples; 0: of a mix."""
+    """The number of different samples, or 0 for a mix."""
     global_batch: int
     seen: int = 0
-    """How many samples were trained on, each as often as it was."""
+    """The number of samples trained on, counting repetitions."""
     epochs: int = 0
-    """How often all samples were seen."""
+    """How many times all samples were seen."""
     repeated: int = 0
     missed: int = 0
     counted: bool = True
@@ -61,17 +61,18 @@ class Order:
 
 
 def check_order(run: RunDir) -> Order:
-    """Return whether each sample was seen exactly once in each epoch."""
+    """Check whether each sample was seen exactly once in each epoch, and return what was found."""
     begins, parts, differ = _read(run)
     if not begins:
         raise TrnslurmError(
-            f"{run.name} has noted no order of samples: recipes do, and scripts that use "
-            "trnslurm.batches or trnslurm.loader and call trnslurm.report (docs/loader.md)"
+            f"{run.name} has not recorded the order of its samples. Recipes record it, and so do "
+            "scripts that use trnslurm.batches or trnslurm.loader and call trnslurm.report "
+            "(docs/loader.md)"
         )
     last = run.last_metrics().get("step")
     stretches = list(_stretches(begins, parts, int(last) if isinstance(last, int) else 0))
     if not stretches:
-        raise TrnslurmError(f"{run.name} has reported no step yet: try again later")
+        raise TrnslurmError(f"{run.name} has not reported any steps yet: try again later")
     final = begins[stretches[-1].attempt]
     found = Order(
         run=run.name,
@@ -93,7 +94,7 @@ def check_order(run: RunDir) -> Order:
 
 
 def _read(run: RunDir) -> tuple[dict[int, Any], dict[int, list[Any]], dict[int, list[int]]]:
-    """Return how each attempt began, where its steps and the data's part, and who differs."""
+    """Return how each attempt began, where its steps and data steps diverge, and who differs."""
     begins: dict[int, Any] = {}
     parts: dict[int, list[Any]] = {}
     differ: dict[int, list[int]] = {}
@@ -115,7 +116,7 @@ def _read(run: RunDir) -> tuple[dict[int, Any], dict[int, list[Any]], dict[int, 
 
 
 def _is_order(line: dict[str, Any]) -> bool:
-    """Check what decides an order: the run of another user may say anything."""
+    """Check the fields that define an order, because another user's run may contain anything."""
     size, count, mix = line.get("global_batch"), line.get("samples"), line.get("mix")
     numbers = isinstance(size, int) and size > 0 and isinstance(line.get("seed"), int)
     known = count is None if mix else isinstance(count, int) and count > 0
@@ -123,7 +124,7 @@ def _is_order(line: dict[str, Any]) -> bool:
 
 
 def _stretches(begins: dict[int, Any], parts: dict[int, list[Any]], last: int) -> Iterator[Stretch]:
-    """Yield what counts, the oldest attempt first."""
+    """Yield the stretches that count, starting with the oldest attempt."""
     kept: list[Stretch] = []
     end = last
     for attempt in sorted(begins, reverse=True):
@@ -138,7 +139,7 @@ def _stretches(begins: dict[int, Any], parts: dict[int, list[Any]], last: int) -
 
 
 def _data(lines: Sequence[Any], first: int, end: int) -> Iterator[range]:
-    """Yield the steps of the data for the steps of the training after `first`, up to `end`."""
+    """Yield the steps of the data for the run's steps after `first`, up to `end`."""
     begins = [first, *(line["step"] - 1 for line in lines[1:])]
     for line, low, high in zip(lines, begins, [*begins[1:], end], strict=True):
         if low < min(high, end):
@@ -150,43 +151,43 @@ def _change(one: Any, other: Any) -> list[str]:
 
 
 def _changes(stretches: Sequence[Stretch], begins: dict[int, Any]) -> Iterator[str]:
-    """Yield how the order itself has changed."""
+    """Yield the ways in which the order itself has changed."""
     for before, after in itertools.pairwise(stretches):
         was, now = begins[before.attempt], begins[after.attempt]
         for key in _change(was, now):
             values = f"{was.get(key)!r} before, and {now.get(key)!r} since"
             if key in ("mix", "data"):
-                values = "other than before"
+                values = "different from before"
             yield (
-                f"attempt {after.attempt} had {values} {_DECIDES[key]}: from step "
-                f"{after.steps.start} on the order is another one"
+                f"attempt {after.attempt} had {values} {_DECIDES[key]}, so the order is different "
+                f"from step {after.steps.start} on"
             )
 
 
 def _jumps(stretches: Sequence[Stretch]) -> Iterator[str]:
-    """Yield where the steps of the data do not follow one another."""
+    """Yield where the steps of the data are not consecutive."""
     done = 0
     for stretch in stretches:
         for steps in stretch.data:
             place = steps.start - stretch.data[0].start + stretch.steps.start
             if steps.start != done + 1:
-                how = "repeats" if steps.start <= done else "leaves out"
+                how = "repeats" if steps.start <= done else "skips"
                 which = _steps(range(*sorted((steps.start, done + 1))))
                 yield (
-                    f"attempt {stretch.attempt} {how} the data's {which} in step {place} of "
-                    "the training: restore the position when the script resumes, with "
-                    "loader.load_state_dict or start="
+                    f"attempt {stretch.attempt} {how} the data's {which} at step {place} of the "
+                    "run: restore the position with loader.load_state_dict or start= when the "
+                    "script resumes"
                 )
             done = steps.stop - 1
 
 
 def _count(found: Order, facts: Any) -> None:
-    """Count how often each sample was seen, against an order without jumps."""
+    """Count how often each sample was seen, compared with an uninterrupted order."""
     try:
         from trnslurm.samples.replay import positions, times_seen
     except ImportError:
         raise TrnslurmError(
-            "the order of samples is computed with numpy, which this Python lacks: "
+            "computing the order of samples requires numpy, which this Python does not have: run "
             "pip install numpy"
         ) from None
     done = [steps for stretch in found.stretches for steps in stretch.data]

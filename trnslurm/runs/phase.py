@@ -1,4 +1,4 @@
-"""Determines the state of one phase of a run from its state files and what its scheduler said."""
+"""Determines the state of one phase of a run from its state files and the scheduler's answer."""
 
 from __future__ import annotations
 

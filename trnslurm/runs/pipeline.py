@@ -1,4 +1,4 @@
-"""The stages of a pipeline: their order, and how each stands."""
+"""The stages of a pipeline: their order and their states."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StageStanding(Frozen):
     after: tuple[str, ...]
     run: str
     earlier: bool
-    """Whether an earlier pipeline has done it."""
+    """Whether an earlier pipeline has already run it."""
     status: RunStatus | None
-    """None: its run was removed, or cannot be read."""
+    """None if its run was removed or cannot be read."""
 
     @property
     def state(self) -> str:
@@ -29,7 +29,7 @@ class StageStanding(Frozen):
 
 
 class PipelineStanding(Frozen):
-    """A pipeline, and how its stages stand."""
+    """A pipeline and the state of its stages."""
 
     group: str
     stages: Sequence[StageStanding]
@@ -41,7 +41,7 @@ class PipelineStanding(Frozen):
 
     @property
     def final(self) -> bool:
-        """Check whether all have ended."""
+        """Check whether all stages have ended."""
         return all(each.status is None or each.status.final for each in self.stages)
 
     @property
@@ -52,7 +52,7 @@ class PipelineStanding(Frozen):
 
 
 def is_pipeline(word: str, runs: Sequence[RunDir]) -> bool:
-    """Check whether a user's word names a pipeline, not one of its stages, nor a sweep."""
+    """Check whether a user's word names a pipeline, rather than one of its stages or a sweep."""
     record = runs[0].record()
     return bool(record.stages) and (len(runs) > 1 or (word != "last" and word in record.group))
 
@@ -85,7 +85,7 @@ def pipeline_of(runs: Sequence[RunDir]) -> PipelineStanding:
 
 
 def runs_behind(run: RunDir) -> list[RunDir]:
-    """Return the runs that wait for a run, directly or not, each after those that it needs."""
+    """Return the runs that wait for a run, directly or indirectly, each after the runs it needs."""
     record = run.record()
     if not record.stages:
         return _chain_behind(run)

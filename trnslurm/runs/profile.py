@@ -1,4 +1,4 @@
-"""Asks workers of a running training to record their next steps, and reads what they recorded."""
+"""Asks the workers of a running job to record their next steps, and reads the recordings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recorded(Frozen):
     steps: int
     seconds: float
     shares: dict[str, float]
-    """The share of the time that each kind of work took, the largest first."""
+    """The share of the time spent on each kind of work, the largest first."""
     trace: str | None
     """A file for https://ui.perfetto.dev."""
     memory: str | None
@@ -36,14 +36,16 @@ class Recorded(Frozen):
 
 
 def ask(run: RunDir, *, steps: int, workers: Sequence[int], memory: bool = False) -> str:
-    """Ask for a recording; return its name."""
+    """Ask for a recording and return its name."""
     refuse_foreign(run.path, "ask the workers of")
     status = run_status(run)
     if status.state is not State.RUNNING or status.phases[-1].phase != "train":
-        raise RunError(f"{run.name} is {status.state}: profile needs a running training job")
+        raise RunError(
+            f"{run.name} is {status.state}: `profile` requires a running job that is training"
+        )
     number = read_json(run.plan_file).get("workers")
     if isinstance(number, int) and max(workers) >= number:
-        raise RunError(f"{run.name} has workers 0 to {number - 1}, but no worker {max(workers)}")
+        raise RunError(f"{run.name} has no worker {max(workers)}, only workers 0 to {number - 1}")
     name = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     request = {"id": name, "steps": steps, "workers": list(workers), "memory": memory}
     write_json(run.profile_request, request)
@@ -51,7 +53,7 @@ def ask(run: RunDir, *, steps: int, workers: Sequence[int], memory: bool = False
 
 
 def recorded(run: RunDir, name: str, workers: Sequence[int]) -> Iterator[Recorded]:
-    """Yield what each worker has recorded, as soon as it has; end early if the training does."""
+    """Yield each worker's recording as soon as it is available. End early if the job ends."""
     left = list(workers)
     look_at = time.monotonic() + _LOOK_S
     while left:
@@ -62,13 +64,15 @@ def recorded(run: RunDir, name: str, workers: Sequence[int]) -> Iterator[Recorde
         if left and time.monotonic() > look_at:
             look_at = time.monotonic() + _LOOK_S
             if (status := run_status(run)).final:
-                raise RunError(f"{run.name} is {status.state}: its workers recorded nothing more")
+                raise RunError(
+                    f"{run.name} is {status.state}: its workers did not record anything more"
+                )
         if left:
             time.sleep(_POLL_S)
 
 
 def all_recorded(run: RunDir) -> list[Recorded]:
-    """Return the traces that a run's workers have recorded, on request or by its recipe."""
+    """Return the traces that a run's workers have recorded, on request or because of its recipe."""
     return [
         _recorded(run, name, rank, cleaned(read_json(run.profile_file(name, rank, "summary.json"))))
         for name, rank in run.profiles()

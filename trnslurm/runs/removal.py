@@ -1,4 +1,4 @@
-"""Removes runs or their checkpoints, unless the run is protected or may still run."""
+"""Removes runs or their checkpoints, unless a run is protected or may still be running."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _HIDDEN = ".removed-"
 
 
 class Removable(Frozen):
-    """A run that has ended, and what its removal would free."""
+    """A run that has ended, and the space that its removal would free."""
 
     run: RunDir
     status: RunStatus
     bytes: int
-    """Disk space that the removal frees."""
+    """The disk space that the removal frees."""
     ended: str
-    """When the run ended, or else when it was submitted, in the format of records."""
+    """When the run ended, or when it was submitted if that is unknown, in the records' format."""
 
 
 def _refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
-    """Refuse to remove a run that is protected, may still run, or is needed by another run."""
+    """Refuse to remove a run that is protected, still running, or needed by another run."""
     run = RunDir(Path(status.path))
     refuse_foreign(run.path, "remove")
     if run.path.is_symlink():  # its target would lose its record, and stay
-        raise RunError(f"{run.path} is a link: name the run itself, {run.path.readlink()}")
+        raise RunError(f"{run.path} is a symbolic link: name the run itself, {run.path.readlink()}")
     refuse_by_hand(run, run.record(), "remove the directory itself")
     if status.kept:
-        raise RunError(f"{status.run} is protected; first run trnslurm keep --undo {status.run}")
+        raise RunError(f"{status.run} is protected: first run trnslurm keep --undo {status.run}")
     if not status.final or status.mend == f"trnslurm cancel {status.run}":
-        raise RunError(f"{status.run} is {status.state}; first run trnslurm cancel {status.run}")
+        raise RunError(f"{status.run} is {status.state}: first run trnslurm cancel {status.run}")
     for other in others:
         if not other.final and other.path != status.path and _starts_from(other, status):
             raise RunError(f"{other.run}, which is {other.state}, starts from {status.run}")
@@ -61,7 +61,7 @@ def _starts_from(run: RunStatus, other: RunStatus) -> bool:
 
 
 def _removable(status: RunStatus, *, checkpoints: bool) -> Removable:
-    """Return a run with the space that removing it, or only its checkpoints, would free."""
+    """Return a run with the space freed by removing it, or only its checkpoints."""
     run = RunDir(Path(status.path))
     ends = [phase.ended for phase in status.phases if phase.ended]
     return Removable(
@@ -73,10 +73,10 @@ def _removable(status: RunStatus, *, checkpoints: bool) -> Removable:
 
 
 def checkpoints_of(run: RunDir) -> list[Path]:
-    """Return the directories of a run that hold nothing but its checkpoints.
+    """Return the directories of a run that contain nothing but its checkpoints.
 
-    A custom script's key `checkpoints` names one of its copy of the project; the project may have
-    files there, or a link that leads out of the run.
+    A custom script's key `checkpoints` names a directory in its copy of the project. The project
+    may have files there, or a symbolic link that leads out of the run.
     """
     work, place = run.path / "work", saves_in(run)
     found = [run.checkpoints]
@@ -87,7 +87,7 @@ def checkpoints_of(run: RunDir) -> list[Path]:
 
 
 def left_over(run: RunDir) -> str:
-    """Return the files of a custom script that stay if its checkpoints are removed, in words."""
+    """Return, in words, which of a custom script's files remain if its checkpoints are removed."""
     own, newest = checkpoints_of(run), newest_checkpoint(run)
     places = [newest] if newest else []
     places += [saves_in(run)] if changed_at(saves_in(run)) else []
@@ -97,17 +97,18 @@ def left_over(run: RunDir) -> str:
         if place in own or not {*own}.isdisjoint(place.parents):
             continue
         if run.path.resolve() not in place.parents:
-            return f"{run.name}: {place} stays, because it is not in the run directory"
+            return f"{run.name}: keeping {place}, because it is not in the run directory"
         if place.exists():
             whole = f"trnslurm rm {run.name} removes the whole run"
             return (
-                f"{run.name}: {place} stays, because it may contain more than checkpoints; {whole}"
+                f"{run.name}: keeping {place}, because it may contain more than checkpoints; "
+                f"{whole}"
             )
     return ""
 
 
 def named(words: Sequence[str], roots: list[Path], *, checkpoints: bool) -> list[Removable]:
-    """Return the named runs, or refuse one that must stay."""
+    """Return the named runs. Refuse if one of them must be kept."""
     wanted = {run.path for word in words for run in find_runs(word, roots)}
     every = wanted | {run.path for run in list_runs(roots)}
     statuses, _ = statuses_of([RunDir(path) for path in every])
@@ -122,7 +123,7 @@ def oldest(
 ) -> list[Removable]:
     """Return the runs that ended before a time, and the oldest until the rest fits `most_bytes`.
 
-    Runs that must stay are not among them.
+    Runs that must be kept are left out.
     """
     statuses, _ = statuses_of(list_runs(roots))
     found = []
@@ -144,10 +145,10 @@ def oldest(
 
 
 def remove(each: Removable, *, checkpoints: bool) -> None:
-    """Remove a run or its checkpoints; refuse if the run runs again."""
+    """Remove a run or its checkpoints. Refuse if the run has started again."""
     run, group = each.run, each.status.group
     if not run_status(run, leftovers=True).final:
-        raise RunError(f"{run.name} runs again: nothing was removed")
+        raise RunError(f"{run.name} is running again: nothing was removed")
     try:
         if checkpoints:
             for directory in checkpoints_of(run):
@@ -164,11 +165,11 @@ def remove(each: Removable, *, checkpoints: bool) -> None:
             remove_arrays(run.path.with_name(group))
     except OSError as error:
         where = error.filename or run.path
-        raise RunError(f"{where}: cannot be removed ({error.strerror})") from None
+        raise RunError(f"cannot remove {where} ({error.strerror})") from None
 
 
 def remove_arrays(sweep: Path) -> None:
-    """Remove the job arrays of a sweep whose runs are all removed, and then its directory."""
+    """Remove the job arrays of a sweep whose runs have all been removed, and then its directory."""
     if not sweep.is_dir() or not is_ours(sweep):
         return
     halving = read_halving(sweep)
@@ -185,7 +186,7 @@ def remove_arrays(sweep: Path) -> None:
 
 
 def _size(directory: Path) -> int:
-    """Return the disk usage of a directory in bytes; a file with two names counts once."""
+    """Return the disk usage of a directory in bytes. A file with two names counts once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     left = [directory]

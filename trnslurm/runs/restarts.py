@@ -1,4 +1,4 @@
-"""Finds a custom script's attempt whose steps began again, although there was a checkpoint."""
+"""Finds an attempt of a custom script that started over although there was a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Restarted(Frozen):
 
     attempt: int
     step: int
-    """Its first step."""
+    """The attempt's first step."""
     checkpoint: int | None
-    """The step of the newest checkpoint when it began; None: not known."""
+    """The step of the newest checkpoint when the attempt began, or None if unknown."""
 
     def __str__(self) -> str:
         known = self.checkpoint is not None
         saved = f"the checkpoint of step {self.checkpoint}" if known else "its checkpoint"
         return (
-            f"attempt {self.attempt} began again at step {self.step}, not after {saved}: "
-            "check that the script loads it"
+            f"attempt {self.attempt} started over at step {self.step} instead of after {saved}: "
+            "check that the script loads the checkpoint"
         )
 
 
 def restarted(run: RunDir, status: RunStatus) -> Restarted | None:
-    """Return the newest attempt if it began again; None: it did not, as far as known."""
+    """Return the newest attempt if it is known to have started over, or None."""
     last = status.attempts[-1] if status.attempts else None
     if not last or last.phase != TRAIN or last.attempt < 2 or not run.project_file.exists():
         return None

@@ -1,4 +1,4 @@
-"""The result of a run: its newest good checkpoint, from which another run can start."""
+"""The result of a run: its newest valid checkpoint, from which another run can start."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from trnslurm.runs.status import run_status
 from trnslurm.runs.unreported import unreported
 
 INIT_FROM = "train.init_from"
-"""The configuration key for a run's first parameters."""
+"""The configuration key for a run's initial parameters."""
 
 # Written by trnslurm.train.checkpoint, which verifies every byte when it loads a checkpoint.
 _MANIFEST = "manifest.json"
 
 
 class Checkpoint(Frozen):
-    """A checkpoint that has all files in their full length."""
+    """A checkpoint whose files are all present in full length."""
 
     path: Path
     facts: Mapping[str, Any]
-    """The settings that determined the samples and the model of its training."""
+    """The settings that determined its training samples and its model."""
     passed_over: tuple[str, ...] = ()
-    """Newer checkpoints that are incomplete, and why."""
+    """Newer checkpoints that are incomplete, with the reasons."""
 
 
 def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
-    """Return the checkpoint that `word` names by its path, or the newest good one of a run."""
+    """Return the checkpoint at the path `word`, or the newest valid one of the run `word`."""
     path = Path(word).absolute()
     if word.startswith("s3://"):
         raise ConfigError(f"--from {word}: to continue a run in S3, use trnslurm resume {word}")
     if path.is_file():
-        raise ConfigError(f"--from {word} is a file: name it with --set {INIT_FROM}={path}")
+        raise ConfigError(f"--from {word} is a file: pass it with --set {INIT_FROM}={path}")
     if step_of(path.name) is not None:
         found, run = _read(path), RunDir(path.parents[1])
     else:
@@ -59,7 +59,7 @@ def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
 
 
 def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint from another recipe, or of a model with other sizes."""
+    """Reject a checkpoint from another recipe, or of a model with other sizes."""
     recipe = checkpoint.facts.get("recipe")
     taken = (config.recipe_name, *config.recipe.begins_with)
     if recipe not in taken:
@@ -76,22 +76,22 @@ def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
 
 
 def no_result(config: Config) -> str | None:
-    """Return the problem if a preset that continues another would start without its result.
+    """Return the problem if a preset that continues another one would start without its result.
 
-    The command line may ask for that start by an empty train.init_from.
+    The command line can ask for that with an empty train.init_from.
     """
     before = preset_before(Source(path=Path(config.recipe_dir)), config.preset)
     given = config.recipe.train.get(INIT_FROM.partition(".")[2])
     if not before or given or config.origins[INIT_FROM].layer == "command line":
         return None
     return (
-        f"{config.title} continues {before}: pass --from RUN, or "
-        f"--set '{INIT_FROM}=\"\"' to begin with new parameters"
+        f"{config.title} continues {before}: pass --from RUN, or --set '{INIT_FROM}=\"\"' to start "
+        "from new parameters"
     )
 
 
 def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the integer settings of a model that changed; others, such as dropout, may change."""
+    """Return the integer settings of a model that changed. Others, such as dropout, may change."""
     return [
         f"model.{key} was {before.get(key)}, is {now.get(key)}"
         for key in {**before, **now}
@@ -109,8 +109,8 @@ def _newest_good(run: RunDir) -> Checkpoint:
         left = unreported(run)
         path = newest_checkpoint(run) or (run.path / left.newest if left else None)
         raise RunError(
-            f"{run.name} is a run of a custom script, and only the script can read its "
-            f"checkpoints: pass {path or 'the path of one'} to the script's own option, after --"
+            f"{run.name} runs a custom script, and only the script can read its checkpoints: pass "
+            f"{path or 'the path of one'} to the script with its own option, after --"
         )
     checkpoints: list[Path] = []
     with contextlib.suppress(OSError):
@@ -122,8 +122,8 @@ def _newest_good(run: RunDir) -> Checkpoint:
         except RunError as error:
             passed_over.append(str(error))
     if passed_over:
-        raise RunError(f"{run.name} has no good checkpoint: {passed_over[0]}")
-    raise RunError(f"{run.name} has no checkpoint: it has saved none, or they were deleted")
+        raise RunError(f"{run.name} has no valid checkpoint: {passed_over[0]}")
+    raise RunError(f"{run.name} has no checkpoints: none were saved, or they were deleted")
 
 
 def _read(path: Path) -> Checkpoint:
@@ -137,7 +137,7 @@ def _read(path: Path) -> Checkpoint:
         facts = dict(manifest["facts"])
         if outside := [name for name in sizes if Path(name).name != name]:
             raise RunError(
-                f"{path}: {_MANIFEST} names {outside[0]!r}, which is outside the checkpoint"
+                f"{path}: {_MANIFEST} refers to {outside[0]!r}, which is outside the checkpoint"
             )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path} is incomplete: {_MANIFEST} is missing or damaged") from None
@@ -147,12 +147,12 @@ def _read(path: Path) -> Checkpoint:
         except OSError as error:
             raise RunError(f"{path} is incomplete: {name}: {error.strerror}") from None
         if there != size:
-            raise RunError(f"{path} is incomplete: {name} has {there:,} bytes of {size:,}")
+            raise RunError(f"{path} is incomplete: {name} has only {there:,} of {size:,} bytes")
     return Checkpoint(path=path, facts=facts)
 
 
 def _refuse_vanishing(path: Path, run: RunDir) -> None:
-    """Refuse a checkpoint that a running run will delete once it has newer ones."""
+    """Reject a checkpoint that a running job will delete once it has newer ones."""
     if not run.record_file.is_file():  # a copy, or a bundle that was started by hand
         return
     status = run_status(run)
@@ -162,6 +162,6 @@ def _refuse_vanishing(path: Path, run: RunDir) -> None:
     if status.final or kept:
         return
     raise RunError(
-        f"{run.name} is {status.state}, and will delete {path.name} when it has newer ones: wait "
-        "until it ends, or name a checkpoint that train.keep_every keeps"
+        f"{run.name} is {status.state} and will delete {path.name} when it has newer checkpoints: "
+        "wait until it ends, or name a checkpoint that train.keep_every keeps"
     )

@@ -1,4 +1,4 @@
-"""Tells how the servers of a run's roles stand."""
+"""Reports the state of the servers of a run's roles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STANDS = frozenset(map(str, Stand))
 
 
 class Server(Frozen):
-    """A server of a role, as the program that keeps it has written."""
+    """A server of a role, as recorded by the program that supervises it."""
 
     role: str
     number: int
@@ -26,11 +26,11 @@ class Server(Frozen):
     address: str
     stand: str
     since: float
-    """When it came to stand so, in seconds since the epoch."""
+    """When its current state began, in seconds since the epoch."""
     starts: int
-    """How often it was started in this job."""
+    """The number of times it was started in this job."""
     why: str
-    """Why it ended last, or does not answer."""
+    """Why it last ended, or why it does not answer."""
 
     def __str__(self) -> str:
         ago = f"{max(0.0, time.time() - self.since):.0f} s"
@@ -39,7 +39,7 @@ class Server(Frozen):
 
 
 def servers_of(run: RunDir) -> list[Server]:
-    """Return all servers of a run's roles; a value of a wrong type is left out."""
+    """Return all servers of a run's roles, omitting entries with values of the wrong type."""
     found = []
     for role, told in read_json(run.servers_file).items():
         for number, each in enumerate(told if isinstance(told, list) else ()):
@@ -58,7 +58,7 @@ def servers_of(run: RunDir) -> list[Server]:
 
 
 def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Return the state of each role in words, while an attempt is under way."""
+    """Return the state of each role in words, while an attempt is running."""
     if not (attempts and attempts[-1].under_way):
         return {}
     roles: dict[str, list[Server]] = {}
@@ -68,7 +68,7 @@ def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
 
 
 def without_price(roles: Sequence[Role]) -> str:
-    """Return the nodes that a cost omits, in words: a profile has only one price."""
+    """Return, in words, which nodes a cost omits, because a profile has only one price."""
     names = ", ".join(dict.fromkeys(role.partition for role in roles if role.partition))
     return f" without the nodes of partition {names}, whose price is unknown" if names else ""
 

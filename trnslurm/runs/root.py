@@ -1,4 +1,4 @@
-"""Makes run directories in a run root whose path and permissions are safe."""
+"""Creates run directories in a run root whose path and permissions are safe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BAD_PATH = r"[:%\\\x00-\x1f\x7f\ud800-\udfff]"
 
 
 def check_run_root(root: Path) -> Path:
-    """Return the absolute run root; refuse a path that would break the scripts."""
+    """Return the absolute run root. Reject a path that would break the scripts."""
     if re.match(r"\$\w|\$\{", str(root)):
-        raise RunError(f"run root {str(root)!r}: variables are not expanded (~ is)")
+        raise RunError(f"run root {str(root)!r}: variables are not expanded (only ~ is)")
     absolute = root.expanduser().absolute()
     if re.search(_BAD_PATH, str(absolute)):
         raise RunError(
@@ -35,24 +35,24 @@ def check_run_root(root: Path) -> Path:
 
 
 def time_stamp() -> str:
-    """Return the current time, in UTC, as a prefix for names of runs: the newest sorts last."""
+    """Return the current time in UTC as a prefix for run names, so that the newest sorts last."""
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime())
 
 
 def free_stamp(root: Path, names: Sequence[str]) -> str:
-    """Return a time stamp for the names of new runs; wait a second if a name is taken."""
+    """Return a time stamp for the names of new runs. Wait a second if a name is taken."""
     while any((root / f"{(stamp := time_stamp())}-{name}").exists() for name in names):
         time.sleep(_POLL_S)
     return stamp
 
 
 def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: str = "") -> RunDir:
-    """Make a new, private run directory; its name begins with `stamp`, by default the time now."""
+    """Create a private run directory whose name begins with `stamp` (default: the time now)."""
     top = Path(*root.parts[:2])
     if not top.exists():  # a file system that is not mounted: as root, mkdir would fill its place
         raise RunError(
-            f"run root {root}: there is no {top} on this host; submit from a host that has it, or "
-            "pass --set run_root=DIR"
+            f"run root {root}: {top} does not exist on this host: submit from a host that has it, "
+            "or pass --set run_root=DIR"
         )
     try:
         root.mkdir(mode=0o750 if group_readable else 0o700, parents=True, exist_ok=True)
@@ -65,7 +65,9 @@ def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: st
                 "another run_root"
             )
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            raise RunError(f"every user can write to the run root {root}: chmod o-w or o+t it")
+            raise RunError(
+                f"every user can write to the run root {root}: run chmod o-w or chmod o+t on it"
+            )
         stem = f"{stamp or time_stamp()}-{name}"
         for suffix in ("", *(f"-{n}" for n in range(2, 100))):
             path = root / f"{stem}{suffix}"
@@ -78,7 +80,7 @@ def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: st
             return RunDir(path)
     except OSError as error:
         raise RunError(
-            f"run root {root}: {error.strerror}; set run_root in the cluster profile, "
-            "or pass --set run_root=DIR"
+            f"run root {root}: {error.strerror}: set run_root in the cluster profile, or pass "
+            "--set run_root=DIR"
         ) from None
-    raise RunError(f"{root / stem}: too many runs in this second")
+    raise RunError(f"{root / stem}: too many runs started in this second")

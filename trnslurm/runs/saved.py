@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that a custom script has left without reporting one."""
+"""Finds the newest checkpoint that a custom script saved without reporting it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from trnslurm.records.run import RunDir
 
 
 class Saved(Frozen):
-    """A whole checkpoint that nobody has reported."""
+    """A complete checkpoint that was never reported."""
 
     name: str
     form: str
     """The library that wrote it."""
     path: str
     step: int | None
-    """None: its name does not tell."""
+    """None if its name does not contain the step."""
     age_s: float
     taken: bool
-    """Whether the script's next attempt gets it, or looks for it."""
+    """Whether the script's next attempt is given the checkpoint, or looks for it."""
 
 
 def saved(run: RunDir) -> Saved | None:
-    """Return the newest whole checkpoint; None: there is none, or the script reports its own."""
+    """Return the newest complete checkpoint; None if there is none, or the script reports."""
     if not run.project_file.exists() or reported_step(run) or not (left := found(run)):
         return None
     return Saved(

@@ -1,4 +1,4 @@
-"""Where recipes, profiles and runs are searched, and which runs are listed."""
+"""Where recipes, profiles and runs are searched for, and which runs are listed."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def run_roots(workspace: Workspace) -> list[Path]:
 
 
 class RunFilter(Frozen):
-    """Which runs are listed; without a choice, the newest 20 that follow no other."""
+    """Which runs to list: by default the newest 20 that do not follow another run."""
 
     sweep: str | None = None
     everything: bool = False
     states: Collection[str] = ()
     recipe: str | None = None
     since: str = ""
-    """The earliest submission, in the format of times in records."""
+    """The earliest submission time, in the records' format."""
     sort: str | None = None
-    """The metric that orders the runs, lowest first."""
+    """The metric by which to sort the runs, lowest first."""
     limit: int | None = None
 
     @property
     def selects(self) -> bool:
-        """Check whether the filter may leave out runs that are not too old."""
+        """Check whether the filter may omit runs that are recent enough."""
         return bool(self.states or self.recipe or self.since or self.sort)
 
 
@@ -84,9 +84,9 @@ def latest_metrics(status: RunStatus) -> dict[str, float]:
 
 
 def _sorted_by(metric: str, statuses: Sequence[RunStatus]) -> list[RunStatus]:
-    """Return runs ordered by a metric; runs without the metric come last."""
+    """Return runs sorted by a metric, with runs that lack the metric last."""
     latest = [(latest_metrics(status), status) for status in statuses]
     known = sorted({name for numbers, _ in latest for name in numbers})
     if known and metric not in known:
-        raise RunError(f"no run reports {metric}; the runs report {', '.join(known)}")
+        raise RunError(f"none of the runs report {metric}, only {', '.join(known)}")
     return [s for _, s in sorted(latest, key=lambda each: each[0].get(metric, math.inf))]

@@ -1,4 +1,4 @@
-"""Custom scripts that report no numbers, and what to add to them."""
+"""Custom scripts that report no metrics, and what to add to them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from trnslurm.runs.status import RunStatus
 from trnslurm.schedulers.interface import PhaseStatus
 
 NO_NUMBERS = (
-    "its script reports no metrics, and its log and files contain none: call "
-    "trnslurm.report(step=, loss=) after each step, or give Trainer a RunCallback (docs/scripts.md)"
+    "the script reports no metrics, and its log and files contain none: call "
+    "trnslurm.report(step=, loss=) after each step, or pass a RunCallback to Trainer "
+    "(docs/scripts.md)"
 )
 UNTOLD_S = 60.0
-"""How long a run gives no sign of progress before `status` says so."""
+"""How long a run may show no sign of progress before `status` says so."""
 _SLOW_STEPS_S = 600.0
-"""How long the first step may take of a script whose log moves, with the loading of its model."""
+"""How long the first step of a script with a growing log may take, including loading the model."""
 _UNTOLD = {State.COMPLETED, State.STOPPED, State.TIMEOUT, State.PREEMPTED, State.CANCELLED}
 
 
 def no_numbers(statuses: Sequence[RunStatus]) -> str:
-    """Return a line about custom scripts that reported no step, or an empty text."""
+    """Return a line about custom scripts that have not reported any steps, or an empty string."""
     silent = [status.run for status in statuses if _lacks_numbers(status)]
     if not silent or len(statuses) == 1:
         return NO_NUMBERS if silent else ""
@@ -35,9 +36,10 @@ def no_numbers(statuses: Sequence[RunStatus]) -> str:
 
 
 def _lacks_numbers(status: RunStatus) -> bool:
-    """Check whether a custom script has trained for a while, and never reported a step.
+    """Check whether a custom script has trained for a while without ever reporting a step.
 
-    Of one that still writes to its log, numbers may come: its first step may take minutes.
+    If the script still writes to its log, metrics may follow, because a first step may take
+    minutes.
     """
     run = RunDir(Path(status.path))
     if "step" in status.metrics or not run.project_file.exists():
@@ -53,7 +55,7 @@ def _lacks_numbers(status: RunStatus) -> bool:
 
 
 def last_output(run: RunDir, phase: PhaseStatus) -> float:
-    """Return when the nodes last wrote to the log of an attempt; -inf if they have no log."""
+    """Return when the nodes last wrote to an attempt's logs, or -inf if there are none."""
     times = []
     for log in run.node_logs(phase.phase, phase.attempt).values():
         with suppress(OSError):

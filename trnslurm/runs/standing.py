@@ -22,14 +22,16 @@ class Standing(Frozen):
     metric: str
     """The metric by which the runs are compared."""
     scores: Sequence[float | None]
-    """Each run's latest value of the metric; None if it has no finite value."""
+    """Each run's latest value of the metric, or None if it is not finite."""
     best: RunStatus | None
-    """The run with the lowest score, or the highest if that was chosen: of those that have come
-    furthest, where the runs have rungs."""
+    """The run with the lowest score, or the highest if that was chosen.
+
+    If the runs have rungs, only the runs that have come furthest are compared.
+    """
     halving: Halving | None = None
     """The rungs of the sweep."""
     rungs: Sequence[RungOf | None] = ()
-    """Each run's rung; None if it has none."""
+    """Each run's rung, or None if it has none."""
 
     @property
     def group(self) -> str:
@@ -48,7 +50,7 @@ class Standing(Frozen):
 
     @property
     def mend(self) -> str:
-        """The command that resumes runs that stopped early, or empty if none did."""
+        """The command that resumes runs that stopped early, or empty if there are none."""
         each = zip(self.statuses, self.rungs, strict=True)
         left = [s for s, rung in each if not (rung and rung.over)]
         again = f"trnslurm resume {self.group}"
@@ -59,7 +61,7 @@ class Standing(Frozen):
 
     @property
     def to_correct(self) -> dict[str, list[str]]:
-        """Return each fix that a new submission needs, and the runs that failed without it."""
+        """Return each fix that requires a new submission, and the runs that failed without it."""
         found: dict[str, list[str]] = {}
         for status in self.statuses:
             if status.fix and status.mend != f"trnslurm resume {status.run}":
@@ -70,12 +72,14 @@ class Standing(Frozen):
 def standing_of(
     runs: Sequence[RunDir], *, lowest: str | None = None, highest: str | None = None
 ) -> Standing:
-    """Compare runs by the latest value of a metric: the lowest is the best, or the highest.
+    """Compare runs by the latest value of a metric. The best run has the lowest or highest value.
 
     The default metric is the held-out loss, or the training loss if nothing is held out.
     """
     if lowest and highest:
-        raise RunError("the best is the lowest or the highest of one metric: name one")
+        raise RunError(
+            "the best run has the lowest or the highest value of one metric: pass only one"
+        )
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
@@ -93,7 +97,7 @@ def standing_of(
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
     if chosen and not any(metric in s for s in found) and any(found):
         known = ", ".join(sorted({name for s in found for name in s}))
-        raise RunError(f"no run reports {metric}; the runs report {known}")
+        raise RunError(f"none of the runs report {metric}, only {known}")
     scores = [s.get(metric) for s in found]
     sign = -1 if highest else 1
     at = [rungs.rung_of(run, record) for run, record in zip(runs, records, strict=True)]

@@ -1,4 +1,4 @@
-"""Determines a run's state, and why, from its phases."""
+"""Determines the state of a run, and the reason for it, from its phases."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class RunStatus(Frozen):
     created: str
     phases: tuple[PhaseStatus, ...]
     after: str
-    """The run from whose result this one starts, or empty."""
+    """The run from whose result this run starts, or empty."""
     needs: tuple[str, ...]
-    """The runs for whose success it waits, or waited."""
+    """The runs that must succeed before this run starts."""
     then: str
     """The run that waits for this run."""
     group: str
@@ -62,19 +62,19 @@ class RunStatus(Frozen):
     values: Mapping[str, str]
     """The values that the sweep set for this run."""
     copied_from: str
-    """The directory in S3 from whose newest checkpoint the run begins, or empty."""
+    """The S3 directory from whose newest checkpoint the run starts, or empty."""
     precompile: Mapping[str, Any]
     """As in run.json: the key of the run's graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The latest line of metrics.jsonl."""
     mend: str = ""
-    """The command that continues the run, or empty if there is none to give."""
+    """The command that continues the run, or empty if there is none."""
     fix: str = ""
     """The fix that must come before that command, or empty if none is known."""
     attempts: tuple[Attempt, ...] = ()
     """Every attempt of the last phase, including those before a resume."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """As in run.json: the run before each resume."""
+    """As in run.json: the state of the run before each resume."""
     note: str = ""
     """The user's note about the run."""
     kept: bool = False
@@ -86,17 +86,17 @@ class RunStatus(Frozen):
 
     @property
     def words(self) -> str:
-        """The state, with the reason if there is one."""
+        """The state, followed by the reason if there is one."""
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
     @property
     def next(self) -> str:
-        """The fix and then the command, or empty if nothing is to be done."""
+        """The fix followed by the command, or empty if nothing needs to be done."""
         return in_words(self.fix, self.mend)
 
 
 def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
-    """Return the status of a run; with `leftovers`, ask Slurm even if the run has completed."""
+    """Return the status of a run. With `leftovers`, ask Slurm even if the run has completed."""
     statuses, broken = statuses_of([run], leftovers=leftovers)
     if broken:
         raise broken[0]
@@ -106,10 +106,10 @@ def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
 def statuses_of(
     runs: Sequence[RunDir], *, leftovers: bool = False
 ) -> tuple[list[RunStatus], list[RunError]]:
-    """Return the statuses of runs, from one squeue call per cluster, and errors of damaged runs.
+    """Return the statuses of runs, using one squeue call per cluster, and errors of damaged runs.
 
     The attempts are read before that call, and again after it for runs that had not completed. With
-    `leftovers`, a run that has completed is to be cancelled if Slurm still has a job of it.
+    `leftovers`, the status of a completed run suggests a cancel if Slurm still has one of its jobs.
     """
     records: list[tuple[RunDir, Record]] = []
     broken = []
@@ -141,13 +141,13 @@ def statuses_of(
 
 
 def is_complete(run: RunDir, record: Record) -> bool:
-    """Check whether the last phase completed, so that Slurm's state of the job does not matter."""
+    """Check whether the last phase completed, so that the job's state in Slurm does not matter."""
     last = run.newest_attempt(record, record.phases[-1])
     return last is not None and last.state is State.COMPLETED
 
 
 def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> Attempt:
-    """Return the chosen attempt, by default the newest attempt of the last phase that began."""
+    """Return the chosen attempt, by default the newest attempt of the last phase that has begun."""
     for name in run.phases_back(phase):
         attempts = run.attempts(name)
         found = [a for a in attempts if attempt in (None, a.attempt)]
@@ -155,11 +155,11 @@ def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> At
             return found[-1]
         if attempts:
             raise RunError(f"{run.name} has no attempt {attempt} of {name}, only {len(attempts)}")
-    raise RunError(f"{run.name} has not begun: there is no attempt of {phase or 'any phase'} yet")
+    raise RunError(f"{run.name} has not started: there is no attempt of {phase or 'any phase'} yet")
 
 
 def _runs_ahead(run: RunDir, record: Record) -> list[tuple[RunDir, Record]]:
-    """Return the runs that a run waits for, but for deleted ones; none if the run has begun."""
+    """Return the runs that a run waits for, except deleted ones; none if the run has begun."""
     if not record.awaited or any(run.attempts_since(record, p) for p in record.phases):
         return []
     found = []
@@ -185,7 +185,7 @@ def _status(run: RunDir, record: Record, seen: Seen, rungs: Rungs) -> RunStatus:
         elif in_vain:
             never = f"never started: {in_vain.run} is {in_vain.state}"
         elif any(p.final and p.state is not State.COMPLETED for p in phases):
-            never = "never started: the phase before it did not complete"
+            never = "never started: the previous phase did not complete"
         if phases:
             wait = Wait(f"the precompile {scheduler.phase_word}", never)
         else:
@@ -202,7 +202,7 @@ def _status(run: RunDir, record: Record, seen: Seen, rungs: Rungs) -> RunStatus:
     ended = _ended_by_steps(run, metrics) if state is State.COMPLETED else ""
     ahead_mend = in_vain.mend if in_vain else ""
     if state is State.RUNNING and run.cancelled_file.exists():
-        reason = reason or "cancelled: it is saving a checkpoint first; cancel --now skips it"
+        reason = reason or "cancelled: saving a checkpoint first; use cancel --now to skip it"
     if state is State.RUNNING and phases[-1].phase == "train":
         reason = reason or so_far(run, phases[-1].attempt)
     if state is State.CANCELLED and phases[-1].attempt and PREPARE not in record.phases:
@@ -228,9 +228,10 @@ def _status(run: RunDir, record: Record, seen: Seen, rungs: Rungs) -> RunStatus:
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
-    """Return the step at which a run ended early, in words, or an empty text.
+    """Return the step at which a run ended early, in words, or an empty string.
 
-    By train.stop_at; or a custom script exited with 0 before the last of the steps it reports.
+    A run ends early because of train.stop_at, or because a custom script exits with 0 before the
+    last of the steps that it reports.
     """
     step, steps = (metrics.get(key, 0) for key in ("step", "steps"))
     if not isinstance(step, int) or not isinstance(steps, int) or not 0 < step < steps:
@@ -243,11 +244,11 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
     stop_at = train.get("stop_at") if isinstance(train, Mapping) else None
     if stop_at == step:
         return f"{STOP_AT}, step {step} of {steps}"
-    return f"its script ended at step {step} of {steps}" if run.project_file.exists() else ""
+    return f"the script ended at step {step} of {steps}" if run.project_file.exists() else ""
 
 
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
-    """Return every attempt of the last phase; LOST if it was killed and wrote no end state."""
+    """Return every attempt of the last phase, as LOST if it was killed and wrote no end state."""
     return tuple(
         replace(attempt, state=State.LOST, reason=died(attempt))
         if attempt.under_way and (attempt.attempt != last.attempt or last.final)
@@ -257,9 +258,9 @@ def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, 
 
 
 def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[State, str]:
-    """Return state and reason of the first phase that has not completed."""
+    """Return the state and reason of the first phase that has not completed."""
     if record.refused:
-        return State.FAILED, f"refused at submission: {record.refused}"
+        return State.FAILED, f"rejected at submission: {record.refused}"
     for number, phase in enumerate(phases[:-1], 1):
         if phase.state is State.COMPLETED or any(later.attempt for later in phases[number:]):
             continue

@@ -1,4 +1,4 @@
-"""Write tables as text and as HTML; write amounts, and read them from options."""
+"""Formats tables as text and as HTML, formats amounts, and parses them from options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trnslurm.runs.status import RunStatus
 
 T = TypeVar("T")
 HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
-"""The table of runs."""
+"""The header of the table of runs."""
 RIGHT = "nodes,step,loss"
 _MOST_REASON = 120
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -25,7 +25,7 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
 ) -> list[str]:
-    """Return the lines of a table; `right` names the right-aligned columns, comma separated."""
+    """Return the lines of a table. `right` lists the right-aligned columns, separated by commas."""
     aligned = set(right.split(","))
     lines = [list(header), *[[printable(cell) for cell in row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
@@ -39,7 +39,7 @@ def text_table(
 
 
 def ends_of(lines: Sequence[str]) -> Iterator[str]:
-    """Yield lines; of many only the first and the last ones, as of a job array's runs."""
+    """Yield lines, or only the first and last ones if there are many, as for a job array's runs."""
     if len(lines) <= _MOST_LINES:
         yield from lines
         return
@@ -51,12 +51,12 @@ def ends_of(lines: Sequence[str]) -> Iterator[str]:
 def cells_of(
     columns: Mapping[str, Callable[[T], str]], items: Iterable[T]
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return header and rows of a table: a column for each name, a row for each item."""
+    """Return a table's header and rows, with a column for each name and a row for each item."""
     return [*columns], [[cell(item) for cell in columns.values()] for item in items]
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> str:
-    """Return a table for a notebook; texts are escaped, as others may have written them."""
+    """Return a table for a notebook. Strings are escaped, because others may have written them."""
     aligned = {*right.split(",")} - {""}
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -72,41 +72,41 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: s
 
 
 def escaped(text: str) -> str:
-    """Return a text as HTML."""
+    """Escape a string for HTML."""
     import html  # for notebooks only
 
     return html.escape(printable(text))
 
 
 def format_values(values: Mapping[str, str]) -> str:
-    """Return the values of a sweep's run, as `key=value` texts."""
+    """Format the values of a sweep's run as `key=value` strings."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def hours(value: float | None) -> str:
-    """Return hours for a table: one decimal below 100, whole numbers above."""
+    """Format hours for a table: with one decimal below 100, as whole numbers above."""
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def dollars(value: float | None) -> str:
-    """Return a sum of US dollars for a table."""
+    """Format a sum of US dollars for a table."""
     return "-" if value is None else f"${value:,.0f}"
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 node`, `2 nodes`."""
+    """Return a number with its noun, such as `1 node` or `2 nodes`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def figure(value: Any, form: str) -> str:
-    """Return a formatted metric, or `-` if it is not a number: a job may write anything."""
+    """Format a metric, or return `-` if it is not a number, because a job may write anything."""
     return format(value, form) if isinstance(value, int | float) else "-"
 
 
 def size_of(size: float) -> str:
-    """Return a number of bytes in a readable unit."""
+    """Format a number of bytes in a readable unit."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -115,40 +115,40 @@ def size_of(size: float) -> str:
 
 
 def parse_age(text: str, option: str = "--older-than") -> float:
-    """Return the seconds in `12h`, `30d` or `4w`."""
+    """Return an age such as `12h`, `30d` or `4w` in seconds."""
     match = re.fullmatch(r"(\d{1,9})([hdw])", text)
     if not match:
-        raise ConfigError(f"{option} {text}: expected hours, days or weeks, as 12h, 30d or 4w")
+        raise ConfigError(f"{option} {text}: expected hours, days or weeks, such as 12h, 30d or 4w")
     return int(match[1]) * _SECONDS[match[2]]
 
 
 def parse_time(text: str, option: str = "--since") -> str:
-    """Return a date, or the time that long ago, in the format of records."""
+    """Return a date, or the time that long ago, in the records' format."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
         return f"{text}T00:00:00Z"
     try:
         return stamp_before(parse_age(text, option))
     except ConfigError:
         raise ConfigError(
-            f"{option} {text}: expected a day or an age, as 2026-11-21, 12h, 30d or 4w"
+            f"{option} {text}: expected a date or an age, such as 2026-11-21, 12h, 30d or 4w"
         ) from None
 
 
 def stamp_before(seconds: float) -> str:
-    """Return the time that many seconds ago, in the format of records."""
+    """Return the time that many seconds ago, in the records' format."""
     return utc_time(max(0.0, time.time() - seconds))
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in `500M`, `50G` or `1T`."""
+    """Return a size such as `500M`, `50G` or `1T` in bytes."""
     match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text)
     if not match:
-        raise ConfigError(f"--max-size {text}: expected a size, as 500M, 50G or 1T")
+        raise ConfigError(f"--max-size {text}: expected a size, such as 500M, 50G or 1T")
     return int(match[1]) * _UNITS[match[2]]
 
 
 def progress(status: RunStatus) -> tuple[str, str]:
-    """Return step and loss for a table."""
+    """Return the step and the loss for a table."""
     metrics = status.metrics
     step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
     return step, figure(metrics.get("loss"), ".4f")
@@ -157,7 +157,7 @@ def progress(status: RunStatus) -> tuple[str, str]:
 def runs_table(
     statuses: Sequence[RunStatus], *, values: bool
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return header and rows of a table of runs; `values` adds the values of a sweep."""
+    """Return the header and rows of a table of runs. `values` adds the values of a sweep."""
     keys = swept_keys(statuses) if values else []
     rows = [(s.run, *(s.values.get(key, "-") for key in keys), *cells(s)[1:]) for s in statuses]
     return (HEADER[0], *keys, *HEADER[1:]), rows
@@ -169,7 +169,7 @@ def swept_keys(statuses: Sequence[RunStatus]) -> list[str]:
 
 
 def cells(status: RunStatus) -> tuple[str, ...]:
-    """Return the row of a run in a table with HEADER."""
+    """Return the row for a run in a table with HEADER."""
     return (
         status.run,
         status.state,
@@ -181,6 +181,6 @@ def cells(status: RunStatus) -> tuple[str, ...]:
 
 
 def _short(reason: str) -> str:
-    """Return a reason for a table: status has the rest."""
+    """Shorten a reason for a table. `status` shows the rest."""
     reason = reason.partition("; not restarted")[0]
     return reason if len(reason) <= _MOST_REASON else f"{reason[: _MOST_REASON - 1]}…"

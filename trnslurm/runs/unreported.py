@@ -1,7 +1,8 @@
-"""Finds the checkpoints in the run of a custom script which takes none, so far as its run knows.
+"""Finds checkpoints in the run of a custom script that, as far as the run knows, loads none.
 
-Such a script may begin again at step 0 and write over them. What is known to be whole can be given
-to the script; what only looks like a checkpoint counts here, too, since it would be lost.
+Such a script may start over at step 0 and overwrite them. A checkpoint that is known to be complete
+can be passed to the script. Anything that only looks like a checkpoint counts here too, because it
+would be lost.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
 class Unreported(Frozen):
-    """The checkpoints that a script has not reported: paths in the run, the newest first."""
+    """The checkpoints that a script has not reported, as paths in the run, newest first."""
 
     paths: tuple[str, ...]
     whole: Found | None = None
-    """The newest one that is whole."""
+    """The newest complete checkpoint."""
     option: str = ""
-    """The option with which the script takes it, or empty if the project has none."""
+    """The option with which the script loads it, or empty if the project has none."""
     finds: bool = False
-    """Whether the option has no value: with it the script finds what it has saved."""
+    """Whether the option has no value: the script then finds its own checkpoints."""
 
     @property
     def newest(self) -> str:
@@ -84,7 +85,7 @@ class Unreported(Frozen):
 
     @property
     def words(self) -> str:
-        """Return the words with which to resume: they add to the script's arguments."""
+        """Return the arguments for `trnslurm resume`, which are added to the script's arguments."""
         if self.finds:  # its run does not know that it continues
             return f"--force -- {self.option}"
         option = self.option or "OPTION"
@@ -92,10 +93,11 @@ class Unreported(Frozen):
 
 
 def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
-    """Return the checkpoints that a run's next attempt would not begin with, but may replace.
+    """Return the checkpoints that a run's next attempt would not load, but may overwrite.
 
-    None: there are none, or the run knows how its script continues, or `takes` tells that it takes
-    one. Of a script with {resume} the directory {checkpoints} counts, too, whatever is in it.
+    Return None if there are none, if the run knows how its script continues, or if `takes` says
+    that the script loads one. If the script uses {resume}, the directory {checkpoints} counts too,
+    whatever it contains.
     """
     if not run.project_file.exists() or newest(run, takes=takes) is not None:
         return None
@@ -126,12 +128,12 @@ def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
 
 
 def _flags_of(texts: list[bytes]) -> list[str]:
-    """Return the options without a value by which a script continues."""
+    """Return the options without a value that make a script continue."""
     return [name.decode() for text in texts for name in _FLAG.findall(text)]
 
 
 def _sources(run: RunDir) -> list[bytes]:
-    """Return the source texts that may read the arguments of a run's script."""
+    """Return the source files that may parse the arguments of a run's script."""
     entry, project = Entry(str(read_json(run.project_file).get("entry", ""))), run.code / "project"
     if not entry.is_file:
         return []
@@ -140,16 +142,16 @@ def _sources(run: RunDir) -> list[bytes]:
 
 
 def _others(run: RunDir) -> Iterator[bytes]:
-    """Yield the texts of a project's Python files."""
+    """Yield the contents of a project's Python files."""
     project = run.code / "project"
     yield from map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
 
 
 def _option_of(run: RunDir, usual: str) -> str:
-    """Return the option by which a run's script takes a checkpoint; empty: its project has none.
+    """Return the option with which a run's script loads a checkpoint, or empty if there is none.
 
-    What starts no file of the project, such as a module, has the usual one of its library;
-    Lightning has one for its own command line only.
+    An entry point outside the project, such as a module, has its library's usual option. Lightning
+    has one only for its own command line.
     """
     texts, command = _sources(run), _bytes_of(run.path / NODE_SCRIPT)
     if any(map(_OF_HYDRA.search, texts)) or (not texts and _FOR_HYDRA.search(command)):
@@ -178,7 +180,7 @@ def _bytes_of(file: Path) -> bytes:
 
 
 def _traces(directory: Path) -> Iterator[Path]:
-    """Yield what looks like a checkpoint below a directory, unless it shows that it was cut."""
+    """Yield paths below a directory that look like checkpoints and are not visibly cut off."""
     for here, named, below in walk(directory):
         of_trainer = _STATE_OF_TRAINER in named and _OF_TRAINER.fullmatch(here.name)
         if here != directory and (of_trainer or _MARKS & named.keys()):

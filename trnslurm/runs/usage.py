@@ -1,4 +1,4 @@
-"""Reads what the nodes of a run use, as each has noted it; tells what holds up the others."""
+"""Reads the resource use that a run's nodes have recorded, and finds nodes that slow the others."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class NodeUsage(Frozen):
     kind: str
     """The kind of its devices: GPU, NeuronCore, or empty."""
     devices: float | None
-    """The share of time in which they computed, the mean of all."""
+    """The share of time in which the devices were computing, averaged over all devices."""
     device_memory_gib: float | None
-    """The memory used, of the fullest."""
+    """The memory in use on the fullest device."""
     power_w: float | None
     cpu: float | None
     """The share of its processors' time that was used."""
@@ -54,12 +54,12 @@ class Usage(Frozen):
 
     @property
     def now(self) -> bool:
-        """Whether the nodes still report."""
+        """Whether the nodes are still reporting."""
         newest = max((node.at for node in self.nodes), default=0.0)
         return time.time() - newest < _STALE_S
 
     def told(self) -> list[str]:
-        """Return the problems, with nodes that report the same one together."""
+        """Return the problems, grouping nodes that report the same one."""
         hosts: dict[str, list[str]] = {}
         for notice in self.notices:
             hosts.setdefault(printable(notice.text), []).append(printable(notice.host))
@@ -67,9 +67,9 @@ class Usage(Frozen):
         return [*told, *self._holds_up()]
 
     def _holds_up(self) -> list[str]:
-        """Tell of a node whose GPUs compute much less than those of the others.
+        """Return a line about each node whose GPUs compute much less than those of the other nodes.
 
-        A GPU that waits for others in a collective of NCCL counts as computing; one that waits for
+        A GPU that waits for others in an NCCL collective counts as computing. A GPU that waits for
         its own host or its data does not.
         """
         known = [(n, n.devices) for n in self.nodes if n.kind == "GPU" and n.devices is not None]
@@ -78,14 +78,14 @@ class Usage(Frozen):
         usual = statistics.median_high([share for _, share in known])
         slow = [(n.host, share) for n, share in known if share < usual - _LESS]
         return [
-            f"{host}: its GPUs compute {share:.0%} of the time, those of the other nodes "
-            f"{usual:.0%}: its data loader or its CPUs hold up the others"
+            f"{host}: its GPUs compute {share:.0%} of the time, compared to {usual:.0%} on the "
+            "other nodes. Its data loader or CPUs are slowing down the others"
             for host, share in slow
             if 2 * len(slow) < len(known) or len(known) == _LEAST_NODES
         ]
 
     def brief(self) -> str:
-        """Return the values of all nodes in one line, or an empty text if there are none."""
+        """Return the values of all nodes in one line, or an empty string if there are none."""
         parts = []
         for name, values in (
             (f"{self.nodes[0].kind}s" if self.nodes else "", [n.devices for n in self.nodes]),
@@ -100,11 +100,11 @@ class Usage(Frozen):
             parts.append(f"memory left {min(left):.0f} GiB")
         moved = [n.fabric_in_mb_s if n.fabric_in_mb_s else n.net_in_mb_s for n in self.nodes]
         if sent := [value for value in moved if value is not None]:
-            parts.append(f"network {_rate(statistics.fmean(sent))} a node")
+            parts.append(f"network {_rate(statistics.fmean(sent))} per node")
         return ", ".join(parts)
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it for --json."""
+        """Return all values for --json."""
         return {"nodes": [asdict(n) for n in self.nodes], "notices": self.told()}
 
 
@@ -154,12 +154,12 @@ def _rate(mb_s: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share for a table."""
+    """Format a share for a table."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def rows_of(nodes: Sequence[NodeUsage]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table of nodes, without columns that no node has."""
+    """Return the header and rows of a table of nodes, without columns empty for all nodes."""
     columns: dict[str, Callable[[NodeUsage], str]] = {
         "node": lambda n: str(n.node),
         "host": lambda n: n.host,

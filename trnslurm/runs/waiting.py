@@ -1,4 +1,4 @@
-"""Diagnoses why a run is not running: what its job waits for, and which nodes are usable."""
+"""Diagnoses why a run is not running: what its job is waiting for, and which nodes are usable."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trnslurm.schedulers.waiting import Diagnosis
 
 
 def diagnose(run: RunDir) -> Diagnosis:
-    """Return why a run waits, according to Slurm and its files."""
+    """Return why a run is waiting, according to Slurm and its files."""
     record, status = run.record(), run_status(run)
     found = Diagnosis(run=run.name, state=status.state, reason=status.reason)
     for host, (until, why) in run.excluded().items():
         text = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
         found.left_out[host] = f"{why}, until {text}"
     if status.final and status.state is not State.COMPLETED:
-        found.problems.append(f"it has ended; trnslurm status {run.name} shows why")
+        found.problems.append(f"it has ended: run trnslurm status {run.name} to see why")
     # Later phases wait for the first unfinished phase.
     phase = next((phase for phase in status.phases if phase.state is not State.COMPLETED), None)
     if phase is None or not (phase.state.waiting or phase.state is State.REQUEUED):

@@ -1,4 +1,4 @@
-"""Follows a run until it ends; resumes it, and sends the notification that no node sent."""
+"""Follows a run until it ends, resumes it, and sends notifications that the nodes did not send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 def follow(
     run: RunDir, every_s: float | None = None, *, within_s: float | None = None
 ) -> Iterator[RunStatus]:
-    """Yield the status now and after every poll; the last status is final.
+    """Yield the status now and after every poll. The last status is final.
 
     Raise a NotYetError if the run has not ended after `within_s` seconds.
     """
@@ -63,11 +63,11 @@ def watch(
     resume: Callable[[], str] | None = None,
     most: int = 3,
 ) -> RunStatus:
-    """Say every change of a run's state until the run has ended for good; return its status.
+    """Report every change of a run's state until it has ended for good, and return its status.
 
-    Whenever the run ends, send the notification that its nodes could not send.
-    `resume` resumes the run and returns what it did; at most `most` calls in a row may bring no
-    newer checkpoint. If the controller does not answer, wait for it.
+    Whenever the run ends, send the notification that its nodes could not send. `resume` resumes the
+    run and returns a description. Give up after `most` calls in a row that bring no newer
+    checkpoint. If the controller does not answer, wait for it.
     """
     say_state, say_nodes, say_why = once_each(say), once(say), once(say)
     step, used, attempt, mend = -1, 0, 0, ""
@@ -116,9 +116,9 @@ def watch(
 
 
 def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
-    """Notify about the end of a run, unless a node did; say if the message cannot be sent.
+    """Send a notification about the end of a run, unless a node did. Report if sending fails.
 
-    Nothing is sent for another user's run: that run's notify command would run as this user.
+    Nothing is sent for another user's run, because its notify command would run as this user.
     """
     notify, event = read_notify(run), EVENT_OF.get(status.state, "")
     if not notify or event not in notify.events or not is_ours(run.path):
@@ -148,9 +148,9 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
 
 
 def once_each(say: Say) -> Callable[[RunStatus, str], None]:
-    """Return a `say` for the states of a run, which says each once; a requeue has one reason.
+    """Return a `say` for the states of a run that reports each state once, and a requeue once.
 
-    Slurm's reason for the wait that follows a requeue changes again and again.
+    While a requeued job waits, Slurm keeps changing the reason.
     """
     say_new, requeued = once(say), 0
 
@@ -165,7 +165,7 @@ def once_each(say: Say) -> Callable[[RunStatus, str], None]:
 
 
 def once(say: Say) -> Say:
-    """Return a `say` that does not say the same thing twice in a row."""
+    """Return a `say` that does not repeat the previous text."""
     last = ""
 
     def say_new(text: str) -> None:

@@ -1,1 +1,1 @@
-"""Proposes runs, puts bundles into run directories and starts them; resumes and cancels runs."""
+"""Proposes runs, puts bundles into run directories and starts them. Resumes and cancels runs."""

@@ -1,7 +1,7 @@
-"""Job arrays: which runs of a sweep Slurm gets as one, and the directory that it starts from.
+"""Job arrays: which runs of a sweep are submitted as one array, and the array's directory.
 
-RUNS/SWEEP/array-1/train.sbatch    the array's script
-RUNS/SWEEP/array-1/7               a link to the run of its task 7
+RUNS/SWEEP/array-1/train.sbatch the array's script RUNS/SWEEP/array-1/7 a link to the run of its
+task 7
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _COMPILED = ("none", "never", "warm")
 
 
 def started_together(submission: Submission, most: int) -> list[list[Chain]]:
-    """Return the chains of a submission, together those that are one array of at most `most` tasks.
+    """Return the chains of a submission, grouped into arrays of at most `most` tasks.
 
     The runs of an array have the same #SBATCH options and wait for the same job. If several arrays
-    would have to take turns, each run has a job of its own.
+    would have to take turns, each run gets a job of its own.
     """
     chains = [*submission.chains]
     alone = [[chain] for chain in chains]
@@ -41,7 +41,7 @@ def started_together(submission: Submission, most: int) -> list[list[Chain]]:
 
 
 def _kind(planned: PlannedRun) -> Hashable:
-    """Return what the runs of an array have in common; None if the run cannot be a task."""
+    """Return what the runs of an array have in common, or None if the run cannot be a task."""
     job, phase = planned.job, planned.job.phases[-1]
     script = job.script(phase)
     if not can_be_task(script, phase):
@@ -51,7 +51,7 @@ def _kind(planned: PlannedRun) -> Hashable:
 
 
 def write_array(sweep: Path, runs: Sequence[RunDir], submission: Submission) -> Path:
-    """Make the directory of an array in the directory of its sweep, and return it."""
+    """Create the directory of an array in the directory of its sweep, and return it."""
     sweep.mkdir(exist_ok=True)  # others may know its name, and write to the run root
     refuse_foreign(sweep, "submit from")
     place = sweep / ARRAY.format(1 + len([*sweep.glob(ARRAY.format("*"))]))

@@ -1,4 +1,4 @@
-"""Renders the files that submit would run, on any host, and writes them."""
+"""Renders and writes the files that submit would run. Works on any host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_bundle(options: JobOptions, console: Console) -> Bundle:
 def make_bundles(
     options: JobOptions, points: Sequence[Point], console: Console
 ) -> dict[str, Bundle]:
-    """Render each run of a sweep, as submit would; return them by their numbers."""
+    """Render each run of a sweep as submit would, and return the bundles by run number."""
     each = enumerate(at_points(choose(options, console), points), 1)
     return {str(number): _render(own, console, suffix=f"-{number}") for number, own in each}
 
@@ -65,7 +65,7 @@ def write_bundles(bundles: Mapping[str, Bundle], directory: Path, *, force: bool
             shutil.rmtree(directory)
         scratch.rename(directory)
     except OSError as error:
-        raise RenderError(f"{directory}: cannot be written ({error.strerror})") from None
+        raise RenderError(f"cannot write {directory} ({error.strerror})") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -76,6 +76,6 @@ def _refuse_replacing(directory: Path, *, force: bool) -> None:
         raise RenderError(f"{directory} exists and is not a bundle: choose another name")
     results = [f for d in (files.logs, files.state) for f in d.glob("[!.]*")]
     if results or files.record_file.exists() or files.metrics_file.exists():
-        raise RenderError(f"{directory} holds the results of a run: choose another name")
+        raise RenderError(f"{directory} contains the results of a run: choose another name")
     if not force:
         raise RenderError(f"{directory} already exists: pass --force to replace it")

@@ -1,4 +1,4 @@
-"""Cancel runs: a running training saves a checkpoint first, all other jobs end at once."""
+"""Cancels runs. A running job that trains saves a checkpoint first; all other jobs end at once."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Cancelled(Frozen, kw_only=False):
 
     run: RunDir
     saves: bool
-    """It saves a checkpoint first, and then ends."""
+    """Whether it saves a checkpoint before it ends."""
 
 
 def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
     """Cancel every phase of a run, and the runs that wait for it.
 
-    A training that runs on Slurm saves a checkpoint and ends, unless it has to end `now`.
+    A job that is training on Slurm saves a checkpoint and then ends, unless `now` is set.
     """
     return cancel_all([run], now=now)
 
 
 def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
-    """Cancel runs as `cancel` does, with a few commands for all of them."""
+    """Cancel runs as `cancel` does, using a few commands for all of them."""
     for run in runs:
         refuse_foreign(run.path, "cancel")
         record = run.record()
@@ -65,7 +65,7 @@ def cancel_all(runs: Sequence[RunDir], *, now: bool = False) -> list[Cancelled]:
 
 
 def _behind(run: RunDir) -> list[RunDir]:
-    """Return the runs that wait for a run, but for those that are damaged."""
+    """Return the runs that wait for a run, except damaged ones."""
     found = []
     for other in runs_behind(run):
         with contextlib.suppress(RunError):
@@ -77,7 +77,7 @@ def _behind(run: RunDir) -> list[RunDir]:
 def cancel_unless_ended(
     runs: Sequence[RunDir], *, now: bool = False
 ) -> tuple[list[RunStatus], list[Cancelled]]:
-    """Cancel runs that may still have jobs; return the status of the others, and the cancelled."""
+    """Cancel runs that may still have jobs. Return the other statuses, and the cancelled runs."""
     statuses, broken = statuses_of(runs, leftovers=True)
     if broken:
         raise RunError(f"{broken[0]}{''.join(map(jobs_to_cancel, runs))}")

@@ -1,4 +1,4 @@
-"""Choose the cluster, the preset and the configuration of a job by its JobOptions."""
+"""Chooses the cluster, the preset and the configuration of a job from its JobOptions."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MOST_COUNTS = 1000
 
 
 def choose(options: JobOptions, console: Console) -> JobOptions:
-    """Return the options with cluster and preset: the settings' or the recipe's cluster."""
+    """Return the options with a cluster (from the settings or the recipe) and a preset."""
     cluster = options.cluster or options.workspace.cluster or _recipes_cluster(options)
     return _with_preset(options, cluster, [], console)
 
 
 def choose_to_submit(options: JobOptions, console: Console) -> JobOptions:
-    """Return the options with cluster and preset: the settings' cluster, or this machine."""
+    """Return the options with a cluster (from the settings, or this machine) and a preset."""
     cluster, announced = options.cluster or options.workspace.cluster, []
     if cluster is None:
         cluster = _this_machine()
@@ -51,12 +51,12 @@ def choose_to_submit(options: JobOptions, console: Console) -> JobOptions:
 def _with_preset(
     options: JobOptions, cluster: str, announced: list[str], console: Console
 ) -> JobOptions:
-    """Return the options with a cluster and its preset; print the defaults that were chosen."""
+    """Return the options with a cluster and its preset, and print the defaults that were chosen."""
     preset = options.preset
     if preset is None and (preset := _preset_of(options.workspace, cluster, options.recipe)):
         announced.append(f"--preset {preset}")
     if announced:
-        console.say(f"Using {' '.join(announced)}, as no other was chosen")
+        console.say(f"Using {' '.join(announced)} by default")
     nodes = options.nodes
     script = batch_script(options.recipe) if nodes == AS_SLURM else None
     if script and script.told_nodes is None:
@@ -76,7 +76,7 @@ def _recipes_cluster(options: JobOptions) -> str:
 
 
 def what_submit_would_use(options: JobOptions, config: Config) -> str:
-    """Return a line if submit would use other defaults than this plan; empty if not."""
+    """Return a line if submit would use defaults other than this plan's, or an empty string."""
     if options.cluster or options.workspace.cluster:
         return ""
     try:
@@ -90,14 +90,14 @@ def what_submit_would_use(options: JobOptions, config: Config) -> str:
         return ""
     chosen = f"--cluster {config.cluster_name}"
     chosen += f" --preset {config.preset}" if config.preset else ""
-    return f"Using {chosen}, as the recipe says; submit here {would}"
+    return f"Using {chosen}, from the recipe; here, submit {would}"
 
 
 def choose_data_cluster(workspace: Workspace, cluster: str | None, console: Console) -> str:
-    """Return the cluster for a data command; a preferred preset is for training only."""
+    """Return the cluster for a data command. Preferred presets are for training only."""
     if (cluster := cluster or workspace.cluster) is None:
         cluster = _this_machine()
-        console.say(f"Using --cluster {cluster}, as no other was chosen")
+        console.say(f"Using --cluster {cluster} by default")
     return str(cluster)
 
 
@@ -113,18 +113,18 @@ def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
 
 
 def _this_machine() -> str:
-    """Return `local`; refuse to choose on a host that shows signs of Slurm."""
+    """Return `local`, or refuse to choose on a host that shows signs of Slurm."""
     hint, has_srun = slurm_hint()
     if hint is None:
         return "local"
     if has_srun:
         raise ConfigError(
-            "this host has Slurm and no cluster profile is chosen: pass --cluster NAME, "
-            "or make a profile with `trnslurm cluster detect --write`"
+            "this host has Slurm, but no cluster profile is chosen: pass --cluster NAME, or make "
+            "a profile with `trnslurm cluster detect --write`"
         )
     raise ConfigError(
-        f"{hint} hints at Slurm, but srun is not on PATH: load your site's Slurm module, "
-        "pass --cluster NAME for a profile with slurm.bin_dir, or --cluster local"
+        f"{hint} suggests that this host has Slurm, but srun is not on PATH: load your site's "
+        "Slurm module, pass --cluster NAME for a profile with slurm.bin_dir, or --cluster local"
     )
 
 
@@ -159,7 +159,7 @@ def config_of(options: JobOptions, console: Console) -> Config:
 
 
 def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
-    """Return a script's arguments, with whole paths of what lies above its project."""
+    """Return a script's arguments, with absolute paths for files above its project."""
     base, _ = recipe_layers(options.workspace.source(options.recipe))
     project, here = Path(str(base.tree.get("project", ""))), Path.cwd()
     if not project.is_absolute():  # a recipe's own
@@ -174,7 +174,7 @@ def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
 def spec_of(
     options: JobOptions, console: Console, *, suffix: str = "", held: bool = False
 ) -> JobSpec:
-    """Plan the job to submit: refuse missing initial parameters, warn if memory may be too small.
+    """Plan the job to submit. Reject missing initial parameters, and warn if memory may run out.
 
     `suffix` is added to the name of a sweep's run.
     """
@@ -186,32 +186,32 @@ def spec_of(
     first, chosen = (c.cluster.slurm.partition or "" for c in (config, spec.config))
     if first != chosen:
         names = chosen.split(",")
-        soonest = ", the first that can start it" if len(names) > 1 else ""
-        why = "" if first in names else f": {first} does not allow it"
-        console.say(f"In partition {' or '.join(names)}{soonest}{why}")
+        soonest = ", whichever can start it first" if len(names) > 1 else ""
+        why = "" if first in names else f", because {first} does not allow it"
+        console.say(f"Using partition {' or '.join(names)}{soonest}{why}")
     for warning in filter(None, (check_memory(spec), check_script(spec))):
         console.warn(warning)
     return spec
 
 
 def at_points(options: JobOptions, points: Sequence[Point]) -> list[JobOptions]:
-    """Return the options of each run of a sweep; refuse a key of it that --set sets, too."""
+    """Return the options of each run of a sweep. Reject a sweep key that --set sets too."""
     keys = {key for point in points for key in point}
     for key in (word.partition("=")[0] for word in options.settings):
         if key in keys:
             raise ConfigError(
-                f"--sweep {key} and --set {key}=… contradict each other: leave out one of them"
+                f"--sweep {key} and --set {key}=… contradict each other: omit one of them"
             )
     given = [[f"{key}={value}" for key, value in point.items()] for point in points]
     return [replace(options, settings=[*options.settings, *words]) for words in given]
 
 
 def _refuse_set_twice(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
-    """Refuse --set of a key that another option sets: neither may be ignored silently."""
+    """Reject --set of a key that another option sets, because neither may be ignored silently."""
     for key in (word.partition("=")[0] for word in settings):
         if key in layers and key != "slurm.sbatch":  # --sbatch adds to slurm.sbatch
             raise ConfigError(
-                f"{layers[key][0]} and --set {key}=… contradict each other: leave out one of them"
+                f"{layers[key][0]} and --set {key}=… contradict each other: omit one of them"
             )
 
 
@@ -230,7 +230,7 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
         layers["slurm.min_nodes"] = (asked, options.least_nodes)
     if (spares := options.spares) is not None:
         if spares < 0:
-            raise ConfigError(f"--spares {spares}: 0 or more nodes can wait")
+            raise ConfigError(f"--spares {spares}: must be 0 or more")
         layers["slurm.spares"] = ("--spares", spares)
     for option, key, value in (
         ("--sbatch", "slurm.sbatch", options.sbatch),
@@ -247,9 +247,11 @@ def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
     layers |= {f"inputs.{name}": (f"stage {name}", run) for name, run in options.inputs.items()}
     for name in options.env:
         if not re.fullmatch(r"\w+", name):
-            raise ConfigError(f"--env {name}: expected a name; --set env.NAME=VALUE sets a value")
+            raise ConfigError(
+                f"--env {name}: expected a name: to set a value, use --set env.NAME=VALUE"
+            )
         if name not in os.environ:
-            raise ConfigError(f"--env {name}: this shell exports no such variable")
+            raise ConfigError(f"--env {name}: this shell does not export this variable")
         layers[f"env.{name}"] = (f"--env {name}", os.environ[name])
     for key, value in parse_notify(options.notify).items():
         layers[f"notify.{key}"] = ("--notify", value)
@@ -264,12 +266,12 @@ def _whole_range(text: str) -> range:
 
 
 def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
-    """Return the node counts of an option's value such as `1,2,4` or `2-4`."""
+    """Return the node counts in an option's value, such as `1,2,4` or `2-4`."""
     try:
         counts = [n for part in text.split(",") for n in _whole_range(part)]
     except ValueError:
         raise ConfigError(
-            f"{option} {text}: expected whole numbers, as in {option} 1,2,4"
+            f"{option} {text}: expected whole numbers, such as {option} 1,2,4"
         ) from None
     for count in counts:
         if count < 1:
@@ -278,12 +280,14 @@ def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
 
 
 def _part_of_a_node(options: JobOptions) -> dict[str, tuple[str, Any]]:
-    """Return the keys that --gpus, --cpus and --mem set: the rest of a node is for other jobs."""
+    """Return the keys set by --gpus, --cpus and --mem, which leave the rest of a node free."""
     layers: dict[str, tuple[str, Any]] = {}
     if text := options.gpus:
         kind, _, number = text.rpartition(":")
         if not re.fullmatch(r"[1-9]\d{0,3}", number):
-            raise ConfigError(f"--gpus {text}: expected a number, or a type and a number: a100:2")
+            raise ConfigError(
+                f"--gpus {text}: expected a number, or a type and a number, such as a100:2"
+            )
         layers["slurm.gpus_per_node"] = ("--gpus", int(number))
         if kind:
             layers["slurm.gpu_type"] = ("--gpus", kind)
@@ -291,7 +295,7 @@ def _part_of_a_node(options: JobOptions) -> dict[str, tuple[str, Any]]:
             layers["workers_per_node"] = ("--gpus", int(number))
     if (cpus := options.cpus) is not None:
         if cpus < 1:
-            raise ConfigError(f"--cpus {cpus}: at least one")
+            raise ConfigError(f"--cpus {cpus}: must be at least 1")
         layers["slurm.cpus_per_task"] = ("--cpus", cpus)
     if options.mem:
         layers["slurm.mem_per_node_mib"] = ("--mem", parse_size(options.mem))

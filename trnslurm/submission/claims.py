@@ -1,4 +1,4 @@
-"""Claim the keys that a submission will compile, or wait for the runs that compile them already."""
+"""Claims the keys that a submission will compile, or waits for runs that are compiling them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 class Claims:
-    """The claims of one submission; released if it fails."""
+    """The claims of one submission, which are released if it fails."""
 
     def __init__(self, cache: CompileCache, console: Console) -> None:
         self._cache, self._console = cache, console
@@ -43,7 +43,7 @@ class Claims:
                     drop_claim(claim)
 
     def decide(self, job: Job, run: RunDir, *, waits: bool) -> Need:
-        """Decide whether a run needs a precompile job; `waits`: the run waits for another run."""
+        """Decide whether a run needs a precompile job. `waits`: the run waits for another run."""
         if waits:  # a claim would make other runs wait as well
             need = need_of(job, self._cache)
             if _nothing_to_wait_for(need):
@@ -52,7 +52,7 @@ class Claims:
         return self._claim(job, run)
 
     def complete(self) -> None:
-        """Write the ids of the precompile jobs into the claims, for other runs to wait for."""
+        """Write the ids of the precompile jobs into the claims, so other runs can wait for them."""
         for claim, run in self._taken:
             jobs = run.record().jobs
             with contextlib.suppress(OSError):  # then other runs compile as well
@@ -61,7 +61,7 @@ class Claims:
         self._taken.clear()
 
     def _claim(self, job: Job, run: RunDir) -> Need:
-        """Return what the job needs; claim its key if the job compiles it."""
+        """Return what the job needs, and claim its key if the job compiles it."""
         while True:
             need = need_of(job, self._cache)
             if _nothing_to_wait_for(need):
@@ -71,7 +71,7 @@ class Claims:
                 return need
 
     def _take(self, need: Need, run: RunDir) -> bool:
-        """Claim the key; return False if another run claimed it meanwhile."""
+        """Claim the key. Return False if another run has claimed it in the meantime."""
         cache, key = self._cache, need.compiled.key
         try:
             claim = cache.take_claim(
@@ -94,7 +94,7 @@ class Claims:
 
 
 def _nothing_to_wait_for(need: Need) -> bool:
-    """Check whether the compiling run has no job for which Slurm could wait."""
+    """Check whether the compiling run has no job that Slurm could wait for."""
     if need.decision != "compiling" or need.other is None:
         return False
     return not (need.job.has_queue and need.other.holder.job)

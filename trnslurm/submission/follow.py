@@ -1,7 +1,7 @@
-"""`submit --each-checkpoint-of RUN`: a bundle in follow/ of the run, a run for each checkpoint.
+"""`submit --each-checkpoint-of RUN`: a bundle in follow/ of the run, and a run per checkpoint.
 
-trnslurm.node.follow makes these runs: on the first node while the run trains, and here, if it has
-ended, for the checkpoints that it has.
+trnslurm.node.follow creates these runs: on the first node while the run is training, or here if it
+has ended, for the checkpoints that it left.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ class Rule(Frozen):
 
     run: RunDir
     every: int = 0
-    """The first checkpoint at or after each multiple of so many steps; 0: every checkpoint."""
+    """Use the first checkpoint at or after each multiple of this many steps, or all if 0."""
     at_most: int = 1
-    """How many of their jobs run at a time."""
+    """How many of these jobs may run at a time."""
     metric: str = ""
-    """By which the best checkpoint is kept; empty: it is not."""
+    """The metric that selects the best checkpoint, or empty to keep no checkpoint."""
     highest: bool = False
-    """Whether the best has the highest value."""
+    """Whether the best checkpoint has the highest value."""
     patience: int = 0
-    """The run ends when so many newer checkpoints are no better; 0: it does not end early."""
+    """The number of newer checkpoints without a better value that ends the run; 0 for never."""
 
     @classmethod
     def of(
         cls, run: RunDir, *, lowest: str | None, highest: str | None, patience: int, **rule: int
     ) -> Rule:
-        """Return a rule with the metric that a user named, if any."""
+        """Return a rule with the metric that a user requested, if any."""
         if lowest and highest:
             raise ConfigError("--lowest and --highest: name one metric, and one of the two options")
         if patience and not (lowest or highest):
             raise ConfigError(
-                "--patience needs --lowest METRIC or --highest METRIC, by which checkpoints compare"
+                "--patience requires --lowest METRIC or --highest METRIC to compare checkpoints"
             )
         metric = lowest or highest or ""
         return cls(run=run, metric=metric, highest=bool(highest), patience=patience, **rule)
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents of rule.json."""
+        """Return the content of rule.json."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "run"}
 
 
 def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
-    """Put a job's bundle into follow/ of the run, and start what is due; return its directory."""
+    """Put a job's bundle into follow/ of the run, start the jobs due, and return the directory."""
     planned = submission.runs[0]
     assert planned.need is not None
     job, run = planned.job, rule.run
     if planned.need.phases != ("train",):
-        raise SubmitError("--each-checkpoint-of: its graphs cannot be compiled first: pass "
-                          "--precompile never")  # fmt: skip
+        raise SubmitError("--each-checkpoint-of: the job's graphs cannot be compiled in advance: "
+                          "pass --precompile never")  # fmt: skip
     place = run.follow / job.name
     if place.exists():
         raise SubmitError(
@@ -89,7 +89,7 @@ def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
 
 
 def _write(submission: Submission, rule: Rule, command: Sequence[str], new: Path) -> None:
-    """Write the bundle, its record and its rule; the directory is there once all is."""
+    """Write the bundle, its record and its rule. The directory appears once it is complete."""
     planned, place = submission.runs[0], rule.run.follow / submission.job.name
     job = planned.job
     assert planned.need is not None
@@ -107,30 +107,30 @@ def _write(submission: Submission, rule: Rule, command: Sequence[str], new: Path
         new.rename(place)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise SubmitError(f"{place}: cannot be written ({error.strerror})") from None
+        raise SubmitError(f"cannot write {place} ({error.strerror})") from None
 
 
 def check(rule: Rule, submission: Submission) -> None:
-    """Refuse what cannot follow a run."""
+    """Reject jobs and runs that do not work with --each-checkpoint-of."""
     job, record = submission.job, rule.run.record()
     if not job.has_queue or not scheduler_of(record).has_queue or record.inside:
         where = f"{rule.run.name} runs on this machine" if job.has_queue else job.scheduler.words
-        raise SubmitError(f"--each-checkpoint-of needs jobs of Slurm: {where}")
+        raise SubmitError(f"--each-checkpoint-of requires Slurm jobs: {where}")
     if job.project is None:
         raise SubmitError(
-            f"--each-checkpoint-of starts a script or a command, and the recipe {job.recipe} "
-            "cannot take a {checkpoint}"
+            f"--each-checkpoint-of requires a script or a command: the recipe {job.recipe} does "
+            "not accept {checkpoint}"
         )
     if exported_in(job.script("train").decode(errors="replace"), Variable.EXPORT):
         _check_export(rule.run)
 
 
 def _check_export(run: RunDir) -> None:
-    """Refuse a run without an export.py of its own, or with one that another user may change."""
+    """Reject a run that has no export.py of its own, or whose export.py others may change."""
     if run.project_file.exists():
         raise SubmitError(
-            f"{{export}}: {run.name} is of a custom script, which saves in a form of its own: use "
-            "{checkpoint}, a Hugging Face folder if the script saves one"
+            f"{{export}}: {run.name} runs a custom script, which saves in its own format: use "
+            "{checkpoint}, which is a Hugging Face folder if the script saves one"
         )
     recipe = run.record().recipe
     if not (run.code / "jobs" / recipe / "export.py").is_file():
@@ -143,7 +143,7 @@ def _check_export(run: RunDir) -> None:
 
 
 def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
-    """Start the runs of the checkpoints that have none, with the code of a bundle."""
+    """Start the runs for checkpoints that have none yet, using the code of a bundle."""
     path = os.pathsep.join(filter(None, (bin_dir, os.environ.get("PATH"))))
     command = [sys.executable, "-m", "trnslurm.node.follow", str(run.path)]
     environ = os.environ | {"PATH": path, "PYTHONPATH": python_path}
@@ -153,8 +153,8 @@ def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
         )
     except subprocess.TimeoutExpired:
         raise SubmitError(
-            f"{run.name}: Slurm did not accept the job for its checkpoint in time"
+            f"{run.name}: Slurm did not accept the job for a checkpoint in time"
         ) from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SubmitError(f"{run.name}: the job for its checkpoint was not started: {last}")
+        raise SubmitError(f"{run.name}: the job for a checkpoint was not started: {last}")

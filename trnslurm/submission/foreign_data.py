@@ -1,4 +1,4 @@
-"""Asks on this host what data is that another library wrote, and whether it fits the job."""
+"""Checks, on this host, what data from another library contains and whether it fits the job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 # What only others' data has: files of these suffixes, or a file of these names.
 _SUFFIXES = (".idx", ".bin", ".ds", ".parquet", ".arrow", ".tar")
-_WITHOUT = " (--set train.eval_every=0 trains without)"
+_WITHOUT = " (pass --set train.eval_every=0 to train without it)"
 
 
 class Wanted(Frozen):
-    """The data of a job of tokens, and what it must fit."""
+    """The data of a job that trains on tokens, and the requirements it must meet."""
 
     cluster: Cluster
     data: str
@@ -36,11 +36,11 @@ class Wanted(Frozen):
 
     @property
     def path(self) -> str:
-        """The path or URL, without a ~ of the cluster's."""
+        """The path or URL. A ~ is expanded unless it belongs to the cluster."""
         return self.data if "://" in self.data else scheduler_of(self.cluster).expand(self.data)
 
     def may_be_foreign(self) -> bool:
-        """Check cheaply whether `data prepare` may not have made it."""
+        """Check cheaply whether the data may come from something other than `data prepare`."""
         if not self.data or "://" in self.data:
             return bool(self.data)
         try:
@@ -54,9 +54,9 @@ class Wanted(Frozen):
             return False
 
     def check(self) -> str:
-        """Return what it is; empty: nothing that is known. Raise a SubmitError if it does not fit.
+        """Return a description of the data, or empty if its kind is unknown.
 
-        What this host cannot look into, the job will check.
+        Raise a SubmitError if the data does not fit. The job checks whatever this host cannot read.
         """
         if not self.may_be_foreign():
             return ""
@@ -65,7 +65,7 @@ class Wanted(Frozen):
 
             found = look_into(self.cluster, self.path, ["train", *(["eval"] * self.evaluates)])
         except (TrnslurmError, RuntimeError) as error:
-            return f"Data: {self.data}, which is not looked into here ({error})"
+            return f"Data: {self.data}, which was not checked on this host ({error})"
         if wrong := found.get("error"):
             raise SubmitError(f"{wrong}{_WITHOUT if 'no split eval' in wrong else ''}")
         for split, told in found.items():
@@ -75,18 +75,18 @@ class Wanted(Frozen):
     def _check_split(self, split: str, told: Mapping[str, Any]) -> None:
         if self.vocab_size is not None and told["vocab_size"] > self.vocab_size:
             raise SubmitError(
-                f"model.vocab_size is {self.vocab_size}, but the data at {self.data} has the token "
-                f"{told['vocab_size'] - 1}: --set model.vocab_size to that of its tokenizer"
+                f"model.vocab_size is {self.vocab_size}, but the data at {self.data} contains "
+                f"token {told['vocab_size'] - 1}: set model.vocab_size to that of its tokenizer"
             )
         if told["tokens"] < self.seq_len:
             raise SubmitError(
-                f"seq_len is {self.seq_len}, but the split {split} of the data at {self.data} has "
-                f"{told['tokens']} tokens"
+                f"seq_len is {self.seq_len}, but the {split} split of the data at {self.data} has "
+                f"only {told['tokens']} tokens"
             )
 
 
 def check_foreign(job: Job, plan: Mapping[str, Any]) -> str:
-    """Return what another library's data of a job is, or nothing; refuse what does not fit."""
+    """Describe a job's data if another library wrote it. Reject data that does not fit."""
     if not plan or not (wanted := _wanted(job.profile, job.data, plan)).may_be_foreign():
         return ""
     try:
@@ -97,7 +97,7 @@ def check_foreign(job: Job, plan: Mapping[str, Any]) -> str:
 
 
 def describe_foreign(config: Config) -> str:
-    """Return what another library's data of a recipe is, or why not to train on it, or nothing."""
+    """Describe a recipe's data if another library wrote it, or say why it cannot be used."""
     recipe = config.recipe
     if recipe.data.format != "tokens" or recipe.project:
         return ""
@@ -105,7 +105,7 @@ def describe_foreign(config: Config) -> str:
     try:
         return _wanted(config.cluster, data_path(config), plan).check()
     except SubmitError as error:
-        return f"Not on this data: {error}"
+        return f"This data cannot be used: {error}"
 
 
 def _wanted(cluster: Cluster, data: str, plan: Mapping[str, Any]) -> Wanted:

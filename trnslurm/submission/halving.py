@@ -1,7 +1,7 @@
-"""Successive halving: the rungs of a sweep, their job arrays, and a sweep that is resumed.
+"""Successive halving: the rungs of a sweep, their job arrays, and how such a sweep is resumed.
 
-All rungs are in the queue at once: the first is the sweep's own runs, each other one an array that
-waits until the rung before it has ended (contract/halving.py has the files).
+All rungs are queued at once. The first rung is the sweep's own runs. Each later rung is an array
+that waits until the previous rung has ended (see contract/halving.py for the files).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _OPTION = "--halving"
 
 
 class Asked(Frozen):
-    """The value of --halving, and by which metric it compares."""
+    """The value of --halving, and the metric by which it compares runs."""
 
     factor: int
     first: int = 0
-    """The last step of the first rung; 0: it follows from all steps."""
+    """The last step of the first rung, or 0 to derive it from the total number of steps."""
     metric: str = ""
     highest: bool = False
 
@@ -60,15 +60,15 @@ class Asked(Frozen):
 
 
 def parse_halving(text: str, *, lowest: str | None, highest: str | None) -> Asked:
-    """Return what `3` or `3:100` asks for, with the metric of --lowest or --highest."""
+    """Parse a value such as `3` or `3:100`, along with the metric of --lowest or --highest."""
     match = re.fullmatch(r"(\d{1,4})(?::([1-9]\d{0,11}))?", text)
     if not match or int(match[1]) < 2:
         raise ConfigError(
-            f"{_OPTION} {text}: expected a factor from 2, as in {_OPTION} 3, or with the steps of "
-            f"the first rung: {_OPTION} 3:100"
+            f"{_OPTION} {text}: expected a factor of at least 2, as in {_OPTION} 3, optionally "
+            f"with the steps of the first rung, as in {_OPTION} 3:100"
         )
     if lowest and highest:
-        raise ConfigError("--lowest and --highest: name one metric, and one of the two options")
+        raise ConfigError("--lowest and --highest: pass only one of them, with one metric")
     metric = lowest or highest or ""
     return Asked(
         factor=int(match[1]), first=int(match[2] or 0), metric=metric, highest=bool(highest)
@@ -76,15 +76,16 @@ def parse_halving(text: str, *, lowest: str | None, highest: str | None) -> Aske
 
 
 def plan_rungs(asked: Asked, jobs: Sequence[Job], *, unknown: bool) -> Halving:
-    """Return the rungs of a sweep's jobs, or refuse jobs that cannot stop early and go on.
+    """Return the rungs for a sweep's jobs. Reject jobs that cannot stop early and continue.
 
-    `unknown`: epochs end them after a number of steps that is not known.
+    `unknown` means that epochs end the jobs after an unknown number of steps.
     """
     plans = [json.loads(job.bundle.files[PLAN]) for job in jobs]
     first, plan = jobs[0], plans[0]
     if not first.has_queue:
         raise ConfigError(
-            f"{_OPTION}: {first.cluster} is {first.scheduler.words}: rungs need Slurm's job arrays"
+            f"{_OPTION}: rungs require Slurm's job arrays, but {first.cluster} is "
+            f"{first.scheduler.words}"
         )
     if first.project is None:
         _refuse_recipe(first.recipe, [each["train"] for each in plans])
@@ -93,86 +94,88 @@ def plan_rungs(asked: Asked, jobs: Sequence[Job], *, unknown: bool) -> Halving:
     if len({each["steps"] for each in plans}) > 1:
         least, most = min(p["steps"] for p in plans), max(p["steps"] for p in plans)
         raise ConfigError(
-            f"{_OPTION} compares runs at the same step: these have from {least} to {most} steps"
+            f"{_OPTION} compares runs at the same step: these have {least} to {most} steps"
         )
     if len(jobs) < 2:
         raise ConfigError(f"{_OPTION}: a single run cannot be compared with others")
     steps = int(plan["steps"])
     if unknown:
         raise ConfigError(
-            f"{_OPTION}: train.epochs ends the runs after a number of steps that only their data "
-            "tells: --set steps=N"
+            f"{_OPTION}: train.epochs ends the runs after a number of steps that depends on the "
+            "data: pass --set steps=N"
         )
     if asked.first >= steps:
-        raise ConfigError(f"{asked.words}: the runs have {steps:,} steps: name fewer")
+        raise ConfigError(
+            f"{asked.words}: the runs have only {steps:,} steps: choose a smaller number"
+        )
     rungs = divide(len(jobs), steps, asked.factor, asked.first)
     if not rungs[0].stop_at:
         raise ConfigError(
-            f"{asked.words}: {steps:,} steps are too few for {len(rungs)} rungs: a larger factor, "
-            f"or name the first rung's steps, as in {_OPTION} {asked.factor}:1"
+            f"{asked.words}: {steps:,} steps are too few for {len(rungs)} rungs: choose a larger "
+            f"factor, or set the steps of the first rung, as in {_OPTION} {asked.factor}:1"
         )
     if first.caps.get("attempts", len(rungs)) < len(rungs):
         raise ConfigError(
-            f"{_OPTION}: slurm.max_attempts is {first.caps['attempts']:g}, and each of "
+            f"{_OPTION}: slurm.max_attempts is {first.caps['attempts']:g}, but each of the "
             f"{len(rungs)} rungs is an attempt"
         )
     scripts = [job.script(TRAIN) for job in jobs]
     if len({shared_options(script) for script in scripts}) > 1:
         raise ConfigError(
-            f"{_OPTION}: the runs differ in their #SBATCH options, and a later rung has one array "
-            "for all: sweep other keys"
+            f"{_OPTION}: the runs have different #SBATCH options, but a later rung is one array "
+            "for all of them: sweep other keys"
         )
     if not can_be_task(scripts[0], TRAIN):
         raise ConfigError(
-            f"{_OPTION}: {TRAIN}.sbatch was rendered from another template, which cannot be a task "
-            "of a job array"
+            f"{_OPTION}: {TRAIN}.sbatch was rendered from a custom template, which cannot be a "
+            "task of a job array"
         )
     return Halving(factor=asked.factor, rungs=rungs, metric=asked.metric, highest=asked.highest)
 
 
 def _refuse_recipe(recipe: str, trains: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a recipe whose runs cannot end at a step, or not go on from there."""
+    """Reject a recipe whose runs cannot end at a given step, or cannot continue from there."""
     if any("stop_at" not in train for train in trains):
         raise ConfigError(f"{_OPTION}: {recipe} has no train.stop_at, so a rung cannot end it")
     if any(train["stop_at"] for train in trains):
-        raise ConfigError(f"{_OPTION} stops the runs by rungs: leave out train.stop_at")
+        raise ConfigError(f"{_OPTION} decides when the runs stop: remove train.stop_at")
     if not all(train.get("save_every") or train.get("save_minutes") for train in trains):
         raise ConfigError(
-            f"{_OPTION}: train.save_every is 0, so a rung would find no checkpoint of the one "
-            "before it"
+            f"{_OPTION}: train.save_every is 0, so a rung would not find a checkpoint from the "
+            "previous one"
         )
 
 
 def _refuse_script(job: Job, steps: int | None) -> None:
-    """Refuse a custom script that does not tell its steps, or neither stops nor goes on."""
+    """Reject a custom script that does not report its steps, or cannot stop and continue."""
     if steps is None:
         raise ConfigError(
-            f"{_OPTION}: {job.recipe} decides its steps itself: --set steps=N, and {{steps}} in "
-            "its arguments"
+            f"{_OPTION}: {job.recipe} decides its number of steps itself: pass --set steps=N, and "
+            "add {steps} to its arguments"
         )
     if not asks_to_stop(job.bundle.files):
         raise ConfigError(
-            f"{_OPTION}: {job.recipe} never asks whether to stop, so a rung cannot end it: "
-            "trnslurm.should_stop() after trnslurm.report(), or RunCallback"
+            f"{_OPTION}: {job.recipe} never checks whether to stop, so a rung cannot end it: call "
+            "trnslurm.should_stop() after trnslurm.report(), or use RunCallback"
         )
     if not exported_in(job.script(TRAIN).decode(errors="replace"), Variable.RESUMES):
         raise ConfigError(
-            f"{_OPTION}: {job.recipe} takes no checkpoint, so a rung would begin at step 0: "
-            "{resume} in its arguments"
+            f"{_OPTION}: {job.recipe} does not load a checkpoint, so a rung would start at step "
+            "0: add {resume} to its arguments"
         )
 
 
 def refuse_too_many(halving: Halving, most: int) -> None:
-    """Refuse rungs that have more tasks than the cluster's arrays may have."""
+    """Reject rungs with more tasks than the cluster's arrays can have."""
     if (tasks := halving.rungs[1].runs) > most:
         raise SubmitError(
-            f"{_OPTION}: the second rung is an array of {tasks} tasks, and MaxArraySize of this "
-            f"cluster allows {most}: fewer runs, or a larger factor"
+            f"{_OPTION}: the second rung is an array of {tasks} tasks, but this cluster's "
+            f"MaxArraySize allows {most}: submit fewer runs, or choose a larger factor"
         )
 
 
 def write_rungs(sweep: Path, runs: Sequence[RunDir], submission: Submission) -> None:
-    """Write the later rungs of a sweep whose runs have their directories."""
+    """Write the later rungs of a sweep whose runs already have their directories."""
     halving, job = submission.halving, submission.job
     assert halving is not None
     sweep.mkdir(exist_ok=True)  # others may know its name, and write to the run root
@@ -197,7 +200,7 @@ def write_rungs(sweep: Path, runs: Sequence[RunDir], submission: Submission) -> 
 def start_rungs(
     sweep: Path, runs: Sequence[RunDir], scheduler: Scheduler, console: Console
 ) -> None:
-    """Submit the arrays of the later rungs, each after the one before it; all or none."""
+    """Submit the arrays of the later rungs, each after the previous one. Submit all or none."""
     jobs = sorted(set(map(_array, runs)), key=int)
     console.say(_submit_from(sweep, 2, jobs, runs[0], scheduler))
 
@@ -212,10 +215,10 @@ def _submit_from(
     tasks: Sequence[int] = (),
     also: Sequence[str] = (),
 ) -> str:
-    """Submit the arrays from a rung on; of the first of them, perhaps only some tasks.
+    """Submit the arrays from a rung on, with only some `tasks` of the first one if they are given.
 
-    Return their jobs in words. The first waits for the jobs `after`, and the second for the jobs
-    `also`, too.
+    Return their jobs in words. The first array waits for the jobs `after`. The second array also
+    waits for the jobs `also`.
     """
     halving = halving_at(sweep)
     rungs = [*halving.rungs]
@@ -232,7 +235,7 @@ def _submit_from(
         scheduler.cancel_jobs(started[::-1])
         raise
     jobs = ", ".join(f"rung {at} job {job}" for at, job in enumerate(started, number))
-    return f"In the queue, each after the one before it: {jobs}"
+    return f"Queued, each after the previous one: {jobs}"
 
 
 def halving_at(sweep: Path) -> Halving:
@@ -243,7 +246,7 @@ def halving_at(sweep: Path) -> Halving:
 
 
 def cancel_rungs(runs: Sequence[RunDir]) -> None:
-    """Cancel the later rungs of sweeps that are cancelled as a whole."""
+    """Cancel the later rungs of each sweep whose runs are all cancelled."""
     sweeps = {sweep_of(run, record): record for run in runs if (record := run.record()).group}
     for sweep, record in sweeps.items():
         halving, named = read_halving(sweep), {run.name for run in runs}
@@ -253,13 +256,13 @@ def cancel_rungs(runs: Sequence[RunDir]) -> None:
 
 
 def goes_on(run: RunDir) -> bool:
-    """Check whether a later rung may take a run that has ended."""
+    """Check whether a later rung may continue a run that has ended."""
     at = read_place(run)
     return at is not None and at.rung < at.rungs
 
 
 def leave_rungs(run: RunDir, record: Record, *, own_step: bool) -> None:
-    """Have a run that is resumed go on to its own last step, unless its rung still counts it."""
+    """Let a resumed run continue to its own last step, unless its rung still counts the run."""
     at = Rungs().rung_of(run, record)
     if at and at.rung < at.rungs and (own_step or at.over or is_complete(run, record)):
         run.rung_file.unlink(missing_ok=True)
@@ -271,9 +274,9 @@ def resume_rungs(
     resume: Callable[[RunDir], object],
     console: Console,
 ) -> list[RunDir]:
-    """Resume a sweep from the rung that it had come to; return the runs that are resumed.
+    """Resume a sweep from the rung that it had reached, and return the resumed runs.
 
-    `resume` resumes a run. The later rungs are submitted again if they have left the queue.
+    `resume` resumes one run. The later rungs are submitted again if they have left the queue.
     """
     first, record = runs[0], runs[0].record()
     sweep, scheduler = sweep_of(first, record), scheduler_of(record)
@@ -298,7 +301,8 @@ def resume_rungs(
         if freed:
             return []
         raise RunError(
-            f"{sweep.name}: no run ended without completing: trnslurm status {sweep.name}"
+            f"{sweep.name}: none of the runs ended without completing: see trnslurm status "
+            f"{sweep.name}"
         )
     # They would start while this rung is resumed; they are submitted again, after it.
     scheduler.cancel_jobs([halving.rungs[n - 1].job for n in later if n in queued][::-1])
@@ -319,7 +323,7 @@ def resume_rungs(
 
 
 def _array(run: RunDir) -> str:
-    """Return the job of a run's training, or the array whose task it is."""
+    """Return the job that trains a run, or the array whose task it is."""
     return run.record().jobs[TRAIN].partition("_")[0]
 
 
@@ -329,14 +333,14 @@ def _is_in(run: RunDir, rung: int) -> bool:
 
 
 def _taken(sweep: Path, rung: int) -> set[int]:
-    """Return the tasks of a rung that have taken a run."""
+    """Return the tasks of a rung that have already picked a run."""
     place = rung_place(sweep, rung)
     links = (path for path in place.iterdir() if path.is_symlink()) if place.is_dir() else ()
     return {int(path.name) for path in links}
 
 
 def _left(sweep: Path, halving: Halving, rung: int) -> list[int]:
-    """Return the tasks of a rung that have not taken a run, and would get one."""
+    """Return the tasks of a rung that have not picked a run yet, and would get one."""
     ranking = read_ranking(sweep, rung - 1) if rung > 1 else None
     most = min(halving.rungs[rung - 1].runs, len(ranking.order)) if ranking else 0
     return sorted({*range(1, most + 1)} - _taken(sweep, rung))

@@ -1,6 +1,7 @@
-"""Check on this host what a job needs: data, initial parameters, Python and its packages.
+"""Checks, on this host, what a job needs: data, initial parameters, Python and its packages.
 
-A login node sees only part of a cluster, so what may still exist on the nodes is a warning.
+A login node sees only part of a cluster. If something may exist on the nodes, its absence is only a
+warning.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _TRAINING, _TEST = "*_training_*.hdf5", "*_test_*.hdf5"
 
 
 def check_here(job: Job, say: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Refuse a job that lacks something on this host; return warnings of what may be missing.
+    """Reject a job that lacks something on this host. Return warnings about possible problems.
 
-    `say` is told what data was found that another library wrote.
+    `say` is called with a description of data that another library wrote.
     """
     plan = _plan_of(job)
     _check_data(job, plan, say)
@@ -56,7 +57,7 @@ def check_here(job: Job, say: Callable[[str], None] = lambda text: None) -> list
 
 
 def refuse_crowded(job: Job, *, anyway: str = "") -> None:
-    """Refuse more workers than this machine can start; `anyway` is the option that starts them."""
+    """Reject more workers than this machine can start. `anyway` is the option to override it."""
     if not job.is_here:
         return
     workers, cores = job.nodes * job.workers_per_node, len(os.sched_getaffinity(0))
@@ -64,14 +65,15 @@ def refuse_crowded(job: Job, *, anyway: str = "") -> None:
     most = max(_FEW_WORKERS, int(min(_WORKERS_PER_CORE * cores, left / _GIB_PER_WORKER)))
     if workers > most:
         raise SubmitError(
-            f"--nodes {job.nodes}: {workers:,} workers here, where {cores} cores and {left:.0f} "
-            f"GiB of free memory are enough to start about {most}: lower --nodes or --workers"
-            f"{f', or pass {anyway}' if anyway else ''}; trnslurm render only writes the scripts"
+            f"--nodes {job.nodes} would start {workers:,} workers here, but {cores} cores and "
+            f"{left:.0f} GiB of free memory are enough for only about {most}: lower --nodes or "
+            f"--workers{f', or pass {anyway}' if anyway else ''}. To only write the scripts, use "
+            "trnslurm render"
         )
 
 
 def check_notify(job: Job) -> list[str]:
-    """Refuse a webhook file or a command that cannot work; return warnings."""
+    """Reject a webhook file or a command that cannot work, and return warnings."""
     found, notify = [], job.profile.notify
     if notify.webhook is not None:
         from trnslurm.node.notify import NotifyError, read_webhook  # few jobs have one
@@ -82,30 +84,32 @@ def check_notify(job: Job) -> list[str]:
         except NotifyError as error:
             if job.sees(file.parent):
                 raise SubmitError(f"notify.webhook: {error}") from None
-            found.append(f"notify.webhook: {file} is not on this host; the first node needs it")
+            found.append(
+                f"notify.webhook: {file} does not exist on this host, but the first node needs it"
+            )
     program = Path(job.scheduler.expand((notify.command or "").split(" ")[0]))
     if program.is_absolute() and job.sees(program.parent):
         if not os.access(program, os.F_OK):
-            raise SubmitError(f"notify.command: there is no {program}")
+            raise SubmitError(f"notify.command: {program} does not exist")
         if not os.access(program, os.X_OK):
             raise SubmitError(
-                f"notify.command: {program} cannot be run; if it has a webhook's URL, pass "
-                f"--notify @{program}, or set notify.webhook"
+                f"notify.command: {program} is not executable: if it contains the URL of a "
+                f"webhook, pass --notify @{program}, or set notify.webhook"
             )
     if notify.plugin is not None:
         try:  # a bundle from elsewhere has its code, and this host need not
             if plugin := find_plugin("notifier", notify.plugin.partition(":")[0]):
                 plugin.load()
         except TrnslurmError as error:
-            found.append(f"notify.plugin: {error}; the first node's Python may have what it needs")
+            found.append(f"notify.plugin: {error} (it may still work with the first node's Python)")
     return found
 
 
 def python_of(job: Job) -> str:
     """Return the job's interpreter: the profile's, or on this machine this one if it has torch.
 
-    The active environment's Python starts a custom script. With a container, the Python outside
-    it needs the standard library only.
+    A custom script runs with the active environment's Python. With a container, the Python outside
+    the container needs only the standard library.
     """
     configured = job.profile.python
     if configured != "python3" or not job.is_here:
@@ -118,14 +122,14 @@ def python_of(job: Job) -> str:
     for module in ("torch", "transformers"):
         if importlib.util.find_spec(module) is None:
             raise SubmitError(
-                f"{sys.executable} has no {module}, which the job needs: "
-                "install trnslurm there with its [train] extra, or set python: in a cluster profile"
+                f"{sys.executable} does not have {module}, which the job needs: install trnslurm "
+                "there with its [train] extra, or set python: in a cluster profile"
             )
     return sys.executable
 
 
 def _plan_of(job: Job) -> Mapping[str, Any]:
-    """Return plan.json; empty if the job trains nothing."""
+    """Return plan.json, or empty if the job does not train."""
     try:
         plan = json.loads(job.bundle.files[PLAN])
     except (KeyError, ValueError):
@@ -134,12 +138,12 @@ def _plan_of(job: Job) -> Mapping[str, Any]:
 
 
 def _python(job: Job) -> Iterator[str]:
-    """Refuse a Python that is missing or cannot be run; for Slurm jobs, warn."""
+    """Reject a Python that is missing or cannot be run. For Slurm jobs, only warn."""
     python = python_of(job)
     path = Path(python)
     if not path.is_absolute():
         if job.is_here and not job.profile.activate and not shutil.which(python):
-            raise SubmitError(f"there is no {python}: set python: in the profile {job.cluster}")
+            raise SubmitError(f"{python} does not exist: set python: in the profile {job.cluster}")
         return
     try:
         if os.access(path, os.X_OK) and path.is_file():
@@ -151,33 +155,33 @@ def _python(job: Job) -> Iterator[str]:
     if job.is_here:
         raise SubmitError(f"{python} {problem}: set python: in the profile {job.cluster}")
     if there or near:
-        yield f"python: {python} {problem} on this host; the nodes need it"
+        yield f"python: {python} {problem} on this host, but the nodes need it"
 
 
 def _check_staging(job: Job) -> None:
-    """Refuse stage_python for a Python that is in no environment."""
+    """Reject stage_python if the Python is not in an environment."""
     python = Path(python_of(job))
     above = python.parent.parent
     signs = any((above / sign).exists() for sign in ("pyvenv.cfg", "conda-meta"))
     if job.profile.stage_python and python.exists() and not signs:
         raise SubmitError(
-            f"stage_python is set, but {python} is in no environment of venv or conda: "
-            "set python: to an environment's bin/python, or stage_python to null"
+            f"stage_python is set, but {python} is not in a venv or conda environment: set "
+            "python: to an environment's bin/python, or stage_python to null"
         )
 
 
 def _check_mirror(job: Job) -> None:
-    """Refuse a mirror in S3 for a Python without boto3."""
+    """Reject an S3 mirror if the Python does not have boto3."""
     python = python_of(job)
     if not _has(python, "boto3") and not _imports(python, "boto3"):
         raise SubmitError(
-            f"mirror is set, but {python} has no boto3: pip install 'trnslurm[s3]' there, or "
-            "--set mirror=null"
+            f"mirror is set, but {python} does not have boto3: run pip install 'trnslurm[s3]' "
+            "there, or pass --set mirror=null"
         )
 
 
 def _imports(python: str, module: str) -> bool:
-    """Check whether a Python imports a module, which it may have outside its environment."""
+    """Check whether a Python can import a module, which may be outside its environment."""
     command = [python, "-c", f"import {module}"]
     try:
         return not subprocess.run(command, capture_output=True, timeout=_PYTHON_S).returncode
@@ -186,14 +190,14 @@ def _imports(python: str, module: str) -> bool:
 
 
 def _container(job: Job) -> Iterator[str]:
-    """Refuse an image or a runtime that is missing; warn of what the nodes may have."""
+    """Reject a missing image or runtime, and warn about what may still exist on the nodes."""
     container = job.profile.container
     image = job.scheduler.expand(container.image or "")
     missing = image.startswith("/") and not Path(image).exists()
     if missing and job.sees(Path(image).parent):
-        raise SubmitError(f"container.image is {image}: there is no such file or directory")
+        raise SubmitError(f"container.image: {image} does not exist")
     if missing:
-        yield f"container.image: {image} is not on this host; the nodes need it"
+        yield f"container.image: {image} does not exist on this host, but the nodes need it"
     yield from job.scheduler.check_container(container.runtime)
 
 
@@ -207,7 +211,7 @@ def _check_data(job: Job, plan: Mapping[str, Any], say: Callable[[str], None]) -
         return  # another stage has yet to make it
     if job.data and none_there(job.profile, files):
         prepare = _command(job, plan, "prepare")
-        raise SubmitError(f"no prepared data at {job.data}: {prepare}")
+        raise SubmitError(f"no prepared data at {job.data}: run {prepare}")
     if job.data and plan:
         index = _index(job)
         if words := newer_format(index, DATA_FORMAT):
@@ -217,12 +221,12 @@ def _check_data(job: Job, plan: Mapping[str, Any], say: Callable[[str], None]) -
 
 
 def _command(job: Job, plan: Mapping[str, Any], verb: str) -> str:
-    """Return the command that prepares or fetches missing data."""
+    """Return the command that prepares or fetches the missing data."""
     return command(verb, job.recipe, job.preset, job.cluster, plan.get("model", {}))
 
 
 def _index(job: Job) -> Mapping[str, Any]:
-    """Return the index of prepared data; empty if this host cannot read it."""
+    """Return the index of prepared data, or empty if this host cannot read it."""
     try:
         index = load_json(Path(job.scheduler.expand(job.data)) / INDEX)
     except (OSError, RuntimeError, ValueError):
@@ -231,32 +235,32 @@ def _index(job: Job) -> Mapping[str, Any]:
 
 
 def _refuse_unfit(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -> None:
-    """Refuse data that was prepared for another model or other samples."""
+    """Reject data that was prepared for another model or for other samples."""
     numbers = {key: value for key, value in index.items() if isinstance(value, int)}
     has = [numbers.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
     wanted = [plan["seq_len"], plan["train"].get("max_pred"), plan["model"].get("vocab_size")]
     for name, there, asked in zip(("seq_len", "train.max_pred"), has, wanted, strict=False):
         if None not in (there, asked) and there != asked:
             raise SubmitError(
-                f"{name} is {asked}, but the data at {job.data} was prepared with {there}: prepare "
-                f"other data (--set data.path=NAME), or --set {name}={there}"
+                f"{name} is {asked}, but the data at {job.data} was prepared with {there}: "
+                f"prepare other data (--set data.path=NAME), or pass --set {name}={there}"
             )
     if has[2] is not None and wanted[2] is not None and has[2] > wanted[2]:
         raise SubmitError(
             f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
-            f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
+            f"pass --set model.vocab_size={has[2]}, or prepare the data with another tokenizer"
         )
     pads, pad_id = plan["model"].get("pad_token_id"), numbers.get("pad_id")
     if None not in (pads, pad_id) and pads != pad_id:
         raise SubmitError(
             f"model.pad_token_id is {pads}, but the data at {job.data} is padded with {pad_id}: "
-            "prepare it with the model's own tokenizer"
+            "prepare the data with the model's own tokenizer"
         )
     best, scores = plan["train"].get("keep_best"), index.get("metrics")
     if best and isinstance(scores, list) and best not in (known := ["loss", *map(str, scores)]):
         raise SubmitError(
-            f"train.keep_best is {best}, but a model of the data at {job.data} is judged by "
-            f"{', '.join(known)}: --set train.keep_best={known[-1]}"
+            f"train.keep_best is {best}, but models for the data at {job.data} are evaluated by "
+            f"{', '.join(known)}: pass --set train.keep_best={known[-1]}"
         )
     outputs, labels = plan["model"].get("num_labels"), index.get("labels")
     if outputs is None or not isinstance(labels, list):
@@ -264,24 +268,26 @@ def _refuse_unfit(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -
     if outputs != (count := len(labels) or 1):
         has_what = f"the labels {', '.join(map(str, labels))}" if labels else "numbers on a scale"
         raise SubmitError(
-            f"model.num_labels is {outputs}, but the data at {job.data} has {has_what}: "
+            f"model.num_labels is {outputs}, but the data at {job.data} has {has_what}: pass "
             f"--set model.num_labels={count}"
         )
 
 
 def _refuse_unevaluated(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -> None:
-    """Refuse an evaluation for which the data has no held-out samples."""
+    """Reject an evaluation if the data has no held-out samples."""
     every, splits = plan["train"].get("eval_every"), index.get("splits")
     if not every:
         return
     wrong = ""
     if isinstance(splits, dict):
         if {*splits} <= {"train"}:
-            wrong = "nothing held out: --set train.eval_every=0, or prepare it with --holdout"
+            wrong = (
+                "no held-out samples: pass --set train.eval_every=0, or prepare it with --holdout"
+            )
     elif _some(job, _TRAINING) and not _some(job, _TEST):
         wrong = (
-            f"no test shards ({_TEST}): --set train.eval_every=0, or make some of held-out "
-            "documents with trnslurm data prepare"
+            f"no test shards ({_TEST}): pass --set train.eval_every=0, or make test shards from "
+            "held-out documents with trnslurm data prepare"
         )
     if wrong:
         raise SubmitError(f"train.eval_every is {every}, but the data at {job.data} has {wrong}")
@@ -301,7 +307,7 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     root = job.profile.data_root
     if model.startswith(f"{root.rstrip('/')}/hub/"):
         if none_there(job.profile, [f"{model}/{MODEL_CONFIG}"]):
-            raise SubmitError(f"no model at {model}: {_command(job, plan, 'fetch')}")
+            raise SubmitError(f"no model at {model}: run {_command(job, plan, 'fetch')}")
         return
     is_path = model.startswith(("/", "~", ".")) or model.endswith(".pt") or model.count("/") > 1
     try:
@@ -314,11 +320,11 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
         return
     if is_path and not path.is_absolute():
         raise SubmitError(
-            f"train.init_from is {model!r}: it is looked up in the run directory; name an absolute "
-            "path"
+            f"train.init_from is {model!r}, which would be looked up in the run directory: use an "
+            "absolute path"
         )
     missing = f"train.init_from is {model!r}: there is no such " + (
-        "file or directory" if is_path else "model in the cache of Hugging Face on this host"
+        "file or directory" if is_path else "model in the Hugging Face cache on this host"
     )
     if job.is_here or (is_path and path.parent.is_dir()):
         raise SubmitError(missing)
@@ -326,26 +332,26 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cached(job: Job, model: str) -> Path:
-    """Return the path of a Hub model in the cache of Hugging Face."""
+    """Return the path of a Hub model in the Hugging Face cache."""
     home = Path(job.profile.env.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return home / "hub" / f"models--{model.replace('/', '--')}"
 
 
 def _packages(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
-    """Refuse values that need a package which this Python lacks; warn for another Python."""
+    """Reject values that need a package which this Python lacks. Warn if it is another Python."""
     train = plan["train"] if plan else {}
     python = python_of(job)
     for (key, value), (module, install) in _PACKAGES.items():
         if train.get(key) != value or _has(python, module):
             continue
-        problem = f"train.{key} is {value!r}, but {python} has no {module}: {install}"
+        problem = f"train.{key} is {value!r}, but {python} does not have {module}: run {install}"
         if python == sys.executable:
             raise SubmitError(problem)
         yield problem
 
 
 def _has(python: str, module: str) -> bool:
-    """Check whether a Python has a module, without starting it; True if that is unknown."""
+    """Check whether a Python has a module, without starting it. Return True if that is unknown."""
     if python == sys.executable:
         return importlib.util.find_spec(module) is not None
     sites = [*Path(python).parent.parent.glob("lib/python3*/site-packages")]

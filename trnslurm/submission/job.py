@@ -1,4 +1,4 @@
-"""Job: a rendered or reviewed bundle, with what its submission needs."""
+"""Job: a rendered or reviewed bundle, along with what its submission needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from trnslurm.schedulers.interface import Scheduler
 
 
 class Job(Frozen):
-    """A bundle and what submission needs to know about it."""
+    """A bundle, and what the submission needs to know about it."""
 
     bundle: Bundle
     name: str
@@ -56,30 +56,30 @@ class Job(Frozen):
     instance_type: str
     phases: tuple[str, ...]
     time_min: Mapping[str, int]
-    """Time limit of each phase; empty on the local cluster."""
+    """The time limit of each phase. Empty on the local cluster."""
     estimate: Estimate | None
-    """What the plan expects; None if no throughput is known, and for a reviewed bundle."""
+    """The plan's estimate. None if no throughput is known, or for a reviewed bundle."""
     data: str
-    """The training data, below the data root; empty if the job brings its own."""
+    """The training data, below the data root. Empty if the job includes its own data."""
     source_dir: str | None
     """The recipe's directory, whose git state is recorded."""
     precompile: str
     """As in the recipe: auto, always or never."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key -> where its value was set, unless by default. Empty for a reviewed bundle."""
+    """Dotted key -> where its value was set, except defaults. Empty for a reviewed bundle."""
     git: Mapping[str, Any] = field(default_factory=dict)
-    """The git state of the recipe on the host that sent the job; None: look on this host."""
+    """The git state of the recipe on the host that sent the job; None to read it on this host."""
     patch: bytes = b""
-    """The uncommitted changes there."""
+    """The uncommitted changes on that host."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """What will start it."""
+        """The scheduler that will start the job."""
         return scheduler_of(self.profile)
 
     @property
     def has_queue(self) -> bool:
-        """Check whether it waits for nodes of a cluster, up to time limits."""
+        """Whether the job waits for a cluster's nodes and has time limits."""
         return self.scheduler.has_queue
 
     @property
@@ -93,26 +93,26 @@ class Job(Frozen):
 
     @property
     def roles(self) -> list[Role]:
-        """The servers beside the training."""
+        """The servers that run alongside the training workers."""
         return roles_in(json.loads(self.bundle.files.get(ROLES, b"{}")))
 
     def limit_node_hours(self, phase: str) -> float:
-        """Return the node-hours of a phase that reaches its time limit."""
+        """Return the node-hours that a phase uses if it reaches its time limit."""
         beside = self.nodes_beside if phase == "train" else 0
         return (self.nodes + beside) * self.time_min.get(phase, 0) / 60
 
     @property
     def inputs(self) -> list[str]:
-        """The directories of the runs from which it takes something."""
+        """The directories of the runs from which the job uses files."""
         return [one.run for one in inputs_in(json.loads(self.bundle.files.get(INPUTS, b"{}")))]
 
     @property
     def nodes_beside(self) -> int:
-        """How many nodes a training has beside its own: spares, and those of roles."""
+        """The number of nodes in addition to the training nodes: spares, and the nodes of roles."""
         return self.spare_nodes + sum(role.all_nodes for role in self.roles)
 
     def sees(self, directory: Path) -> bool:
-        """Check whether it lacks what this host does not find in a directory."""
+        """Check whether the job cannot find what this host does not find in a directory."""
         return self.scheduler.sees(directory)
 
     def script(self, phase: str) -> bytes:
@@ -121,30 +121,32 @@ class Job(Frozen):
 
     @property
     def project(self) -> Mapping[str, Any] | None:
-        """The facts of a custom script's project; None: the job has no project."""
+        """The facts about a custom script's project, or None if the job has no project."""
         text = self.bundle.files.get(PROJECT_FACTS)
         return json.loads(text) if text is not None else None
 
     @property
     def workers_per_node(self) -> int:
-        """The workers of a node; 0: the job prepares data, and has none."""
+        """The number of workers per node, or 0 if the job prepares data and has none."""
         found = json.loads(self.bundle.files.get(PLAN, b"{}")).get("workers_per_node")
         return found if isinstance(found, int) else 0
 
     @property
     def caps(self) -> Mapping[str, Any]:
-        """Return how much the run may use over all attempts; empty without a cap."""
+        """Return how much the run may use over all attempts, or empty if there is no cap."""
         try:
             caps: dict[str, Any] = dict(json.loads(self.bundle.files.get(CAPS, b"{}")))
             for name in caps.keys() - {"key"}:
                 caps[name] = float(caps[name])
         except (ValueError, TypeError):
-            raise SubmitError(f"{self.name}: its {CAPS} is damaged; render it again") from None
+            raise SubmitError(
+                f"{self.name}: its {CAPS} is damaged: render the bundle again"
+            ) from None
         return caps
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:
-        """Return what shapes the graphs of the job; None if its bundle does not list it."""
+        """Return everything that affects the job's graphs, or None if the bundle lacks the list."""
         text = self.bundle.files.get(INGREDIENTS)
         return json.loads(text) if text is not None else None
 
@@ -156,8 +158,10 @@ def make_job(
     code: Mapping[str, bytes] | None = None,
     known: Mapping[str, str] | None = None,
 ) -> Job:
-    """Render a spec into a job; `code`: the code files of an existing bundle, `known`: their
-    checksums."""
+    """Render a spec into a job.
+
+    `code` holds the code files of an existing bundle, and `known` their checksums.
+    """
     config: Config = spec.config
     return Job(
         bundle=render_job(spec, template_dirs, code=code, known=known),
@@ -183,7 +187,7 @@ def make_job(
 
 
 def make_prepare_job(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
-    """Render the preparation of data into a job."""
+    """Render a data preparation into a job."""
     config = data_job.config
     return Job(
         bundle=render_data_job(data_job, template_dirs),
@@ -204,7 +208,7 @@ def make_prepare_job(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
 
 
 def read_job(directory: Path) -> Job:
-    """Read the job of a reviewed bundle back, byte for byte."""
+    """Read back the job of a reviewed bundle, byte for byte."""
     bundle = read_bundle(directory)
     places = {place for name in bundle.files for place in (Path(name), *Path(name).parents)}
     for path in filter(Path.exists, (directory / place for place in sorted(places))):
@@ -239,8 +243,8 @@ def read_job(directory: Path) -> Job:
         entry = f"{folder}/{tree['entry']}"
     except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         raise SubmitError(
-            f"{directory} is not a rendered bundle: its {CONFIG} or {PLAN} is missing or "
-            "damaged; make one with `trnslurm render -o DIR`"
+            f"{directory} is not a rendered bundle: its {CONFIG} or {PLAN} is missing or damaged: "
+            "make a bundle with `trnslurm render -o DIR`"
         ) from None
     refuse_locked(tree, str(directory))
     scripts = [*map(job.scheduler.script_name, job.phases)]
@@ -248,12 +252,15 @@ def read_job(directory: Path) -> Job:
     if Entry(str(tree["entry"])).is_file:
         files.append(f"code/{entry}")
     if missing := [name for name in files if name not in bundle.files]:
-        raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
+        raise SubmitError(
+            f"{directory}: the bundle is missing {', '.join(missing)}: render it again"
+        )
     if entry.endswith(".py"):
         code = sources(bundle.files)
         check_plan(plan, entry, lambda path: code.get(f"code/{path}"), f"{directory}/{PLAN}")
     if planned != job.nodes:
         raise SubmitError(
-            f"{directory}: {PLAN} is for {planned} nodes, {CONFIG} for {job.nodes}; render it again"
+            f"{directory}: {PLAN} is for {planned} nodes, but {CONFIG} is for {job.nodes}: render "
+            "the bundle again"
         )
     return job

@@ -1,8 +1,8 @@
-"""Let only one process submit a run, across hosts, so that a run never has two jobs.
+"""Lets only one process submit a run, across all hosts, so that a run never has two jobs.
 
     RUN/state/turns/3.json    the highest number counts (trnslurm/cluster/claims.py)
 
-The file with the highest number is never removed, only marked as over.
+The file with the highest number is never removed, only marked as finished.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _WRITING_S = 30  # a claim is written at once; an older version left an empty on
 
 @contextlib.contextmanager
 def lock_run(run: RunDir) -> Iterator[None]:
-    """Keep other processes from submitting the run; raise if another process is submitting it."""
+    """Keep other processes from submitting the run. Raise if another process is submitting it."""
     try:
         make_directory(run.turns)
         newest = newest_in(run.turns, prefix="")
         if newest and (holder := _submitting(newest)):
-            raise NotYetError(f"{run.name} is being submitted by {holder}: look at its status")
+            raise NotYetError(f"{run.name} is being submitted by {holder}: check its status")
         claim = take_next(run.turns, this_holder(), newest, readers=run.path, prefix="")
     except OSError as error:
-        raise RunError(f"{run.turns}: cannot be written ({error.strerror})") from None
+        raise RunError(f"cannot write {run.turns} ({error.strerror})") from None
     if claim is None:
-        raise NotYetError(f"{run.name} was submitted by another process: look at its status")
+        raise NotYetError(f"{run.name} was submitted by another process: check its status")
     try:
         yield
     finally:
@@ -43,13 +43,13 @@ def lock_run(run: RunDir) -> Iterator[None]:
 
 
 def this_holder(run: str = "") -> Holder:
-    """Return this process as the holder of a claim."""
+    """Return a claim holder that stands for this process."""
     user, host = this_user(), socket.gethostname()
     return Holder(user=user, host=host, process=own_process(), run=run)
 
 
 def _submitting(claim: Claim) -> str:
-    """Return who is submitting the run; empty if the submission or its process has ended."""
+    """Return who is submitting the run, or empty if the submission or its process has ended."""
     holder = claim.holder
     if holder == Holder():
         return "another process" if claim.age_s < _WRITING_S else ""

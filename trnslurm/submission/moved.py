@@ -1,7 +1,8 @@
-"""Makes a new run that continues a run by its copy in S3, on whatever cluster there is.
+"""Creates a new run that continues a run from its mirror in S3, on any cluster.
 
-The copy has the run's configuration and its own code. The cluster's values come from the profile
-here, trnslurm's code from this installation. The first node fetches the newest checkpoint.
+The mirror contains the run's configuration and its own code. The cluster's values come from the
+profile here, and trnslurm's code from this installation. The first node fetches the newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _MANIFEST = "manifest.json"
 def propose_moved(
     place: str, how: Continuation, cluster: str | None, workspace: Workspace, console: Console
 ) -> Submission:
-    """Return the run that continues the one whose copies are in s3://BUCKET/PREFIX/RUN."""
+    """Return a run that continues the run whose mirror is at s3://BUCKET/PREFIX/RUN."""
     how.check()
     try:
         copy = _Copy(place)
@@ -74,11 +75,13 @@ def propose_moved(
     spec = make_spec(config, how.nodes or int(head["nodes"]), name=str(head["name"]))
     _refuse_other_batch(spec, copy)
     if (version := head.get("trnslurm")) != __version__:
-        console.warn(f"{copy.name} was submitted with trnslurm {version}: this is {__version__}")
+        console.warn(
+            f"{copy.name} was submitted with trnslurm {version}, but this is {__version__}"
+        )
     code = copy.code | package_files(ON_NODES) | plugin_files(config.cluster)
     job = make_job(spec, workspace.template_dirs(), code=code)
     _check(job, spec, place)
-    console.say(f"{copy.name} continues after step {step}, from {place} ({copy.size})")
+    console.say(f"{copy.name} continues after step {step} from {place} ({copy.size})")
     job = replace(job, source_dir=None, git=copy.git)
     planned = PlannedRun(job=job, fetches=copy.place)
     submission = Submission(runs=[planned], cache=CompileCache(job.profile))
@@ -86,7 +89,7 @@ def propose_moved(
 
 
 class _Copy:
-    """What S3 has of a run."""
+    """The contents of a run's mirror in S3."""
 
     def __init__(self, place: str) -> None:
         store = Store(place)
@@ -94,8 +97,8 @@ class _Copy:
         copies = known_copies(store)
         if not copies:
             raise MirrorError(
-                "it has no whole checkpoint of a run: name s3://BUCKET/PREFIX/RUN, as in "
-                "`aws s3 ls s3://BUCKET/PREFIX/`"
+                "there is no complete checkpoint of a run: pass s3://BUCKET/PREFIX/RUN, as "
+                "listed by `aws s3 ls s3://BUCKET/PREFIX/`"
             )
         self.step = max(copies)
         num_bytes = sum(file["bytes"] for file in copies[self.step]["files"].values())
@@ -103,7 +106,7 @@ class _Copy:
         config, record, code = (store.read(name, MOST_BYTES) for name in (CONFIG, RECORD, CODE))
         manifest = store.read(f"{name_of(self.step)}/{_MANIFEST}", MOST_BYTES)
         if config is None or code is None:
-            raise MirrorError(f"it has no {CONFIG} or no {CODE}")
+            raise MirrorError(f"{CONFIG} or {CODE} is missing")
         try:
             self.head: dict[str, Any] = parse_yaml(config)
             self.recipe = str(self.head["recipe_name"])
@@ -124,18 +127,18 @@ class _Copy:
 
 
 def _refuse_other_batch(spec: JobSpec, copy: _Copy) -> None:
-    """Refuse a node count for which the checkpoint would be of another training."""
+    """Reject a node count with which the run would train with another global batch."""
     then, now = copy.facts.get("global_batch"), spec.batch.global_batch
     if then not in (None, now) and not has_own_batch(spec.config.recipe):
         raise ConfigError(
-            f"{copy.name} was trained with a global batch of {then}, and it would be {now} on "
-            f"{spec.nodes} x {spec.batch.workers_per_node} workers: choose --nodes, or --set "
-            "workers_per_node, so that it stays"
+            f"{copy.name} was trained with a global batch of {then}, but on {spec.nodes} x "
+            f"{spec.batch.workers_per_node} workers it would be {now}: choose --nodes or --set "
+            "workers_per_node so that it stays the same"
         )
 
 
 def _check(job: Job, spec: JobSpec, place: str) -> None:
-    """Check the values of the job by what its code declares."""
+    """Check the job's values against what its code declares."""
     recipe, files = spec.config.recipe, job.bundle.files
     entry = f"{spec.config.code_name}/{recipe.entry}"
     if Entry(recipe.entry).is_file and f"code/{entry}" not in files:

@@ -15,16 +15,16 @@ from trnslurm.runs.search import run_roots
 
 
 class SubmitHost:
-    """The host that submits: this host. With --on it is a RemoteHost (cli/remote.py)."""
+    """The host that submits: this host, or a RemoteHost with --on (cli/remote.py)."""
 
     remote = False
 
     def find_checkpoint(self, word: str, workspace: Workspace) -> Checkpoint:
-        """Return the checkpoint that a value of --from names."""
+        """Return the checkpoint that a value of --from refers to."""
         return find_checkpoint(word, run_roots(workspace))
 
     def settle(self, run_root: str, names: Sequence[str]) -> tuple[Path, str]:
-        """Return the run root of a profile, and the time stamp for the names of new runs."""
+        """Return the run root of a profile, and the time stamp for naming new runs."""
         root = check_run_root(Path(run_root))
         return root, free_stamp(root, names)
 
@@ -33,14 +33,14 @@ AS_SLURM = 0
 
 
 class JobOptions(Frozen):
-    """The options of submit, render, plan and show; fields are named after them."""
+    """The options of submit, render, plan and show. Fields have the names of the options."""
 
     workspace: Workspace
     recipe: str
     nodes: int = 1
-    """AS_SLURM: as many as have room for the tasks of a batch script."""
+    """The node count. AS_SLURM means as many as the tasks of a batch script need."""
     least_nodes: int | None = None
-    """Of a range: the smallest number of nodes."""
+    """The smallest number of nodes, if a range was given."""
     cluster: str | None = None
     preset: str | None = None
     settings: Sequence[str] = ()
@@ -62,17 +62,17 @@ class JobOptions(Frozen):
     precompile: str | None = None
     after: str | None = None
     follows: str = ""
-    """The run whose checkpoints it gets."""
+    """The run whose checkpoints the job receives."""
     previous: str = ""
-    """In a chain: the checkpoints of the previous run, from which this one starts."""
+    """In a chain: the checkpoints of the previous run, from which this run starts."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """In a pipeline: the directories of the runs before it, by their stages."""
+    """In a pipeline: the directories of the previous runs, by stage."""
     starts_if: str = ""
-    """In a pipeline: what must hold when it starts."""
+    """In a pipeline: the condition that must hold when the run starts."""
     host: SubmitHost = SubmitHost()
 
 
 def parse_range(text: str) -> tuple[int, int] | None:
-    """Return both numbers of a range of nodes such as `2-4`; None: it is not one."""
+    """Return both numbers of a range of nodes such as `2-4`, or None if it is not a range."""
     found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
     return (int(found[1]), int(found[2])) if found else None

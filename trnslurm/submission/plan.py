@@ -1,4 +1,4 @@
-"""Plans a recipe: its batch, memory, hours and cost on each node count."""
+"""Plans a recipe: its batch, memory, hours and cost for each node count."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from trnslurm.submission.options import JobOptions
 
 
 class Plan(Frozen):
-    """Batch, memory, hours and cost of a recipe by node count; shown as a table."""
+    """The batch, memory, hours and cost of a recipe by node count, shown as a table."""
 
     recipe: str
     preset: str | None
     cluster: str
     specs: Sequence[JobSpec]
-    """The job on each node count on which it can run."""
+    """The job for each node count on which it can run."""
     refused: Mapping[int, TrnslurmError]
     """The other node counts, and why the job cannot run on them."""
     note: str = ""
-    """What plan chose because the user did not, where submit would choose otherwise."""
+    """Defaults that plan chose, if submit would choose differently."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The numbers of each node count, as in `trnslurm plan --json`."""
+        """The numbers for each node count, as in `trnslurm plan --json`."""
         return [_row(spec) for spec in self.specs]
 
     @property
     def warnings(self) -> list[str]:
-        """The node counts on which memory is too small; a GPU that a script lacks on all."""
+        """Warnings: node counts with too little memory, or a GPU that a script does not request."""
         found: dict[str, list[str]] = {}
         for spec in self.specs:
             if warning := check_memory(spec):
@@ -63,7 +63,7 @@ class Plan(Frozen):
 
     @property
     def hints(self) -> list[str]:
-        """The node counts on which half of a device's memory stays free."""
+        """Hints about node counts on which half of a device's memory stays free."""
         found: dict[int, list[str]] = {}
         for spec in self.specs:
             if larger := larger_micro_batch(spec):
@@ -75,7 +75,7 @@ class Plan(Frozen):
         ]
 
     def lines(self) -> Iterator[str]:
-        """Yield the plan as text, without the node counts that were refused."""
+        """Yield the plan as text, without the node counts that were rejected."""
         header, rows = self._table()
         yield from (self._title(), *self._growth(), "")
         yield from text_table(header, rows, right=",".join(header))
@@ -88,7 +88,7 @@ class Plan(Frozen):
         yield from (f"hint: {text}" for text in self.hints)
 
     def not_on(self) -> Iterator[str]:
-        """Yield a line for each reason why the job cannot run on some node counts."""
+        """Yield a line for each reason why the job cannot run on certain node counts."""
         alike: dict[str, list[tuple[int, str]]] = {}
         for nodes, error in self.refused.items():
             why = str(error).partition("; ")[0]  # without the advice
@@ -125,7 +125,7 @@ class Plan(Frozen):
             title += f" in groups of {size}"
         if has_own_steps(recipe):
             return title
-        steps = f"{most:,} steps at most" if self._differ("steps") else count(most, "step")
+        steps = f"at most {most:,} steps" if self._differ("steps") else count(most, "step")
         length = f" of sequence length {recipe.seq_len}" if recipe.seq_len else ""
         epochs = f", {count(first.epochs, 'epoch')}" if first.epochs else ""
         if ends_unknown(first.config):
@@ -135,14 +135,18 @@ class Plan(Frozen):
 
     def _growth(self) -> list[str]:
         grows = self.specs[0].config.recipe.batch.mode == "per_worker"
-        return ["The global batch GROWS with the nodes (batch.mode per_worker):"] if grows else []
+        return (
+            ["The global batch GROWS with the number of nodes (batch.mode per_worker):"]
+            if grows
+            else []
+        )
 
     @property
     def _has_own_batch(self) -> bool:
         return has_own_batch(self.specs[0].config.recipe)
 
     def _differ(self, name: str) -> bool:
-        """Check whether steps or epochs differ by node count; if not, they are in the title."""
+        """Check whether steps or epochs differ by node count. If not, the title shows them."""
         return len({getattr(spec, name) for spec in self.specs}) > 1
 
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
@@ -157,7 +161,7 @@ class Plan(Frozen):
         return cells_of({n: cell for n, cell in columns.items() if n not in unknown}, self.specs)
 
     def _remarks(self) -> Iterator[str]:
-        """Yield where work is wasted, and where the hours come from."""
+        """Yield remarks about where work is wasted, and where the hours come from."""
         for spec in self.specs:
             if spec.batch.padding_units:
                 yield (
@@ -174,13 +178,14 @@ class Plan(Frozen):
         if self._has_own_batch:
             first = self.specs[0]
             if _limit_hours(first):
-                yield "Hours: its time limit, as the script decides its steps"
+                yield "Hours: the time limit, because the script decides its number of steps"
             elif first.has_queue:
-                yield "Hours: unknown; with --time the plan shows the most that it may take"
+                yield "Hours: unknown. Pass --time to show the maximum"
             if not _starts_its_own(first):
                 yield (
-                    "Batch: the script's own. To plan it: --set batch.global_batch=N --set "
-                    "batch.micro_batch=N, and {micro_batch} and {accumulation} in its arguments"
+                    "Batch: decided by the script. To plan it, pass --set batch.global_batch=N "
+                    "--set batch.micro_batch=N, and add {micro_batch} and {accumulation} to the "
+                    "script's arguments"
                 )
         elif not bases:
             first = self.specs[0]
@@ -192,7 +197,7 @@ class Plan(Frozen):
             yield why
 
     def _memory(self) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
-        """Return the memory on a worker's device; node counts with the same memory share a row."""
+        """Return the memory on a worker's device. Node counts with the same memory share a row."""
         recomputes = self.specs[0].config.recipe.train.get("gradient_checkpointing")
         columns = _memory_columns(recomputes)
         alike: dict[tuple[str, ...], list[str]] = {}
@@ -208,11 +213,11 @@ class Plan(Frozen):
         return [header[n] for n in used], [[row[n] for n in used] for row in rows]
 
 
-_OF_MEMORY = "GiB of a worker's device, an estimate"
+_OF_MEMORY = "GiB of a worker's device (estimate)"
 
 
 def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> Plan:
-    """Plan a recipe on each node count, or on its batch script's; raise if it fits on none."""
+    """Plan a recipe for each node count, or for its batch script's. Raise if it fits none."""
     chosen = choose(options, console)
     counts = counts or (chosen.nodes,)
     config = config_of(chosen, console)
@@ -287,7 +292,7 @@ def _of_estimate(write: Callable[[float | None], str], name: str) -> Callable[[J
 
 
 def _starts_its_own(spec: JobSpec) -> bool:
-    """Check for a batch script, or a driver of Ray, which starts as many workers as it likes."""
+    """Check for a batch script or a Ray driver, which starts as many workers as it wants."""
     return spec.config.recipe.launcher in ("job", "ray")
 
 
@@ -304,11 +309,11 @@ def _limit_cost(spec: JobSpec) -> float | None:
 _COLUMNS_OF_LIMIT: dict[str, Callable[[JobSpec], str]] = {
     "nodes": lambda spec: str(spec.nodes),
     "workers": lambda spec: "-" if _starts_its_own(spec) else str(spec.batch.workers),
-    "hours at most": lambda spec: hours(_limit_hours(spec)),
-    "node-hours at most": lambda spec: hours((_limit_hours(spec) or 0) * spec.all_nodes or None),
-    "cost at most": lambda spec: dollars(_limit_cost(spec)),
+    "max hours": lambda spec: hours(_limit_hours(spec)),
+    "max node-hours": lambda spec: hours((_limit_hours(spec) or 0) * spec.all_nodes or None),
+    "max cost": lambda spec: dollars(_limit_cost(spec)),
 }
-"""Of a script that decides its batch and its steps."""
+"""The columns for a script that decides its batch and its number of steps."""
 _COLUMNS: dict[str, Callable[[JobSpec], str]] = {
     "nodes": lambda spec: str(spec.nodes),
     "workers": lambda spec: str(spec.batch.workers),

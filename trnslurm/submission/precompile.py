@@ -1,4 +1,4 @@
-"""Whether a run needs a precompile job; precompile jobs for other node counts."""
+"""Decides whether a run needs a precompile job, and plans those for other node counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec, check_job_name, make_spec
 from trnslurm.submission.job import Job, make_job
 
-DECIDED_THERE = "the other host looks when the submission arrives"
+DECIDED_THERE = "the other host checks when the submission arrives"
 Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "compiling", "before"]
 
 
@@ -26,26 +26,33 @@ class Need(Frozen):
 
     job: Job
     decision: Decision
-    """none: nothing to compile; never, asked: by the recipe's `precompile`; unknown: this host
-    cannot tell; cold: not compiled; warm: compiled; compiling: by another run; before: by a run of
-    this submission."""
+    """The state of the graphs, or the reason for the decision.
+
+      none         there is nothing to compile
+      never, asked the recipe's `precompile` key decides
+      unknown      this host cannot find out
+      cold         not compiled
+      warm         compiled
+      compiling    being compiled by another run
+      before       compiled by another run of this submission
+    """
     compiled: Compiled = field(default_factory=Compiled)
     versions: Mapping[str, str] = field(default_factory=dict)
     other: Claim | None = None
     """The claim of the run that compiles them."""
     job_before: str = ""
-    """The job that compiles them, in a run of the same sweep."""
+    """The job that compiles them, in another run of the same sweep."""
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Return the phases to submit; none if a precompile-only job has its graphs already."""
+        """Return the phases to submit, or none if a precompile-only job already has its graphs."""
         if self.decision in ("warm", "compiling", "before"):
             return tuple(p for p in self.job.phases if p != PRECOMPILE)
         return self.job.phases
 
     @property
     def limit_node_hours(self) -> float:
-        """Return the node-hours if every phase reaches its time limit."""
+        """Return the node-hours used if every phase reaches its time limit."""
         return sum(self.job.limit_node_hours(phase) for phase in self.phases)
 
     @property
@@ -62,7 +69,7 @@ class Need(Frozen):
 
     @property
     def left_out(self) -> str:
-        """Return why there is no precompile phase; empty if there is one, or nothing to compile."""
+        """Return why there is no precompile phase; empty if there is one or nothing to compile."""
         if self.decision in ("warm", "compiling", "before"):
             return f"its graphs are {self.words}"
         return "--precompile never" if self.decision == "never" else ""
@@ -81,18 +88,18 @@ class Need(Frozen):
 
 
 def graphs_of(job: Job) -> str:
-    """Return a text that is equal for jobs with the same graphs, and for jobs without graphs."""
+    """Return a string that is equal for jobs with the same graphs, and for jobs without graphs."""
     return json.dumps(job.ingredients if PRECOMPILE in job.phases else None, sort_keys=True)
 
 
 def need_of(job: Job, cache: CompileCache | None) -> Need:
-    """Return what a job needs now; without a cache, the host of --on decides."""
+    """Return what a job currently needs. Without a cache, the --on host decides."""
     if PRECOMPILE not in job.phases:
         device = DEVICES.get(str((job.ingredients or {}).get("device")))
         ahead = job.precompile == "never" and device and device.compiles_ahead
         return Need(job=job, decision="never" if ahead else "none")
     if job.ingredients is None:
-        problem = "the bundle does not say what shapes its graphs"
+        problem = "the bundle does not list what determines its graphs"
         compiled = Compiled(problem=problem, known=False)
         return Need(job=job, decision="unknown", compiled=compiled)
     if cache is None:
@@ -119,7 +126,7 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
 def precompile_jobs(
     config: Config, spec: JobSpec, counts: Sequence[int], template_dirs: Sequence[Path]
 ) -> list[Job]:
-    """Return a precompile-only job for each other node count of a run, or refuse a count.
+    """Return a precompile-only job for each additional node count of a run, or reject a count.
 
     The run can then resume on these node counts at once.
     """

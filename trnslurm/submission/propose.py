@@ -1,4 +1,4 @@
-"""Builds submissions: of a recipe, a chain of presets, a sweep or a reviewed bundle."""
+"""Builds submissions from a recipe, a chain of presets, a sweep or a reviewed bundle."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class Request(Frozen):
     rendered: Path | None = None
     """The directory of a reviewed bundle, which is submitted byte for byte."""
     chain: bool = False
-    """Whether the presets follow that follow the preset."""
+    """Whether to also submit the presets that follow this preset."""
     points: Sequence[Point] = ()
     """The values of each run of a sweep."""
     at_most: int | None = None
-    """How many runs of the sweep run at a time."""
+    """How many runs of the sweep may run at a time."""
     halving: Asked | None = None
-    """How the sweep stops runs before their last step; None: none is stopped."""
+    """How the sweep stops runs before their last step, or None if it does not."""
     pipeline: str = ""
-    """The name of a pipeline; the options then have no job, but the workspace and the host."""
+    """The name of a pipeline. The options then hold no job, only the workspace and the host."""
     stages: Sequence[Stage] = ()
-    """Those of the pipeline."""
+    """The stages of the pipeline."""
     again: Sequence[str] = ()
-    """Stages that run again even if they are done."""
+    """Stages to run again even if they are done."""
     compile_for: Sequence[int] = ()
-    """Other node counts to compile for."""
+    """Additional node counts to compile for."""
     holder: str | None = None
-    """The job that the user holds, in which the run starts."""
+    """The job that the user already holds, in which the run starts."""
 
 
 def propose(request: Request, console: Console) -> Submission:
@@ -81,7 +81,7 @@ def propose(request: Request, console: Console) -> Submission:
 def _propose_run(
     options: JobOptions, console: Console, compile_for: Sequence[int], *, held: bool
 ) -> Submission:
-    """Return the run of a recipe, and runs that compile for the counts of --compile-for."""
+    """Return the run of a recipe, and runs that compile for the node counts of --compile-for."""
     options = choose_to_submit(options, console)
     spec = spec_of(options, console, held=held)
     cache = CompileCache(spec.config.cluster)
@@ -100,14 +100,15 @@ def _propose_run(
 
 
 def _propose_chain(options: JobOptions, console: Console) -> Submission:
-    """Return the runs of a preset and of the presets that follow it; each starts from the last."""
+    """Return the runs of a preset and the presets that follow it. Each starts from the previous."""
     options = choose_to_submit(options, console)
     chain = chain_of(options.workspace.source(options.recipe), options.preset)
     if len(chain) < 2:
         name = next(iter(chain), None)
         raise ConfigError(
-            f"--chain: no preset follows {f'{options.recipe} ({name})' if name else options.recipe}"
-            "; leave it out, or write `then: PRESET` into its preset"
+            "--chain: no preset follows "
+            f"{f'{options.recipe} ({name})' if name else options.recipe}: omit --chain, or write "
+            "`then: PRESET` in the preset"
         )
     settings = _divide_settings(options.settings, chain)
     names = {preset: f"{options.name or options.recipe}-{preset}" for preset in chain}
@@ -122,13 +123,13 @@ def _propose_chain(options: JobOptions, console: Console) -> Submission:
 
 
 def _propose_pipeline(request: Request, console: Console) -> Submission:
-    """Return the runs of the stages of a pipeline that are not done."""
+    """Return the runs of those stages of a pipeline that are not done."""
     name, host = request.pipeline, request.options.host
     known = [stage.name for stage in request.stages]
     for again in request.again:
         if again not in known:
-            hint = did_you_mean(again, known) or f": there are {', '.join(known)}"
-            raise ConfigError(f"--again {again}: no stage has that name{hint}")
+            hint = did_you_mean(again, known) or f": the stages are {', '.join(known)}"
+            raise ConfigError(f"--again {again}: there is no stage with that name{hint}")
     names = {stage: check_job_name(f"{name}-{stage}") for stage in known}
     found = plan_stages(request.stages, names, console, again=request.again)
     submission = Submission(
@@ -152,18 +153,18 @@ def _propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Subm
 def _inside(
     submission: Submission, holder: str, options: JobOptions, console: Console
 ) -> Submission:
-    """Return a submission whose run starts in a job that the user holds."""
+    """Return a submission whose run starts in a job that the user already holds."""
     held = submission.job.scheduler.find_held(holder, submission.job)
     if options.time:
         console.warn(
-            f"--time {options.time} does not end the run in job {held.job_id}, which ends with "
-            "that job: it is the limit of the job that trnslurm resume would submit"
+            f"--time {options.time} does not limit the run in job {held.job_id}, which ends with "
+            "that job. The limit applies to the job that trnslurm resume would submit"
         )
     return replace(submission, held=held, extras=())
 
 
 def _after(submission: Submission, options: JobOptions, console: Console) -> Submission:
-    """Return a submission whose runs wait for the run or the job of --after."""
+    """Return a submission whose runs wait for the run or the job given with --after."""
     if options.after is None:
         return submission
     from trnslurm.submission.after import find_dependency  # few submissions need it
@@ -180,9 +181,9 @@ def _after(submission: Submission, options: JobOptions, console: Console) -> Sub
 
 
 def checked(submission: Submission, host: SubmitHost, console: Console) -> Submission:
-    """Check that this host has what the jobs need, and find out which graphs are compiled.
+    """Check that this host has what the jobs need, and determine which graphs are compiled.
 
-    With --on the remote host does both, when it receives the submission.
+    With --on, the remote host does both when it receives the submission.
     """
     if not host.remote:
         for planned in submission.runs:
@@ -197,7 +198,7 @@ def checked(submission: Submission, host: SubmitHost, console: Console) -> Submi
 
 
 def _warn_of_caps(submission: Submission, console: Console) -> None:
-    """Warn if what is expected is more than what the runs may use."""
+    """Warn if the runs are expected to use more than their caps allow."""
     jobs = [planned.job for planned in submission.runs]
     for together in [jobs] if submission.sweep else [[job] for job in jobs]:
         caps = together[0].caps
@@ -205,8 +206,8 @@ def _warn_of_caps(submission: Submission, console: Console) -> None:
         needed *= submission.halving.share if submission.halving else 1.0
         if "node_hours" in caps and needed > caps["node_hours"]:
             console.warn(
-                f"{caps['key']} allows {caps['node_hours']:g} node-hours, and about {needed:.1f} "
-                "are expected: it saves and ends before its last step"
+                f"{caps['key']} allows {caps['node_hours']:g} node-hours, but about {needed:.1f} "
+                "are expected: the run will save and end before its last step"
             )
 
 
@@ -217,7 +218,7 @@ def _propose_sweep(
     console: Console,
     halving: Asked | None,
 ) -> Submission:
-    """Return the checked runs of a sweep; at most `at_most` of them run at a time."""
+    """Return the checked runs of a sweep, of which at most `at_most` run at a time."""
     options = choose_to_submit(options, console)
     name = ""
     jobs: list[Job] = []
@@ -237,7 +238,7 @@ def _propose_sweep(
     if not jobs[0].has_queue:
         if len(jobs) > _MOST_HERE:
             raise ConfigError(
-                f"the sweep has {len(jobs)} runs: at most {_MOST_HERE} on this machine"
+                f"the sweep has {len(jobs)} runs, but this machine can run at most {_MOST_HERE}"
             )
         at_most = 1
     names = [job.name for job in jobs]
@@ -258,27 +259,31 @@ def _propose_sweep(
 
 
 def _refuse_unlike(jobs: Sequence[Job], points: Sequence[Point]) -> None:
-    """Refuse runs that differ in run root, compile cache or scheduler."""
+    """Reject runs that differ in their run root, compile cache or scheduler."""
     for job, point in zip(jobs, points, strict=True):
         for key in _SHARED:
             if getattr(job.profile, key) != getattr(jobs[0].profile, key):
-                raise ConfigError(f"{format_values(point)}: all runs of a sweep have one {key}")
+                raise ConfigError(
+                    f"{format_values(point)}: all runs of a sweep must have the same {key}"
+                )
 
 
 def _divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the --set values for each preset, without those for other presets (PRESET:KEY=VALUE).
+    """Return the --set values for each preset, without those meant for others (PRESET:KEY=VALUE).
 
-    A key in which the presets differ must name its preset.
+    For a key in which the presets differ, the setting must name its preset.
     """
     divided: dict[str, list[str]] = {name: [] for name in chain}
     for word in words:
         dotted, equals, value = word.partition("=")
         name, colon, key = dotted.partition(":")
         if colon and name not in chain:
-            raise ConfigError(f"--set {word}: {name!r} is not of the chain {', '.join(chain)}")
+            raise ConfigError(f"--set {word}: {name!r} is not in the chain {', '.join(chain)}")
         if not colon and len({repr(values.get(dotted)) for values in chain.values()}) > 1:
             choice = " or ".join(f"--set {name}:{dotted}=…" for name in chain)
-            raise ConfigError(f"--set {word}: the chain's presets differ in {dotted}; say {choice}")
+            raise ConfigError(
+                f"--set {word}: the chain's presets have different values of {dotted}: use {choice}"
+            )
         for each in [name] if colon else chain:
             divided[each].append(f"{key}{equals}{value}" if colon else word)
     return divided

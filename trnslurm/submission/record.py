@@ -1,4 +1,4 @@
-"""Make run.json for a new run, or renew it for a resumed run."""
+"""Creates run.json for a new run, or renews it for a resumed run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def new_record(
 
 
 def renew_record(run: RunDir, planned: PlannedRun, need: Need) -> None:
-    """Reset run.json for resubmission, and put changed files in place; attempt numbers continue."""
+    """Reset run.json for resubmission and put changed files in place. Attempt numbers continue."""
     job, record, status = need.job, run.record(), planned.ended
     before = {
         "nodes": record.nodes,

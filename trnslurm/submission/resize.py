@@ -1,8 +1,8 @@
-"""Change the files of a run that continues on other nodes, to another step, or with other notify.
+"""Changes the files of a run that continues on other nodes, to another step, or with new --notify.
 
-For another node count everything but the code is rendered again from the run's config.yaml; the
-code stays byte for byte. The templates may have changed since the submission, so they must first
-reproduce the files of the run.
+For another node count, everything except the code is rendered again from the run's config.yaml. The
+code stays the same byte for byte. The templates may have changed since the submission, so they must
+first reproduce the run's files.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def resize(
 ) -> Job:
     """Return a run's job for another node count, or for a range of `least` to `nodes`.
 
-    Refuse if the training would differ.
+    Refuse if the run would train differently.
     """
     head, source = parse_yaml(job.bundle.files[CONFIG]), _source(run, job)
     code = _code(job)
     if other := _differs(run, job, template_dirs):
         raise RunError(
-            f"{other}: for {nodes} nodes more than the count would change; resume it "
-            f"on {job.nodes}, or trnslurm submit {job.recipe} --from {run.name} --nodes {nodes}"
+            f"{other}: resuming on {nodes} nodes would change more than the node count. Resume on "
+            f"{job.nodes}, or run trnslurm submit {job.recipe} --from {run.name} --nodes {nodes}"
         )
     was = _spec(read_config(head, recipe_dir=source, where=str(run.config_file)), job, job.nodes)
     head["config"] = merge(head["config"], {"slurm": {"min_nodes": least}})
@@ -69,9 +69,9 @@ def resize(
         raise RunError(f"{run.name} cannot continue with --nodes {nodes}: {why}") from None
     if spec.batch.global_batch != was.batch.global_batch and not has_own_batch(config.recipe):
         raise RunError(
-            f"{run.name} grows its global batch with the nodes (batch.mode per_worker): "
-            f"{was.batch.global_batch} on {job.nodes}, {spec.batch.global_batch} on {nodes}; "
-            f"that is another training: trnslurm submit {job.recipe} --from {run.name}"
+            f"{run.name} grows its global batch with the number of nodes (batch.mode per_worker): "
+            f"{was.batch.global_batch} on {job.nodes}, {spec.batch.global_batch} on {nodes}. To "
+            f"train with another batch, run trnslurm submit {job.recipe} --from {run.name}"
         )
     return make_job(spec, template_dirs, code=code)
 
@@ -79,15 +79,18 @@ def resize(
 def add_arguments(
     run: RunDir, job: Job, words: Sequence[str], template_dirs: Sequence[Path]
 ) -> Job:
-    """Return a custom script's job with these words after its own arguments, in place of those that
-    an earlier resume has added; an empty word stands for none.
+    """Return a custom script's job with these arguments added to its own.
 
-    A word with {resume} passes the newest checkpoint to a script that was submitted without it.
+    They replace those that an earlier resume added, and an empty string removes them. An argument
+    with {resume} passes the newest checkpoint to a script that was submitted without it.
     """
     if not run.project_file.exists():
-        raise ConfigError(f"{run.name}: {words[0]}: only a custom script has arguments")
+        raise ConfigError(f"{run.name}: {words[0]}: only a custom script accepts arguments")
     if other := _differs(run, job, template_dirs):
-        raise RunError(f"{other}: more than the arguments would change; submit it again, with them")
+        raise RunError(
+            f"{other}: adding arguments would change more than the arguments. Submit the script "
+            "again with them"
+        )
     head = parse_yaml(job.bundle.files[CONFIG])
     head["config"]["resume_arguments"] = [] if [*words] == [""] else [*words]
     config = read_config(head, recipe_dir=_source(run, job), where=f"{run.name}: arguments")
@@ -95,18 +98,23 @@ def add_arguments(
 
 
 def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
-    """Return a run's job that ends after another step (0: the last), or refuse the step.
+    """Return a run's job that ends after another step (0: the last), or reject the step.
 
-    Nothing is rendered, so runs of other versions of trnslurm can continue too.
+    Nothing is rendered, so runs from other versions of trnslurm can continue too.
     """
     plan, head = json.loads(job.bundle.files[PLAN]), parse_yaml(job.bundle.files[CONFIG])
     option = f"{run.name} cannot continue with --stop-at {step}"
     if "stop_at" not in plan["train"]:
-        raise RunError(f"{option}: its recipe has no train.stop_at")
+        raise RunError(f"{option}: the recipe has no train.stop_at")
     if step > plan["steps"]:
-        raise RunError(f"{option}: it has {plan['steps']} steps; to the last without the option")
+        raise RunError(
+            f"{option}: the run has {plan['steps']} steps. To continue to the last one, omit the "
+            "option"
+        )
     if 0 < step <= (done := newest_step(run)):
-        raise RunError(f"{option}: it has a checkpoint of step {done}; take a later step")
+        raise RunError(
+            f"{option}: the run already has a checkpoint of step {done}: choose a later step"
+        )
     if plan["train"]["stop_at"] == step:
         return job
     head["config"]["train"]["stop_at"] = step
@@ -126,12 +134,12 @@ def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
     """Return a run's job with other caps on what it may use."""
     option = f"{run.name} cannot continue with --set"
     if f"code/{_READER}" not in sources(job.bundle.files):
-        raise RunError(f"{option}: it was submitted with a trnslurm without caps")
+        raise RunError(f"{option}: the run was submitted with a version of trnslurm without caps")
     head = parse_yaml(job.bundle.files[CONFIG])
     for word in words:
         if word.partition("=")[0] not in CAP_KEYS:
             raise RunError(
-                f"{option} {word}: only {', '.join(CAP_KEYS)} may change; for others: "
+                f"{option} {word}: only {', '.join(CAP_KEYS)} can change. For other keys, run "
                 f"trnslurm submit {job.recipe} --from {run.name} --set {word}"
             )
         head["config"] = merge(head["config"], set_layer(word, head["config"]).tree)
@@ -148,14 +156,15 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
     """Return a run's job with the notifications of --notify."""
     if f"code/{_SENDER}" not in sources(job.bundle.files):
         raise RunError(
-            f"{run.name} was submitted with a trnslurm without notifications: leave out --notify"
+            f"{run.name} was submitted with a version of trnslurm without notifications: omit "
+            "--notify"
         )
     head = parse_yaml(job.bundle.files[CONFIG])
     notify = asdict(job.profile.notify) | parse_notify(words)
     if notify["plugin"] and b"plug-in" not in sources(job.bundle.files)[f"code/{_SENDER}"]:
         raise RunError(
-            f"{run.name} was submitted by a version of trnslurm without plug-ins; "
-            "give --notify a command"
+            f"{run.name} was submitted by a version of trnslurm without plug-ins: pass a command "
+            "to --notify"
         )
     if "" not in words and not notify["events"]:
         notify["events"] = Notify().events
@@ -169,7 +178,7 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
 
 
 def lay_aside(run: RunDir, bundle: Bundle) -> None:
-    """Write the files that differ from those of the run into a directory next to them."""
+    """Write the files that differ from the run's files into a directory next to them."""
     changed = {
         name: data
         for name, data in bundle.files.items()
@@ -184,9 +193,9 @@ def lay_aside(run: RunDir, bundle: Bundle) -> None:
 
 
 def adopt_files(run: RunDir) -> None:
-    """Move the files of lay_aside into place if the record names them; else delete them.
+    """Move the files of lay_aside into place if the record names them, or else delete them.
 
-    It may be interrupted anywhere and called again: the record names the right files, and files
+    The move may be interrupted anywhere and repeated: the record names the right files, and files
     that are not yet in place are still in the directory.
     """
     if not run.files_aside.is_dir():
@@ -205,14 +214,14 @@ def adopt_files(run: RunDir) -> None:
 
 
 def _differs(run: RunDir, job: Job, template_dirs: Sequence[Path]) -> str:
-    """Return which file this trnslurm would render in other words than the run has; empty: none."""
+    """Return which file this trnslurm would render differently, or empty if there is none."""
     head = parse_yaml(job.bundle.files[CONFIG])
     config = read_config(head, recipe_dir=_source(run, job), where=str(run.config_file))
     again = render_job(_spec(config, job, job.nodes), template_dirs, code=_code(job)).files
     for name, data in job.bundle.files.items():
         if not _same(name, data, again.get(name)):
             by = f"(rendered by trnslurm {head['trnslurm']})"
-            return f"{run.path / name} {by} is not what trnslurm {__version__} renders"
+            return f"{run.path / name} {by} differs from what trnslurm {__version__} renders"
     return ""
 
 
@@ -225,7 +234,7 @@ def _code(job: Job) -> dict[str, bytes]:
 
 
 def _spec(config: Config, job: Job, nodes: int) -> JobSpec:
-    """Make the spec as the submission did, with the phases of the job."""
+    """Make the spec the way the submission did, with the phases of the job."""
     spec = make_spec(config, nodes, name=job.name)
     time_min = {phase: t for phase, t in spec.time_min.items() if phase in job.phases}
     return replace(spec, phases=job.phases, time_min=time_min)

@@ -1,7 +1,7 @@
-"""Submit a run again in the same directory, to resume from its newest checkpoint.
+"""Submits a run again in the same directory, to resume from its newest checkpoint.
 
-No job of the run may be in the queue, and the controller must confirm that. The job finds the
-checkpoint; a run without a checkpoint starts at step 0.
+None of the run's jobs may be in the queue, and the controller must confirm that. The job finds the
+checkpoint. A run without a checkpoint starts at step 0.
 """
 
 from __future__ import annotations
@@ -53,26 +53,30 @@ class Continuation(Frozen):
 
     nodes: int | None = None
     least_nodes: int | None = None
-    """The smallest number, if `nodes` is the largest of a range."""
+    """The smallest number of nodes, if `nodes` is the largest number of a range."""
     stop_at: int | None = None
-    """The step after which the run ends; 0: its last step. None: the step stays, unless the run
-    has reached it."""
+    """The step after which the run ends, or 0 for its last step.
+
+    None keeps the current step, unless the run has reached it.
+    """
     settings: Sequence[str] = ()
-    """The values of --set: other caps."""
+    """The values of --set, which change caps."""
     notify: Sequence[str] = ()
     """The values of --notify, also for the runs that wait for this run."""
     arguments: Sequence[str] = ()
-    """Words that a custom script's arguments get, from now on."""
+    """Arguments that are added to a custom script's arguments from now on."""
     force: bool = False
-    """Whether a custom script may begin over checkpoints that it has not reported."""
+    """Whether a custom script may start over despite checkpoints that it has not reported."""
     template_dirs: Sequence[Path] = ()
 
     def check(self) -> None:
-        """Refuse numbers that no run can have."""
+        """Reject numbers that no run can have."""
         if self.nodes is not None and self.nodes < 1:
             raise ConfigError(f"--nodes {self.nodes}: a job needs at least one node")
         if self.stop_at is not None and self.stop_at < 0:
-            raise ConfigError(f"--stop-at {self.stop_at}: steps count from 1; 0: the last")
+            raise ConfigError(
+                f"--stop-at {self.stop_at}: must be at least 1, or 0 for the last step"
+            )
 
     def changes(self, nodes: int) -> bool:
         """Check whether anything changes for a run on `nodes` nodes."""
@@ -84,12 +88,13 @@ class Continuation(Frozen):
         )
 
     def job_of(self, run: RunDir) -> Job:
-        """Return the job to submit: the files of the run, or those for another node count."""
+        """Return the job to submit, with the run's own files or those for another node count."""
         job = read_job(run.path)
         now = job.bundle.sha256()
         if changed := [n for n, sha in run.record().sha256.items() if now.get(n) != sha]:
             raise RunError(
-                f"{run.path / changed[0]} was changed after the submission: submit it as a new run"
+                f"{run.path / changed[0]} was changed after the submission: submit the bundle as "
+                "a new run"
             )
         check_here(job)
         least = job.profile.slurm.min_nodes
@@ -101,16 +106,16 @@ class Continuation(Frozen):
 
 
 class Resumed(Frozen):
-    """What resume did."""
+    """The outcome of a resume."""
 
     runs: list[RunDir]
     """The run, and the runs that wait for it."""
     released: tuple[str, ...] = ()
-    """Held jobs that were released; nothing was submitted."""
+    """Held jobs that were released. Nothing was submitted."""
 
 
 def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
-    """Submit a run again, with the runs of its chain that wait for it.
+    """Submit a run again, along with the runs of its chain that wait for it.
 
     A run that Slurm only holds after a failed launch is released instead.
     """
@@ -162,7 +167,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
 
 
 def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) -> list[RunDir]:
-    """Resume the runs of a sweep or a pipeline that ended without completing; return them."""
+    """Resume and return the runs of a sweep or a pipeline that ended without completing."""
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
@@ -174,10 +179,14 @@ def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) ->
     group = statuses[0].group
     if group and read_halving(runs[0].path.with_name(group)):
         if how.nodes is not None:
-            raise ConfigError(f"--nodes: the later rungs of {group} are arrays of as many nodes")
+            raise ConfigError(
+                f"--nodes: the later rungs of {group} are arrays with the same number of nodes"
+            )
         return resume_rungs(runs, statuses, lambda run: resume(run, how, console), console)
     if not ended:
-        raise RunError(f"{group}: no run ended without completing: trnslurm status {group}")
+        raise RunError(
+            f"{group}: none of the runs ended without completing: see trnslurm status {group}"
+        )
     done: list[RunDir] = []
     for run in ended:
         if run not in done:  # it waited for another one
@@ -186,12 +195,12 @@ def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) ->
 
 
 def _can_go_on(status: RunStatus) -> bool:
-    """Check whether a run needs a resume to go on: one that Slurm holds has not ended."""
+    """Check whether a run needs a resume to continue. A run that Slurm holds has not ended."""
     return status.mend == f"trnslurm resume {status.run}"
 
 
 def _with_waiting(run: RunDir) -> Iterator[RunDir]:
-    """Yield a run, and those behind it that have not begun and may start when it completes."""
+    """Yield a run, and the waiting runs behind it that may start when it completes."""
     chosen: list[str] = []
     for each in (run, *runs_behind(run)):
         record = each.record()
@@ -199,13 +208,13 @@ def _with_waiting(run: RunDir) -> Iterator[RunDir]:
             continue
         refuse_foreign(each.path, "resume")
         refuse_writable_code(each.path)
-        refuse_by_hand(each, record, f"`{start_by_hand(each, record)}` starts it again")
+        refuse_by_hand(each, record, f"run `{start_by_hand(each, record)}` to start it again")
         chosen.append(each.name)
         yield each
 
 
 def _may_wait(run: RunDir, record: Record, chosen: Sequence[str]) -> bool:
-    """Check whether a run has not begun, and all that it waits for completes or may complete."""
+    """Check whether a run has not begun, and every run that it waits for may still complete."""
     if any(run.attempts_since(record, phase) for phase in record.phases):
         return False  # it started from an earlier result
     others = [run.sibling(name) for name in record.awaited if name not in chosen]
@@ -214,17 +223,17 @@ def _may_wait(run: RunDir, record: Record, chosen: Sequence[str]) -> bool:
 
 
 def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
-    """Refuse a run that has completed, or that may still run; return its status."""
+    """Refuse a run that has completed or may still be running, and return its status."""
     adopt_files(run)  # an earlier resume may have been interrupted
     record, name = run.record(), run.name
     if PREPARE in record.phases:
-        raise RunError(f"{name} prepares data: submit it again, and it continues where it was")
+        raise RunError(f"{name} prepares data: submit it again to continue where it stopped")
     status = run_status(run)
     more = status.mend or goes_on(run) or run.enough_file.exists()
     if status.state is State.COMPLETED and not more:
         stopped = status.reason.startswith(STOP_AT)
         why = f" ({status.reason}) and has no checkpoint" if stopped else ""
-        raise RunError(f"{name} is COMPLETED{why}: there is nothing to resume")
+        raise RunError(f"{name} is COMPLETED{why}, so there is nothing to resume")
     if status.state is State.COMPLETED:
         return status  # with steps left
     # A run that waits for an ended run never starts, though Slurm may not have noticed yet.
@@ -238,7 +247,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if not status.final and not held:
         reason = f" ({status.reason})" if status.reason else ""
         raise NotYetError(
-            f"{name} is {status.state}{reason}: let it run, or `trnslurm cancel {name}` first"
+            f"{name} is {status.state}{reason}: let it run, or run `trnslurm cancel {name}` first"
         )
     # Slurm has no record of the job, but its script shows life: its node may be cut off.
     last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
@@ -247,44 +256,44 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     running = bool(last) and last[0].state is State.RUNNING
     if lost and running and age_s is not None and age_s < _SILENT_S:
         raise NotYetError(
-            f"{name} is LOST, but its script showed life {age_s:.0f} s ago: "
-            f"resume it in {_SILENT_S - age_s:.0f} s, if it has been silent until then"
+            f"{name} is LOST, but its script gave a sign of life {age_s:.0f} s ago: if it stays "
+            f"silent, resume it in {_SILENT_S - age_s:.0f} s"
         )
     return status
 
 
 def _takes_checkpoint(run: RunDir, job: Job) -> bool:
-    """Check whether a custom script will take a checkpoint, or looks for its own."""
+    """Check whether a custom script will load a checkpoint, or looks for its own."""
     script = job.bundle.files.get(run.script("train").name, b"").decode(errors="replace")
     return exported_in(script, Variable.RESUMES) in ("told", "looks")
 
 
 def _refuse_start_over(run: RunDir, *, takes: bool) -> None:
-    """Refuse a script that would begin at step 0, over checkpoints that it has not reported."""
+    """Refuse a script that would start at step 0 despite checkpoints that it has not reported."""
     left = unreported(run, takes=takes)
     if left and left.option:
         raise RunError(
-            f"{run.name} takes no checkpoint, so it would begin at step 0, and may write over "
-            f"{left} in its directory: trnslurm resume {run.name} {left.words} passes that to the "
-            f"script, by the option that it has for this; if the script finds it itself, trnslurm "
-            f"resume {run.name} --force"
+            f"{run.name} was submitted without a checkpoint option, so it would start at step 0 "
+            f"and might overwrite {left} in its directory. To pass that to the script with its "
+            f"own option, run trnslurm resume {run.name} {left.words}. If the script finds it "
+            f"itself, run trnslurm resume {run.name} --force"
         )
     if left:
         raise RunError(
-            f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
-            f"over {left} in its directory: if the script finds that itself, trnslurm resume "
-            f"{run.name} --force; if not, submit it again, with {run.path}/{left.newest} for its "
-            "own option"
+            f"{run.name} has not reported a checkpoint, so it would start at step 0 and might "
+            f"overwrite {left} in its directory. If the script finds that itself, run trnslurm "
+            f"resume {run.name} --force. If not, submit it again, and pass "
+            f"{run.path}/{left.newest} with its own option"
         )
 
 
 def _refuse_capped(run: RunDir, job: Job) -> None:
-    """Refuse a run that may have no other attempt."""
+    """Refuse a run that may not have another attempt."""
     caps = Caps(run, job.caps)
     if key := caps.reached("train", 1 + max(run.attempt_numbers("train"), default=0)):
         raise RunError(
-            f"{run.name} cannot continue: {caps.words(key)}: "
-            f"trnslurm resume {run.name} --set {key}=MORE"
+            f"{run.name} cannot continue: {caps.words(key)}: run trnslurm resume {run.name} --set "
+            f"{key}=MORE"
         )
 
 
@@ -292,18 +301,18 @@ def _where_it_continues(run: RunDir, *, takes: bool) -> str:
     if one := newest(run, takes=takes):
         after = f" after step {one.step}" if one.step else ""
         form = f" ({one.form})" if one.form else ""
-        return f"{run.name} continues{after}, from {one.path}{form}"
+        return f"{run.name} continues{after} from {one.path}{form}"
     left = unreported(run, takes=takes)
     if left or (run.project_file.exists() and changed_at(saves_in(run))):
         place = run.path / left.newest if left else saves_in(run)
         return f"{run.name} starts again; its script may continue from {place}"
     if copied_from := run.record().copied_from:
-        return f"{run.name} begins with the newest checkpoint of {copied_from}"
-    return f"{run.name} starts from the beginning: it has no checkpoint"
+        return f"{run.name} starts from the newest checkpoint of {copied_from}"
+    return f"{run.name} has no checkpoint, so it starts from the beginning"
 
 
 def _waits_for(run: RunDir, record: Record, resumed: Sequence[str]) -> WaitsFor:
-    """Return the runs for which a run still waits; those that are resumed with it begin again."""
+    """Return the runs that a run still waits for. Those resumed along with it start again."""
     success: list[str] = []
     for previous in map(run.sibling, record.awaited):
         if previous.name in resumed:
@@ -313,8 +322,8 @@ def _waits_for(run: RunDir, record: Record, resumed: Sequence[str]) -> WaitsFor:
         if status.state is not State.COMPLETED:
             if status.final or not scheduler_of(record).has_queue:
                 raise RunError(
-                    f"{run.name} continues {previous.name}, which is {status.state}: "
-                    f"trnslurm resume {previous.name} continues both"
+                    f"{run.name} continues {previous.name}, which is {status.state}: run trnslurm "
+                    f"resume {previous.name} to continue both"
                 )
             success.append(previous.name)
     try:

@@ -1,4 +1,4 @@
-"""Plans named stages: each is a run, in its order, and one that is done is not done again."""
+"""Plans named stages. Each stage is a run, and a stage that is already done is not run again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NO_RESULT = (
 
 
 class Stage(Frozen):
-    """A run of several, and those that come before it."""
+    """One of several runs, and the stages that come before it."""
 
     name: str
     options: JobOptions
@@ -53,15 +53,17 @@ class Stage(Frozen):
     """The stage from whose newest checkpoint it starts."""
     condition: str = ""
     files: tuple[str, ...] | None = None
-    """Patterns of the project's files that shape its result; empty: as its imports tell; None: it
-    is done whatever was done before."""
+    """Patterns of the project's files that affect the result.
+
+    If empty, the script's imports decide. None runs the stage regardless of what was done before.
+    """
 
     place: str = ""
-    """The file that tells of it, or what else to name in an error."""
+    """The file that declares the stage, or another name for it in an error."""
 
 
 def stage_of(text: StageText, options: JobOptions, place: str) -> Stage:
-    """Return a stage of a pipeline."""
+    """Return one stage of a pipeline."""
     continues = re.fullmatch(rf"\{{({NAME})\.{CHECKPOINT}\}}", options.from_run or "")
     return Stage(
         name=text.name,
@@ -75,15 +77,15 @@ def stage_of(text: StageText, options: JobOptions, place: str) -> Stage:
 
 
 class Planned(Frozen):
-    """What becomes of stages."""
+    """The plan for each stage."""
 
     runs: Sequence[PlannedRun]
     cluster: Cluster
     stamp: str
     stages: Mapping[str, str]
-    """Stage -> its run, an earlier one if that is done."""
+    """Stage -> its run, or an earlier run if the stage is already done."""
     why: Mapping[str, str]
-    """Stage -> why it runs, although it was done before."""
+    """Stage -> why it runs although it was done before."""
 
 
 def plan_stages(
@@ -93,15 +95,15 @@ def plan_stages(
     *,
     again: Sequence[str] = (),
 ) -> Planned:
-    """Plan the run of each stage that is not done; `names` are those of the runs.
+    """Plan the run of each stage that is not done. `names` are the names of the runs.
 
-    Those in `again` run again, whether they are done or not.
+    Stages in `again` run again, whether they are done or not.
     """
     return _Planner(stages, names, console, again).plan()
 
 
 class _Planner:
-    """Plans stages, one after another."""
+    """Plans stages one after another."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class _Planner:
         self._root, self._stamp = Path(), ""
         self._runs: list[PlannedRun] = []
         self._places: dict[str, RunDir] = {}
-        """Stage -> its run; one that is planned does not exist yet."""
+        """Stage -> its run. The run of a planned stage does not exist yet."""
         self._done: dict[str, RunDir] = {}
         self._why: dict[str, str] = {}
         self._made_of: dict[str, Mapping[str, str]] = {}
@@ -142,7 +144,7 @@ class _Planner:
         )
 
     def _filled(self, stage: Stage) -> JobOptions:
-        """Return the options of a stage, with the directories of those before it."""
+        """Return the options of a stage, with the directories of the stages before it."""
         inputs = {name: str(self._places[name].path) for name in stage.needs}
         places = static_places(inputs)
         settings = []
@@ -150,8 +152,8 @@ class _Planner:
             for name, place in taken_in(word, inputs):
                 if f"{name}.{place}" not in places:
                     raise ConfigError(
-                        f"--set {word}: {{{name}.{place}}} is known only when the stage starts: a "
-                        "script takes it in its arguments"
+                        f"--set {word}: {{{name}.{place}}} is known only when the stage starts: "
+                        "pass it in a script's arguments instead"
                     )
                 word = word.replace(f"{{{name}.{place}}}", places[f"{name}.{place}"])
             settings.append(word)
@@ -173,7 +175,7 @@ class _Planner:
         first = next(iter(self._configs.values()))
         for key in ("run_root", "compile_cache", "scheduler"):
             if getattr(config.cluster, key) != getattr(first.cluster, key):
-                raise ConfigError(f"{key}: all stages have one")
+                raise ConfigError(f"{key}: all stages must have the same value")
         if not self._places:
             every = [*self._names.values()]
             self._root, self._stamp = host.settle(config.cluster.run_root, every)
@@ -204,7 +206,7 @@ class _Planner:
         )
 
     def _ingredients(self, stage: Stage, config: Config, job: Job) -> dict[str, str]:
-        """Return what shapes the result of a stage, by names for a reader, each with a hash."""
+        """Return everything that affects a stage's result: readable names, each with a hash."""
         recipe = {k: v for k, v in asdict(config.recipe).items() if k not in _NO_RESULT}
         recipe["cluster"] = config.cluster_name
         if config.recipe.project:
@@ -223,14 +225,14 @@ class _Planner:
         }
 
     def _used(self, stage: Stage, config: Config, job: Job, files: Mapping[str, str]) -> set[str]:
-        """Return the files of a stage's project that shape its result."""
+        """Return the files of a stage's project that affect its result."""
         if not config.recipe.project:
             return {*files}
         if stage.files:
             used = {n for n in files if any(PurePosixPath(n).match(p) for p in stage.files)}
             if not used:
                 raise ConfigError(
-                    f"files: none of {config.recipe.project} is like {', '.join(stage.files)}"
+                    f"files: no file in {config.recipe.project} matches {', '.join(stage.files)}"
                 )
             return used
         texts = {n: job.bundle.files[f"{PROJECT_CODE}{n}"] for n in files}
@@ -244,9 +246,9 @@ class _Planner:
         return {str(file.relative_to(root)) for file in started if file.is_relative_to(root)}
 
     def _find_done(self, stage: Stage, name: str) -> RunDir | None:
-        """Return an earlier run with the same result; note why there is none.
+        """Return an earlier run with the same result, or record why there is none.
 
-        A stage is not done if one that it needs is not.
+        A stage is not done if a stage that it needs is not done.
         """
         made_of = self._made_of[stage.name]
         before: Record | None = None
@@ -266,18 +268,18 @@ class _Planner:
         return None
 
     def _lacks(self, stage: Stage, run: RunDir) -> str:
-        """Return what later stages take that a run does not have any more."""
+        """Return what a run no longer has although later stages use it."""
         words = [word for other in self._stages for word in other.options.arguments]
         taken = {p for word in words for _, p in taken_in(word, {stage.name: ""})}
         if OUT in taken and not run.out.is_dir():
-            return f"has no {OUT} any more"
+            return f"no longer has {OUT}"
         if taken & {CHECKPOINT, STEP, EXPORT} and not newest(run, takes=True):
-            return "has no checkpoint any more"
+            return "no longer has a checkpoint"
         return ""
 
 
 def _earlier(root: Path, name: str) -> Iterator[tuple[RunDir, Record]]:
-    """Yield the completed runs of a stage, the newest first."""
+    """Yield the completed runs of a stage, newest first."""
     found = sorted(root.glob(f"*-{name}"), reverse=True)
     for run in map(RunDir, found[:_MOST_LOOKED_AT]):
         with contextlib.suppress(RunError, OSError):
@@ -287,8 +289,8 @@ def _earlier(root: Path, name: str) -> Iterator[tuple[RunDir, Record]]:
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return in words which ingredients differ."""
-    words = [f"{name} is gone" for name in before if name not in now]
+    """Return, in words, which ingredients differ."""
+    words = [f"{name} was removed" for name in before if name not in now]
     words += [
         f"{name} {'changed' if name in before else 'is new'}"
         for name, value in now.items()
@@ -312,8 +314,8 @@ def _refuse_unexported(name: str, config: Config) -> None:
 def _refuse_unfit(before: Config, config: Config) -> None:
     if before.recipe.project or config.recipe.project:
         raise ConfigError(
-            f"--from: {config.title} cannot continue {before.title}: only trnslurm's recipes "
-            "do; a script takes {NAME.checkpoint} in its arguments"
+            f"--from: {config.title} cannot continue {before.title}: only trnslurm's recipes can: "
+            "pass {NAME.checkpoint} in a script's arguments instead"
         )
     if wrong := other_sizes(before.recipe.model, config.recipe.model):
         raise ConfigError(f"{config.title} cannot continue {before.title}: {wrong[0]}")
@@ -321,5 +323,5 @@ def _refuse_unfit(before: Config, config: Config) -> None:
     if train.get("save_every") == 0 and not train.get("save_minutes"):
         raise ConfigError(
             f"{before.title}: train.save_every is 0, so {config.preset or config.recipe_name} "
-            "would find no checkpoint"
+            "would not find a checkpoint"
         )

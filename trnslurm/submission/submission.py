@@ -1,4 +1,4 @@
-"""Submission: runs to start, and for which runs they wait."""
+"""Submission: the runs to start, and the runs that they wait for."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from trnslurm.submission.precompile import Need, graphs_of, need_of
 
 
 class PlannedRun(Frozen):
-    """A run to start: a new run, or one that is resumed."""
+    """A run to start: a new run, or a resumed one."""
 
     job: Job
     waits_for: WaitsFor = WaitsFor()
     values: Mapping[str, str] = field(default_factory=dict)
-    """What a sweep sets for this run."""
+    """The values that a sweep sets for this run."""
     resumes: RunDir | None = None
-    """The directory of a run that exists already."""
+    """The directory of an existing run that is resumed."""
     made_of: Mapping[str, str] = field(default_factory=dict)
-    """Of a stage: what shapes its result, each with a hash."""
+    """For a stage: everything that affects its result, each with a hash."""
     fetches: str = ""
     """The place in S3 whose newest checkpoint the run fetches before it trains."""
     ended: RunStatus | None = None
     """The status of the resumed run."""
     need: Need | None = None
-    """Whether its graphs must be compiled first, as known before submitting."""
+    """Whether its graphs must be compiled first, as far as is known before submitting."""
 
 
 Chain = list[PlannedRun]
-"""Runs of which each waits for the success of the previous one; mostly a single run."""
+"""Runs that each wait for the success of the previous one. Usually a single run."""
 
 
 class Submission(Frozen):
-    """Runs of one cluster, checked as far as the host can; all of them are started, or none."""
+    """Runs on one cluster, checked as far as this host can. Either all of them start, or none."""
 
     runs: Sequence[PlannedRun]
     cache: CompileCache
     stamp: str = ""
-    """The time stamp in the names of its runs; empty: the time of their start."""
+    """The time stamp in the names of its runs, or empty to use the time of their start."""
     sweep: str = ""
-    """The name of its sweep, without the time; empty: it is no sweep."""
+    """The name of its sweep, without the time. Empty if it is not a sweep."""
     pipeline: str = ""
-    """The name of its pipeline, without the time; empty: it is none."""
+    """The name of its pipeline, without the time. Empty if it is not a pipeline."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """Stage of the pipeline -> its run; one that is done already is not among these runs."""
+    """Stage of the pipeline -> its run. Stages that are already done are not among these runs."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Stage -> why it runs, although it was done before."""
+    """Stage -> why it runs although it was done before."""
     at_most: int | None = None
-    """How many runs of the sweep run at a time."""
+    """How many runs of the sweep may run at a time."""
     halving: Halving | None = None
-    """The rungs of the sweep; None: all its runs go on to their last step."""
+    """The rungs of the sweep, or None if all its runs continue to their last step."""
     held: HeldJob | None = None
-    """The job that the user holds, in which its only run starts; None: it has jobs of its own."""
+    """The job that the user holds, in which the only run starts. None if the runs have own jobs."""
     extras: Sequence[PlannedRun] = ()
-    """Runs that compile for further node counts; if one is refused, the others start."""
+    """Runs that compile for additional node counts. If one is rejected, the others still start."""
 
     @property
     def job(self) -> Job:
@@ -69,7 +69,7 @@ class Submission(Frozen):
 
     @property
     def resumes(self) -> bool:
-        """Check whether its runs exist already."""
+        """Check whether its runs already exist."""
         return self.runs[0].resumes is not None
 
     @property
@@ -79,7 +79,7 @@ class Submission(Frozen):
 
     @property
     def expected_node_hours(self) -> float:
-        """The expected node-hours, or those of the time limits if nothing is expected."""
+        """The expected node-hours, or those of the time limits if there is no estimate."""
         needs = [planned.need for planned in (*self.runs, *self.extras) if planned.need]
         share = self.halving.share if self.halving else 1.0
         return share * sum(
@@ -102,17 +102,17 @@ class Submission(Frozen):
 
     @property
     def group(self) -> str:
-        """The name of its sweep or pipeline; empty: it is neither."""
+        """The name of its sweep or pipeline, or empty if it is neither."""
         name = self.sweep or self.pipeline
         return f"{self.stamp}-{name}" if name else ""
 
     def name_of(self, planned: PlannedRun) -> str:
-        """Return the name of a run; only known before its start if there is a stamp."""
+        """Return the name of a run. Before its start, it is known only with a time stamp."""
         return planned.resumes.name if planned.resumes else f"{self.stamp}-{planned.job.name}"
 
 
 def with_needs(submission: Submission, *, remote: bool) -> Submission:
-    """Return the submission with the needs of its runs: shared graphs are compiled once."""
+    """Return the submission with the needs of its runs. Shared graphs are compiled once."""
     cache = None if remote else submission.cache
     runs: list[PlannedRun] = []
     compiling: dict[str, PlannedRun] = {}

@@ -1,4 +1,4 @@
-"""Start a submission: each run gets its directory and its jobs; all runs start, or none."""
+"""Starts a submission: each run gets its directory and its jobs. Either all runs start, or none."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from trnslurm.submission.submission import PlannedRun, Submission
 
 _TELL_S = 10.0
 _ONE_THREAD = threading.Lock()
-"""umask and working directory belong to the whole process."""
+"""umask and the working directory belong to the whole process."""
 
 
 def submit(
     submission: Submission, command: Sequence[str], console: Console
 ) -> tuple[list[RunDir], list[RunDir]]:
-    """Start the runs of a submission, all or none; then each extra that can be started.
+    """Start the runs of a submission, all or none, and then each extra that can be started.
 
     The caller has checked the jobs on this host. `command` is the user's command line.
     """
@@ -64,7 +64,7 @@ def submit(
 
 
 class _Start:
-    """One start of a submission."""
+    """A single start of a submission."""
 
     def __init__(self, submission: Submission, command: Sequence[str], console: Console) -> None:
         self._submission, self._command, self._console = submission, command, console
@@ -105,13 +105,13 @@ class _Start:
         return runs
 
     def _tell_of(self, made: int) -> None:
-        """Tell how many runs are made: a shared file system may take seconds for ten."""
+        """Report how many runs are created. On a shared file system, ten runs may take seconds."""
         if (now := time.monotonic()) >= self._tell_at:
             self._tell_at = now + _TELL_S
-            self._console.tell(f"Made {made} of {len(self._submission.runs)} runs")
+            self._console.tell(f"Created {made} of {len(self._submission.runs)} runs")
 
     def _starter(self) -> Callable[[Mapping[RunDir, WaitsFor]], None]:
-        """Return the function that starts runs together; raise now if this host cannot."""
+        """Return the function that starts runs together, or raise now if this host cannot."""
         submission, scheduler = self._submission, self._job.scheduler
         python, detach = python_of(self._job), self._console.detach
         if held := submission.held:
@@ -133,10 +133,10 @@ class _Start:
         return start
 
     def _try_out(self, most: int) -> None:
-        """Have the scheduler try each kind of script, before any is queued.
+        """Let the scheduler test each kind of script before any is queued.
 
-        Scripts with the same #SBATCH lines are tried once: those of a sweep as an array of all its
-        jobs, as far as an array may have so many.
+        Scripts with the same #SBATCH lines are tested once. The scripts of a sweep are tested as an
+        array of all its jobs, up to the largest allowed array.
         """
         asked: dict[bytes, BatchScript] = {}
         jobs = 0
@@ -160,7 +160,7 @@ class _Start:
     def _make(
         self, chain: Sequence[PlannedRun], claims: Claims, locks: contextlib.ExitStack
     ) -> list[RunDir]:
-        """Make the directories and records of a chain; resumed runs have them already."""
+        """Create the directories and records of a chain. Resumed runs already have them."""
         runs: list[RunDir] = []
         sources: list[Mapping[str, Any]] = []
         created: list[RunDir] = []
@@ -202,7 +202,7 @@ class _Start:
         return runs
 
     def _take_back(self, runs: Sequence[RunDir], error: BaseException) -> None:
-        """Cancel the started runs of a refused submission, and record why, or remove them."""
+        """Cancel the started runs of a rejected submission, and record why, or remove them."""
         why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
         started = [run for run in runs if not run.record().refused]
         if started:
@@ -221,11 +221,11 @@ class _Start:
         run = create_run(self._root, job.name, group_readable=group_readable, stamp=stamp)
         if stamp and run.name != self._submission.name_of(planned):
             shutil.rmtree(run.path, ignore_errors=True)
-            raise RunError(f"{run.path}: another run has its name: submit it again")
+            raise RunError(f"{run.path}: another run already has this name: submit it again")
         return run
 
     def _write(self, run: RunDir, job: Job) -> Mapping[str, Any]:
-        """Write the bundle and the uncommitted changes; return the git state."""
+        """Write the bundle and the uncommitted changes, and return the git state."""
         job.bundle.write(run.path)
         commit, patch = job.git, job.patch
         if job.source_dir:
@@ -235,7 +235,7 @@ class _Start:
         return commit
 
     def _need(self, planned: PlannedRun, run: RunDir, claims: Claims) -> Need:
-        """Decide whether the run begins with a precompile job."""
+        """Decide whether the run starts with a precompile job."""
         if not planned.waits_for.graphs:
             # Other runs cannot wait for a step, and a step cannot wait for them.
             held = self._submission.held is not None
@@ -263,7 +263,7 @@ class _Start:
 
 @contextlib.contextmanager
 def privacy_of(job: Job) -> Iterator[None]:
-    """Set the umask that the profile demands, and restore the shell's umask."""
+    """Set the umask that the profile requires, and restore the shell's umask afterward."""
     with _ONE_THREAD:
         umask = os.umask(job.profile.umask)
         try:
@@ -277,4 +277,4 @@ def _whole(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{directory}: cannot be written ({error.strerror})") from None
+        raise RunError(f"cannot write {directory} ({error.strerror})") from None
