@@ -362,7 +362,7 @@ def test_here_they_follow_one_another_and_one_that_fails_stops_none(site, script
     assert (ended.best(), ended.best(lowest="score")) == (runs[2], runs[0])
     with pytest.raises(TrnslurmError, match="-2 is FAILED"):
         ended.wait()
-    with pytest.raises(TrnslurmError, match="timeout='1': expected seconds"):
+    with pytest.raises(TrnslurmError, match="timeout='1': expected a number of seconds"):
         ended.wait(timeout="1")
     (group,) = {RunDir(run.directory).record().group for run in runs}
     assert [*trnslurm.runs(group)] == [*runs]

@@ -71,7 +71,7 @@ WORDS = {
     "spares below none": (["--spares", "-1"], "--spares -1: must be 0 or more"),
     "spares of this machine": (
         ["--cluster", "local", "-p", "tiny", "--spares", "1"],
-        "--spares 1: this machine has none, so spares are of no use",
+        "--spares 1: this machine has no spare nodes, so spares are of no use",
     ),
     "section": (["--set", "bacth=2"], 'unknown key bacth (did you mean "batch"?)'),
     "no equals sign": (["--set", "steps"], "expected key=value, such as --set batch.micro_batch=2"),

@@ -271,7 +271,7 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
         ("prepare gpt2_zero -p small", "unknown recipe 'gpt2_zero'"),
         (
             "prepare bert_pretrain",
-            "pass --input TEXT, or fetch what is published: trnslurm data fe",
+            "pass --input TEXT, or fetch the published data with: trnslurm data fe",
         ),
         ("prepare bert_pretrain --input no.txt", "--text or --input no.txt: no such file"),
         (

@@ -94,7 +94,7 @@ def test_the_largest_numbers_are_reckoned_with(site, cli, key: str) -> None:
     sets = ("--set", f"{key}={2**63 - 1}", *more)
     done = cli("plan", "gpt2_zero1", "--cluster", "trn1", "--nodes", "1", *sets)
     if key in others:  # no device has such a memory
-        assert "parameters, gradients and optimizer of a worker take" in done.error
+        assert "the parameters, gradients and optimizer state of a worker need" in done.error
     else:
         assert (done.code, done.err) == (0, "")
 
@@ -110,7 +110,7 @@ def test_sizes_that_no_model_has_are_left_to_the_job(site, cli) -> None:
 def test_no_cluster_has_so_many_nodes(site, cli) -> None:
     for nodes in ("65537", 400 * "9"):
         error = cli("plan", "gpt2_zero1", "--nodes", nodes).error
-        assert error == f"--nodes {nodes}: no cluster has more than 65,536"
+        assert error == f"--nodes {nodes}: a cluster has at most 65,536"
 
 
 def test_text_that_only_looks_like_a_number_is_text(site, cli) -> None:

@@ -131,8 +131,8 @@ def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
         ["2", "1.9", "1.9", "3.7", "7.5", "31.4", "8.7", "2.5", "48.9", "40"],
     ]  # fmt: skip
     assert lines[-1] == (
-        "warning: on 1, 2 nodes, a worker needs more than the 40 GiB that it has on "
-        "p4d.24xlarge, according to an estimate: try --set train.gradient_checkpointing=true"
+        "warning: on 1, 2 nodes, a worker is estimated to need more than the 40 GiB available on "
+        "p4d.24xlarge, try --set train.gradient_checkpointing=true"
     )
     assert "warning" not in cli("plan", "llama3_clm", "--nodes", "1").out
     [row] = json.loads(cli("plan", "llama3_clm", "--nodes", "1", "--json").out)["plans"]
@@ -191,15 +191,18 @@ def test_what_cannot_fit_is_refused_before_anything_is_queued(site, cli, fake_sl
     for command in (("plan",), ("submit", "--yes"), ("render",)):
         done = cli(*command, "gpt2_zero1", *much, "2", "--set", "slurm.time_min=60")
         assert done.code == 1
-        assert "gpt2_zero1 (xl): parameters, gradients and optimizer of a worker take" in done.error
-        assert "more than the 16 GiB that it has on trn1.32xlarge: try " in done.error
+        assert (
+            "gpt2_zero1 (xl): the parameters, gradients and optimizer state of a worker need"
+            in done.error
+        )
+        assert "more than the 16 GiB available on trn1.32xlarge: try " in done.error
     assert not fake_slurm.calls("sbatch")
 
 
 def test_submit_warns_of_what_may_not_fit(site, cli) -> None:
     tight = ("--set", "batch.micro_batch=4", "--cluster", "trn1", "--time", "60")
     done = cli("submit", "gpt2_zero1", *tight, "--dry-run")
-    assert "warning: a worker needs more than the 16 GiB" in done.err
+    assert "warning: a worker is estimated to need more than the 16 GiB" in done.err
 
 
 def test_pages_say_of_llama_on_trainium_what_the_plan_says() -> None:

@@ -225,15 +225,15 @@ def spec_of(recipe: str, preset: str, *settings: str, cluster: str = "trn1", nod
 @pytest.mark.parametrize(
     ("preset", "settings", "said"),
     [
-        ("phase1", (), " (a published one is with train.optimizer_precision=as_model)"),
+        ("phase1", (), " (published for train.optimizer_precision=as_model)"),
         (
             "phase1", ("train.optimizer_precision=fp32_state",),
-            " (a published one is with train.optimizer_precision=as_model)",
+            " (published for train.optimizer_precision=as_model)",
         ),
-        ("phase2", (), " (a published one is with train.optimizer_precision=as_model)"),
+        ("phase2", (), " (published for train.optimizer_precision=as_model)"),
         (
             "phase1", ("train.optimizer=lamb",),
-            " (a published one is with train.optimizer=adamw, "
+            " (published for train.optimizer=adamw, "
             "train.optimizer_precision=as_model)",
         ),
         ("phase1", ("seq_len=256",), " with seq_len set"),

@@ -99,12 +99,12 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (
             ("--preset", "xla_fsdp", "--cluster", "trn1", "--set", "device=xla-cuda"),
-            "trn1.32xlarge has neuron, and --set device=xla-cuda asks for xla-cuda",
+            "trn1.32xlarge has neuron, and --set device=xla-cuda requests xla-cuda",
         ),
         (
             ("--preset", "xla_fsdp"),
-            "and PyTorch/XLA has no GPUs since 2.8: choose another preset or cluster, or "
-            "--set device=xla-cuda if the nodes' Python has TorchAcc's build of it",
+            "and PyTorch/XLA has not supported GPUs since 2.8: choose another preset or cluster, "
+            "or pass --set device=xla-cuda if the nodes' Python has TorchAcc's build of it",
         ),
         (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
         (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
@@ -116,12 +116,12 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (("--set", "strategy.fsdp.wrap=[]"), "; known: fsdp_transformer_layer_cls_to_wrap"),
         (
             ("--set", "strategy.fsdp.activation_checkpointing=true"),
-            "is true, but the plan says false: leave it out, or set train.gradient_checkpointing",
+            "is true, but the plan says false: remove it, or set train.gradient_checkpointing",
         ),
         (
             ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=3"),
             "strategy.tensor.workers is 3, which does not divide model.num_key_value_heads (8), "
-            "and is no multiple of it: choose 1 or 2 or 4 or 8",
+            "and is not a multiple of it: choose 1 or 2 or 4 or 8",
         ),
         (
             ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=16"),
@@ -143,7 +143,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (
             ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=0"),
-            "strategy.tensor.workers is 0: it must be a number, at least 1",
+            "strategy.tensor.workers is 0: but it must be a number of at least 1",
         ),
         (
             ("--set", "strategy.name=tensor", "--set", "strategy.tensor.size=8"),
@@ -156,7 +156,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (
             ("--preset", "deepspeed", "--set", "strategy.deepspeed.train_batch_size=9"),
-            "strategy.deepspeed.train_batch_size is 9, but the plan says 8: leave it out, or set "
+            "strategy.deepspeed.train_batch_size is 9, but the plan says 8: remove it, or set "
             "batch.global_batch",
         ),
         (
@@ -175,12 +175,12 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (
             ("--set", "strategy.fsdp.fsdp_transformer_layer_cls_to_wrap=Layer"),
-            "is 'Layer': it must be a list of classes of layers",
+            "is 'Layer': it must be a list of layer classes",
         ),
         (
             ("--preset", "xla_fsdp", "--set", "device=xla-cuda",
              "--set", "strategy.xla_fsdp.xla_fsdp_settings.compute_dtype=float32"),
-            'is "float32", but the plan says "bfloat16": leave it out, or set precision',
+            'is "float32", but the plan says "bfloat16": remove it, or set precision',
         ),
         (
             ("--preset", "xla_fsdp", "--set", "device=xla-cuda",
@@ -262,20 +262,20 @@ def test_a_file_of_ones_own_is_merged_with_the_plan(site, tmp_path) -> None:
     ("text", "settings", "words"),
     [
         (SEEDS, ("batch.per_worker=2",), "ds.json: train_batch_size is 8, but the plan says 16: "
-         "leave it out, or set batch.global_batch"),
+         "remove it, or set batch.global_batch"),
         (SEEDS, ("precision=fp32",), "ds.json: bf16.enabled is true, but the plan says false: "
-         "leave it out, or set precision"),
+         "remove it, or set precision"),
         (SEEDS, ("train.optimizer=sgd",),
-         'ds.json: optimizer.type is "AdamW", but the plan says "sgd": leave it out, or set '
+         'ds.json: optimizer.type is "AdamW", but the plan says "sgd": remove it, or set '
          "train.optimizer"),
         ('{"gradient_clipping": 1.0}', (), "ds.json: gradient_clipping is 1.0, but the plan says "
-         "0.0: leave it out, or set train.max_norm"),
+         "0.0: remove it, or set train.max_norm"),
         ('{"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}', (),
          "ds.json: optimizer.params.lr is 0.1, but the plan says 5e-05"),
         ('{"optimizer": {"params": {"torch_adam": true}}}', (),
-         "ds.json: optimizer.params.torch_adam: trnslurm does not support this; leave it out"),
+         "ds.json: optimizer.params.torch_adam: trnslurm does not support this: remove it"),
         ('{"scheduler": {"type": "WarmupLR"}}', (), 'scheduler.type is "WarmupLR", but the plan '
-         'says "linear": leave it out, or set train.schedule'),
+         'says "linear": remove it, or set train.schedule'),
         ('{"fp16": {"enabled": true}}', (), "ds.json: fp16.enabled is true, but the plan"),
         ('{"zero_optimization": {"stage": 2}}', (), "stage must be 3"),
         ('{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}', (), "offload_optimi"),
@@ -330,17 +330,17 @@ def test_the_tutorials_fsdp_files_are_taken(site, tmp_path, name: str, content: 
     ("preset", "change", "settings", "words"),
     [
         ("fsdp", {"activation_checkpointing": True}, (),
-         "fsdp.json: activation_checkpointing is true, but the plan says false: leave it out, or "
+         "fsdp.json: activation_checkpointing is true, but the plan says false: remove it, or "
          "set train.gradient_checkpointing"),
         ("fsdp", {}, ("train.gradient_checkpointing=true",),
          "fsdp.json: activation_checkpointing is false, but the plan says true"),
-        ("fsdp", {"xla": True}, (), "fsdp.json: xla is true, but the plan says false: leave it "
-         "out, or set strategy.name"),
+        ("fsdp", {"xla": True}, (), "fsdp.json: xla is true, but the plan says false: remove it, "
+         "or set strategy.name"),
         ("fsdp", {"forward_prefetch": True}, (), "unknown key strategy.fsdp.forward_prefetch"),
         ("fsdp", {}, ("strategy.name=deepspeed",), "strategy.fsdp_file is set, but strategy.name "
          "is 'deepspeed': set strategy.name=fsdp, or choose another preset"),
         ("xla_fsdp", {}, ("precision=fp32",), "fsdp.json: xla_fsdp_settings.compute_dtype is "
-         '"bfloat16", but the plan says "float32": leave it out, or set precision'),
+         '"bfloat16", but the plan says "float32": remove it, or set precision'),
         ("xla_fsdp", {"xla": False}, (), "fsdp.json: xla is false, but the plan says true"),
     ],
 )  # fmt: skip

@@ -322,7 +322,7 @@ def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) ->
     said = "unknown recipe 'mine'. To use the one in ./jobs, pass --path ."
     assert said in cli("plan", "mine", *batch).error
     no_time = cli("submit", "./train.py", *CPU).err.splitlines()[-1]
-    assert no_time == "error: how long train takes is unknown: pass --time"
+    assert no_time == "error: how long train is unknown: pass --time"
 
 
 def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
@@ -610,7 +610,7 @@ def test_a_script_that_needs_a_gpu_where_there_is_none(
     (project / "train.py").write_text(source)
     words = ("./train.py", "--cluster", "pc", "--set", "devices=[neuron]", *TIME)
     said = cli("submit", *words, "--dry-run")
-    warned = "needs a GPU, and the nodes (trn1.32xlarge) have none" in said.err
+    warned = "needs a GPU, but the nodes (trn1.32xlarge) have none" in said.err
     assert said.code == 0 and warned is bool(line)
     assert (f"train.py, line {line}: " in said.err) is bool(line)
     with_gpus = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")

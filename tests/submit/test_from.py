@@ -136,8 +136,8 @@ def test_a_run_that_goes_on_must_keep_it(
         assert (done.code == 0) is taken
         if not taken:
             assert done.error == (
-                f"{run.name} is RUNNING and will delete step-00000100 when it has newer checkpoints: "
-                "wait until it ends, or name a checkpoint that train.keep_every keeps"
+                f"{run.name} is RUNNING and will delete step-00000100 when it has newer "
+                "checkpoints: wait until it ends, or name a checkpoint that train.keep_every keeps"
             )
 
 

@@ -63,7 +63,7 @@ def test_a_range_goes_on_as_it_is_or_as_another(graphs, site, fake_slurm, cli) -
     write_attempt(run, "train", next(attempts), state="FAILED", job_id="1")
     fake_slurm.queue()
     wrong = cli("resume", "last", "--nodes", "4-2").error
-    assert "the first number must be the smaller one" in wrong
+    assert "the first number must be smaller than the second" in wrong
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""The library: what `import trnslurm` offers; the command line is built on it."""
+"""The library: what `import trnslurm` offers. The command line is built on it."""

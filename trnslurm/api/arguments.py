@@ -1,4 +1,4 @@
-"""Check the arguments of the Python functions, and warn their callers of problems."""
+"""Checks the arguments of the Python functions, and warns their callers about problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Settings = Mapping[str, Any] | Sequence[str]
 
 
 def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise a TrnslurmError instead of an OSError, with the CLI's text."""
+    """Make a function raise a TrnslurmError instead of an OSError, with the command line's text."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,7 +48,7 @@ def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class PythonConsole(Console):
-    """Issues Python warnings at the line that called the library; collects other remarks."""
+    """Issues Python warnings at the line that called the library, and collects other remarks."""
 
     def tell(self, text: str) -> None:
         if not text.startswith("warning: "):
@@ -71,7 +71,7 @@ def search_path(path: Paths) -> tuple[str, ...]:
 
 
 def settings_of(settings: Settings) -> tuple[str, ...]:
-    """Return settings as `key=value` texts; a mapping has Python values."""
+    """Return settings as `key=value` strings. Values in a mapping are Python objects."""
     if isinstance(settings, Mapping):
         return tuple(f"{text('settings', key)}={_written(key, settings[key])}" for key in settings)
     return texts("settings", settings)
@@ -86,7 +86,7 @@ def _written(key: str, value: Any) -> str:
         return yaml_line(value)
     except yaml.YAMLError:
         raise ConfigError(
-            f"settings: {key}={value!r} is no number, text, list or mapping of these"
+            f"settings: {key}={value!r} is not a number, a string, or a list or mapping of these"
         ) from None
 
 
@@ -104,16 +104,16 @@ def whole(name: str, value: object, *, least: int = 1) -> int:
 
 
 def wholes(name: str, value: object) -> list[int]:
-    """Return an argument that must be a whole number, or several."""
+    """Return an argument that must be one or more whole numbers."""
     if isinstance(value, Sequence | range) and not isinstance(value, str):
         return [whole(name, each) for each in value]
     return [whole(name, value)]
 
 
 def text(name: str, value: Any) -> Any:
-    """Return an argument that must be text or None."""
+    """Return an argument that must be a string or None."""
     if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{name}={value!r}: expected text")
+        raise ConfigError(f"{name}={value!r}: expected a string")
     return value
 
 
@@ -125,7 +125,7 @@ def file_name(name: str, value: object) -> str:
 
 
 def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
-    """Return an argument that must be one of these texts, or None."""
+    """Return an argument that must be one of these strings, or None."""
     if value is not None and value not in known:
         raise ConfigError(f"{name}={value!r}: expected {', '.join(known[:-1])} or {known[-1]}")
     return value
@@ -139,17 +139,19 @@ def flag(name: str, value: object) -> bool:
 
 
 def texts(name: str, value: object, *, one_word: bool = True) -> tuple[str, ...]:
-    """Return an argument that must be texts; `one_word`: or a single text."""
+    """Return an argument that must be strings. With `one_word`, it may be a single string."""
     if isinstance(value, str) and not one_word:
-        raise ConfigError(f"{name}={value!r}: expected a list of words, as {value.split()!r}")
+        raise ConfigError(
+            f"{name}={value!r}: expected a list of strings, such as {value.split()!r}"
+        )
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Sequence) or not all(isinstance(each, str) for each in several):
-        raise ConfigError(f"{name}={value!r}: expected texts")
+        raise ConfigError(f"{name}={value!r}: expected strings")
     return tuple(several)
 
 
 class JobArguments(TypedDict, total=False):
-    """The keyword arguments for these options in Python; docs/python.md describes them."""
+    """The keyword arguments for these options in Python. See docs/python.md."""
 
     cluster: str | None
     preset: str | None
@@ -204,7 +206,7 @@ FIELD_OF = {"workers": "workers_per_node"}
 
 
 def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> JobOptions:
-    """Check the arguments of a call, and return them as options; None is not given."""
+    """Check the arguments of a call, and return them as options. None means not given."""
     word, asked = file_name("recipe", recipe), nodes_of(nodes)
     values = {
         FIELD_OF.get(name, name): check(name, given[name])
@@ -226,7 +228,7 @@ def nodes_of(nodes: object) -> dict[str, Any]:
 
 
 def takes_job(arguments: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function's `**job` these arguments: its signature lists them, and others are refused.
+    """Give a function's `**job` these arguments: its signature lists them, and others are rejected.
 
     The function's errors become one line.
     """

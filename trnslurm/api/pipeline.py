@@ -1,4 +1,4 @@
-"""pipeline: named stages, each a job after those whose results it takes."""
+"""pipeline: named stages, each a job that runs after the stages whose results it uses."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ def pipeline(
 ) -> Runs:
     """Submit the stages of a pipeline that are not done, and return their runs.
 
-    Each stage has the arguments of `submit`, and `if`, `after` and `files`; docs/pipelines.md has
-    more.
+    Each stage has the arguments of `submit`, plus `if`, `after` and `files`. See docs/pipelines.md.
     """
     console = PythonConsole(detach=True)
     where = f"pipeline {text('name', name)}"
     if not isinstance(stages, Mapping) or not stages:
-        raise ConfigError(f"{where}: expected stages as {{NAME: {{'recipe': …}}}}")
+        raise ConfigError(f"{where}: expected stages in the form {{NAME: {{'recipe': …}}}}")
     own = {
         str(n): _options_of(f"{where}: stages.{n}", each, cluster, path)
         for n, each in stages.items()
@@ -73,12 +72,14 @@ def pipeline(
 
 def _options_of(where: str, values: object, cluster: str | None, path: Paths) -> JobOptions:
     if not isinstance(values, Mapping) or not isinstance(values.get("recipe"), str | os.PathLike):
-        raise ConfigError(f"{where}: expected its arguments, as in {{'recipe': './eval.py'}}")
+        raise ConfigError(
+            f"{where}: expected the stage's arguments, as in {{'recipe': './eval.py'}}"
+        )
     known = [*_OF_A_STAGE, *(k for k in SubmitArguments.__annotations__ if k not in _OF_ALL)]
     for key in values:
         if key not in known:
-            hint = did_you_mean(str(key), known) or f": there are {', '.join(known)}"
-            raise ConfigError(f"{where}: no argument {key}{hint}")
+            hint = did_you_mean(str(key), known) or f": the arguments are {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown argument {key}{hint}")
     job = {k: v for k, v in values.items() if k not in _OF_A_STAGE}
     more = {"cluster": cluster, "path": path}
     return options_of(values["recipe"], values.get("nodes", 1), job | more)

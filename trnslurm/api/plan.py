@@ -1,4 +1,4 @@
-"""plan: a recipe's batch, memory, hours and cost on each node count."""
+"""plan: a recipe's batch, memory, hours and cost for each node count."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NODES = (1, 2, 4, 8, 16)
 def plan(
     recipe: PathLike, *, nodes: int | Sequence[int] = NODES, **job: Unpack[JobArguments]
 ) -> Plan:
-    """Return a recipe's batch, memory, hours and cost on each node count.
+    """Return a recipe's batch, memory, hours and cost for each node count.
 
-    The arguments are the options of `trnslurm plan`; docs/python.md has them.
+    The arguments are the options of `trnslurm plan`. See docs/python.md.
     """
     counts = wholes("nodes", nodes)
     if not counts:
-        raise ConfigError("nodes: name at least one node count")
+        raise ConfigError("nodes: pass at least one node count")
     return make_plan(options_of(recipe, 1, job), counts, PythonConsole())

@@ -1,4 +1,4 @@
-"""render: the files that submit would run, on any host."""
+"""render: write the files that submit would run. Works on any host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def render(
 ) -> Bundle:
     """Return the files that submit would run, and write them to a directory if one is given.
 
-    The arguments are the options of `trnslurm render`; docs/python.md has them.
+    The arguments are the options of `trnslurm render`. See docs/python.md.
     """
     options = options_of(recipe, nodes, job)
     directory = None if output is None else Path(file_name("output", output))

@@ -1,4 +1,4 @@
-"""Run: a submitted run, with methods to watch, resume and cancel it; runs() lists runs."""
+"""Run: a submitted run, with methods to watch, resume and cancel it. runs() lists runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _DTYPES = ("float32", "bfloat16")
 
 
 class Run:
-    """A run; shown as a table in a notebook, and as one line in a shell."""
+    """A run, shown as a table in a notebook and as one line in a shell."""
 
     @one_line_errors
     def __init__(self, run: PathLike, *, path: Paths = ()) -> None:
@@ -62,7 +62,7 @@ class Run:
         self._files = find_run(file_name("run", run), run_roots(workspace))
         self._path = path
         self.remarks: tuple[str, ...] = ()
-        """Remarks of submit or resume: which defaults were chosen, and why."""
+        """Remarks of submit or resume, such as which defaults were chosen and why."""
 
     @classmethod
     def _of(cls, files: RunDir, remarks: Sequence[str] = (), path: Paths = ()) -> Run:
@@ -82,22 +82,22 @@ class Run:
 
     @property
     def jobs(self) -> dict[str, str]:
-        """Phase -> Slurm job id; empty on the local cluster."""
+        """Phase -> Slurm job id. Empty on the local cluster."""
         return self._files.record().phase_jobs
 
     @property
     def state(self) -> str:
-        """The current state in one word, as in `trnslurm status`; each access queries Slurm."""
+        """The current state in one word, as in `trnslurm status`. Each access queries Slurm."""
         return self.status().state
 
     @property
     def values(self) -> dict[str, str]:
-        """The values that a sweep set for this run; empty if it belongs to no sweep."""
+        """The values that a sweep set for this run, or empty if it does not belong to a sweep."""
         return dict(self._files.record().values)
 
     @property
     def then(self) -> Run | None:
-        """The next run of its chain, which starts from the result of this run."""
+        """The next run in its chain, which starts from the result of this run."""
         then = self._files.record().then
         return Run._of(self._files.sibling(then), path=self._path) if then else None
 
@@ -108,9 +108,9 @@ class Run:
 
     @one_line_errors
     def wait(self, timeout: float | None = None, *, raises: bool = True) -> Run:
-        """Wait until the run has ended for good, and return it; Ctrl-C ends the waiting only.
+        """Wait until the run has ended for good, and return it. Ctrl-C ends only the wait.
 
-        After `timeout` seconds a NotYetError is raised; if the run did not complete, a
+        Raise a NotYetError after `timeout` seconds. If the run did not complete, raise a
         RunFailedError with the cause, unless `raises` is False.
         """
         _check_timeout(timeout)
@@ -134,7 +134,7 @@ class Run:
         phase: str | None = None,
         batch: bool = False,
     ) -> str:
-        """Return the log of a node or of the batch script: the whole log, or its last lines."""
+        """Return the log of a node or of the batch script, in full or only its last lines."""
         lines = None if tail is None else whole("tail", tail)
         rank = whole("node", node, least=0)
         file = log_of(
@@ -154,7 +154,7 @@ class Run:
     ) -> Path:
         """Write a checkpoint as a Hugging Face folder, and return the folder.
 
-        By default it is the newest good checkpoint; `step` is a number, or `best`.
+        The default is the newest valid checkpoint. `step` is a number or `best`.
         """
         options: dict[str, object] = {"dtype": one_of("dtype", dtype, _DTYPES)}
         options["force"] = flag("force", force)
@@ -176,11 +176,12 @@ class Run:
         force: bool = False,
         arguments: Sequence[str] = (),
     ) -> Run:
-        """Resume the run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
+        """Resume the run from its newest checkpoint, optionally on other nodes; return at once.
 
-        `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
-        `force` starts a custom script again over checkpoints that it has not reported; it gets
-        `arguments` after its own from then on.
+        `nodes` is a number or a range such as "2-4". `settings` raise the caps
+        slurm.max_node_hours, slurm.max_cost or slurm.max_attempts. `force` restarts a custom script
+        even if it may overwrite checkpoints that it has not reported. `arguments` are added to the
+        script's own from then on.
         """
         how = _continuation(
             nodes, stop_at, settings, notify, self._path, force=force, arguments=arguments
@@ -192,15 +193,15 @@ class Run:
 
     @one_line_errors
     def cancel(self, *, now: bool = False) -> Run:
-        """Cancel the run and the runs that wait for it, unless it has ended; return at once.
+        """Cancel the run and the runs that wait for it, unless it has ended. Return at once.
 
-        A training on Slurm saves a checkpoint first, unless it has to end `now`.
+        A job that is training on Slurm saves a checkpoint first, unless `now` is set.
         """
         cancel_unless_ended([self._files], now=flag("now", now))
         return self
 
     def _why(self, status: RunStatus) -> str:
-        """Return in one line how the run ended, and what triage found."""
+        """Return one line that says how the run ended, and what triage found."""
         status, found = explained(self._files, status)
         said = f"{self.name} is {status.words}"
         if found:
@@ -238,14 +239,14 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs, newest last; shown as a table of their states at the time of listing.
+    """Runs, newest last, shown as a table of their states when they were listed.
 
     The runs of a sweep are in the sweep's order, with the values of each run.
     """
 
     def __init__(self, statuses: Sequence[RunStatus], runs: Sequence[Run]) -> None:
         self.statuses = tuple(statuses)
-        """The status of each run when it was listed, from one query of Slurm."""
+        """The status of each run when it was listed, from a single query to Slurm."""
         self._runs = tuple(runs)
 
     def __len__(self) -> int:
@@ -264,7 +265,8 @@ class Runs(Sequence[Run]):
     def best(self, *, lowest: str | None = None, highest: str | None = None) -> Run | None:
         """Return the run with the lowest (or highest) latest value of a metric.
 
-        The default metric is the held-out loss, else the training loss. None: not reported yet.
+        The default metric is the held-out loss, or else the training loss. Return None if no run
+        has reported it yet.
         """
         standing = standing_of([run._files for run in self], lowest=lowest, highest=highest)
         return self[[*standing.statuses].index(standing.best)] if standing.best else None
@@ -273,7 +275,7 @@ class Runs(Sequence[Run]):
     def wait(self, timeout: float | None = None, *, raises: bool = True) -> Runs:
         """Wait until all runs have ended for good, and return them with their final states.
 
-        Raises the errors of Run.wait once all runs have ended.
+        Raise the errors of Run.wait once all runs have ended.
         """
         _check_timeout(timeout)
         careful = flag("raises", raises)
@@ -288,7 +290,7 @@ class Runs(Sequence[Run]):
 
     @one_line_errors
     def cancel(self, *, now: bool = False) -> Runs:
-        """Cancel all runs that have not ended; return at once."""
+        """Cancel all runs that have not ended. Return at once."""
         cancel_unless_ended([run._files for run in self], now=flag("now", now))
         return self
 
@@ -315,7 +317,7 @@ def runs(
     limit: int | None = None,
     path: Paths = (),
 ) -> Runs:
-    """Return the newest 20 runs, all runs, or the runs of a sweep; warn of damaged runs.
+    """Return the newest 20 runs, all runs, or the runs of a sweep. Warn about damaged runs.
 
     The other arguments select among all runs, like the options of `trnslurm runs`.
     """
@@ -352,12 +354,12 @@ def resume(
     arguments: Sequence[str] = (),
     path: Paths = (),
 ) -> Run:
-    """Resume a run from its newest checkpoint, also on other nodes, as "2-4"; return at once.
+    """Resume a run from its newest checkpoint, optionally on other nodes; return at once.
 
-    `settings` raise the caps of slurm.max_node_hours, slurm.max_cost or slurm.max_attempts.
-    `force` starts a custom script again over checkpoints that it has not reported; it gets
-    `arguments` after its own from then on.
-    "s3://BUCKET/PREFIX/RUN" starts a new run, on a `cluster`, with any settings.
+    `nodes` is a number or a range such as "2-4". `settings` raise the caps slurm.max_node_hours,
+    slurm.max_cost or slurm.max_attempts. `force` restarts a custom script even if it may overwrite
+    checkpoints that it has not reported. `arguments` are added to the script's own from then on.
+    "s3://BUCKET/PREFIX/RUN" starts a new run on a `cluster`, with any settings.
     """
     if isinstance(run, str) and run.startswith("s3://"):
         from trnslurm.submission.moved import propose_moved  # few need these
@@ -365,14 +367,14 @@ def resume(
 
         console = PythonConsole(detach=True)
         if arguments:
-            raise ConfigError("arguments are for a run that continues where it is")
+            raise ConfigError("arguments can only be passed to a run that continues in place")
         how = _continuation(nodes, stop_at, settings, notify, path)
         name = None if cluster is None else text("cluster", cluster)
         submission = propose_moved(run, how, name, workspace_of(search_path(path)), console)
         (started, *_), _ = submit(submission, ["python", f"trnslurm.resume({run!r})"], console)
         return Run._of(started, console.other_remarks, path)
     if cluster is not None:
-        raise ConfigError("cluster is for a run in S3: others continue where they are")
+        raise ConfigError("cluster works only with a run in S3: other runs continue in place")
     return _run(run, path).resume(
         nodes=nodes,
         stop_at=stop_at,
@@ -385,9 +387,9 @@ def resume(
 
 @one_line_errors
 def cancel(run: Run | PathLike, *, now: bool = False, path: Paths = ()) -> Run:
-    """Cancel a run and the runs that wait for it, unless it has ended; return at once.
+    """Cancel a run and the runs that wait for it, unless it has ended. Return at once.
 
-    A training on Slurm saves a checkpoint first, unless it has to end `now`.
+    A job that is training on Slurm saves a checkpoint first, unless `now` is set.
     """
     return _run(run, path).cancel(now=now)
 
@@ -416,7 +418,7 @@ def _continuation(
 
 def _check_timeout(timeout: object) -> None:
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, _NUMBER)):
-        raise ConfigError(f"timeout={timeout!r}: expected seconds")
+        raise ConfigError(f"timeout={timeout!r}: expected a number of seconds")
 
 
 def _run(run: Run | PathLike, path: Paths) -> Run:

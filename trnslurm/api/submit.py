@@ -1,4 +1,4 @@
-"""submit, sweep: a recipe, a reviewed bundle, or several values of a recipe become runs."""
+"""submit, sweep: start runs from a recipe, a reviewed bundle, or several values of a recipe."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def submit(
     in_job: str | int | None = None,
     **job: Unpack[SubmitArguments],
 ) -> Run:
-    """Submit a recipe, or a reviewed bundle, and return its run at once.
+    """Submit a recipe or a reviewed bundle, and return its run at once.
 
-    The arguments are the options of `trnslurm submit`; docs/python.md has them. The run continues
-    without this process, also on the local cluster. For a chain, the first run is returned.
+    The arguments are the options of `trnslurm submit`; see docs/python.md. The run continues
+    without this process, even on the local cluster. For a chain, the first run is returned.
     """
     console = PythonConsole(detach=True)
     counts, chained = wholes("compile_for", compile_for), flag("chain", chain)
     if elastic:
-        console.tell("warning: elastic has a new name, compile_for")
+        console.tell("warning: elastic has been renamed to compile_for")
         counts = counts or wholes("elastic", elastic)
     if (recipe is None) == (rendered is None):
-        raise ConfigError("submit: give either a recipe or rendered=DIR")
+        raise ConfigError("submit: pass either a recipe or rendered=DIR")
     options = options_of(recipe or "", nodes, job)
     asked = {k: getattr(options, FIELD_OF.get(k, k)) for k in job if k != "path"}
     asked |= {"compile_for": counts, "chain": chained, "nodes": options.nodes}
     if rendered is not None:
         if given := [k for k, v in asked.items() if v and (k, v) != ("nodes", 1)]:
-            raise ConfigError(f"rendered: its files are submitted unchanged: leave out {given[0]}")
+            raise ConfigError(f"rendered: the files are submitted unchanged: omit {given[0]}")
         first = file_name("rendered", rendered)
     else:
         first = options.recipe
         if chained and counts:
-            raise ConfigError("compile_for does not work with chain: leave out one of them")
+            raise ConfigError("compile_for does not work with chain: omit one of them")
         if in_job is not None and (chained or counts or options.after):
-            raise ConfigError("in_job starts a single run: leave out after, chain and compile_for")
+            raise ConfigError("in_job starts a single run: omit after, chain and compile_for")
     request = Request(
         options=options,
         rendered=None if rendered is None else Path(first),
@@ -98,15 +98,15 @@ def sweep(
 ) -> Runs:
     """Submit a run for each combination of values, or for each mapping in a list; return the runs.
 
-    With `halving`, bad runs stop early: 3, or "3:100" with the steps of the first rung. The best
-    has the lowest or the highest of a metric. The other arguments are those of `submit`, for every
-    run.
+    With `halving`, the worst runs stop early: pass 3, or "3:100" to set the steps of the first
+    rung. The best run has the lowest or highest value of a metric. The other arguments are those of
+    `submit`, for every run.
     """
     options = options_of(recipe, nodes, job)
     console = PythonConsole(detach=True)
     most = None if at_most is None else whole("at_most", at_most)
     if halving is None and (lowest or highest):
-        raise ConfigError("lowest and highest are for halving")
+        raise ConfigError("lowest and highest require halving")
     rungs = None if halving is None else parse_halving(str(halving), lowest=lowest, highest=highest)
     request = Request(
         options=options, points=points_of([], _rows(values)), at_most=most, halving=rungs
@@ -134,12 +134,12 @@ def each_checkpoint(
     patience: int | None = None,
     **job: Unpack[SubmitArguments],
 ) -> str:
-    """Start a job for each checkpoint of a run; return the name of these runs, for `runs`.
+    """Start a job for each checkpoint of a run, and return the name of these runs, for `runs`.
 
     The checkpoint with the `lowest` or `highest` value of a metric is kept. The run ends early when
     `patience` newer checkpoints are no better.
 
-    The other arguments are those of `submit`, for every job; docs/follow.md has more.
+    The other arguments are those of `submit`, for every job. See docs/follow.md.
     """
     console = PythonConsole(detach=True)
     of = run if isinstance(run, Run) else Run(run, path=job.get("path", ()))
@@ -162,7 +162,7 @@ def each_checkpoint(
 
 
 def _rows(values: object) -> list[Point]:
-    """Return the points of a sweep; Python values become texts, as for --set."""
+    """Return the points of a sweep, with Python values converted to strings as for --set."""
     if isinstance(values, Mapping):
         rows: list[dict[str, str]] = [{}]
         for key, each in values.items():
@@ -177,6 +177,6 @@ def _rows(values: object) -> list[Point]:
         if all(pairs):
             return [{key: value for key, _, value in row} for row in pairs]
     raise ConfigError(
-        f"values={values!r}: expected {{KEY: [VALUE, VALUE]}}, which are combined, or a list of "
-        "{KEY: VALUE}, a run each"
+        f"values={values!r}: expected {{KEY: [VALUE, VALUE]}}, whose values are combined, or a "
+        "list of {KEY: VALUE}, one per run"
     )

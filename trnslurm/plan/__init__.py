@@ -1,1 +1,1 @@
-"""Plans a job on a number of nodes: batch, sharding, memory, data and time."""
+"""Plans a job for a number of nodes: batch, sharding, memory, data and time."""

@@ -1,9 +1,9 @@
-"""The exact batch plan: how one global batch is laid out on W groups, in whole micro-batches.
+"""The exact batch plan: how one global batch is divided among W groups, in whole micro-batches.
 
-Pure arithmetic. A group is one worker, or several that divide each layer (tensor parallelism). A
-step has U = G/m canonical micro-batches; each of W groups runs A = ceil(U/W) of them. The A*W - U
-extra ones have weight zero, so that the gradient is exactly that of G samples on any number of
-nodes.
+Pure arithmetic. A group is one worker, or several workers that divide each layer (tensor
+parallelism). A step has U = G/m canonical micro-batches, and each of the W groups runs A =
+ceil(U/W) of them. The A*W - U extra ones have weight zero, so the gradient is exactly that of G
+samples on any number of nodes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _MOST_SAMPLES = 2**40  # in a step; finding divisors of larger numbers would tak
 
 
 class Estimate(Frozen):
-    """Time and money for the whole run."""
+    """The time and cost of the whole run."""
 
     samples_per_s: float
     hours: float
     node_hours: float
     cost: float | None
     basis: str
-    """Where the throughput comes from."""
+    """The source of the throughput."""
     guess: bool = False
-    """Whether it is of another instance type, and scaled."""
+    """Whether the throughput is scaled from another instance type."""
 
 
 def plan_batch(
@@ -44,11 +44,11 @@ def plan_batch(
     allow_idle: bool = False,
     padding: str = "allow",
 ) -> BatchPlan:
-    """Return the global batch laid out on nodes x workers, or refuse with the nearest choices."""
+    """Lay out the global batch on nodes x workers, or raise an error with the nearest choices."""
     if nodes < 1:
         raise PlanError(f"--nodes {nodes}: a job needs at least one node")
     if micro_batch < 1:
-        raise PlanError(f"batch.micro_batch is {micro_batch}; it must be at least 1")
+        raise PlanError(f"batch.micro_batch is {micro_batch}, but it must be at least 1")
     workers = nodes * workers_per_node
     groups = workers // group_size
     size = _global_batch(mode, global_batch, per_worker, groups)
@@ -79,7 +79,8 @@ def plan_batch(
     if plan.padding_units and padding == "refuse":
         raise PlanError(
             f"{plan.padding_units} of each step's {accumulation * groups} micro-batches would "
-            f"have weight zero, which batch.padding=refuse rules out: {without_padding(plan)}"
+            "have weight zero, which batch.padding=refuse does not allow: "
+            f"{without_padding(plan)}"
         )
     return plan
 
@@ -91,22 +92,22 @@ def even_nodes(plan: BatchPlan) -> list[int]:
 
 
 def _nearest_divisors(number: int, here: int) -> list[int]:
-    """Return the nearest divisors of a number below and above `here`, if any."""
+    """Return the divisors of a number that are nearest below and above `here`, if any."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     divisors = [*small, *(number // d for d in reversed(small))]
     return [d for d in divisors if d < here][-1:] + [d for d in divisors if d > here][:1]
 
 
 def without_padding(plan: BatchPlan) -> str:
-    """Return the part of a message that names the nearest node counts without padding."""
+    """Return the part of a message that lists the nearest node counts without padding."""
     counts = even_nodes(plan)
     if not counts:
         return "every node count has padding"
-    return f"none on {' or '.join(map(str, counts))} {'node' if counts == [1] else 'nodes'}"
+    return f"none with {' or '.join(map(str, counts))} {'node' if counts == [1] else 'nodes'}"
 
 
 def formulas(plan: BatchPlan) -> tuple[tuple[str, int, str], ...]:
-    """Return the division of a step: each formula, its value, and the arithmetic."""
+    """Return the formulas that divide a step, each with its value and the arithmetic."""
     size, workers, groups = plan.global_batch, plan.workers, plan.groups
     each = "W" if groups == workers else "D"
     found = [("W = nodes x workers per node", workers, f"{plan.nodes} x {plan.workers_per_node}")]
@@ -133,7 +134,7 @@ def estimate(
 ) -> Estimate | None:
     """Return hours, node-hours and cost from known throughputs, or None if none is known.
 
-    `beside` is the number of nodes that do not train. The price of those `apart` is unknown.
+    `beside` is the number of nodes that do not train. The price of the `apart` nodes is unknown.
     """
     if not known or steps < 1:
         return None
@@ -154,10 +155,10 @@ def estimate(
 def _global_batch(mode: str, fixed: int | None, per_worker: int | None, groups: int) -> int:
     if mode == "per_worker":
         if per_worker is None or per_worker < 1:
-            raise PlanError("batch.mode per_worker needs batch.per_worker, at least 1")
+            raise PlanError("batch.mode per_worker requires batch.per_worker, at least 1")
         size = per_worker * groups
     elif fixed is None or fixed < 1:
-        raise PlanError("batch.mode fixed needs batch.global_batch, at least 1")
+        raise PlanError("batch.mode fixed requires batch.global_batch, at least 1")
     else:
         size = fixed
     if size > _MOST_SAMPLES:
@@ -180,14 +181,14 @@ def _refuse_idle(
         choices.append(f"micro-batch {smaller[0]}")
     choices.append(f"global batch {groups * micro_batch}")
     raise PlanError(
-        f"global batch {size} at micro-batch {micro_batch} is {units} micro-batch"
-        f"{'es' if units > 1 else ''} per step, fewer than {nodes} x {groups_per_node} {who}; "
-        f"nearest: {', '.join(choices)}, or --allow-idle"
+        f"global batch {size} at micro-batch {micro_batch} is {units} "
+        f"micro-batch{'es' if units > 1 else ''} per step, fewer than {nodes} x {groups_per_node} "
+        f"{who}; nearest: {', '.join(choices)}, or --allow-idle"
     )
 
 
 def _throughput(nodes: int, known: Sequence[Reference]) -> tuple[float, str]:
-    """Return samples/s at `nodes`: published, between two published ones, or linear from one."""
+    """Return samples/s at `nodes`: published, interpolated, or extrapolated from one value."""
     by_nodes = {t.nodes: t for t in known}
     if nodes in by_nodes:
         return by_nodes[nodes].samples_per_s, by_nodes[nodes].source or f"known at {_count(nodes)}"

@@ -1,6 +1,6 @@
-"""A recipe's data: its paths, and the arguments with which `trnslurm.prepare` makes it.
+"""A recipe's data: its paths, and the arguments with which `trnslurm.prepare` creates it.
 
-That program may run on another host, so that host expands a leading ~ in a path.
+trnslurm.prepare may run on another host, and that host expands a leading ~ in a path.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SET_APART = (OUTPUT, TOKENIZER, HOLDOUT)
 
 
 class Own(Frozen):
-    """The options of the command line that change a recipe's preparation of data."""
+    """The command-line options that change how a recipe's data is prepared."""
 
     text: tuple[str, ...] = ()
     """Files or directories that replace the recipe's dataset or text."""
     articles: tuple[str, ...] = ()
     """WikiExtractor's output, which also replaces them."""
     eval: tuple[str, ...] = ()
-    """Evaluation rows that replace those of the recipe or dataset."""
+    """Evaluation rows that replace the rows of the recipe or dataset."""
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
-    """Passed on unchanged."""
+    """Options that are passed on unchanged."""
 
 
 class DataJob(Frozen):
@@ -48,7 +48,7 @@ class DataJob(Frozen):
     config: Config
     name: str
     arguments: tuple[str, ...]
-    """Arguments of `python -m trnslurm.prepare`, started in the run directory."""
+    """The arguments of `python -m trnslurm.prepare`, which starts in the run directory."""
     time_min: int
 
     @property
@@ -62,7 +62,7 @@ def make_data_job(config: Config, own: Own) -> DataJob:
     cluster = config.cluster
     if not scheduler_of(cluster).has_queue:
         raise ConfigError(
-            f"--submit: {config.cluster_name} has no Slurm: leave it out to run on this host"
+            f"--submit: {config.cluster_name} has no Slurm: omit --submit to run on this host"
         )
     # As in training runs, the run directory has a copy of the recipe's directory.
     arguments = prepare_arguments(config, own, recipe_dir=f"code/jobs/{config.recipe_name}")
@@ -76,7 +76,7 @@ def make_data_job(config: Config, own: Own) -> DataJob:
 
 
 def data_path(config: Config) -> str:
-    """Return the path of the job's data, or an empty text if the job brings its own."""
+    """Return the path of the job's data, or an empty string if the job includes its own."""
     path = config.recipe.data.path
     if "://" in path:
         return path
@@ -84,7 +84,7 @@ def data_path(config: Config) -> str:
 
 
 def model_path(config: Config) -> str:
-    """Return the directory of the model that `data fetch` fetches, or an empty text."""
+    """Return the directory of the model that `data fetch` fetches, or an empty string."""
     name = config.recipe.data.model
     if not name:
         return ""
@@ -97,7 +97,7 @@ def model_arguments(config: Config) -> list[str]:
 
 
 def first_parameters(config: Config) -> str:
-    """Return the value of `train.init_from`: as set, or else the recipe's model."""
+    """Return the value of `train.init_from` if it is set, or else the recipe's model."""
     return str(config.recipe.train.get("init_from", "")) or model_path(config)
 
 
@@ -105,7 +105,7 @@ def fetched_path(config: Config) -> str:
     """Return the directory for the dataset and tokenizer that `data fetch` fetches."""
     data = config.recipe.data
     if not data.dataset:
-        raise ConfigError(f"{config.title} has no data.dataset: there is nothing to fetch")
+        raise ConfigError(f"{config.title} has no data.dataset, so there is nothing to fetch")
     names = (data.dataset, data.dataset_config, _tokenizer_of_hub(config))
     name = "--".join(name.replace("/", "--") for name in names if name)
     return str(PurePosixPath(config.cluster.data_root) / "hub" / name)
@@ -114,7 +114,7 @@ def fetched_path(config: Config) -> str:
 def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
     """Return the arguments of `python -m trnslurm.prepare` that fetch a recipe's data.
 
-    With `checkpoint`, those that fetch the checkpoint published with it.
+    With `checkpoint`, return the arguments that fetch the published checkpoint instead.
     """
     data = config.recipe.data
     if checkpoint or (data.format == "bert" and not data.dataset):
@@ -127,24 +127,24 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
 
 
 def s3_path(cluster: Cluster, place: str) -> str:
-    """Return the directory for files that `data fetch` gets from S3; refuse other names."""
+    """Return the directory for files that `data fetch` gets from S3. Reject other names."""
     from trnslurm.mirror.store import PLACE  # only this needs S3
 
     if not re.fullmatch(PLACE, place):
         raise ConfigError(
-            f"{place}: expected s3://BUCKET/PREFIX, the bucket in lower case, the prefix of "
+            f"{place}: expected s3://BUCKET/PREFIX, with a lowercase bucket and a prefix of "
             "letters, digits and _!.*'()=-"
         )
     return str(PurePosixPath(cluster.data_root, "s3", place.removeprefix("s3://")))
 
 
 def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]:
-    """Return the arguments of `python -m trnslurm.prepare`, for which `recipe_dir` is a path."""
+    """Return the arguments of `python -m trnslurm.prepare`. The recipe is at `recipe_dir`."""
     data = config.recipe.data
     if not data.path:
         raise ConfigError(
-            f"{config.title} brings its own data (data.path is empty): there is nothing to "
-            "prepare; choose another preset, or name the data with --set data.path=NAME"
+            f"{config.title} includes its own data (data.path is empty), so there is nothing to "
+            "prepare: choose another preset, or name the data with --set data.path=NAME"
         )
     kind = [] if data.format == "tokens" else [data.format]
     arguments = [*kind, f"--output={data_path(config)}", *_source(config, own, recipe_dir)]
@@ -158,20 +158,20 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
 
 
 def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
-    """Refuse to prepare from a dataset or model that is not fetched, as far as this host knows."""
+    """Refuse to prepare from a dataset or model that is missing, as far as this host can see."""
     cluster, data = config.cluster, config.recipe.data
     fetched = {"dataset": (fetched_path(config), NOTES)} if data.dataset else {}
     fetched |= {"model": (model_path(config), CONFIG)} if data.model else {}
     for what, (directory, file) in fetched.items():
         needed = any(word.endswith(f"={directory}") for word in arguments)
         if needed and none_there(cluster, [f"{directory}/{file}"]):
-            raise ConfigError(f"no {what} at {directory}: {_fetch(config)}")
+            raise ConfigError(f"no {what} at {directory}: run {_fetch(config)}")
 
 
 def none_there(cluster: Cluster, files: Sequence[str]) -> bool:
-    """Check that none of these files exists; without the data root on this host, it is unknown.
+    """Check that none of these files exists. Without the data root on this host, it is unknown.
 
-    The name of a file may contain a star.
+    A file name may contain a star.
     """
     scheduler = scheduler_of(cluster)
     try:
@@ -190,7 +190,7 @@ def _is_there(file: Path) -> bool:
 def command(
     verb: str, recipe: str, preset: str | None, cluster: str, model: Mapping[str, Any]
 ) -> str:
-    """Return the `trnslurm data` command that makes missing data for a recipe's model."""
+    """Return the `trnslurm data` command that creates missing data for a recipe's model."""
     chosen = f" --preset {preset}" if preset else ""
     named = f" --set model.name={model['name']}" if model.get("name") else ""
     return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}{named}"
@@ -202,7 +202,7 @@ def _fetch(config: Config) -> str:
 
 
 def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
-    """Return the arguments that name the text."""
+    """Return the arguments that specify the text."""
     data = config.recipe.data
     if own.text:
         return ["--text", *own.text]
@@ -216,8 +216,8 @@ def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
         return [*text, "--wrapped"] if wrapped else text
     if data.published:
         raise ConfigError(
-            f"{config.title} has no data.text: pass --input TEXT, or fetch what is published: "
-            f"{_fetch(config)}"
+            f"{config.title} has no data.text: pass --input TEXT, or fetch the published data "
+            f"with {_fetch(config)}"
         )
     raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
 
@@ -247,7 +247,7 @@ def _at(recipe: Recipe, key: str) -> Any:
 
 
 def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
-    """Return the arguments that name evaluation rows; the recipe's own go with its text only."""
+    """Return the arguments for evaluation rows. The recipe's own rows require its own text."""
     rows = config.recipe.data.labelled.eval
     if own.eval:
         return ["--eval", *own.eval]
@@ -258,29 +258,31 @@ def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
 
 def _max_pred(config: Config) -> Any:
     if "max_pred" not in config.recipe.train:
-        raise ConfigError(f"{config.title} has no train.max_pred, which shards for BERT need")
+        raise ConfigError(f"{config.title} has no train.max_pred, which BERT shards require")
     return config.recipe.train["max_pred"]
 
 
 def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
-    """Return the arguments that fetch a published file, and unpack it if it has shards."""
+    """Return the arguments that fetch a published file, and unpack it if it contains shards."""
     data = config.recipe.data
     url = data.checkpoint if checkpoint else data.published
     if url is None:
         key = "checkpoint" if checkpoint else "published"
-        raise ConfigError(f"{config.title} has no data.{key}: there is nothing to fetch")
+        raise ConfigError(f"{config.title} has no data.{key}, so there is nothing to fetch")
     if checkpoint:
         name = PurePosixPath(url).stem
         output = str(PurePosixPath(config.cluster.data_root) / "published" / name)
         return ["download", f"--url={url}", f"--output={output}"]
     if not data.path:
-        raise ConfigError(f"{config.title}: data.path is empty: name a directory for the shards")
+        raise ConfigError(
+            f"{config.title}: data.path is empty: set it to a directory for the shards"
+        )
     shape = [f"--seq-len={config.recipe.seq_len}", f"--max-pred={_max_pred(config)}"]
     return ["download", f"--url={url}", f"--output={data_path(config)}", "--shards", *shape]
 
 
 def _tokenizer(config: Config, recipe_dir: str) -> str | None:
-    """Return the value of --tokenizer; None: the dataset's own."""
+    """Return the value of --tokenizer, or None for the dataset's own tokenizer."""
     name = config.recipe.data.tokenizer
     if name is None or name.startswith("train:"):
         return name

@@ -1,4 +1,4 @@
-"""Results of other runs that a recipe uses, in arguments and in its start condition."""
+"""Results of other runs that a recipe uses, in its arguments and in its start condition."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PLACE = rf"(?<![{{$])\{{({NAME})\.(\w+)\}}"
 
 
 def taken_in(text: str, names: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield each input and place, such as train and checkpoint, that a text has."""
+    """Yield each input in a text as its name and placeholder, such as train and checkpoint."""
     for name, place in re.findall(_PLACE, text):
         if name in names:  # other braces have no meaning, or are a role's
             yield name, place
 
 
 def static_places(inputs: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts about inputs that are known before they have begun."""
+    """Return the facts about inputs that are known before their runs have begun."""
     found: dict[str, str] = {}
     for name, run in inputs.items():
         files = RunFiles(Path(run))
@@ -40,7 +40,7 @@ def static_places(inputs: Mapping[str, str]) -> dict[str, str]:
 
 
 def inputs_of(recipe: Recipe) -> list[Input]:
-    """Return the inputs of a recipe, with what its words take from each; refuse what cannot be."""
+    """Return the inputs of a recipe, with what it uses from each. Reject impossible ones."""
     words = [*recipe.arguments, *recipe.resume_arguments]
     words += [word for role in recipe.roles.values() for word in role.command]
     taken = [pair for word in words for pair in taken_in(word, recipe.inputs)]
@@ -48,19 +48,24 @@ def inputs_of(recipe: Recipe) -> list[Input]:
     for name, run in recipe.inputs.items():
         where = f"inputs.{name}"
         if not re.fullmatch(NAME, name):
-            raise ConfigError(f"{where}: a name has lowercase letters, digits and _, as in train_2")
+            raise ConfigError(
+                f"{where}: a name may contain only lowercase letters, digits and _, as in train_2"
+            )
         if not run.startswith("/"):
             raise ConfigError(f"{where}: {run!r} is not the absolute path of a run directory")
         for other, place in taken:
             if other == name and place.startswith("check") and place != CHECKPOINT:
-                raise ConfigError(f"no place {{{name}.{place}}}: {{{name}.{CHECKPOINT}}} is one")
+                raise ConfigError(
+                    f"unknown placeholder {{{name}.{place}}}: use {{{name}.{CHECKPOINT}}}, for "
+                    "example"
+                )
         wants = dict.fromkeys(p for n, p in taken if n == name and p not in (RUN, OUT))
         found.append(Input(name=name, run=run, wants=tuple(wants)))
     return found
 
 
 def condition_of(recipe: Recipe) -> Condition | None:
-    """Return the condition of a recipe's start; refuse one that cannot be understood."""
+    """Return the condition for a recipe's start. Reject a condition that cannot be parsed."""
     if not recipe.starts_if:
         return None
     found = condition_in(recipe.starts_if)
@@ -70,20 +75,20 @@ def condition_of(recipe: Recipe) -> Condition | None:
             "number, as in evaluate.accuracy >= 0.6"
         )
     if found.name not in recipe.inputs:
-        known = ", ".join(recipe.inputs) or "no input"
+        known = ", ".join(recipe.inputs) or "no input at all"
         raise ConfigError(
-            f"starts_if is {recipe.starts_if!r}: there is {known}, and no {found.name}"
+            f"starts_if is {recipe.starts_if!r}: there is no {found.name}, only {known}"
         )
     return found
 
 
 def inputs_json(recipe: Recipe) -> dict[str, Any]:
-    """Return the contents of inputs.json, or an empty text if a recipe has no inputs."""
+    """Return the contents of inputs.json, or an empty mapping if a recipe has no inputs."""
     condition = condition_of(recipe)
     each = {one.name: {"run": one.run, "wants": [*one.wants]} for one in inputs_of(recipe)}
     return {"inputs": each} | ({"if": str(condition)} if condition else {}) if each else {}
 
 
 def looks_for_inputs(recipe: Recipe) -> bool:
-    """Check whether something must be found when the run starts."""
+    """Check whether anything must be looked up when the run starts."""
     return bool(condition_of(recipe)) or any(one.wants for one in inputs_of(recipe))

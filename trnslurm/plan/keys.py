@@ -1,4 +1,4 @@
-"""Every key of a recipe: what it accepts, its value, and its line of help."""
+"""Every key of a recipe, with its accepted values, its value, and its help line."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Key(Frozen):
     type: str
     choices: tuple[Any, ...]
     rules: tuple[str, ...]
-    """As "at least 1", "less than 1", "divides n_embd"."""
+    """Rules such as "at least 1", "less than 1" or "divides n_embd"."""
     default: Any
     help: str
 
     @property
     def accepts(self) -> str:
-        """Return type, choices and range in words."""
+        """The type, choices and range, in words."""
         if self.choices:
             return ", ".join(str(choice) or "empty" for choice in self.choices)
         return ", ".join([self.type, *self.rules])
 
 
 def keys_of(config: Config) -> list[Key]:
-    """Return the keys of a recipe in the order of its schema; `model` and `train` are its job's."""
+    """Return a recipe's keys in schema order. The keys of `model` and `train` come from its job."""
     return [*_of_class(Recipe, "", config), *_of_job(config)]
 
 
@@ -64,7 +64,7 @@ def _of_class(cls: Any, prefix: str, config: Config) -> Iterator[Key]:
 
 
 def _accepted(hint: Any) -> tuple[str, tuple[Any, ...]]:
-    """Return the words for a type, and the choices that it leaves."""
+    """Return the words for a type, and the choices that it allows."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         words, choices = _accepted(args[0])

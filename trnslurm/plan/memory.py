@@ -1,14 +1,14 @@
 """The device memory that a worker needs, estimated from its plan before anything starts.
 
-Pure arithmetic on the sizes of a model. Parameters, gradients and the optimizer's state are counted
-as this runtime allocates them (Rajbhandari et al., ZeRO, 2020, arXiv:1910.02054, section 3, has the
-same sums). Activations are those that PyTorch's autograd saves: a test counts them. XLA's compiler
-fuses some and computes them again, so for its devices they are Korthikanti et al.'s (Reducing
+Pure arithmetic on the sizes of a model. Parameters, gradients and optimizer state are counted as
+this runtime allocates them (Rajbhandari et al., ZeRO, 2020, arXiv:1910.02054, section 3, has the
+same sums). Activations are those that PyTorch's autograd saves, which a test counts. XLA's compiler
+fuses and recomputes some of them, so activations on XLA devices follow Korthikanti et al. (Reducing
 Activation Recomputation in Large Transformer Models, 2022, arXiv:2205.05198, equation 2). What a
-framework really allocates depends on its version, fragmentation and the operations it fuses; two
-published facts agree: Llama 3 8B at sequence length 4096 on 8 A100 with 80 GB, where one sample per
-GPU fits, and two do only if XLA fuses their operations; and AWS's sample of GPT-2 XL on a
-NeuronCore of 16 GB, where one sample fits with recomputation.
+framework actually allocates depends on its version, on fragmentation and on the operations that it
+fuses. Two published results agree. With Llama 3 8B at sequence length 4096 on 8 A100 with 80 GB,
+one sample per GPU fits, and two fit only if XLA fuses their operations. With AWS's GPT-2 XL sample
+on a NeuronCore with 16 GB, one sample fits with recomputation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trnslurm.plan.spec import JobSpec
 _GIB = 2**30
 _RUNTIME_GIB = 2.5  # the device's context, buffers of collectives, fragmentation
 _STATE_BYTES = {"adamw": 8.0, "adam": 8.0, "lamb": 8.0, "sgd": 0.0}
-"""Of each parameter in fp32, by train.optimizer; a recipe adds its own: optimizer_bytes."""
+"""Bytes per fp32 parameter, by train.optimizer. A recipe adds its own with optimizer_bytes."""
 _MOST_SAMPLES = 4096  # at once that a device could hold, where a smaller micro-batch is looked for
 
 
@@ -35,24 +35,24 @@ class Memory(Frozen):
     """The peak memory of one worker's device, in GiB."""
 
     parameters: float
-    """Or the worker's shard of them; with autocast on GPUs their copies in 16 bits too."""
+    """The parameters or the worker's shard; on GPUs with autocast, also their 16-bit copies."""
     gradients: float
     optimizer: float
-    """The optimizer's state, and copies of parameters in fp32."""
+    """The optimizer's state, and fp32 copies of the parameters."""
     gathered: float
-    """Layers' parameters and gradients that a sharded model gathers for a moment."""
+    """The layers' parameters and gradients that a sharded model gathers temporarily."""
     activations: float
-    """What the forward pass keeps for the backward pass, and the loss."""
+    """What the forward pass keeps for the backward pass, plus the loss."""
     activations_kept: float
     """The same without recomputation."""
     activations_recomputed: float
-    """The same with recomputation: each layer's input, and one whole layer."""
+    """The same with recomputation: each layer's input, plus one complete layer."""
     available: float
     runtime: float = _RUNTIME_GIB
 
     @property
     def state(self) -> float:
-        """The memory that a worker holds all the time; unlike the rest, this is not an estimate."""
+        """The memory that a worker always holds. Unlike the rest, this is not an estimate."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
@@ -64,18 +64,18 @@ class Memory(Frozen):
         return self.total <= self.available
 
     def facts(self) -> dict[str, float | bool]:
-        """Return all values, in GiB, and whether they fit."""
+        """Return all values in GiB, and whether they fit."""
         return {**asdict(self), "total": self.total, "fits": self.fits}
 
 
 class Shape(Frozen):
-    """The sizes of a transformer that decide its memory."""
+    """The sizes of a transformer that determine its memory."""
 
     family: str
     layers: int
     hidden: int
     keys_and_values: int
-    """Width of the keys (and of the values) of all heads together."""
+    """The width of the keys (and of the values) of all heads together."""
     feed_forward: int
     heads: int
     vocab: int
@@ -83,7 +83,7 @@ class Shape(Frozen):
     other_parameters: int
     """Parameters outside the layers: embeddings and head."""
     share: bool = False
-    """All layers have the same parameters."""
+    """Whether all layers share the same parameters."""
 
     @property
     def parameters(self) -> int:
@@ -91,13 +91,13 @@ class Shape(Frozen):
 
     @property
     def key_heads(self) -> int:
-        """Return the heads of keys and values."""
+        """Return the number of key and value heads."""
         return self.keys_and_values * self.heads // self.hidden
 
     def held(self, group: int) -> float:
-        """Return the parameters of one of the workers that divide each layer of a Llama.
+        """Return the number of parameters of one of the workers that divide each layer of a Llama.
 
-        They have copies of norms, and of keys and values with fewer heads than workers.
+        Each worker has a copy of the norms, and of keys and values with fewer heads than workers.
         """
         if group == 1:
             return self.parameters
@@ -110,7 +110,7 @@ class Shape(Frozen):
 def shape_of(model: Mapping[str, Any], *, of_words: bool = False) -> Shape | None:
     """Return the sizes of a model from the keys of its Hugging Face config, or None.
 
-    A classifier of words has less of a head than one of texts.
+    The head of a token classifier is smaller than that of a text classifier.
     """
     kinds: tuple[tuple[str, Callable[[], Shape]], ...] = (
         ("num_key_value_heads", lambda: _llama(model)),
@@ -129,27 +129,27 @@ def shape_of(model: Mapping[str, Any], *, of_words: bool = False) -> Shape | Non
 def estimate_memory(spec: JobSpec) -> Memory | None:
     """Return the memory of a worker's device, or None if the model or the device is unknown.
 
-    It is unknown too if the recipe does not say what is sharded.
+    The memory is also unknown if the recipe does not say what is sharded.
     """
     return _estimate(spec, spec.config.recipe, spec.batch.workers)
 
 
 def check_memory(spec: JobSpec) -> str:
-    """Return a warning if a worker's device is too small, or otherwise an empty text.
+    """Return a warning if a worker's device is too small, or an empty string otherwise.
 
-    Refuse what is certain: parameters, gradients and optimizer alone are too much.
+    Raise an error if that is certain: if parameters, gradients and optimizer are already too large.
     """
     memory = estimate_memory(spec)
     if memory is None or memory.fits:
         return ""
-    has = f"the {memory.available:g} GiB that it has on {spec.instance.name}"
+    has = f"the {memory.available:g} GiB available on {spec.instance.name}"
     advice = " or ".join(_ways_to_fit(spec)) or "devices with more memory"
     if memory.state > memory.available:
         raise PlanError(
-            f"{spec.config.title}: parameters, gradients and optimizer of a worker take "
+            f"{spec.config.title}: the parameters, gradients and optimizer state of a worker need "
             f"{memory.state:.1f} GiB, more than {has}: try {advice}"
         )
-    return f"a worker needs more than {has}, according to an estimate: try {advice}"
+    return f"a worker is estimated to need more than {has}: try {advice}"
 
 
 def larger_micro_batch(spec: JobSpec) -> int | None:
@@ -193,7 +193,7 @@ def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
 
 
 def _ways_to_fit(spec: JobSpec) -> Iterator[str]:
-    """Yield the settings that make the job fit: each that is enough alone, or else several."""
+    """Yield settings that make the job fit: single ones that are enough, or else combinations."""
     recipe, here = spec.config.recipe, spec.batch.nodes
     more = [n for n in (2, 4, 8, 16) if here < n <= (spec.config.cluster.slurm.max_nodes or 16)]
     if not _divided(recipe, spec.device) or not spec.instance.multi_node_workers:
@@ -228,7 +228,7 @@ def _fits(spec: JobSpec, recipe: Recipe, nodes: int | None = None) -> bool:
 
 
 def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Yield settings that need less memory, and the recipe with each of them."""
+    """Yield settings that need less memory, each with the resulting recipe."""
     batch, train = recipe.batch, recipe.train
     for smaller in range(min(batch.micro_batch - 1, _MOST_SAMPLES), 0, -1):
         changed = replace(recipe, batch=replace(batch, micro_batch=smaller))
@@ -289,7 +289,7 @@ def _gpt2(model: Mapping[str, Any]) -> Shape:
 
 
 def _bert(model: Mapping[str, Any], *, of_words: bool) -> Shape:
-    """Return the sizes of BERT with its pretraining heads, or with one that classifies.
+    """Return the sizes of BERT with its pretraining heads, or with a classification head.
 
     RoBERTa and DistilBERT have BERT's pooler as a part of their classifier. ALBERT's embeddings are
     narrower, with a matrix after them, and its layers share their parameters.
@@ -319,7 +319,7 @@ def _bert(model: Mapping[str, Any], *, of_words: bool) -> Shape:
 
 
 def _divided(recipe: Recipe, device: DeviceType) -> bool | None:
-    """Check whether workers divide the optimizer's state; None: unknown."""
+    """Check whether workers divide the optimizer's state. None means unknown."""
     asked = recipe.train.get("zero1", recipe.zero1)
     if recipe.strategy.name:
         return True
@@ -327,20 +327,20 @@ def _divided(recipe: Recipe, device: DeviceType) -> bool | None:
 
 
 def _state_bytes(recipe: Recipe) -> float | None:
-    """Return the bytes of the optimizer's state per parameter; None: only the job knows."""
+    """Return the bytes of the optimizer's state per parameter, or None if only the job knows."""
     name = recipe.train.get("optimizer", "adamw")
     return recipe.optimizer_bytes.get(name, _STATE_BYTES.get(name))
 
 
 def why_no_memory(spec: JobSpec) -> str:
-    """Return why there is no estimate, if a line in the recipe would provide one."""
+    """Return why there is no estimate, if a line in the recipe would make one possible."""
     recipe = spec.config.recipe
     if estimate_memory(spec) or not spec.instance.device_gib or _state_bytes(recipe) is not None:
         return ""
     name = recipe.train["optimizer"]
     return (
-        f"Memory: unknown, because {name} is the job's own optimizer; set its bytes per "
-        f"parameter in recipe.yaml, such as optimizer_bytes: {{{name}: 4}}"
+        f"Memory: unknown, because {name} is the job's own optimizer. Set its bytes per parameter "
+        f"in recipe.yaml, for example optimizer_bytes: {{{name}: 4}}"
     )
 
 
@@ -349,8 +349,8 @@ def _bytes_each(
 ) -> tuple[float, float, float]:
     """Return the bytes that a worker holds for each of the model's parameters.
 
-    They are the parameter's, its gradient's and the optimizer's, averaged over shards; with tensor
-    parallelism the first two are for each that the worker has.
+    They are the bytes of the parameter, its gradient and the optimizer state, averaged over shards.
+    With tensor parallelism, the first two are per parameter that the worker has.
     """
     moments = _state_bytes(recipe) or 0.0
     if recipe.strategy.name == "tensor":  # in the type computed in, with a copy in fp32
@@ -389,10 +389,10 @@ def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
 def layer_bytes(
     shape: Shape, seq_len: int, device: DeviceType, precision: str, group: int = 1
 ) -> float:
-    """Return the bytes that one layer keeps of each token for its backward pass.
+    """Return the bytes per token that one layer keeps for its backward pass.
 
-    Per token they are multiples of the model's width, of the feed-forward width, and, where the
-    attention's weights are kept, of heads times sequence length.
+    They are multiples of the model's width, of the feed-forward width, and, if the attention
+    weights are kept, of heads times sequence length.
     """
     hidden, wide = shape.hidden, shape.feed_forward
     item = 4 if precision == "fp32" else 2

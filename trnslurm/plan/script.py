@@ -1,4 +1,4 @@
-"""Warns of a custom script that needs a GPU, as its source shows, for nodes without one."""
+"""Warns if the source of a custom script shows that it needs a GPU that its nodes do not have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENDS = re.compile(r"(sys\.|os\._?)?exit|quit|os\.exec\w+")
 
 
 def check_script(spec: JobSpec) -> str:
-    """Return a warning if the script certainly fails without the GPU that its nodes lack."""
+    """Return a warning if the script is certain to fail without the GPU that its nodes lack."""
     recipe, here = spec.config.recipe, spec.scheduler.is_here
     if not recipe.project or not recipe.entry.endswith(".py") or spec.instance.gpus:
         return ""
@@ -45,7 +45,7 @@ def check_script(spec: JobSpec) -> str:
         return ""
     has = "this machine has" if here else f"the nodes ({spec.instance.name}) have"
     what = ast.unparse(needs.func)
-    return f"{recipe.entry}, line {needs.lineno}: {what} needs a GPU, and {has} none"
+    return f"{recipe.entry}, line {needs.lineno}: {what} needs a GPU, but {has} none"
 
 
 def _needs_gpu(call: ast.Call) -> bool:
@@ -61,7 +61,7 @@ def _needs_gpu(call: ast.Call) -> bool:
 def _calls(
     body: Sequence[ast.stmt], functions: Mapping[str, ast.FunctionDef], within: tuple[str, ...]
 ) -> Iterator[ast.Call]:
-    """Yield the calls that are made whatever the values are, in this file, until it may end."""
+    """Yield the calls that this file always makes, regardless of values, until it may end."""
     for statement in body:
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == _MAIN:
             yield from _calls(statement.body, functions, within)
@@ -77,7 +77,7 @@ def _calls(
 
 
 def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
-    """Yield the calls of an expression that are always made, the innermost first."""
+    """Yield the calls that an expression always makes, innermost first."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, _NOT_ALWAYS):
             yield from _calls_in(child)

@@ -1,24 +1,25 @@
 """How a job shards its model: strategy.json, the file that its strategy reads.
 
-For each strategy that its job supports, a recipe has the content of that strategy's own file:
+A recipe has, for each strategy that its job supports, the contents of that strategy's own file:
 
     strategy:
-      name: deepspeed       # the one to use; or fsdp, xla_fsdp; empty: none, and no file
+      name: deepspeed       # the one to use: deepspeed, fsdp or xla_fsdp; empty for none
       deepspeed: {zero_optimization: {stage: 3}}
       fsdp: {fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}
 
-The named one is rendered as strategy.json next to plan.json, whose train.strategy is its name. What
-the plan or another key of the recipe decides is added here. The recipe, or the file that
-strategy.deepspeed_file, fsdp_file or xla_fsdp_file names, may repeat it; another value is refused:
+The named section is rendered as strategy.json next to plan.json, whose train.strategy is its name.
+Values that the plan or another key of the recipe decides are added here. The recipe, or the file
+named by strategy.deepspeed_file, fsdp_file or xla_fsdp_file, may repeat these values. A different
+value is rejected:
 
     deepspeed   DeepSpeed's config: train_batch_size m*A*W, train_micro_batch_size_per_gpu m,
                 gradient_accumulation_steps A, gradient_clipping train.max_norm, bf16 precision
     fsdp        the Trainer's fsdp_config: activation_checkpointing train.gradient_checkpointing
     xla_fsdp    the same with xla true: xla_fsdp_grad_ckpt train.gradient_checkpointing, and in
-                xla_fsdp_settings compute_dtype and buffer_dtype by precision
-    tensor      workers: how many of a node divide each layer
+                xla_fsdp_settings compute_dtype and buffer_dtype according to precision
+    tensor      workers: the number of a node's workers that divide each layer
 
-In DeepSpeed's config "auto" is allowed too, as files for the Hugging Face Trainer have it.
+DeepSpeed's config may also contain "auto", as in files for the Hugging Face Trainer.
 """
 
 from __future__ import annotations
@@ -130,11 +131,13 @@ def group_size(recipe: Recipe, workers_per_node: int) -> int:
     for key in _NOT_IN_GROUPS:
         if value := recipe.model.get(key):
             raise ConfigError(
-                f"model.{key} is {value!r}: strategy.name=tensor has none: set it to 0, or choose "
-                "another strategy"
+                f"model.{key} is {value!r}, which strategy.name=tensor does not support: set it "
+                "to 0, or choose another strategy"
             )
     if type(size) is not int or size < 1:
-        raise ConfigError(f"strategy.tensor.workers is {size!r}: it must be a number, at least 1")
+        raise ConfigError(
+            f"strategy.tensor.workers is {size!r}, but it must be a number of at least 1"
+        )
     if key := _undivided(recipe, workers_per_node, size):
         able = [
             n for n in range(1, workers_per_node + 1) if not _undivided(recipe, workers_per_node, n)
@@ -147,7 +150,7 @@ def group_size(recipe: Recipe, workers_per_node: int) -> int:
 
 
 def _undivided(recipe: Recipe, workers_per_node: int, size: int) -> str:
-    """Return the sizes that a group of workers cannot divide, with their values."""
+    """Return the sizes that a group of workers cannot divide evenly, with their values."""
     numbers: dict[str, Any] = {
         "the workers of a node": workers_per_node,
         **{f"model.{key}": recipe.model.get(key) for key in _GROUPS_DIVIDE},
@@ -155,7 +158,7 @@ def _undivided(recipe: Recipe, workers_per_node: int, size: int) -> str:
     }
     keys = recipe.model.get("num_key_value_heads")
     if isinstance(keys, int) and keys % size and size % keys:
-        return f"model.num_key_value_heads ({keys}), and is no multiple of it"
+        return f"model.num_key_value_heads ({keys}), and is not a multiple of it"
     wrong = [(key, n) for key, n in numbers.items() if isinstance(n, int) and n % size]
     return f"{wrong[0][0]} ({wrong[0][1]})" if wrong else ""
 
@@ -171,8 +174,8 @@ def strategy_file(
     _check(name, given)
     if recipe.precision not in _DTYPES:
         raise ConfigError(
-            f"precision {recipe.precision} is for models that are not sharded: set it to bf16, "
-            f"which with strategy {name} keeps and updates parameters in fp32"
+            f"precision {recipe.precision} works only for models that are not sharded: set it to "
+            f"bf16, which keeps and updates parameters in fp32 with strategy {name}"
         )
     decided = {key: decide(recipe, batch) for key, (_, decide) in _DECIDED[name].items()}
     _refuse_contradictions(name, given, decided, origins or {})
@@ -200,9 +203,9 @@ def is_decided(dotted: str) -> bool:
 
 
 def named_in_plan(recipe: Recipe) -> dict[str, str]:
-    """Return the strategy's entry in plan.json's section train, if the recipe has strategies."""
+    """Return the strategy's entry in plan.json's train section, if the recipe has strategies."""
     if "strategy" in recipe.train:
-        raise ConfigError("train.strategy is written from strategy.name: set that instead")
+        raise ConfigError("train.strategy is derived from strategy.name: set strategy.name instead")
     return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
 
 
@@ -212,7 +215,7 @@ def _refuse_contradictions(
     decided: Mapping[str, Any],
     origins: Mapping[str, Origin],
 ) -> None:
-    """Refuse a given key whose value differs from what the plan decides."""
+    """Reject a given key whose value differs from what the plan decides."""
     sections = _SECTIONS if name == "deepspeed" else set()
     off = {key for key in ("fp16", "amp") if lookup(given, f"{key}.enabled") in (False, "auto")}
     for key, value in flatten(given):
@@ -227,25 +230,25 @@ def _refuse_contradictions(
         in_file = origin is not None and origin.layer == STRATEGY_FILE
         where = f"{origin.source}: {key}" if origin and in_file else dotted
         if found is None:
-            raise ConfigError(f"{where}: trnslurm does not support this; leave it out")
+            raise ConfigError(f"{where}: trnslurm does not support this: remove it")
         wanted = decided[found]
         alike = value.lower() == wanted if isinstance(value, str) else value == wanted
         if found == "scheduler" or not alike:
             raise ConfigError(
-                f"{where} is {json.dumps(value)}, but the plan says {json.dumps(wanted)}: leave it "
-                f"out, or set {_DECIDED[name][found][0]}"
+                f"{where} is {json.dumps(value)}, but the plan says {json.dumps(wanted)}: "
+                f"remove it, or set {_DECIDED[name][found][0]}"
             )
 
 
 def _deepspeed_file(given: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
-    """Return DeepSpeed's file: what the plan decides, and the given sections that are its own."""
+    """Return DeepSpeed's file: the values that the plan decides, and the recipe's own sections."""
     added = {key: value for key, value in decided.items() if key in _ALWAYS}
     added["bf16"] = {"enabled": decided["bf16.enabled"]}
     return added | _without_auto({k: v for k, v in given.items() if k not in _SECTIONS})
 
 
 def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove "auto": DeepSpeed itself does not know the word, and then uses its defaults."""
+    """Remove "auto" values. DeepSpeed itself does not know the word and uses its defaults."""
     return {
         key: _without_auto(value) if isinstance(value, Mapping) else value
         for key, value in tree.items()
@@ -254,7 +257,7 @@ def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse keys of a strategy's section that are unknown or decided elsewhere."""
+    """Reject keys of a strategy's section that are unknown or decided elsewhere."""
     nested = given.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
     if not isinstance(nested, Mapping):
         raise ConfigError("strategy.xla_fsdp.xla_fsdp_settings must be a mapping")
@@ -264,7 +267,7 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
         layers = given.get(_LAYERS, ["any"])
         if not layers or not isinstance(layers, list) or not all(type(x) is str for x in layers):
             raise ConfigError(
-                f"strategy.{name}.{_LAYERS} is {layers!r}: it must be a list of classes of layers"
+                f"strategy.{name}.{_LAYERS} is {layers!r}: it must be a list of layer classes"
             )
     known = _OWN_KEYS.get(name, tuple(given))
     for key in given:
@@ -274,14 +277,14 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
 
 
 def _check_zero(zero: Any) -> None:
-    """Refuse stages that shard only a part, and offloading."""
+    """Reject stages that shard only some of the state, and reject offloading."""
     where = "strategy.deepspeed.zero_optimization"
     if not isinstance(zero, Mapping) or zero.get("stage") != 3:
         raise ConfigError(
-            f"{where}.stage must be 3, which shards parameters and gradients too: "
-            f"set {where}.stage=3"
+            f"{where}.stage must be 3, which also shards parameters and gradients: set "
+            f"{where}.stage=3"
         )
     if offloads := sorted(OFFLOADS & zero.keys()):
         raise ConfigError(
-            f"{where}.{offloads[0]}: checkpoints need the state on the device: leave it out"
+            f"{where}.{offloads[0]}: checkpoints need the state on the device: remove this key"
         )

@@ -1,4 +1,4 @@
-"""Sizes a job on its nodes: by its part of their GPUs, and by what one job may have of all."""
+"""Sizes a job on its nodes, by its share of their GPUs and by the limits of a single job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trnslurm.errors import ConfigError
 
 
 def sized(config: Config, instance: InstanceType, nodes: int) -> Config:
-    """Return the configuration with the CPUs and the memory of a job on so many nodes.
+    """Return the configuration with the CPUs and memory of a job on this many nodes.
 
-    Refuse more GPUs, and whole nodes with more CPUs, than a job may have.
+    Reject more GPUs, or whole nodes with more CPUs, than a job may have.
     """
     if config.cluster.slurm.directives is not None:  # a user's batch script says its own size
         return config
@@ -34,7 +34,7 @@ def sized(config: Config, instance: InstanceType, nodes: int) -> Config:
 
 
 def _of_its_part(config: Config, instance: InstanceType) -> Config:
-    """Return the configuration with as large a part of what the profile says as of the GPUs."""
+    """Return the configuration with the profile's values reduced to the job's share of the GPUs."""
     slurm = config.cluster.slurm
     if slurm.exclusive or not 0 < (slurm.gpus_per_node or 0) < instance.gpus:
         return config
@@ -42,9 +42,9 @@ def _of_its_part(config: Config, instance: InstanceType) -> Config:
 
 
 def _with_part(config: Config, part: int, every: int, only: str = "") -> Config:
-    """Return the configuration with a part of the CPUs and memory of a node, if a layer sets them.
+    """Return the configuration with a share of a node's CPUs and memory, if a layer sets them.
 
-    No number is a part of all memory (0): Slurm's default is left.
+    A share of all memory (0) cannot be expressed, so Slurm's default applies.
     """
     slurm, values = config.cluster.slurm, dict[str, int | None]()
     for key in ("cpus_per_task", "mem_per_node_mib"):
@@ -60,13 +60,13 @@ def _with_part(config: Config, part: int, every: int, only: str = "") -> Config:
 def _refuse(
     config: Config, name: str, most: int | None, nodes: int, each: int, option: str
 ) -> None:
-    """Refuse so many nodes with so many CPUs or GPUs each, if a job may not have them all."""
+    """Reject this many nodes with this many CPUs or GPUs each if a job may not have all of them."""
     if most is None or nodes * each <= most:
         return
     key, way = limit_of(config, name)
     what = "GPUs" if name == "job_gpus" else "CPUs"
-    ways = [f"take at most --nodes {most // each}"] if most >= each else []
-    ways += [f"{option} {most // nodes} of each"] if most >= nodes else []
+    ways = [f"use at most --nodes {most // each}"] if most >= each else []
+    ways += [f"pass {option} {most // nodes}"] if most >= nodes else []
     raise ConfigError(
         f"--nodes {nodes} with {each} {what} each is more than {key} ({most}): "
         f"{', or '.join([*ways, way])}"

@@ -1,4 +1,4 @@
-"""JobSpec: one complete training job, made from configuration, catalog and batch plan."""
+"""JobSpec: one complete training job, made from the configuration, catalog and batch plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
 _SHOWN_NODES = (1, 2, 3, 4, 8, 16)  # in a script's header
 _MOST_NODES = 65_536  # in a Slurm cluster
 _OF_OTHERS = 0.5
-"""Of the share of its peak that another instance type reaches, what a guess takes for granted."""
+"""A guess assumes this part of the fraction of peak that another instance type reaches."""
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
 
 # A known speed holds for these settings only.
@@ -43,7 +43,7 @@ _DECIDE_SPEED = (
 
 
 class JobSpec(Frozen):
-    """One complete job: the training, the cluster, the nodes and the time limits."""
+    """One complete job: the script, the cluster, the nodes and the time limits."""
 
     config: Config
     name: str
@@ -57,9 +57,9 @@ class JobSpec(Frozen):
     phases: tuple[str, ...]
     """`precompile`, if there is something to compile, and `train`."""
     time_min: Mapping[str, int]
-    """Time limit of each phase. It is empty on the local cluster."""
+    """The time limit of each phase. Empty on the local cluster."""
     role: str = ""
-    """The role of which this is one server, or empty for the training job."""
+    """The role that this job serves, or empty for the training job."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -67,12 +67,12 @@ class JobSpec(Frozen):
 
     @property
     def has_queue(self) -> bool:
-        """Check whether the job waits for nodes of a cluster, up to time limits."""
+        """Check whether the job waits for a cluster's nodes and has time limits."""
         return self.scheduler.has_queue
 
     @property
     def requeues(self) -> bool:
-        """Check whether the job is started again after a failure of its nodes."""
+        """Check whether the job is started again after one of its nodes fails."""
         return self.scheduler.requeues and self.config.cluster.slurm.requeue
 
     @property
@@ -92,7 +92,7 @@ class JobSpec(Frozen):
 
     @property
     def apart(self) -> int:
-        """Return the number of these nodes that are in other partitions."""
+        """Return the number of server nodes that are in other partitions."""
         return nodes_of_roles(self.config, apart=True)
 
     @property
@@ -102,13 +102,13 @@ class JobSpec(Frozen):
 
     @property
     def no_kill(self) -> bool:
-        """Check whether the training may continue in its job without a node that fails."""
+        """Check whether the workers may continue in their job without a failed node."""
         spared = self.spares > 0 or any(role.spares for role in self.roles)
         return not self.role and (spared or self.least_nodes < self.nodes)
 
     @property
     def least_nodes(self) -> int:
-        """Return the smallest number of nodes on which the training may run."""
+        """Return the smallest number of nodes on which the job may train."""
         return self.config.cluster.slurm.min_nodes or self.nodes
 
     @property
@@ -118,12 +118,12 @@ class JobSpec(Frozen):
 
     @property
     def steps(self) -> int:
-        """Return the steps of the run: recipe.steps, or fewer where train.epochs ends it sooner."""
+        """Return the steps of the run: recipe.steps, or fewer if train.epochs ends it sooner."""
         return steps_of(self.config, self.batch)
 
     @property
     def epochs(self) -> int | None:
-        """Return the epochs that the training starts; the last may be partial. None: unknown."""
+        """Return the number of epochs started; the last may be partial. None means unknown."""
         if ends_unknown(self.config) or self.steps < self.config.recipe.steps:
             return _epochs(self.config)
         samples = _samples_per_epoch(self.config)
@@ -144,12 +144,12 @@ def caps_of(cluster: Cluster, instance: InstanceType, roles: Sequence[Role]) -> 
     if slurm.max_cost:
         if any(role.component for role in roles):
             raise PlanError(
-                "slurm.max_cost: the price of nodes in a role's own partition is not known: set "
+                "slurm.max_cost: the price of nodes in a role's own partition is unknown: set "
                 "slurm.max_node_hours instead"
             )
         if not price:
             raise PlanError(
-                f"slurm.max_cost: no price of {instance.name} is known: set "
+                f"slurm.max_cost: the price of {instance.name} is unknown: set "
                 f"instance_types.{instance.name}.price_per_hour, or slurm.max_node_hours instead"
             )
         hours["slurm.max_cost"] = round(slurm.max_cost / price, 4)
@@ -168,10 +168,10 @@ def make_spec(
     need_time: bool = True,
     held: bool = False,
 ) -> JobSpec:
-    """Make a job from a configuration and a node count; refuse settings that contradict.
+    """Make a job from a configuration and a node count. Reject settings that contradict.
 
-    In a job that is held, an unknown time limit is that job's. The job names every partition of
-    the profile that allows it.
+    In a job that the user already holds, an unknown time limit is that of the held job. The job
+    names every partition of the profile that allows it.
     """
     specs: list[JobSpec] = []
     refused: list[ConfigError | PlanError] = []
@@ -187,7 +187,7 @@ def make_spec(
 
 
 def _by_partition(config: Config, *, held: bool) -> Iterator[Config]:
-    """Yield the configuration with the profile's partition alone, then with each of its others."""
+    """Yield the configuration with only the profile's partition, then with each of its others."""
     slurm = config.cluster.slurm
     others = {} if held else slurm.partitions
     alone = replace(slurm, partitions={})  # all node counts of a range are in one
@@ -198,9 +198,9 @@ def _by_partition(config: Config, *, held: bool) -> Iterator[Config]:
 def _in_any_partition(specs: Sequence[JobSpec]) -> JobSpec:
     """Return the job for all partitions of the specs.
 
-    Slurm takes the one that starts it first, passes over one that is down, and chooses again when
-    the job is requeued (seen on 22.05 and 24.11; sbatch(1), --partition). `sbatch --test-only`
-    would only tell the start as of now; of several partitions, 22.05 tries the first.
+    Slurm uses the partition that can start the job first, skips one that is down, and chooses again
+    when the job is requeued (seen on 22.05 and 24.11; sbatch(1), --partition). `sbatch --test-only`
+    would only report the current start time. With several partitions, 22.05 tries only the first.
     """
     first, each = specs[0], [spec.config.cluster.slurm for spec in specs]
     names = [slurm.partition for slurm in each if slurm.partition]
@@ -235,8 +235,8 @@ def _make_spec(
     )
     if compiles and recipe.project and not device.compiles_scripts_ahead:
         raise ConfigError(
-            f"a custom script cannot be precompiled on {device}: its graphs are compiled in "
-            "training, and kept for the run's next attempts; set precompile to never"
+            f"a custom script cannot be precompiled on {device}: its graphs are compiled during "
+            "training and kept for the run's next attempts: set precompile to never"
         )
     phases = ("precompile", "train") if compiles else ("train",)
     strategy = strategy_file(recipe, batch, config.origins)
@@ -255,7 +255,7 @@ def _make_spec(
 
 
 def _workers(cluster: Cluster, instance: InstanceType, nodes: int) -> int:
-    """Return the workers of a node: as many as its GPUs, if the job has only a part of them."""
+    """Return the workers per node. A job with only some of a node's GPUs has one per GPU."""
     gpus = cluster.slurm.gpus_per_node or instance.gpus
     part = gpus if gpus < instance.gpus else 0
     return cluster.workers_per_node or part or instance.default_workers(nodes)
@@ -277,7 +277,7 @@ def _plan_batch(recipe: Recipe, nodes: int, workers: int) -> BatchPlan:
 
 
 def other_counts(spec: JobSpec) -> list[BatchPlan]:
-    """Return the batch on a few node counts, this one too, on which the training may run."""
+    """Return the batch for a few node counts on which the job can train, including this one."""
     found, cluster = [], spec.config.cluster
     for nodes in sorted({*_SHOWN_NODES, spec.nodes}):
         workers = _workers(cluster, spec.instance, nodes)
@@ -293,17 +293,17 @@ def other_counts(spec: JobSpec) -> list[BatchPlan]:
 
 
 def fewer_nodes(spec: JobSpec) -> list[JobSpec]:
-    """Return the specs for the smaller node counts of a range, those that the batch allows."""
+    """Return the specs for the smaller node counts of a range that the batch allows."""
     least, most = spec.least_nodes, spec.nodes
     if least == most or "train" not in spec.phases:
         return []
     asked = f"--nodes {least}-{most}"
     if least > most:
-        raise ConfigError(f"{asked}: the first number must be the smaller one")
+        raise ConfigError(f"{asked}: the first number must be smaller than the second")
     slurm = spec.config.cluster.slurm
     if not (spec.requeues and slurm.exclusive):
-        why = "a range needs Slurm, slurm.requeue and slurm.exclusive"
-        raise ConfigError(f"{asked}: {why}; use --nodes {most}")
+        why = "a range requires Slurm, slurm.requeue and slurm.exclusive"
+        raise ConfigError(f"{asked}: {why}: use --nodes {most}")
     found, why = [], ""
     for nodes in range(least, most):
         try:
@@ -314,8 +314,8 @@ def fewer_nodes(spec: JobSpec) -> list[JobSpec]:
         same = fewer.batch.global_batch == spec.batch.global_batch
         if not same and not has_own_batch(spec.config.recipe):
             raise ConfigError(
-                f"{asked}: the global batch grows with the nodes (batch.mode per_worker), "
-                "so the result would depend on the number of nodes; use one number"
+                f"{asked}: the global batch grows with the number of nodes (batch.mode "
+                "per_worker), so the result would depend on it: pass a single number"
             )
         found.append(replace(fewer, phases=spec.phases, time_min=spec.time_min))
     if not found:
@@ -337,14 +337,14 @@ def check_job_name(name: str) -> str:
     """Return the name if it is safe in scripts, file names and Slurm's listings."""
     if not re.fullmatch(_JOB_NAME, name):
         raise ConfigError(
-            f"job name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', "
-            "the first a letter or digit"
+            f"job name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', starting with a "
+            "letter or digit"
         )
     return name
 
 
 def _device(config: Config, instance: InstanceType) -> DeviceType:
-    """Return the device that the job runs on, or raise an error that names the supported ones."""
+    """Return the device that the job runs on, or raise an error that lists the supported ones."""
     recipe, asked = config.recipe, config.cluster.device
     usable = usable_devices(recipe)
     device = instance.choose_device(asked, usable)
@@ -354,11 +354,12 @@ def _device(config: Config, instance: InstanceType) -> DeviceType:
     if device is None:
         able = f"{config.title} runs on {', '.join(usable)}"
         has = f"{instance.name} has {instance.device}"
-        asks = f"{config.origins['device'].source or 'the default'} asks for {asked}"
+        asks = f"{config.origins['device'].source or 'the default'} requests {asked}"
         if asked == "auto" and instance.own_devices(usable):
             raise ConfigError(
-                f"{able}, and PyTorch/XLA has no GPUs since 2.8: choose another preset or cluster, "
-                "or --set device=xla-cuda if the nodes' Python has TorchAcc's build of it"
+                f"{able}, and PyTorch/XLA has not supported GPUs since 2.8: choose another preset "
+                "or cluster, or pass --set device=xla-cuda if the nodes' Python has TorchAcc's "
+                "build of it"
             )
         if asked == "auto":
             reasons = (able, has)
@@ -366,7 +367,10 @@ def _device(config: Config, instance: InstanceType) -> DeviceType:
             reasons = (able if usable and asked not in usable else has, asks)
         way = "choose another cluster, preset or device"
         if recipe.project and instance.device.imports:
-            way += f"; if it uses {instance.device.imports[0]}, --set 'devices=[{instance.device}]'"
+            way += (
+                f"; if the script uses {instance.device.imports[0]}, pass --set "
+                f"'devices=[{instance.device}]'"
+            )
         raise ConfigError(f"{', and '.join(reasons)}: {way}")
     if device.sdks:
         _check_sdk(config, instance, device)
@@ -374,14 +378,15 @@ def _device(config: Config, instance: InstanceType) -> DeviceType:
 
 
 def _check_sdk(config: Config, instance: InstanceType, device: DeviceType) -> None:
-    """Refuse a release of Neuron's SDK that is for the other device, and a cache that it lacks."""
+    """Reject a Neuron SDK release for the other device, and a cache that the device cannot use."""
     cluster = config.cluster
     if (other := device_of_sdk(cluster.neuron_sdk)) is not device:
         usable = instance.own_devices(usable_devices(config.recipe))
         or_device = f", or device to {other}" if other in usable else ""
         raise ConfigError(
-            f"neuron_sdk {cluster.neuron_sdk} is for device {other}, and {config.title} on "
-            f"{instance.name} has {device}: set neuron_sdk to {' or '.join(device.sdks)}{or_device}"
+            f"neuron_sdk {cluster.neuron_sdk} is for device {other}, but {config.title} on "
+            f"{instance.name} uses {device}: set neuron_sdk to "
+            f"{' or '.join(device.sdks)}{or_device}"
         )
     if why := device.why_not_cached(cluster.compile_cache or "", cluster.compile_layout):
         raise ConfigError(why)
@@ -390,32 +395,31 @@ def _check_sdk(config: Config, instance: InstanceType, device: DeviceType) -> No
 def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: DeviceType) -> None:
     limit = config.cluster.slurm.max_nodes
     if nodes > _MOST_NODES:
-        raise ConfigError(f"--nodes {nodes}: no cluster has more than {_MOST_NODES:,}")
+        raise ConfigError(f"--nodes {nodes}: a cluster has at most {_MOST_NODES:,} nodes")
     scheduler = scheduler_of(config.cluster)
     spares = scheduler.spare_nodes(config.cluster)
     if config.cluster.slurm.spares and not spares:
-        why = "slurm.requeue is false" if scheduler.requeues else "this machine has none"
+        why = "slurm.requeue is false" if scheduler.requeues else "this machine has no spare nodes"
         raise ConfigError(
-            f"--spares {config.cluster.slurm.spares}: {why}, so spares are of no use; "
-            "leave the option out"
+            f"--spares {config.cluster.slurm.spares}: {why}, so spares are useless: omit the option"
         )
     if spares and nodes == 1 and config.cluster.slurm.min_nodes is None:
         raise ConfigError(
             f"--spares {spares}: a job ends with its first node, so a run on one node cannot use "
-            "spares; leave the option out"
+            "spares: omit the option"
         )
     served = nodes_of_roles(config, apart=False)
     if limit is not None and nodes + spares + served > limit:
         asked = f"--nodes {nodes}" + (f" with --spares {spares}" if spares else "")
-        asked += f" and {served} of roles" if served else ""
+        asked += f" and {served} for roles" if served else ""
         key, way = limit_of(config, "max_nodes")
-        raise ConfigError(f"{asked} is more than {key} ({limit}): take at most {limit}, or {way}")
+        raise ConfigError(f"{asked} is more than {key} ({limit}): use at most {limit}, or {way}")
     # Slurm refuses a range that begins below a partition's MinNodes (seen on 22.05 and 24.11).
     least = min(nodes, config.cluster.slurm.min_nodes or nodes)
     if (fewest := config.cluster.slurm.fewest_nodes) and 0 < least < fewest:
         key, way = limit_of(config, "fewest_nodes")
         raise ConfigError(
-            f"--nodes {least} is less than {key} ({fewest}): take at least {fewest}, or {way}"
+            f"--nodes {least} is less than {key} ({fewest}): use at least {fewest}, or {way}"
         )
     emulated = nodes > 1 and scheduler.is_here
     if emulated and (why := device.why_one_node(nodes, instance.name)):
@@ -426,23 +430,25 @@ def _check_roles(config: Config, nodes: int) -> None:
     if nodes == 1 and any(role.spares for role in roles_of(config)):
         raise ConfigError(
             "roles with spares: a job ends with its first node, so a run on one node cannot use "
-            "spares; leave the roles' spares out, or pass --nodes 2"
+            "spares: remove the roles' spares, or pass --nodes 2"
         )
     if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
-        raise ConfigError("roles do not work with a range of nodes: pass one number to --nodes")
+        raise ConfigError(
+            "roles do not work with a range of nodes: pass a single number to --nodes"
+        )
     spared = config.cluster.slurm.spares or any(role.spares for role in roles_of(config))
     if spared and nodes_of_roles(config, apart=True):
         # --no-kill holds for all components. When one of these nodes is down, Slurm then requeues
         # its component alone, and holds the whole job (kill_running_job_by_node_name in
         # src/slurmctld/job_mgr.c; seen on 22.05).
         raise ConfigError(
-            "roles with a partition: Slurm keeps no job that has lost a node there, so no node can "
-            "wait: leave --spares and the roles' spares out"
+            "roles with a partition: Slurm does not keep a job that has lost a node there, so "
+            "spares are useless: omit --spares and the roles' spares"
         )
 
 
 def steps_of(config: Config, batch: BatchPlan) -> int:
-    """Return the steps of the whole training, as the runtime counts them from the data."""
+    """Return the number of steps of the whole run, as the runtime counts them from the data."""
     recipe, epochs, samples = config.recipe, _epochs(config), _samples_per_epoch(config)
     if not epochs or not samples:
         return recipe.steps
@@ -450,13 +456,13 @@ def steps_of(config: Config, batch: BatchPlan) -> int:
 
 
 def _epochs(config: Config) -> int:
-    """Return train.epochs; 0: only the steps end the training."""
+    """Return train.epochs, or 0 if only the steps end the run."""
     epochs = config.recipe.train.get("epochs", 0)
     return epochs if isinstance(epochs, int) and epochs > 0 else 0
 
 
 def _samples_per_epoch(config: Config) -> int | None:
-    """Return the samples of an epoch; None: unknown, as for data that the command line names."""
+    """Return the samples per epoch, or None if unknown, as for data given on the command line."""
     asked = _asked(config)
     # Other data, or samples of another length, change that number.
     other = "data.samples" not in asked and any(k.startswith(("data.", "seq_len")) for k in asked)
@@ -464,21 +470,24 @@ def _samples_per_epoch(config: Config) -> int | None:
 
 
 def ends_unknown(config: Config) -> bool:
-    """Check whether epochs end the training after an unknown number of steps."""
+    """Check whether epochs end the run after an unknown number of steps."""
     known = _samples_per_epoch(config) or "steps" in _asked(config)
     return bool(_epochs(config)) and not known
 
 
 def why_no_hours(config: Config, instance: InstanceType, job: str) -> str:
-    """Return the reason why the hours of a job are unknown."""
+    """Return why the hours of a job are unknown."""
     said = where_set(config, instance)
     if not said and _known(config, instance) and ends_unknown(config):
-        return f"train.epochs ends {job}, and data.samples, the samples of its data, is not set"
-    return f"no throughput of {job} is known on {instance.name}{said}"
+        return (
+            f"train.epochs ends {job}, but data.samples, the number of samples in its data, is "
+            "not set"
+        )
+    return f"the throughput of {job} on {instance.name}{said} is unknown"
 
 
 def where_set(config: Config, instance: InstanceType) -> str:
-    """Return the part of a message that names settings without a known speed."""
+    """Return the part of a message that lists settings whose speed is unknown."""
     known = _known(config, instance)
     compared = {key for reference in known for key in reference.of}
     keys = _changed(config, instance) if config.recipe.reference else []
@@ -488,11 +497,11 @@ def where_set(config: Config, instance: InstanceType) -> str:
         return ""
     others = min((_unlike(config, reference) for reference in known), key=len)
     pairs = ", ".join(f"{key}={' or '.join(values)}" for key, values in others.items())
-    return f" (a published one is with {pairs})" if pairs else ""
+    return f" (published for {pairs})" if pairs else ""
 
 
 def _changed(config: Config, instance: InstanceType) -> list[str]:
-    """Return the settings on the command line that differ from the measured job."""
+    """Return the command-line settings that differ from the measured job."""
     asked = {key for key in _asked(config) if not is_decided(key)}
     asked -= {"strategy.fsdp_file", "strategy.deepspeed_file", "strategy.xla_fsdp_file"}
     if "reference" in asked:
@@ -505,7 +514,7 @@ def _changed(config: Config, instance: InstanceType) -> list[str]:
 
 
 def _asked(config: Config) -> set[str]:
-    """Return the keys whose value the command line, or a file that it names, changes."""
+    """Return the keys whose value is changed by the command line, or by a file that it names."""
     layers = ("command line", STRATEGY_FILE)
     return {
         key
@@ -551,10 +560,10 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
 
 
 def _guessed(config: Config, instance: InstanceType) -> tuple[list[Reference], str]:
-    """Return the throughputs of another instance type by the peaks of both, and what they are.
+    """Return the throughputs scaled from another instance type by their peaks, and a description.
 
-    A guess that is too slow costs a longer wait in the queue. With one that is too fast, the time
-    limit ends the job before its last step: it saves, and is requeued.
+    A guess that is too slow costs a longer wait in the queue. If the guess is too fast, the time
+    limit ends the job before its last step, so it saves and is requeued.
     """
     types = catalog(config.cluster.instance_types)
     measured = [types[r.instance_type] for r in config.recipe.reference if r.instance_type in types]
@@ -563,7 +572,7 @@ def _guessed(config: Config, instance: InstanceType) -> tuple[list[Reference], s
         return [], ""
     faster = _OF_OTHERS * instance.bf16_tflops / other.bf16_tflops
     found = [r for r in config.recipe.reference if r.instance_type == other.name]
-    guess = f"a guess: {_OF_OTHERS:.0%} of the share of its peak that {other.name} reaches"
+    guess = f"a guess: {_OF_OTHERS:.0%} of the fraction of peak that {other.name} reaches"
     return [replace(r, samples_per_s=r.samples_per_s * faster, source="") for r in found], guess
 
 
@@ -582,8 +591,8 @@ def _time_limits(
     if train is None and expected is not None:
         if expected.hours * 60 * 1.25 > LONGEST_MIN - _START_UP_MIN:
             raise PlanError(
-                f"{config.title} would take more than a year, the longest time limit: pass --time, "
-                "more nodes or fewer steps"
+                f"{config.title} would take longer than a year, the longest time limit: pass "
+                "--time, or use more nodes or fewer steps"
             )
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
     if train is None:
@@ -591,20 +600,20 @@ def _time_limits(
     if train is None and (held or slurm.directives is not None):
         return {}  # the job's that is held, or as for sbatch the partition's
     if train is None and config.recipe.project:
-        raise PlanError(f"how long {config.title} takes is unknown: pass --time")
+        raise PlanError(f"the duration of {config.title} is unknown: pass --time")
     if train is None:
         raise PlanError(
             f"{why_no_hours(config, instance, config.title)}, so its time limit cannot be "
             "estimated: pass --time"
         )
     if train < 1:
-        raise PlanError(f"time limit of {train} min: it must be at least one minute")
+        raise PlanError(f"time limit of {train} min: must be at least one minute")
     limit = slurm.max_time_min
     if limit is not None and train > limit:
         key, way = limit_of(config, "max_time_min")
         raise PlanError(
-            f"time limit of {train} min is over {key} ({limit}): pass --time {limit}, more nodes "
-            f"or fewer steps, or {way}"
+            f"time limit of {train} min is more than {key} ({limit}): pass --time {limit}, use "
+            f"more nodes or fewer steps, or {way}"
         )
     return {p: train if p == "train" else precompile_min(config) for p in phases}
 

@@ -1,4 +1,4 @@
-"""Checks the values of a recipe's sections train and model against its job's declarations."""
+"""Checks the values of a recipe's train and model sections against its job's declarations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.sharding import usable_devices
 
 SECTIONS = {"model": "Model", "train": "Settings"}
-"""The sections that are a job's own, and the classes that declare them."""
+"""The sections that belong to a job, and the classes that declare them."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # From the weakest to the strongest: an error about two values names the stronger layer.
@@ -40,9 +40,9 @@ _LAYERS = (
 
 
 def check_declared(config: Config) -> None:
-    """Refuse values that the job would refuse, a script that is not Python, and a batch script.
+    """Reject values that the job would reject, a script that is not Python, and a batch script.
 
-    A job without these classes declares nothing, and is not checked.
+    A job without these classes declares nothing and is not checked.
     """
     entry = config.code_dir / config.recipe.entry
     if not entry.is_file():  # rendering refuses the missing file
@@ -55,7 +55,7 @@ def check_declared(config: Config) -> None:
     try:
         check_python(read_file(entry), str(entry))
     except OSError as error:
-        raise ConfigError(f"{entry}: cannot be read ({error.strerror})") from None
+        raise ConfigError(f"cannot read {entry} ({error.strerror})") from None
     recipe = config.recipe
     if recipe.project:  # a custom script has arguments, not declared values
         return
@@ -77,7 +77,7 @@ def check_declared(config: Config) -> None:
 
 
 def check_plan(plan: Mapping[str, Any], entry: str, read: Read, where: str) -> None:
-    """Refuse a plan.json that the job of the same bundle would refuse; `where` is its place."""
+    """Reject a plan.json that the job in the same bundle would reject. `where` is its location."""
     check_python(read(entry) or b"", entry)
     around = {key: plan.get(key) for key in ("seq_len", "precision", "device")}
     around["data.path"] = plan.get("data")
@@ -96,7 +96,7 @@ def declarations(config: Config) -> dict[str, Declaration]:
 
 
 def reader(recipe: str, recipe_dir: Path) -> Read:
-    """Return a function that reads the job's and trnslurm's files by their paths in a snapshot."""
+    """Return a function that reads files of the job and of trnslurm by their snapshot paths."""
     job = f"jobs/{recipe}/"
 
     def read(path: str) -> bytes | None:
@@ -113,13 +113,13 @@ def reader(recipe: str, recipe_dir: Path) -> Read:
 
 
 def _check_keys(config: Config, declared: Declaration, values: dict[str, Any]) -> None:
-    """Refuse keys that are missing, or that the job does not know, as it would."""
+    """Reject missing keys, and keys that the job does not know, as the job would."""
     where = f"{config.recipe_dir}/recipe.yaml"
     needed = (key for key, field in declared.fields.items() if not field.optional)
     if missing := [key for key in needed if key not in values]:
         more = f" and {len(missing) - 3} more keys" if len(missing) > 3 else ""
         keys = f"{', '.join(missing[:3])}{more}"
-        raise ConfigError(f"{where}: train lacks {keys}, which {config.recipe.entry} needs")
+        raise ConfigError(f"{where}: train is missing {keys}, which {config.recipe.entry} needs")
     for key in values if declared.whole else ():
         if key in declared.fields:
             continue
@@ -134,7 +134,7 @@ def _device(config: Config) -> DeviceType | None:
 
 
 def _located(config: Config, problem: Problem) -> str:
-    """Return the problem with the place where the value was set: the strongest one of several."""
+    """Return the problem with the source of the value, the strongest one if there are several."""
     keys = [key.replace("train.strategy", "strategy.name") for key in problem.keys]
     origins = [config.origins[key] for key in keys if key in config.origins]
     origin = max(
