@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 if sys.version_info < (3, 9):  # noqa: UP036 - older Pythons run this file up to here
     sys.exit(
-        f"error: {sys.executable} is Python {sys.version.split()[0]}, and nodes need 3.9 or newer: "
-        "set python: in the cluster profile"
+        f"error: {sys.executable} is Python {sys.version.split()[0]}, but nodes need 3.9 or "
+        "newer: set python: in the cluster profile"
     )
 
 __version__ = "0.1.0"
@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Makes plan, render and runs the functions, not the subpackages of the same name."""
+    """Makes plan, render and runs refer to the functions, not the subpackages of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         # An import of a subpackage sets it as an attribute.

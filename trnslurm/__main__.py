@@ -1,11 +1,11 @@
-"""`python -m trnslurm`, and the command trnslurm."""
+"""`python -m trnslurm`, and the trnslurm command."""
 
 import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line; Ctrl-C is one line also while this imports."""
+    """Run the command line. Ctrl-C prints one line, even during imports."""
     try:
         from trnslurm.cli import main as run
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What a custom training script reports to trnslurm, and what it can ask.
+"""The functions with which a custom training script talks to trnslurm.
 
     import trnslurm
 
@@ -10,10 +10,10 @@
             trnslurm.saved(step, path)                        # what the next attempt begins with
             break
 
-All workers make the same calls; worker 0 writes. Outside a run of trnslurm they do nothing, and
-should_stop() is False. Files and variables do the work, so any language can do the
-same; docs/scripts.md is the whole contract. Standard library only: PyTorch is used only if the
-script has opened a process group.
+All workers make the same calls, and worker 0 writes. Outside a trnslurm run, the calls do nothing
+and should_stop() is False. The calls only use files and variables, so any language can do the same:
+docs/scripts.md describes the contract. Standard library only: PyTorch is used only if the script
+has opened a process group.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TERMINATED, _USAGE = 128 + signal.SIGTERM, 2
 
 
 def report(*, step: int, steps: int | None = None, **numbers: Any) -> None:
-    """Report that a step is done, the number of all steps, and metrics such as the loss."""
+    """Report that a step is done, the total number of steps, and metrics such as the loss."""
     if worker := _here():
         worker.report(int(step), steps, numbers)
 
@@ -56,32 +56,32 @@ def report(*, step: int, steps: int | None = None, **numbers: Any) -> None:
 def should_stop() -> bool:
     """Return whether to save and end now: a time limit, a cancel or a preemption is near.
 
-    Or the rung of a sweep with --halving ends with the step that was reported last.
-    All workers get the same answer at the same call, so all must call it, after every step.
+    It is also true if the rung of a sweep with --halving ends with the step that was reported last.
+    All workers get the same answer from the same call, so all must call it after every step.
     """
     worker = _here()
     return worker is not None and worker.should_stop()
 
 
 def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
-    """Report that the checkpoint of a step is whole, and its path: {resume} will name it.
+    """Report that a step's checkpoint is complete, and its path, to which {resume} will refer.
 
-    Without a path it is step-N, with at least eight digits, in {checkpoints}.
+    Without a path, the checkpoint is step-N, with at least eight digits, in {checkpoints}.
     """
     if worker := _here():
         worker.saved(int(step), Path(path).absolute() if path is not None else None)
 
 
 def ends_now() -> bool:
-    """Return whether should_stop() has said so: the next save is the last."""
+    """Return whether should_stop() has been true, so that the next save is the last."""
     return _worker is not None and _worker.ends
 
 
 def servers(role: str) -> list[str]:
-    """Return the addresses of a role's servers, HOST:PORT each, once all of them are ready.
+    """Return the addresses (HOST:PORT) of a role's servers once all of them are ready.
 
-    A server that ends is started again meanwhile; a script that lost one can call this to wait.
-    Outside a run the list is empty.
+    A server that ends is restarted, so a script that has lost a server can call this to wait for
+    it. Outside a run, the list is empty.
     """
     run_dir = os.environ.get(Variable.RUN_DIR)
     if not run_dir:
@@ -90,9 +90,9 @@ def servers(role: str) -> list[str]:
     while True:
         told = read_json(files.servers_file)
         if told and role not in told:
-            raise ValueError(f"the run has no role {role}: it has {', '.join(told)}")
+            raise ValueError(f"the run has no role {role}, only {', '.join(told)}")
         if not told and not files.roles_file.exists():
-            raise ValueError(f"the run has no role {role}: docs/roles.md")
+            raise ValueError(f"the run has no role {role}: see docs/roles.md")
         found = told.get(role, [])
         if found and all(each["stand"] == Stand.READY for each in found):
             return [each["address"] for each in found]
@@ -100,7 +100,7 @@ def servers(role: str) -> list[str]:
 
 
 class _Worker:
-    """This process's part in an attempt."""
+    """The state of this process within an attempt."""
 
     def __init__(self, run_dir: str) -> None:
         values = os.environ
@@ -115,10 +115,10 @@ class _Worker:
         self._looked = time.monotonic()
         self._tracer = Tracer(self._files, self._rank)
         self._order: int | None = None
-        """How many steps the data is ahead of the training; None: nothing was reported."""
+        """How many steps the data is ahead of the run, or None if nothing was reported."""
         self._order_agreed = False
         self._asks_to_stop = False
-        """Whether it asks after every step, and so tells when a step is done."""
+        """Whether the script asks after every step, and so shows when a step is done."""
         _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
         self._follow_term()
         self._pace: Any = None
@@ -126,7 +126,7 @@ class _Worker:
             self._pace = self._measured()
 
     def _measured(self) -> Any:
-        """Return what finds slow workers, if there are several."""
+        """Return the object that finds slow workers, if there are several workers."""
         store = _shared_store()
         if store is None:
             return None
@@ -158,7 +158,7 @@ class _Worker:
             file.write(f"{json.dumps(line)}\n")
 
     def _note_order(self, step: int) -> None:
-        """Note which samples this attempt has begun with, and where step and data part."""
+        """Record which samples this attempt began with, and where steps and data steps diverge."""
         module = sys.modules.get("trnslurm.samples.batches")
         order = module.in_use() if module else None
         if order is None:
@@ -190,7 +190,7 @@ class _Worker:
         return self._stops or 0 < self._rung_end <= self._step
 
     def saved(self, step: int, path: Path | None) -> None:
-        """Record a whole checkpoint."""
+        """Record a complete checkpoint."""
         if not self._rank:
             where = "" if path is None else str(path)
             facts = {"step": step, "path": where, "attempt": self._attempt, "time": time.time()}
@@ -199,9 +199,9 @@ class _Worker:
                 self._note_stop(step, saved=True)
 
     def should_stop(self) -> bool:
-        """Agree with the other workers, at every call or, where steps are short, now and then.
+        """Agree with the other workers, at every call or, if steps are short, only occasionally.
 
-        They all know after which reported step a rung ends.
+        All workers know after which reported step a rung ends.
         """
         self._asks_to_stop = True
         self._tracer.step_done()
@@ -236,9 +236,10 @@ class _Worker:
         write_json(self._files.stopped_file("train", self._attempt), facts)
 
     def _follow_term(self) -> None:
-        """End on TERM unless a stop is requested; leave the signal to a script that handles it.
+        """End on SIGTERM unless a stop is requested. Leave the signal to a script that handles it.
 
-        A thread does so: Python runs no handler while the main thread waits in a collective.
+        A thread does this, because Python runs no handler while the main thread waits in a
+        collective.
         """
         with suppress(ValueError):  # this is not the main thread
             if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -264,16 +265,17 @@ class _Worker:
 
 
 def _refuse_lonely(world: int) -> None:
-    """End a worker that trains alone though it is one of many: its copy would be worthless."""
+    """End a worker that trains alone although it is one of many. Its copy would be worthless."""
     distributed = sys.modules.get("torch.distributed")
     if world < 2 or distributed is None or not distributed.is_available():
         return
     xla = sys.modules.get("torch_xla.runtime")
     if not distributed.is_initialized() and not (xla and xla.world_size() == world):
         print(
-            f"error: {world} workers were started, but this one has opened no process group: each "
-            "would train alone. Call torch.distributed.init_process_group(), or make the "
-            "Accelerator or Trainer, before trnslurm.report() or should_stop()",
+            f"error: {world} workers were started, but this worker has not opened a process "
+            "group, so each worker would train its own copy. Call "
+            "torch.distributed.init_process_group(), or create the Accelerator or Trainer, "
+            "before trnslurm.report() or should_stop()",
             file=sys.stderr,
             flush=True,
         )
@@ -297,7 +299,7 @@ _worker: _Worker | None = None
 
 
 def _here() -> _Worker | None:
-    """Return this process's part; None outside a run."""
+    """Return the state of this process, or None outside a run."""
     global _worker
     run_dir = os.environ.get(Variable.RUN_DIR)
     if _worker is None and run_dir and os.environ.get(Variable.PHASE) == "train":

@@ -1,15 +1,15 @@
-"""Publishes where the time of a custom script's steps goes, as DistributedDataParallel times it.
+"""Publishes a breakdown of a custom script's step time, measured by DistributedDataParallel.
 
-In synchronous training the whole step takes every worker equally long. But in every hundredth step
-DDP times by itself its forward pass, its backward pass, and how long the worker then waits for the
-gradients of the others; on a GPU by CUDA's events, so that the device's time counts, not the host's
-(logger.cpp, reducer.cpp and reducer_cuda.cpp in torch/csrc/distributed/c10d, PyTorch 2.9). Asked to
-do so more often, DDP could spoil a script's capture of a CUDA graph, which has to wait for eleven
-steps (docs.pytorch.org/docs/2.9/notes/cuda.html). The wait for a batch is timed here, in
-DataLoader. A script with no DDP, or with several, tells too little.
+In synchronous training, a step takes equally long on every worker. In every hundredth step, DDP
+itself times its forward pass, its backward pass, and how long the worker then waits for the others'
+gradients. On a GPU it uses CUDA events, which measure the device's time rather than the host's
+(logger.cpp, reducer.cpp and reducer_cuda.cpp in torch/csrc/distributed/c10d, PyTorch 2.9). More
+frequent timing could break a script's capture of a CUDA graph, which has to wait for eleven steps
+(docs.pytorch.org/docs/2.9/notes/cuda.html). The wait for a batch is timed here, in DataLoader. A
+script with no DDP module, or with several, does not provide enough information.
 
-Any error ends the measuring, never the training. Standard library only: the script's own PyTorch
-is used.
+An error ends only the measurement, never the training. Standard library only: the script's own
+PyTorch is used.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _KEY = "trnslurm/pace/{rank}"
 
 
 class DdpPace:
-    """One worker's part."""
+    """The measurements of one worker."""
 
     def __init__(self, file: Path, rank: int, world: int, store: Any) -> None:
-        """Publish in a process group's store; worker 0 compares, and writes the file."""
+        """Publish in a process group's store. Worker 0 compares the workers and writes the file."""
         self._rank, self._world, self._store = rank, world, store
         self._pace = Pace(file) if rank == 0 else None
         self._model: Any = None
@@ -52,7 +52,7 @@ class DdpPace:
         self._closed = threading.Event()
 
     def step_done(self, step: int | None = None) -> None:
-        """Read what DDP has timed, now and then; call it after every step, in the main thread."""
+        """Read DDP's timings occasionally. Call it after every step, in the main thread."""
         self._step = self._step if step is None else step
         now = time.monotonic()
         if now < self._next:
@@ -76,7 +76,7 @@ class DdpPace:
         atexit.register(self._close, thread)
 
     def _close(self, thread: threading.Thread) -> None:
-        """Let no thread be in a call of PyTorch's when Python ends."""
+        """Make sure that no thread is inside a PyTorch call when Python ends."""
         self._closed.set()
         thread.join(1.0)
 
@@ -98,7 +98,7 @@ class DdpPace:
         self._spent = self._spent.with_step(spent, whole_s)
 
     def _time_data(self) -> None:
-        """Add up how long the script waits for its batches, those of an evaluation aside."""
+        """Add up how long the script waits for its batches, except during an evaluation."""
         torch: Any = sys.modules["torch"]
         loader: Any = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
         plain, thread, model = loader.__next__, threading.get_ident(), self._model
@@ -116,7 +116,7 @@ class DdpPace:
         loader.__next__ = timed
 
     def _publish(self) -> None:
-        """Tell worker 0 what is known so far, and have it compare."""
+        """Send worker 0 the results so far, and let it compare the workers."""
         keys = [_KEY.format(rank=rank) for rank in range(self._world)]
         with suppress(Exception):  # the store may be gone
             node = int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")))

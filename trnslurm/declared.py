@@ -1,8 +1,8 @@
-"""What a job accepts in its sections `train` and `model`, checked by launcher and job alike.
+"""What a job accepts in its `train` and `model` sections, checked by the launcher and the job.
 
-A job on trnslurm.train declares its keys as annotated fields of its classes Settings and Model;
-trnslurm/train/settings.py explains the marks. Both read the source of the classes: the launcher
-imports no torch, and runs no code of a recipe.
+A job on trnslurm.train declares its keys as annotated fields of its classes Settings and Model.
+trnslurm/train/settings.py explains the marks. Launcher and job both read the source of these
+classes, so the launcher does not import torch and does not run a recipe's code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trnslurm.frozen import Frozen
 
 FREE, ON_OFF = "free", "on or off"
 REFUSED = "REFUSED"
-"""The class attribute that lists which values do not go together, and why."""
+"""The class attribute that lists which values are incompatible, and why."""
 WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 _RULE = r"(at least|more than|less than|divides) ([\w.]+)"
@@ -36,24 +36,24 @@ _OF_DEVICES: Mapping[str, Callable[[DeviceType], bool]] = {
 _NEAREST = 10_000  # the search for the nearest divisor ends here
 
 Read = Callable[[str], bytes | None]
-"""Return a file's content by its path, as jobs/NAME/train.py; None: there is no such file."""
+"""Returns the content of a file such as jobs/NAME/train.py, or None if it does not exist."""
 Refused = tuple[Mapping[str, Any], str]
 
 
 class Field(Frozen):
-    """What one key accepts."""
+    """What a key accepts."""
 
     kind: str = ""
-    """int, float, bool or str; empty: unknown, and so not checked."""
+    """int, float, bool or str. Empty if unknown, in which case the value is not checked."""
     choices: tuple[Any, ...] = ()
     marks: tuple[str, ...] = ()
     help: str = ""
     optional: bool = False
-    """It has a default, so that recipes from before it stay valid."""
+    """Whether it has a default, so that older recipes stay valid."""
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return what holds for a number: it is at least 0, if no mark says otherwise."""
+        """Return the rules for a number, which must be at least 0 unless a mark says otherwise."""
         rules = tuple(mark for mark in self.marks if mark not in (FREE, ON_OFF))
         has_least = any(rule.startswith(("at least", "more than")) for rule in rules)
         return rules if has_least or self.kind not in ("int", "float") else ("at least 0", *rules)
@@ -64,11 +64,13 @@ class Declaration(Frozen):
 
     fields: Mapping[str, Field]
     refused: tuple[Refused, ...] = ()
-    """Values by key that are refused together, and why; a list means any of them. A value may also
-    be a condition: "not empty", "not a multiple of KEY", "less than KEY + NUMBER"; of a device "by
-    XLA", "not by XLA", "not on GPUs", "without deepspeed"."""
+    """Combinations of values, by key, that are rejected, and why. A list means any of its values.
+
+    A value may also be a condition: "not empty", "not a multiple of KEY" or "less than KEY +
+    NUMBER". For a device, it may be "by XLA", "not by XLA", "not on GPUs" or "without deepspeed".
+    """
     whole: bool = True
-    """All base classes were found."""
+    """Whether all base classes were found."""
 
     def marked(self, mark: str) -> set[str]:
         """Return the keys that have a mark."""
@@ -76,19 +78,19 @@ class Declaration(Frozen):
 
 
 class Problem(Frozen, kw_only=False):
-    """Why values are refused."""
+    """Why values are rejected."""
 
     text: str
     keys: tuple[str, ...]
-    """Dotted keys of all values that are involved."""
+    """The dotted keys of all values involved."""
 
 
 def find_problem(
     declared: Declaration, section: str, values: Mapping[str, Any], around: Mapping[str, Any]
 ) -> Problem | None:
-    """Return the first thing that is wrong with a section's values, or None.
+    """Return the first problem with a section's values, or None.
 
-    Rules may also name keys `around` the section: seq_len, precision, device, data.path.
+    Rules may also refer to keys `around` the section: seq_len, precision, device, data.path.
     """
     for key in values:
         if field := declared.fields.get(key):
@@ -144,7 +146,7 @@ _KEEPS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def keeps(rule: str, value: float) -> bool:
-    """Check a value against a rule with a number, such as "at least 1"; nan keeps no rule."""
+    """Check a value against a rule with a number, such as "at least 1". NaN satisfies no rule."""
     verb, _, limit = rule.rpartition(" ")
     return _KEEPS[verb](value, int(limit))
 
@@ -173,13 +175,13 @@ def _name(key: str, section: str, values: Mapping[str, Any]) -> str:
 
 
 def _base(wanted: Any) -> str:
-    """Return the key that a condition compares with, or nothing."""
+    """Return the key that a condition compares with, or an empty string."""
     match = re.fullmatch(_COMPARED, wanted) if isinstance(wanted, str) else None
     return match[2] if match else ""
 
 
 def _meets(value: Any, wanted: Any, values: Mapping[str, Any]) -> bool:
-    """Check a condition, or for equality, in which true is not 1."""
+    """Check a condition, or check for equality, where true is not equal to 1."""
     if wanted == "not empty":
         return bool(value)
     if isinstance(wanted, str) and (match := re.fullmatch(_COMPARED, wanted)):
@@ -198,7 +200,7 @@ def _shown(value: Any) -> str:
 
 
 def read_declaration(read: Read, path: str, name: str) -> Declaration | None:
-    """Return what a class declares, from the source of the file `path`; None: it has no such class.
+    """Return what a class in the file `path` declares, or None if the file has no such class.
 
     Its base classes and marks are looked up in the files from which they are imported.
     """
@@ -238,7 +240,7 @@ class _Module(Frozen, kw_only=False):
         return None
 
     def field(self, node: ast.expr, argument: Field | None = None) -> Field:
-        """Return what an annotation says; `argument` takes the place of a TypeVar."""
+        """Return the field that an annotation declares. `argument` replaces a TypeVar."""
         if isinstance(node, ast.Name) and node.id in WORDS:
             return Field(kind=node.id)
         if isinstance(node, ast.Call):
@@ -295,7 +297,7 @@ def _targets(node: ast.Assign) -> list[str]:
 
 
 def _docstring(node: ast.stmt | None) -> str:
-    """Return the text below a field, on one line."""
+    """Return the docstring below a field, on one line."""
     value = node.value if isinstance(node, ast.Expr) else None
     text = value.value if isinstance(value, ast.Constant) else None
     return " ".join(text.split()) if isinstance(text, str) else ""
@@ -308,12 +310,12 @@ def _parse(data: bytes) -> ast.Module:
 
 
 def check_python(data: bytes, where: str) -> None:
-    """Refuse a file that is no Python."""
+    """Reject a file that is not Python."""
     try:
         with warnings.catch_warnings(action="ignore"):  # Python shows them when the script runs
             compile(data, where, "exec", dont_inherit=True)
     except SyntaxError as error:
         place = f"{where}:{error.lineno}" if error.lineno else where
-        raise ConfigError(f"{place}: {error.msg}: it must be Python") from None
+        raise ConfigError(f"{place}: not valid Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{where}: {error or 'too large'}: it must be Python") from None
+        raise ConfigError(f"{where}: not valid Python: {error or 'too large'}") from None

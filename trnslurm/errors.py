@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class TrnslurmError(Exception):
-    """The base of all errors that the user can fix; the text says where, what and what to do."""
+    """Base class of all errors that the user can fix. The text says where, what, and what to do."""
 
 
 class TrnslurmWarning(UserWarning):
@@ -22,7 +22,7 @@ class PlanError(TrnslurmError):
 
 
 class RenderError(TrnslurmError):
-    """A template or a value that cannot become a script."""
+    """A template or a value that cannot be rendered into a script."""
 
 
 class RunError(TrnslurmError):
@@ -30,11 +30,11 @@ class RunError(TrnslurmError):
 
 
 class RunFailedError(RunError):
-    """A run that ended without completing; the text has the cause, if known."""
+    """A run that ended without completing. The text includes the cause, if known."""
 
 
 class NotYetError(RunError):
-    """A request that has to wait until the run has another state."""
+    """A request that cannot be met until the run reaches another state."""
 
 
 class SlurmError(TrnslurmError):
@@ -42,11 +42,11 @@ class SlurmError(TrnslurmError):
 
 
 class SubmitError(TrnslurmError):
-    """A submission that was refused; nothing is left running."""
+    """A submission that was rejected. Nothing is left running."""
 
 
 class NoAnswerError(SubmitError):
-    """sbatch got no answer in time: the controller may or may not have the job."""
+    """sbatch did not get an answer in time, so the controller may or may not have the job."""
 
 
 class RemoteError(TrnslurmError):
@@ -58,11 +58,11 @@ class ConnectionLostError(RemoteError):
 
 
 class SandboxError(TrnslurmError):
-    """A sandbox that cannot be created, is not running, or refused a fault."""
+    """A sandbox that cannot be created, is not running, or rejected a fault."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean "x"?)` for the nearest known word, or an empty text."""
+    """Return ` (did you mean "x"?)` for the nearest known word, or an empty string."""
     import difflib  # needed for errors only
 
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)

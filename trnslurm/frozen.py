@@ -1,6 +1,6 @@
 """Frozen dataclasses that are cheap to define, so that the command line starts fast.
 
-@dataclass generates and compiles methods for every class at import. Here all classes share the
+@dataclass generates and compiles methods for every class at import. Here, all classes share the
 methods of one base class.
 """
 
@@ -20,9 +20,9 @@ else:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Frozen:
-    """The base of frozen dataclasses; with kw_only=False, fields may be given by position.
+    """Base class of frozen dataclasses. With kw_only=False, fields may be positional.
 
-    The functions of the module dataclasses, such as replace and asdict, accept the instances.
+    Functions of the dataclasses module, such as replace and asdict, accept the instances.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -41,7 +41,7 @@ class Frozen:
                 raise TypeError(f"{cls.__name__}: {name} is given twice")
             values[name] = value
         if len(arguments) > len(cls.__match_args__):
-            raise TypeError(f"{cls.__name__}: {len(arguments)} values without a name")
+            raise TypeError(f"{cls.__name__}: {len(arguments)} positional arguments; use keywords")
         own = self.__dict__
         for name, known in self.__dataclass_fields__.items():
             if name in values:

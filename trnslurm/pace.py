@@ -1,12 +1,13 @@
-"""Finds the worker that is slower than the others, or that waits for its data.
+"""Finds a worker that is slower than the others, or that waits for its data.
 
-Every worker adds up where the time of its steps goes, and publishes the sums: our jobs with their
-sign of life (train/loop/watchdog.py), custom scripts by ddp_pace.py. Worker 0 compares the steps
-since its last look. A worker that computes longer than the others, in several looks, makes them
-wait. If all wait longer than before, it may be the network. Standard library only.
+Every worker adds up where the time of its steps goes and publishes the sums: our jobs together with
+their heartbeat (train/loop/watchdog.py), custom scripts through ddp_pace.py. Worker 0 compares the
+steps since its previous look. A worker that computes longer than the others in several looks makes
+them wait. If all workers wait longer than before, the network may be the cause. Standard library
+only.
 
-Where a host runs ahead of its device (neuron), the time of collectives is part of the computing, so
-all look the same, and nothing is found.
+If a host runs ahead of its device (neuron), the time of collectives is part of the computing time,
+so all workers look the same, and nothing is found.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Spent(NamedTuple):
     wait: float = 0.0
 
     def with_step(self, spent: Mapping[str, float], seconds: float) -> Spent:
-        """Return these sums with another step."""
+        """Return these sums plus another step."""
         told = [spent.get(name, 0.0) for name in NOT_COMPUTING]
         compute = max(0.0, seconds - sum(told))
         return Spent(
@@ -50,14 +51,14 @@ class Spent(NamedTuple):
         )
 
     def since(self, before: Spent) -> Spent:
-        """Return the means of the steps since then."""
+        """Return the means over the steps since `before`."""
         steps = self.steps - before.steps
         means = ((now - then) / max(1, steps) for now, then in zip(self[1:], before[1:]))
         return Spent(steps, *means)
 
 
 class WorkerTime(NamedTuple):
-    """A worker, and what it has spent so far."""
+    """A worker and the time it has spent so far."""
 
     node: int
     host: str
@@ -65,19 +66,19 @@ class WorkerTime(NamedTuple):
 
 
 class Pace:
-    """What worker 0 finds about all of them, and writes for others to read."""
+    """What worker 0 finds about all workers, and writes for others to read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._before: list[Spent] = []
         self._step = 0
         self._since: dict[tuple[str, int], tuple[int, int]] = {}
-        """What is slow: after which step, and in how many looks in a row."""
+        """What is slow: since which step, and in how many looks in a row."""
         self._waits: deque[float] = deque(maxlen=1000)
         self._told: dict[tuple[str, int], dict[str, object]] = {}
 
     def look(self, step: int, workers: Sequence[WorkerTime]) -> None:
-        """Compare the workers; write the file."""
+        """Compare the workers and write the file."""
         now = [worker.spent for worker in workers]
         if not self._before:
             self._before, self._step = now, step
@@ -115,7 +116,7 @@ class Pace:
     def _slow(
         self, workers: Sequence[WorkerTime], means: Sequence[Spent]
     ) -> Iterator[tuple[tuple[str, int], str]]:
-        """Yield what is slow in this look: the worker, or -1 for all, and a text."""
+        """Yield what is slow in this look: the worker (-1 for all), and a description."""
         step_s = statistics.fmean(sum(mean[1:]) for mean in means)
         waits = [mean.wait for mean in means]
         # Where a collective is part of the computing, waiting for slow data may be there.

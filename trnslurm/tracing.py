@@ -1,10 +1,10 @@
-"""Records a few steps of a worker when a person asks for it, and says where their time went.
+"""Records a few steps of a worker on request, and reports where their time went.
 
-`trnslurm profile RUN` writes a request into the run directory. Each worker looks for it after a
-step, now and then; one that is asked records the next steps with torch.profiler, and writes a trace
-for Perfetto and a summary. A recipe's `profile` has worker 0 do so without a request. Our jobs and
-the contract call Tracer.step_done. Standard library only: the worker's own PyTorch does the work,
-if the worker has imported it.
+`trnslurm profile RUN` writes a request into the run directory. Each worker checks for it
+occasionally after a step. A worker that is asked records the next steps with torch.profiler, and
+writes a trace for Perfetto and a summary. With a recipe's `profile`, worker 0 does so without a
+request. Our jobs and the contract call Tracer.step_done. Standard library only: the worker's own
+PyTorch does the work, if the worker has imported it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOK_S = 10.0
 MOST_STEPS = 100
 _BY_RECIPE, _RECIPE = Variable.PROFILE, "recipe"
 SPAN = "trnslurm: "
-"""The beginning of the names of our own spans."""
+"""The prefix of our own spans' names."""
 _STEP = "ProfilerStep"
 OTHER, IDLE = "other computing", "Python, or waiting"
 COLLECTIVES = "collectives"
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 class Tracer:
-    """One worker's part: it looks for requests, and records."""
+    """The part of one worker, which looks for requests and records."""
 
     def __init__(self, files: RunFiles, rank: int) -> None:
         self._files, self._rank = files, rank
@@ -59,15 +59,15 @@ class Tracer:
         self._after = self._after if rank == 0 and first else 0
         self._recording: Any = None
         self.records = False
-        """Whether the coming step is recorded."""
+        """Whether the next step is recorded."""
         self.counts = self._after > 0
-        """Whether step_done must be called after each step, and not only now and then."""
+        """Whether step_done must be called after every step, rather than only occasionally."""
         self._request: dict[str, Any] = {}
         self._left = 0
         self._began = 0.0
 
     def step_done(self) -> None:
-        """Begin or end a recording, if it is time."""
+        """Start or end a recording, if it is time."""
         self._after -= 1
         if self.records:
             self._left -= 1
@@ -105,7 +105,7 @@ class Tracer:
             self._write({"problem": "the worker has not imported PyTorch"})
             return
         if request.get("memory") and not torch.cuda.is_available():
-            self._write({"problem": "only a GPU's memory is recorded, and this worker has none"})
+            self._write({"problem": "only GPU memory can be recorded, and this worker has no GPU"})
             return
         try:
             profiler: Any = importlib.import_module("torch.profiler")  # the worker's own
@@ -167,13 +167,13 @@ class Tracer:
 
 
 Span = tuple[float, float, str]
-"""Beginning and end in seconds, and the kind."""
+"""The start and end in seconds, and the kind."""
 
 
 def spans_of(events: Iterable[Any]) -> list[Span]:
-    """Return what a device did, or else what the thread did that computed most.
+    """Return what a device did, or else what the busiest thread did.
 
-    Computing hides the collectives of other streams and threads.
+    Computation hides the collectives of other streams and threads.
     """
     on_device: list[Span] = []
     threads: dict[int, list[Span]] = {}
@@ -201,17 +201,17 @@ def spans_of(events: Iterable[Any]) -> list[Span]:
 
 
 def _beside(spans: Iterable[Span]) -> list[Span]:
-    """Return spans whose collectives count only where nothing hides them."""
+    """Return spans in which collectives count only where nothing hides them."""
     return [(*span[:2], _BESIDE if span[2] == COLLECTIVES else span[2]) for span in spans]
 
 
 def kind_of(name: str) -> str:
-    """Return what an operation or a kernel is for."""
+    """Return the purpose of an operation or a kernel."""
     return next(kind for kind, words in _KINDS.items() if re.search(words, name, re.IGNORECASE))
 
 
 def shares(spans: Sequence[Span], seconds: float) -> dict[str, float]:
-    """Return the share of the time that each kind took, the largest first, and the rest."""
+    """Return the share of the time that each kind took, largest first, and the rest."""
     order = [*_KINDS, _BESIDE]
     marks = [(start, 1, kind) for start, _, kind in spans] + [(e, -1, kind) for _, e, kind in spans]
     under_way = dict.fromkeys(order, 0)

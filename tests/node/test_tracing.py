@@ -162,7 +162,7 @@ def test_memory_is_of_a_gpu(tmp_path: Path) -> None:
     ask(files, memory=True)
     tracer.step_done()
     problem = read_json(files.profile_file("a-1", 3, "summary.json"))["problem"]
-    assert problem == "only a GPU's memory is recorded, and this worker has none"
+    assert problem == "only GPU memory can be recorded, and this worker has no GPU"
     assert not tracer.records
 
 

@@ -101,7 +101,7 @@ def test_what_no_launcher_sends_is_one_line(tmp_path: Path, monkeypatch) -> None
 
 def test_a_login_shell_talks_for_ever(monkeypatch) -> None:
     monkeypatch.setattr(Place, "argv", lambda *_: ["head", "-c", "2M", "/dev/zero"])
-    with pytest.raises(RemoteError, match=r"^host: it sent something else than the launcher does"):
+    with pytest.raises(RemoteError, match=r"^host: it did not answer like the launcher, but sent"):
         ask(RemoteCommand(place=Place("host"), argv=[], shows=True), say=print)
 
 

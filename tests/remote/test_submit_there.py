@@ -236,7 +236,7 @@ def test_a_cut_anywhere_submits_once(
     login.plan(cut)
     done = cli(*SUBMIT)
     assert done.code == 0, done
-    assert done.err.count("connecting again") == 1
+    assert done.err.count("reconnecting") == 1
     assert re.fullmatch(
         r"Submitted \S+  precompile 1001  train 1002\nSee: trnslurm status \S+\n", done.out
     )
@@ -256,7 +256,7 @@ def test_many_cuts_in_a_first_submission(login: Login, cli, fake_slurm, tmp_path
     done = cli(*SUBMIT)
     assert done.code == 0, done
     assert done.out.startswith("Submitted ") and done.out.count("\n") == 2
-    assert done.err.count("connecting again") == 6
+    assert done.err.count("reconnecting") == 6
     assert phases(fake_slurm) == ["precompile.sbatch", "train.sbatch"]
 
 
@@ -268,7 +268,7 @@ def test_a_silent_link_is_given_up(login: Login, cli, fake_slurm, tmp_path, monk
     login.plan({"until": str(tmp_path / "slurm/calls/sbatch-1/argv"), "silent": True})
     done = cli(*SUBMIT)
     assert (done.code, phases(fake_slurm)) == (0, ["precompile.sbatch", "train.sbatch"])
-    assert "connecting again" in done.err
+    assert "reconnecting" in done.err
 
 
 def test_what_is_known_when_no_connection_comes_back(
@@ -320,7 +320,7 @@ def test_logs_that_are_followed_lose_and_repeat_nothing(login: Login, cli, fake_
         (run / "state/precompile-1.json").write_text('{"state": "COMPLETED", "job_id": "1001"}')
         fake_slurm.queue()
         seen += process.stdout.readlines()
-        assert process.stderr.read().count("connecting again") == 2
+        assert process.stderr.read().count("reconnecting") == 2
         assert process.wait() == 0
     assert seen == lines
 

@@ -193,10 +193,10 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(interrupted, tmp_path)
     assert second[2] == "NODE_FAIL: a node <failed>"
     assert second[4:] == ["38 min 00 s", "1 – 30", "10", "0.517"]
     assert third[4:] == ["27 min 00 s", "21 – 40", "", ""]
-    spent = {row[0]: row[1:] for row in tables["Where the node-hours went"]}
+    spent = {row[0]: row[1:] for row in tables["Node-hours by activity"]}
     assert spent["steps that count"] == ["1.0", "48.8%", "$22"]
     assert spent["all"] == ["2.0", "100.0%", "$44"]
-    ran = {row[0]: row[1:] for row in tables["Batch: the plan, and what ran"]}
+    ran = {row[0]: row[1:] for row in tables["Batch: plan and actual"]}
     assert ran["nodes"] == ["1", "1, 2"] and ran["steps"] == ["40", "40"]
     assert ["train.lr", "0.00015", "command line: --set"] in tables["Configuration"]
     assert "a node <failed>" not in page  # it is text, and no tag
@@ -206,7 +206,7 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(interrupted, tmp_path)
 def test_a_reader_learns_at_once_what_happened(interrupted, tmp_path) -> None:
     write_report([interrupted], tmp_path / "page.html", pictures=False)
     page = (tmp_path / "page.html").read_text()
-    story = "Interrupted once, and started again at step 21, on 1 node (after NODE_FAIL: a node "
+    story = "Interrupted once, and resumed at step 21, on 1 node (after NODE_FAIL: a node "
     assert f"{story}&lt;failed&gt;). 10 steps were done twice." in page
     loss, timeline = (
         page.partition(f'id="{name}"')[2].partition("</figure>")[0] for name in ("loss", "timeline")
@@ -263,7 +263,7 @@ def test_runs_beside_each_other(interrupted, make_run, cli, tmp_path: Path) -> N
     assert [row[:1] for row in rows] == [[name] for name in names]
     assert [row[header.index("loss")] for row in rows] == ["1.0000", "4.9000"]
     assert [row[header.index("f1")] for row in rows] == ["-", "0.5"]
-    assert tables["Configuration that differs"] == [["key", *names], ["seed", "1234", "4321"]]
+    assert tables["Differences in configuration"] == [["key", *names], ["seed", "1234", "4321"]]
 
 
 def test_a_script_that_reports_nothing_is_told_how(make_run, cli, tmp_path, monkeypatch) -> None:
@@ -330,7 +330,7 @@ def test_without_matplotlib_it_says_what_to_install(interrupted, tmp_path) -> No
         cwd=tmp_path,
     )
     assert done.code == 1
-    assert done.err == "error: a report needs matplotlib: pip install 'trnslurm[report]'\n"
+    assert done.err == "error: reports need matplotlib: run pip install 'trnslurm[report]'\n"
     assert not (tmp_path / "page.html").exists()
 
 

@@ -232,7 +232,7 @@ def test_the_report_draws_it(run: RunDir, cli, tmp_path: Path) -> None:
             note(run, node, device_use=[0.9, None], time=time.time() + 60 * minute)
     assert cli("report", "last", "-o", page).code == 0
     two = page.read_text()
-    assert "Use of the devices" in two and "node 1" in two and "EFA or InfiniBand" not in two
+    assert "Device use" in two and "node 1" in two and "EFA or InfiniBand" not in two
     for node in range(2, 12):
         note(run, node, device_use=[0.5])
     assert cli("report", "last", "-o", page, "--png").code == 0

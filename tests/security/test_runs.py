@@ -107,8 +107,8 @@ def test_record_that_others_can_write(make_run, fake_slurm, cli, command: str) -
     run.path.chmod(0o750)
     error = cli(command, run.path).error
     assert error == (
-        f"users other than its owner can write to {run.record_file}: look at its contents, then "
-        f"chmod -R go-w {run.path}"
+        f"users other than its owner can write to {run.record_file}: check its contents, then run "
+        f"chmod -R go-w on {run.path}"
     )
     assert "can write to" in cli("runs").err
     run.record_file.chmod(0o642)  # by users who cannot enter the directory
@@ -137,7 +137,9 @@ def test_code_that_others_can_write(make_run, fake_slurm, cli, command: str, pla
     path.chmod(0o750)
     if os.getuid() == 0:
         os.chown(path, NOBODY, NOBODY)
-        assert f"{path} belongs to nobody, but the run to root" in cli(command, run.path).error
+        assert (
+            f"{path} belongs to nobody, but the run belongs to root" in cli(command, run.path).error
+        )
 
 
 @root_only

@@ -60,7 +60,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 @click.option(
     "--force",
     is_flag=True,
-    help="Restart a custom script even if it may overwrite checkpoints that it has not reported.",
+    help="Start a custom script again even if it may overwrite its unreported checkpoints.",
 )
 @cluster_option
 @notify_option

@@ -1,1 +1,1 @@
-"""What a run directory says: what was submitted, by whom, and what its attempts wrote."""
+"""The contents of a run directory: what was submitted, by whom, and what its attempts wrote."""

@@ -1,4 +1,4 @@
-"""Guards against files that another user may have written: they are checked and never run."""
+"""Guards against files that another user may have written: checks them and never runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_ours(path: Path) -> bool:
-    """Check whether a path belongs to this user or root; a link's target must, too."""
+    """Check whether a path belongs to this user or root. A link's target must, too."""
     return _foreign_owner(path) is None
 
 
@@ -31,7 +31,9 @@ def refuse_foreign(path: Path, verb: str) -> None:
             f"{verb} it"
         )
     if path.stat().st_mode & stat.S_IWOTH:
-        raise RunError(f"every user can write to {path}: look at its contents, then chmod o-w it")
+        raise RunError(
+            f"every user can write to {path}: check its contents, then run chmod o-w on it"
+        )
 
 
 def refuse_writable(run: Path, *files: Path) -> None:
@@ -45,20 +47,20 @@ def refuse_writable(run: Path, *files: Path) -> None:
     ):
         if status.st_mode & others and not stat.S_ISLNK(status.st_mode):
             raise RunError(
-                f"users other than its owner can write to {path}: look at its contents, then "
-                f"chmod {'-R ' if files else ''}go-w {run if files else 'it'}"
+                f"users other than its owner can write to {path}: check its contents, then run "
+                f"chmod {'-R ' if files else ''}go-w on {run if files else 'it'}"
             )
         if status.st_uid not in (0, about.st_uid):
             raise RunError(
-                f"{path} belongs to {user_name(status.st_uid)}, but the run to "
-                f"{user_name(about.st_uid)}: look at its contents, then delete it"
+                f"{path} belongs to {user_name(status.st_uid)}, but the run belongs to "
+                f"{user_name(about.st_uid)}: check its contents, then delete it"
             )
 
 
 def refuse_writable_code(run: Path) -> None:
     """Refuse a run if users other than its owner could have written its scripts or its code.
 
-    Python takes bytecode for its source if only the source's size and time in it are right:
+    Python uses bytecode in place of a source file if only the recorded size and time match:
     https://docs.python.org/3/reference/import.html#cached-bytecode-invalidation.
     """
     trees = [run / CODE, *run.glob(OF_COUNT.format("*"))]
@@ -67,9 +69,10 @@ def refuse_writable_code(run: Path) -> None:
 
 
 def commands_of(directory: str | None, run: Path) -> str | None:
-    """Return the command directory from a run's record; None, which means PATH, if not trusted.
+    """Return the command directory from a run's record, or None (use PATH) if it is not trusted.
 
-    For another user's run, only a directory that nobody but root and this user can change counts.
+    For another user's run, a directory is trusted only if nobody but root and this user can change
+    it.
     """
     if directory is None or is_ours(run) or _only_ours(Path(directory)):
         return directory
@@ -90,15 +93,15 @@ def _only_ours(directory: Path) -> bool:
 
 
 def _foreign_owner(path: Path) -> int | None:
-    """Return the owner of a path or its link, if that is neither this user nor root."""
+    """Return the owner of a path or its link if that is neither this user nor root."""
     owners = (path.stat().st_uid, path.lstat().st_uid)
     return next((uid for uid in owners if uid not in (0, os.geteuid())), None)
 
 
 def this_user() -> str:
-    """Return this user's name, or number: in a container a user may have no name.
+    """Return this user's name, or number, because a user in a container may have no name.
 
-    Slurm knows a job's user by the number; the variable USER may say anything.
+    Slurm identifies a job's user by number, whereas the variable USER can have any value.
     """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -107,7 +110,7 @@ def this_user() -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or words with the number."""
+    """Return the name of a user, or a phrase with the number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -122,7 +125,7 @@ def printable(text: str) -> str:
 
 
 def cleaned(value: Any) -> Any:
-    """Return a value from JSON with all its texts made printable."""
+    """Return a value from JSON with all its strings made printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -131,9 +134,9 @@ def cleaned(value: Any) -> Any:
 
 
 def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass with the values of a JSON object; a wrong type is a ValueError.
+    """Return a dataclass with the values of a JSON object. A wrong type raises a ValueError.
 
-    Texts are made printable. Keys that are not fields are ignored.
+    Strings are made printable. Keys that are not fields are ignored.
     """
     # Imported here: `trnslurm --help` needs only `printable`, and no configuration.
     from trnslurm.config.tree import build, check, fields_of, lacking
@@ -141,7 +144,7 @@ def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
     hints = fields_of(cls)
     known = {key: cleaned(value) for key, value in values.items() if key in hints}
     if missing := lacking(cls, known):
-        raise ValueError(f"it lacks {', '.join(missing)}")
+        raise ValueError(f"missing {', '.join(missing)}")
     try:
         return build(cls, check(known, hints, cls.__name__))
     except ConfigError as error:

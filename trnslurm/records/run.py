@@ -1,4 +1,4 @@
-"""A run: its record of the submission, the files about its attempts, and its local process."""
+"""A run: the record of its submission, the files about its attempts, and its local process."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _NAME = r"(?!\.{0,2}$)[^/]+"
 _JOB = r"\d+([_+]\d+|\.\d+)?(@\d*)?"
 _LINES_WITHOUT_LOSS = 50
 STAGE = "stage "
-"""Begins the name of a stage among what shapes the result of another."""
+"""Prefix of a stage's name among the things that affect another stage's result."""
 _FRESH_S = 60
 _YEAR_S = 365 * 24 * 3600
 
 
 class Record(Frozen):
-    """What was submitted, by whom, from what: run.json."""
+    """What was submitted, by whom and from what: run.json."""
 
     run: str
     name: str
@@ -68,34 +68,37 @@ class Record(Frozen):
     git: Mapping[str, Any] = field(default_factory=dict)
     sha256: Mapping[str, str] = field(default_factory=dict)
     jobs: Mapping[str, str] = field(default_factory=dict)
-    """Phase -> Slurm job id, or JOB.STEP; on the local cluster, pid and start time of its job."""
+    """Phase -> Slurm job id, or JOB.STEP. On the local cluster, its job's pid and start time."""
     refused: str = ""
-    """sbatch's error message if it refused the submission."""
+    """sbatch's error message if it rejected the submission."""
     after: str = ""
     """The run, in the same run root, from whose result this run starts."""
     needs: tuple[str, ...] = ()
-    """The runs, in the same run root, for whose success this run's first phase waits."""
+    """The runs, in the same run root, that must succeed before this run's first phase starts."""
     then: str = ""
     """The run, in the same run root, that waits for this run."""
     group: str = ""
-    """The sweep or the pipeline that the run belongs to; empty if there is none."""
+    """The sweep or pipeline that the run belongs to, or empty if there is none."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """Stage -> run, of the pipeline that the run belongs to; some runs are of an earlier one."""
+    """Stage -> run, for the run's pipeline. Some of the runs may be from an earlier pipeline."""
     made_of: Mapping[str, str] = field(default_factory=dict)
-    """What shapes the result of a stage: its settings, files and stages before it, with hashes."""
+    """Everything that affects a stage's result: settings, files and earlier stages, with hashes."""
     values: Mapping[str, str] = field(default_factory=dict)
     """The values that the sweep set for this run."""
     behind: str = ""
-    """The run, in the same run root, whose end makes room for this run, even if it fails."""
+    """The run, in the same run root, that must end (or fail) to make room for this run."""
     copied_from: str = ""
-    """The place in S3 from whose newest checkpoint the run begins."""
+    """The location in S3 from whose newest checkpoint the run starts."""
     depends: str = ""
-    """sbatch's dependency on a job of any kind, which the first phase waits for."""
+    """sbatch's dependency on a job of any kind that the first phase waits for."""
     precompile: Mapping[str, Any] = field(default_factory=dict)
-    """The run's graphs: key and versions if known at submission, why there is no precompile phase
-    (left_out), the job of another run that compiles them (waits_for)."""
+    """The run's graphs: the key, and versions if known at submission.
+
+    left_out says why there is no precompile phase. waits_for is the job of another run that
+    compiles the graphs.
+    """
     warned: tuple[str, ...] = ()
-    """What the submission warned of."""
+    """The warnings of the submission."""
     note: str = ""
     """The user's note about the run."""
     kept: bool = False
@@ -103,46 +106,46 @@ class Record(Frozen):
     origins: Mapping[str, str] = field(default_factory=dict)
     """Configuration key -> the source of its value, if known and not a default."""
     earlier: Mapping[str, int] = field(default_factory=dict)
-    """Phase -> its attempts before the run was resumed."""
+    """Phase -> number of attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
     """The run before each resume: nodes, jobs, state, reason, and the time of the resume."""
     format: int = RUN_FORMAT
 
     @property
     def phase_jobs(self) -> dict[str, str]:
-        """Phase -> job id; empty on the local cluster, where all phases are in one process."""
+        """Phase -> job id. Empty on the local cluster, where all phases share one process."""
         return {phase: job for phase, job in self.jobs.items() if phase in PHASES}
 
     @property
     def stages_before(self) -> list[str]:
-        """The stages of its pipeline that it needs."""
+        """The stages of its pipeline that the run needs."""
         names = (name.removeprefix(STAGE) for name in self.made_of if name.startswith(STAGE))
         return [name for name in names if name in self.stages]
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The runs for whose success it waits; an older record has only the previous run."""
+        """The runs that must succeed first. An older record has only the previous run."""
         return self.needs or ((self.after,) if self.after else ())
 
     @property
     def inside(self) -> str:
-        """The job of the user in which the run is a step (`submit --in`); empty: it has its own."""
+        """The user's job in which the run is a step (`submit --in`), or empty if it has its own."""
         steps = (job.partition(".") for job in self.phase_jobs.values())
         return next((job for job, dot, _ in steps if dot), "")
 
     @property
     def local_job(self) -> str:
-        """The local job as pid@start; empty on Slurm, and before the run is started."""
+        """The local job as pid@start. Empty on Slurm, and before the run is started."""
         return self.jobs.get("local", "")
 
     @property
     def local_job_alive(self) -> bool:
-        """Check whether the local job still runs."""
+        """Check whether the local job is still running."""
         return process_alive(self.local_job)
 
 
 class ByHand(Record):
-    """What a bundle tells that sbatch or bash started; its command and waiting jobs are unknown."""
+    """The record of a bundle started with sbatch or bash. Its command is unknown."""
 
 
 class NodeFitness(Frozen):
@@ -166,11 +169,11 @@ class RunDir(RunFiles, kw_only=False):
         return self.path.name
 
     def sibling(self, name: str) -> RunDir:
-        """Return the run of another name in the same run root."""
+        """Return the run with another name in the same run root."""
         return type(self)(self.path.with_name(name))
 
     def record(self) -> Record:
-        """Read run.json, or what the files of a bundle say that was started without trnslurm."""
+        """Read run.json, or derive the record of a bundle that was started without trnslurm."""
         try:
             record = self._submitted() or _record_by_hand(self)
             if record is None:
@@ -191,11 +194,11 @@ class RunDir(RunFiles, kw_only=False):
         return read_fields(Record, told)
 
     def write_record(self, record: Record) -> None:
-        """Replace run.json whole."""
+        """Replace run.json atomically."""
         write_json(self.record_file, asdict(record))
 
     def phases_back(self, phase: str | None = None) -> list[str]:
-        """Return the phases, last phase first; or only the given phase, which must be one."""
+        """Return the phases, last phase first, or only the given phase, which must exist."""
         phases = self.record().phases
         if phase not in (None, *phases):
             raise RunError(f"{self.name} has no phase {phase!r}; it has {', '.join(phases)}")
@@ -207,7 +210,7 @@ class RunDir(RunFiles, kw_only=False):
         self.write_record(replace(record, jobs={**record.jobs, phase: job_id}))
 
     def attempts(self, phase: str) -> list[Attempt]:
-        """Return every attempt of a phase, oldest first; a half-created one is STARTING."""
+        """Return every attempt of a phase, oldest first. A half-created attempt is STARTING."""
         try:
             numbers = self.attempt_numbers(phase)
         except OSError:
@@ -216,15 +219,15 @@ class RunDir(RunFiles, kw_only=False):
         return [attempt_of(phase, number, cleaned(told)) for number, told in files]
 
     def attempts_since(self, record: Record, phase: str) -> list[Attempt]:
-        """Return the attempts of a phase since the run was submitted, or resumed."""
+        """Return the attempts of a phase since the run was submitted or resumed."""
         return [a for a in self.attempts(phase) if a.attempt > record.earlier.get(phase, 0)]
 
     def newest_attempt(self, record: Record, phase: str) -> Attempt | None:
-        """Return the newest of these attempts; None if there is none."""
+        """Return the newest of these attempts, or None if there is none."""
         return next(reversed(self.attempts_since(record, phase)), None)
 
     def was_stopped(self, phase: str, attempt: int) -> bool:
-        """Check whether an attempt was stopped on request, so that its end is not a crash."""
+        """Check whether an attempt was stopped on request, in which case its end is not a crash."""
         return self.stop_file(phase, attempt).exists()
 
     def preflight(self, phase: str, attempt: int) -> list[NodeFitness]:
@@ -238,7 +241,7 @@ class RunDir(RunFiles, kw_only=False):
         return found
 
     def heartbeat_age_s(self) -> float | None:
-        """Return the age of the latest heartbeat; None if there was none."""
+        """Return the age of the latest heartbeat, or None if there was none."""
         try:
             beat = self.heartbeat_file.stat().st_mtime
         except OSError:
@@ -249,7 +252,7 @@ class RunDir(RunFiles, kw_only=False):
         return max(0.0, age_s)
 
     def excluded(self) -> dict[str, tuple[float, str]]:
-        """Return the nodes that a requeued training excludes now: until when, and why."""
+        """Return the nodes that a requeued run currently excludes: until when, and why."""
         try:
             nodes = read_json(self.excluded_file).get("nodes", {})
             entries = {
@@ -262,13 +265,13 @@ class RunDir(RunFiles, kw_only=False):
         return {host: entry for host, entry in entries.items() if now < entry[0] < now + _YEAR_S}
 
     def first_metrics(self) -> dict[str, Any]:
-        """Return the first line of metrics.jsonl; empty if there is none yet."""
+        """Return the first line of metrics.jsonl, or empty if there is none yet."""
         return dict(cleaned(first_line(self.metrics_file)))
 
     def last_metrics(self) -> dict[str, Any]:
-        """Return the newest complete line of metrics.jsonl, without reading the whole file.
+        """Return the newest complete line of metrics.jsonl, without reading the entire file.
 
-        If that line has no loss, such as the line of the last step, take the latest loss.
+        If that line has no loss, such as the line for the last step, use the latest loss.
         """
         lines = islice(last_lines(self.metrics_file), _LINES_WITHOUT_LOSS)
         newest = next(lines, {})
@@ -278,12 +281,12 @@ class RunDir(RunFiles, kw_only=False):
     def steps(self) -> list[dict[str, Any]]:
         """Return the line of metrics.jsonl that counts for each step, ordered by step.
 
-        With the numbers of the jobs that follow its checkpoints, as `NAME/number`.
+        Metrics of jobs that follow the run's checkpoints are included as `NAME/metric`.
         """
         return with_followers(counting(self.lines()), self.of_followers())
 
     def of_followers(self) -> dict[int, dict[str, float]]:
-        """Return the numbers that jobs for its checkpoints have reported, by the step of each."""
+        """Return the metrics reported by the jobs for the run's checkpoints, keyed by step."""
         found: dict[int, dict[str, float]] = {}
         places = sorted(self.follow.iterdir()) if self.follow.is_dir() else []
         for name in (place.name for place in places if not place.name.startswith(".")):
@@ -296,9 +299,9 @@ class RunDir(RunFiles, kw_only=False):
         return found
 
     def last_steps(self, count: int) -> list[dict[str, Any]]:
-        """Return at least the last `count` of these lines, from the file's end if they are there.
+        """Return at least the last `count` of these lines, reading only the file's end if possible.
 
-        An attempt's lines follow one another, and all lines of the newest attempt count.
+        An attempt's lines are consecutive, and all lines of the newest attempt count.
         """
         end = [line for line in last_lines(self.metrics_file) if _is_step(line)]
         newest = max((line["attempt"] for line in end), default=0)
@@ -324,8 +327,8 @@ def _is_step(line: Mapping[str, Any]) -> bool:
 def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the line that counts for each step.
 
-    An attempt that resumes from a checkpoint undoes all steps after the checkpoint, including the
-    steps that the attempt has not reached yet.
+    An attempt that resumes from a checkpoint undoes all later steps, including steps that it has
+    not reached again yet.
     """
     found: list[dict[str, Any]] = []
     attempt = None
@@ -341,7 +344,7 @@ def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def with_followers(
     steps: list[dict[str, Any]], numbers: Mapping[int, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """Return steps with numbers that jobs have reported of them, or of one that has no line."""
+    """Return steps with the metrics that jobs have reported for them, adding missing steps."""
     found = [*steps]
     for step in sorted(numbers):
         at = next((n for n in range(len(found), 0, -1) if found[n - 1]["step"] <= step), 0)
@@ -355,7 +358,7 @@ def with_followers(
 
 
 def latest_values(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the latest value of each metric; a metric whose latest value is not finite is absent.
+    """Return the latest value of each metric, omitting metrics whose latest value is not finite.
 
     Step counters and times are not metrics.
     """
@@ -376,21 +379,21 @@ def is_number(value: Any) -> bool:
 
 
 class ReadOnce(RunDir):
-    """A run directory that reads its attempts once, when they are first needed."""
+    """A run directory that reads its attempts only once, when they are first needed."""
 
     @cached_property
     def _known(self) -> dict[str, list[Attempt]]:
         return {}
 
     def attempts(self, phase: str) -> list[Attempt]:
-        """Return every attempt of a phase, as read the first time."""
+        """Return every attempt of a phase, as it was when first read."""
         if phase not in self._known:
             self._known[phase] = super().attempts(phase)
         return self._known[phase]
 
 
 def _record_by_hand(run: RunDir) -> ByHand | None:
-    """Return the record of a bundle that was started by hand; None: no bundle, or not begun."""
+    """Return the record of a bundle started by hand; None if there is none or it has not begun."""
     begun = {phase for phase, _ in run.all_attempts()}
     if not begun or not (run.path / PLAN).is_file():
         return None
@@ -432,7 +435,7 @@ def _told_by_bundle(run: RunDir, head: Mapping[str, Any], begun: set[str]) -> By
 
 
 def _local_job(run: RunDir, attempts: Iterable[Attempt]) -> dict[str, str]:
-    """Return the process of an attempt that still runs on this machine."""
+    """Return the process of an attempt that is still running on this machine."""
     for last in attempts:
         try:
             ours = run.path.samefile(f"/proc/{last.pid}/cwd")
@@ -445,7 +448,7 @@ def _local_job(run: RunDir, attempts: Iterable[Attempt]) -> dict[str, str]:
 
 
 def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
-    """Refuse a run of a newer trnslurm, whose files may mean something else."""
+    """Reject a run of a newer trnslurm, whose files may have another meaning."""
     if newer_format(told, RUN_FORMAT):
         versions = told.get("versions")
         by = versions.get("trnslurm") if isinstance(versions, dict) else None
@@ -456,7 +459,7 @@ def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
 
 
 def _check_record(record: Record) -> None:
-    """Raise a ValueError if a name is unsafe in a path, or a job or phase is not valid."""
+    """Raise a ValueError if a name is unsafe in a path, or if a job or phase is invalid."""
     named = (
         record.recipe,
         record.after,
@@ -486,7 +489,7 @@ def own_process() -> str:
 
 
 def process_alive(word: str) -> bool:
-    """Check whether the process pid@start still runs: pids are reused, start times are not."""
+    """Check whether process pid@start is still running. Pids are reused, start times are not."""
     pid, _, start = word.partition("@")
     return pid.isdigit() and bool(start) and process_start(int(pid)) == start
 

@@ -1,1 +1,1 @@
-"""Run commands on another host by ssh, with a copy of the launcher that is sent along."""
+"""Runs commands on another host over ssh, using a copy of the launcher that is sent along."""

@@ -1,7 +1,7 @@
-"""Run a command on another host, and show its output as if it ran here.
+"""Runs a command on another host, and shows its output as if it ran here.
 
-The command has a token and runs once: if the connection breaks, the next one shows the rest of the
-output. request.py records a command that changes something until its end is known.
+The command has a token and runs only once. If the connection breaks, the next connection shows the
+rest of the output. request.py records a command that changes something until its end is known.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from trnslurm.remote.request import RemoteCommand, forget, keep, refuse_again
 from trnslurm.remote.ssh import ended
 
 _WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
-"""Before each further try, while tries bring nothing new."""
+"""The delays before further attempts to connect, as long as they bring nothing new."""
 _SILENT_S = 120.0
 """Longer than a login shell takes to start, and longer than the other side is ever silent."""
 
 _MOST_NOISE = 1 << 20
 _MOST_BYTES = 1 << 30
-"""Of a login shell's output, and of the files that a command writes: all are in memory."""
+"""Limit for a login shell's output and the files that a command writes, which stay in memory."""
 
 Say = Callable[[str], None]
 
@@ -61,29 +61,30 @@ class Answer:
 
     offsets: dict[str, int] = field(default_factory=lambda: {"out": 0, "err": 0})
     sent: dict[str, int] = field(default_factory=dict)
-    """How many bytes of each file the other side had at its last answer."""
+    """The number of bytes of each file that the other side had at its last answer."""
     asked: bool = False
-    """Everything was sent, so the command may have begun."""
+    """Whether everything was sent, so that the command may have begun."""
     begun: bool = False
     code: int = 1
     error: str = ""
-    """Why the other host does not know the command's end."""
+    """Why the other host does not know how the command ended."""
     files: dict[str, bytes] = field(default_factory=dict)
     """The files that the command wrote into its working directory."""
 
     @property
     def progress(self) -> str:
-        """Return a text that differs after a connection that brought something."""
+        """Return a string that changes whenever a connection brought something new."""
         return json.dumps([self.offsets, self.sent, self.asked, self.begun])
 
 
 def ask(
     request: RemoteCommand, *, say: Say, out: BinaryIO | None = None, again: bool = False
 ) -> Answer:
-    """Run a command on the other host to its end, over as many connections as needed.
+    """Run a command on the other host to completion, over as many connections as needed.
 
-    Its output goes to our stdout, or to `out`. Ctrl-C is passed on; a second Ctrl-C lets the
-    command continue alone. `again`: another process sent the command, which may have begun.
+    Its output goes to our stdout, or to `out`. Ctrl-C is passed on. After a second Ctrl-C, the
+    command continues on its own. `again` means that another process sent the command, which may
+    have begun.
     """
     answer = Answer(asked=again, begun=request.begun)
     if not request.shows:
@@ -125,15 +126,15 @@ def _run(
             tries = 1 if answer.progress != before else tries + 1
             if tries > len(_WAITS_S):
                 raise
-            say(f"{error}: connecting again")
+            say(f"{error}: reconnecting")
             request.place.forget()
             interrupts.wait(_WAITS_S[tries - 1])
 
 
 class _Interrupts:
-    """Passes the first Ctrl-C to the command, once it has begun; any other interrupts this process.
+    """Passes the first Ctrl-C to the command once it has begun. Others interrupt this process.
 
-    The first is noted only, so that it does not interrupt a transfer.
+    The first is only recorded, so that it does not interrupt a transfer.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -157,19 +158,17 @@ class _Interrupts:
         os.write(self._writer, b"!")
 
     def wait(self, seconds: float) -> None:
-        """Wait for the next try; Ctrl-C interrupts this process."""
+        """Wait before the next attempt. Ctrl-C interrupts this process."""
         if select.select([self.reader], [], [], seconds)[0]:
             raise KeyboardInterrupt
 
 
 def _what_is_known(request: RemoteCommand, answer: Answer, why: str) -> str:
     if answer.begun:
-        return (
-            f"{why}: {request.what} continues there: `trnslurm reconnect` shows what became of it"
-        )
+        return f"{why}: {request.what} continues there. Run `trnslurm reconnect` to see its outcome"
     return (
-        f"{why}: whether {request.what} has begun is not known: `trnslurm reconnect` finds out, "
-        "and does nothing twice"
+        f"{why}: it is unknown whether {request.what} has begun. Run `trnslurm reconnect` to find "
+        "out; it does nothing twice"
     )
 
 
@@ -187,10 +186,10 @@ class _Connection:
         self._interrupts = interrupts
         self._buffer = bytearray()
         self.reached = False
-        """The launcher, or the program that receives it, has answered."""
+        """Whether the launcher, or the program that receives it, has answered."""
 
     def run(self) -> None:
-        """Connect, and show the command's output to its end; a ConnectionLostError if it breaks."""
+        """Connect, and show the command's output to its end, or raise ConnectionLostError."""
         argv = self._request.place.argv(launcher.name())
         # A file, not a pipe: the shared connection may keep it open.
         with tempfile.TemporaryFile() as errors, _started(argv, errors) as process:
@@ -222,7 +221,7 @@ class _Connection:
             )
 
     def _find_mark(self) -> bytes | None:
-        """Skip the output of a login shell; return it if nothing else comes."""
+        """Skip the output of a login shell. Return that output if nothing else arrives."""
         while MARK not in self._buffer:
             if not (data := self._read()):
                 return bytes(self._buffer)
@@ -271,7 +270,7 @@ class _Connection:
                 if sum(map(len, answer.files.values())) > _MOST_BYTES:
                     raise self._something_else(kind + name)
             elif kind == DAMAGED:
-                raise self._lost("the files arrived damaged")
+                raise self._lost("the files were damaged in transit")
             elif kind == END:
                 self._end(data)
                 return
@@ -303,7 +302,7 @@ class _Connection:
         self._write(data[offset if offset <= len(data) else 0 :])
 
     def _frame(self) -> tuple[bytes, bytes]:
-        """Return the next complete frame; a frame that is cut off is dropped."""
+        """Return the next complete frame. An incomplete frame is dropped."""
         while len(self._buffer) < HEAD_BYTES or len(self._buffer) < HEAD_BYTES + self._length():
             if not (data := self._read()):
                 raise _BrokenError
@@ -321,7 +320,7 @@ class _Connection:
 
     def _something_else(self, data: bytes = b"") -> RemoteError:
         return RemoteError(
-            f"{self._request.place.host}: it sent something else than the launcher does: "
+            f"{self._request.place.host}: it did not answer like the launcher, but sent "
             f"{bytes((data or self._buffer)[:40])!r}"
         )
 
@@ -331,7 +330,7 @@ class _Connection:
         while True:
             ready, _, _ = select.select([self._stdout, self._interrupts.reader], [], [], limit)
             if not ready:
-                raise self._lost(f"no answer in {_SILENT_S:g} s")
+                raise self._lost(f"no answer within {_SILENT_S:g} s")
             if self._stdout in ready:
                 return os.read(self._stdout, CHUNK_BYTES)
             os.read(self._interrupts.reader, 1)
@@ -356,7 +355,7 @@ def _started(argv: Sequence[str], errors: Any) -> Iterator[subprocess.Popen[byte
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
     except OSError as error:
-        raise RemoteError(f"{argv[0]}: {error.strerror}: --on needs OpenSSH") from None
+        raise RemoteError(f"{argv[0]}: {error.strerror}: --on requires OpenSSH") from None
     finally:
         signal.signal(signal.SIGINT, before)
     try:

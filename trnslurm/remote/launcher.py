@@ -1,4 +1,4 @@
-"""The launcher as sent to a host: this package and the packages it needs, all pure Python."""
+"""The launcher as sent to a host: this package and the packages that it needs, all pure Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDED = (
     "typing_extensions",
 )
 ONE_FILE = "one-file-"
-"""How the directory's name begins into which the one-file launcher (.ci/release.py) is unpacked."""
+"""Prefix of the directory into which the one-file launcher (.ci/release.py) is unpacked."""
 _SHARE = ("templates", "cluster-config", "jobs")
 _MAIN = b"""\
 import sys
@@ -60,7 +60,7 @@ def name(begin: str = "launcher-") -> str:
 
 @functools.cache
 def archive() -> bytes:
-    """Return the files as a tar file; the same files make the same bytes."""
+    """Return the files as a tar file. The same files always give the same bytes."""
     return pack(files())
 
 
@@ -95,12 +95,14 @@ def _tree(directory: Path, prefix: str = ".") -> Iterator[tuple[str, bytes]]:
 
 
 def _needed() -> Iterator[tuple[str, bytes]]:
-    """Yield the Python sources of the needed packages; all work without compiled parts."""
+    """Yield the Python sources of the required packages. All work without compiled parts."""
     for package in NEEDED:
         try:
             distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
-            raise TrnslurmError(f"this Python lacks {package}: pip install {package}") from None
+            raise TrnslurmError(
+                f"this Python does not have {package}: run pip install {package}"
+            ) from None
         for path in distribution.files or ():
             outside = ".." in path.parts or path.is_absolute() or "__pycache__" in path.parts
             metadata = path.parts[0].endswith(".dist-info") and path.name != "METADATA"

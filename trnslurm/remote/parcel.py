@@ -1,4 +1,4 @@
-"""Pack a submission for the host that starts it: its files, and the facts to record."""
+"""Packs a submission for the host that starts it: its files, and the facts to record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONSOLE = ("dry_run", "follow", "as_json")
 
 
 def pack_submission(submission: Submission, command: Sequence[str], console: Console) -> bytes:
-    """Return a submission as one file; equal contents are stored once."""
+    """Return a submission as one file in which equal contents are stored only once."""
     contents: dict[str, bytes] = {}
     facts = {
         "runs": [_run_facts(planned, contents) for planned in submission.runs],
@@ -60,9 +60,9 @@ def _job_facts(job: Job, contents: dict[str, bytes]) -> dict[str, Any]:
 
 
 def unpack(file: Path, directory: Path) -> tuple[Submission, list[str], dict[str, Any]]:
-    """Return a submission that was sent, the user's command line, and options of the console.
+    """Return a received submission, the user's command line, and options of the console.
 
-    Its bundles are written below a directory, and every sha256 is checked.
+    The bundles are written below a directory, and every sha256 is checked.
     """
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
@@ -72,7 +72,7 @@ def unpack(file: Path, directory: Path) -> tuple[Submission, list[str], dict[str
     facts = json.loads(contents.pop(_FACTS))
     for sha256, data in contents.items():
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise RemoteError("the submission arrived damaged: nothing was submitted")
+            raise RemoteError("the submission was damaged in transit: nothing was submitted")
     places = (directory / f"bundle-{number}" for number in itertools.count(1))
     runs, extras = (
         [_run(each, contents, next(places)) for each in facts[kind]] for kind in ("runs", "extras")
@@ -104,5 +104,7 @@ def _job(facts: Mapping[str, Any], contents: Mapping[str, bytes], place: Path) -
     Bundle(files=files).write(place)
     job = read_job(place)
     if job.bundle.sha256() != facts["files"]:
-        raise RemoteError(f"{place}: its files are not those that were sent: nothing was submitted")
+        raise RemoteError(
+            f"{place}: the files differ from those that were sent: nothing was submitted"
+        )
     return replace(job, origins=facts["origins"], git=facts["git"], patch=contents[facts["patch"]])

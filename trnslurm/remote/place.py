@@ -1,4 +1,4 @@
-"""Choose where a command runs: on this host, or on the host of --on, TRNSLURM_ON or a profile."""
+"""Chooses where a command runs: on this host, or on the host of --on, TRNSLURM_ON or a profile."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Site(Frozen):
 
     place: Place
     cluster: str = ""
-    """The name of the profile; empty: none is known."""
+    """The name of the profile, or empty if none is known."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The profile, below a search path."""
+    """The profile's files, by their paths below a search path."""
 
 
 def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -> Site | None:
-    """Return the host on which a command runs; None: this host.
+    """Return the host on which a command runs, or None for this host.
 
-    `on` is the value of --on; an empty text chooses this host in any case.
+    `on` is the value of --on. An empty string always chooses this host.
     """
     where = "--on"
     if on is None and Variable.ON in os.environ:
@@ -89,13 +89,13 @@ def _decoded(file: Path) -> str:
     try:
         return read_file(file).decode()
     except UnicodeDecodeError:
-        raise RemoteError(f"{file}: not a text file in UTF-8") from None
+        raise RemoteError(f"{file}: not a UTF-8 text file") from None
 
 
 def _profiles(
     workspace: Workspace, only: str | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the readable profiles, or only one."""
+    """Yield all readable profiles, or only the given one."""
     for name, file in workspace.clusters().items():
         if only not in (None, name):
             continue

@@ -1,6 +1,7 @@
-"""Receive files over a connection that may break; our first code that runs on the other host.
+"""Receives files over a connection that may break. The first of our code on the other host.
 
-Where the launcher is missing, its source is sent as text. So it needs the standard library only.
+If the launcher is missing there, this source is sent as text, so it needs only the standard
+library.
 
 What one side says to the other is a frame: a letter, the length in eight digits, and the data.
 """
@@ -18,13 +19,13 @@ import tarfile
 from pathlib import Path
 
 MARK = b"\x1dtrnslurm\n"
-"""Before the first frame: what a login shell prints comes earlier."""
+"""Marks the first frame. Anything before it was printed by a login shell."""
 HEAD_BYTES = 9
 CHUNK_BYTES = 1 << 15
 LAUNCHER, REQUEST, PARCEL, DAMAGED = b"l", b"q", b"p", b"d"
 BEGUN, OUT, ERR, FILE, BEAT, END = b"b", b"o", b"e", b"f", b".", b"x"
 INTERRUPT, DONE = b"I", b"D"
-"""Sent in the other direction, once a command has begun."""
+"""Sent in the other direction once a command has begun."""
 
 
 def frame(kind: bytes, data: bytes = b"") -> bytes:
@@ -38,14 +39,14 @@ def send(kind: bytes, data: bytes = b"") -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data; a pipe may take less at a time."""
+    """Write all data, because a pipe may accept less at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def read_line() -> bytes:
-    """Return a line of stdin, and read nothing after it; the connection's end ends the process."""
+    """Read a line from stdin, and nothing after it. Exit if the connection ends."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -56,7 +57,7 @@ def read_line() -> bytes:
 
 
 def receive(file: Path, kind: bytes) -> None:
-    """Ask for the part of a file that earlier connections did not bring.
+    """Request the part of a file that earlier connections did not deliver.
 
     The answer is a line with size and sha256, then the bytes from the requested offset. Each
     connection writes its own part file, because a broken connection may still deliver bytes.
@@ -93,7 +94,7 @@ def receive(file: Path, kind: bytes) -> None:
 
 
 def extract(tar: tarfile.TarFile, directory: Path) -> None:
-    """Unpack an archive into a directory; refuse paths outside it."""
+    """Unpack an archive into a directory. Reject paths outside it."""
     if hasattr(tarfile, "data_filter"):  # since 3.11.4
         tar.extraction_filter = staticmethod(tarfile.data_filter)
     for member in tar.getmembers():
@@ -104,7 +105,7 @@ def extract(tar: tarfile.TarFile, directory: Path) -> None:
 
 
 def install(directory: Path) -> None:
-    """Receive the launcher and unpack it; several processes may do so at the same time."""
+    """Receive the launcher and unpack it. Several processes may do so at the same time."""
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     archive = directory.with_name(f"{directory.name}.tar.gz")
     receive(archive, LAUNCHER)
@@ -119,7 +120,7 @@ def install(directory: Path) -> None:
 
 
 def main(directory: str) -> None:
-    """Receive the launcher, and become it."""
+    """Receive the launcher, and then become it."""
     write_all(1, MARK)
     try:
         install(Path(directory))

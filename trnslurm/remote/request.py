@@ -1,6 +1,6 @@
-"""Record a command for another host on this host, until its end is known.
+"""Records a command for another host on this host until its end is known.
 
-`trnslurm reconnect` can then take it up in another process.
+`trnslurm reconnect` can then continue it in another process.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from trnslurm.runs.find import state_home
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCommand:
-    """A command, and what is sent with it."""
+    """A command and the data sent with it."""
 
     place: Place
     argv: Sequence[str]
     shows: bool
-    """It is read-only: it may be sent again, and ends when its output is no longer read."""
+    """Whether it is read-only: it may be sent again, and ends when nobody reads its output."""
     site: Mapping[str, str] = field(default_factory=dict)
-    """Files for the search path on the other host: the cluster profile, templates."""
+    """Files for the search path on the other host: the cluster profile and templates."""
     cluster: str = ""
     parcel: bytes | None = None
     what: str = ""
-    """What it does, for messages: `the submission of gpt2_zero1`."""
+    """What the command does, for messages, such as `the submission of gpt2_zero1`."""
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     begun: bool = False
-    """It has begun; if the other host does not know it, its record was removed there."""
+    """Whether it has begun. If the other host does not know it, its record was removed there."""
 
 
 def _folder() -> Path:
@@ -44,7 +44,7 @@ def _folder() -> Path:
 
 
 def keep(request: RemoteCommand, process: str | None = None) -> None:
-    """Record a request, and the process that waits for its end; empty: none."""
+    """Keep a record of a request, and of the process, if any, that waits for its end."""
     directory = _folder() / request.token
     try:
         make_private(directory)
@@ -54,7 +54,7 @@ def keep(request: RemoteCommand, process: str | None = None) -> None:
         facts |= {"time": time.time(), "process": own_process() if process is None else process}
         write_json(directory / "request.json", facts)
     except OSError as error:
-        raise RemoteError(f"{directory}: cannot be written ({error.strerror})") from None
+        raise RemoteError(f"cannot write {directory} ({error.strerror})") from None
 
 
 def forget(request: RemoteCommand) -> None:
@@ -63,19 +63,19 @@ def forget(request: RemoteCommand) -> None:
 
 
 def refuse_again(request: RemoteCommand) -> None:
-    """Refuse a submission that was sent before and may have been started."""
+    """Refuse to repeat a submission that was sent before and may have been started."""
     for other in unfinished() if request.parcel else ():
         if (other.place.host, other.parcel) == (request.place.host, request.parcel):
             raise RemoteError(
-                f"{request.place.host}: this was sent before, and its result is unknown: "
-                "run `trnslurm reconnect`, or `trnslurm reconnect --forget`"
+                f"{request.place.host}: this was already sent, but its result is unknown: run "
+                "`trnslurm reconnect`, or `trnslurm reconnect --forget`"
             )
 
 
 def unfinished() -> list[RemoteCommand]:
-    """Return the requests whose end is unknown, oldest first.
+    """Return the requests whose outcome is unknown, oldest first.
 
-    Requests of living processes are left out: these wait for the end.
+    Requests whose process is alive are left out, because it is still waiting for the end.
     """
     found = []
     with contextlib.suppress(FileNotFoundError):

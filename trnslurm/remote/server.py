@@ -49,9 +49,9 @@ _POLL_S = 0.03
 _LOOK_S = 0.3
 _BEAT_S = 5.0
 _SILENT_S = 60.0
-"""Its process touches `alive` every few seconds, or has been killed."""
+"""The command's process touches `alive` every few seconds, unless it has been killed."""
 _ALONE_S = 900.0
-"""How long a command that only shows something runs on without a connection."""
+"""How long a read-only command keeps running without a connection."""
 _KEPT_S = 14 * 86400
 _FILE_MIB = 64
 
@@ -77,7 +77,7 @@ def _serve() -> None:
     ask.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_old(base)
     if request["begun"] and not (ask / "begun").exists():
-        send(END, _json({"error": "it has no record of the command any more"}))
+        send(END, _json({"error": "it no longer has a record of the command"}))
         return
     if request["parcel"] and not (ask / "parcel").exists():
         receive(ask / "parcel", PARCEL)
@@ -93,7 +93,7 @@ def _serve() -> None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove old requests whose end was never fetched, and launchers that are no longer used."""
+    """Remove old requests whose outcome was never fetched, and launchers no longer in use."""
     (Path(__file__).resolve().parents[2]).touch()
     for old in (*(base / "asks").iterdir(), *base.glob("launcher-*")):
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ def _remove_old(base: Path) -> None:
 
 
 def _prepare(ask: Path, request: dict[str, Any]) -> None:
-    """Make the files that the command and its connections share; several processes may do so."""
+    """Create the files that the command and its connections share. Several processes may do so."""
     for name in ("out", "err", "alive", "seen"):
         (ask / name).touch()
     (ask / "files").mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def _prepare(ask: Path, request: dict[str, Any]) -> None:
 
 
 def _begin(ask: Path, request: dict[str, Any]) -> None:
-    """Start the command in a separate session, where no hang-up reaches it."""
+    """Start the command in a separate session, where a hang-up does not reach it."""
     if os.fork():
         return
     os.setsid()
@@ -137,7 +137,7 @@ def _begin(ask: Path, request: dict[str, Any]) -> None:
 
 
 def _oversee(ask: Path, request: dict[str, Any]) -> int:
-    """Run the command; pass on Ctrl-C; end a read-only command whose output is no longer read."""
+    """Run the command and pass on Ctrl-C. End a read-only command whose output nobody reads."""
     environment = dict(os.environ)
     if (ask / "site").is_dir():
         own = environment.get(Variable.PATH)
@@ -173,7 +173,7 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
 
 
 def _show(ask: Path, offsets: dict[str, int]) -> None:
-    """Send the command's output from these offsets, until it has ended and the end was received."""
+    """Send the command's output from these offsets, until it has ended and its end was received."""
     beat, alive, alive_at = 0.0, 0.0, time.monotonic()
     with (ask / "out").open("rb") as out, (ask / "err").open("rb") as err:
         streams = ((OUT, out, offsets["out"]), (ERR, err, offsets["err"]))
@@ -216,7 +216,7 @@ def _code(ask: Path) -> int | None:
 
 
 def _told(wait_s: float) -> bytes:
-    """Return what the other side sends within `wait_s`; exit if the connection has ended."""
+    """Return what the other side sends within `wait_s`. Exit if the connection has ended."""
     if not select.select([0], [], [], wait_s)[0]:
         return b""
     word = os.read(0, 1)

@@ -1,6 +1,6 @@
-"""Run commands on another host with OpenSSH, and explain failures.
+"""Runs commands on another host with OpenSSH, and explains failures.
 
-Names, users, keys, agents and host keys are ssh's business: its own configuration applies.
+Names, users, keys, agents and host keys are left to ssh: its own configuration applies.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ _SOCKET_MAX = 104 - 17  # ssh first uses a longer, temporary name
 _PYTHONS = ("python3", "python3.13", "python3.12", "python3.11")
 _UNABLE = 41
 NO_LAUNCHER = 42
-"""The exit code where the launcher has to be sent first."""
+"""The exit code that asks for the launcher to be sent first."""
 # Errors of ssh for which retrying is useless, and what to do.
 _HOPELESS = {
     r"Permission denied[ ,(]+(publickey|password|keyboard|please|gssapi|host)": (
-        "`ssh {host}` must work without trnslurm: check its keys"
+        "`ssh {host}` must work without trnslurm: check your keys"
     ),
     r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED": (
-        "run `ssh {host}` once, and look at its key"
+        "run `ssh {host}` once, and check its host key"
     ),
     r"Bad configuration option|Bad owner or permissions|no such identity|terminating, \d+ bad": (
-        "see ssh's configuration"
+        "check your ssh configuration"
     ),
 }
-_UNKNOWN = {"Could not resolve hostname": "is its name right, and in ~/.ssh/config?"}
+_UNKNOWN = {
+    "Could not resolve hostname": "check the name, and its entry in ~/.ssh/config if it is an alias"
+}
 
 # For bash, whatever the account's shell. A login shell is used only if Slurm's commands are not on
 # PATH without one: it may take seconds and print anything.
@@ -77,9 +79,9 @@ exec "$python" -X utf8 -I -c "$(printf %s {receiver} | base64 -d)" "$launcher"
 
 
 def check_host(host: str, where: str) -> str:
-    """Return a host's name; refuse a text that ssh would misread."""
+    """Return a host name. Reject a string that ssh would misread."""
     if host.startswith("-") or not host.isprintable() or re.search(r"\s", host):
-        raise RemoteError(f"{where}: {printable(host)!r} is no host: expected HOST or USER@HOST")
+        raise RemoteError(f"{where}: {printable(host)!r} is not a host: expected HOST or USER@HOST")
     return host
 
 
@@ -94,7 +96,7 @@ class Place:
 
     @cached_property
     def _settings(self) -> dict[str, str]:
-        """ssh's own configuration for this host."""
+        """Return ssh's own configuration for this host."""
         try:
             done = subprocess.run(
                 [*_ssh(), "-G", "--", self.host],
@@ -107,7 +109,7 @@ class Place:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             why = getattr(error, "strerror", None) or "does not answer"
-            raise RemoteError(f"{_ssh()[0]}: {why}: --on needs OpenSSH") from None
+            raise RemoteError(f"{_ssh()[0]}: {why}: --on requires OpenSSH") from None
         if done.returncode:
             raise RemoteError(failure(self.host, done.stderr))
         lines = (line.partition(" ") for line in done.stdout.splitlines())
@@ -134,7 +136,7 @@ class Place:
     ) -> list[str]:
         """Return the command that starts the launcher on the host.
 
-        With `words` the launcher runs this command line, attached to our stdin.
+        With `words`, the launcher runs this command line, attached to our stdin.
         """
         script = _SCRIPT.format(
             sbatch=shlex.quote(f"{self.bin_dir}/sbatch"),
@@ -153,9 +155,10 @@ class Place:
         return [*_ssh(), *self._options(), how, "--", self.host, f"{decode} {_coded(script)}"]
 
     def forget(self) -> None:
-        """Close the shared connection, so that the next one is new.
+        """Close the shared connection, so that the next connection is new.
 
-        Other users of the old connection keep it: ssh's own configuration may have set it up.
+        Other users of the old connection keep it, because ssh's own configuration may have set it
+        up.
         """
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -176,7 +179,7 @@ def _coded(text: str) -> str:
 
 
 def _sockets() -> str:
-    """Return a private directory for the sockets of shared connections; empty: none."""
+    """Return a private directory for the sockets of shared connections; empty if none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     directory = Path(runtime, "trnslurm") if runtime else state_home() / "ssh"
     if len(str(directory)) + 41 > _SOCKET_MAX:
@@ -190,7 +193,7 @@ def _sockets() -> str:
 
 
 def failure(host: str, stderr: str) -> str:
-    """Return ssh's error in one line, and what to do."""
+    """Return ssh's error as one line, and what to do."""
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
     for pattern, advice in (_HOPELESS | _UNKNOWN).items():
         if line := next((line for line in said if re.search(pattern, line)), ""):
@@ -199,9 +202,9 @@ def failure(host: str, stderr: str) -> str:
 
 
 def ended(place: Place, code: int, stderr: str, noise: bytes, *, reached: bool) -> RemoteError:
-    """Return the error of a connection that ended before its command did.
+    """Return the error for a connection that ended before its command did.
 
-    `reached`: the launcher had answered.
+    `reached` means that the launcher had answered.
     """
     host = place.host
     if reached and code == 1:
@@ -212,13 +215,13 @@ def ended(place: Place, code: int, stderr: str, noise: bytes, *, reached: bool) 
     if code == _UNABLE:
         more = f", {place.python}" if place.python else ""
         return RemoteError(
-            f"{host} has no Python 3.11 or newer ({', '.join(_PYTHONS)}{more}): set python: in the "
-            "cluster profile to one that its login node has as well"
+            f"{host} has no Python 3.11 or newer ({', '.join(_PYTHONS)}{more}): set python: in "
+            "the cluster profile to an interpreter that its login node has too"
         )
     if code != 255 and code >= 0:
         said = stderr.split() or noise.decode(errors="replace").split()
         words = printable(" ".join(said[-40:])) or f"exit code {code}"
-        return RemoteError(f"{host}: its shell did not run the command: {words}")
+        return RemoteError(f"{host}: the shell there did not run the command: {words}")
     words = failure(host, stderr)
     hopeless = any(re.search(pattern, stderr) for pattern in _HOPELESS)
     return RemoteError(words) if hopeless else ConnectionLostError(words)

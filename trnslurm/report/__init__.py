@@ -1,1 +1,1 @@
-"""A page about runs: what they did, what it cost, and how they differ."""
+"""A page about runs: what they did, what they cost, and how they differ."""

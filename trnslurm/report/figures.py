@@ -1,4 +1,4 @@
-"""The figures of a report, drawn with matplotlib: as SVG in the page's colours, and as PNG."""
+"""The figures of a report, drawn with matplotlib: as SVG in the page's colors, and as PNG."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DARK: Mapping[str, str] = {
     _GREY: "#9aa0a8",
     "#8c564b": "#c08a7e",
 }
-"""The colours of the dark theme."""
+"""The colors of the dark theme."""
 PARTS = {
     COMPILING: "#cc79a7",
     PREPARING: "#cc79a7",
@@ -69,13 +69,13 @@ _STANDS: Mapping[str, tuple[str, str]] = {
 _PART_KEYS = {
     STARTING: "starting, until the first step",
     TRAINING: "training",
-    UNDONE: "training that was lost and repeated",
+    UNDONE: "training lost and repeated",
     ENDING: "after the last step",
 }
 # Figures of the nodes' use: the key in their lines, the title, and the axis.
 _USE = (
-    ("device_use", "Use of the devices", "share of time in which they computed"),
-    ("cpu", "Use of the processors", "share of their time"),
+    ("device_use", "Device use", "share of time spent computing"),
+    ("cpu", "Processor use", "share of time"),
     ("memory_left_gib", "Memory left", "GiB"),
     ("net_in_mb_s", "Network", "MB/s received"),
     ("fabric_in_mb_s", "EFA or InfiniBand", "MB/s received"),
@@ -129,11 +129,11 @@ class Drawing(Frozen, kw_only=False):
     about: str
     draw: Callable[[Figure], None]
     keys: Sequence[tuple[str, str]] = ()
-    """Colour and label of each element; the page shows them below the figure."""
+    """The color and label of each element. The page shows them below the figure."""
 
 
 def drawings(runs: Sequence[History]) -> list[Drawing]:
-    """Return the figures for these runs; for a single run also a timeline and its step time."""
+    """Return the figures for these runs. A single run also has a timeline and its step time."""
     found = [_curves(runs, "loss")]
     if any(run.series("loss") for run in runs):
         found.append(_curves(runs, "loss", over_time=True))
@@ -146,18 +146,18 @@ def drawings(runs: Sequence[History]) -> list[Drawing]:
 
 
 def own_numbers(runs: Sequence[History]) -> list[str]:
-    """Return the metrics that only these runs have: scores of a task, or of a custom script."""
+    """Return the metrics that only these runs have, such as scores of a task or a script."""
     names = [name for run in runs for name in run.last if name not in _TOLD]
     return list(dict.fromkeys(names))[:_MOST_OWN]
 
 
 def colour_of(number: int) -> str:
-    """Return the colour of a run in figures of several runs."""
+    """Return a run's color in figures that show several runs."""
     return SERIES[number % len(SERIES)]
 
 
 def _curves(runs: Sequence[History], name: str, *, over_time: bool = False) -> Drawing:
-    """Return a metric of each run, over steps or time; for one run's loss, also undone steps."""
+    """Return a metric of each run over steps or time. A single run's loss includes undone steps."""
     several = len(runs) > 1
     alone_over_steps = not several and not over_time
     series = [_thinned(run.series(name)) for run in runs]
@@ -167,7 +167,7 @@ def _curves(runs: Sequence[History], name: str, *, over_time: bool = False) -> D
     if not several and keys:
         keys = [(SERIES[0], "training")] if held_out[0] or undone else [(SERIES[0], "")]
         keys += [(SERIES[1], "held out")] if held_out[0] else []
-        keys += [(_GREY, "undone and trained again")] if undone else []
+        keys += [(_GREY, "undone and repeated")] if undone else []
     if several and any(held_out):
         keys = _ranked(keys, [points for n, points in enumerate(held_out) if series[n]])
     resumed = _resumed(runs[0]) if alone_over_steps and keys else []
@@ -200,7 +200,9 @@ def _curves(runs: Sequence[History], name: str, *, over_time: bool = False) -> D
     return Drawing(
         name=re.sub(r"\W+", "-", f"{name}-over-time" if over_time else name).strip("-"),
         title=f"{title} over time" if over_time else title,
-        about="dashed: held out; lowest at the end first" if several and any(held_out) else "",
+        about="dashed: held out; runs with the lowest final value first"
+        if several and any(held_out)
+        else "",
         draw=draw,
         keys=keys,
     )
@@ -209,7 +211,7 @@ def _curves(runs: Sequence[History], name: str, *, over_time: bool = False) -> D
 def _ranked(
     keys: Sequence[tuple[str, str]], held_out: Sequence[Sequence[Point]]
 ) -> list[tuple[str, str]]:
-    """Return the keys of runs with their last held-out losses, the lowest first."""
+    """Return the keys of runs with their last held-out losses, lowest first."""
     last = [points[-1][2] if points else math.inf for points in held_out]
     ranked = sorted(zip(last, keys, strict=True), key=lambda pair: pair[0])
     return [
@@ -219,7 +221,7 @@ def _ranked(
 
 
 def _step_time(run: History) -> Drawing:
-    """Return the parts of each step's time."""
+    """Return the breakdown of each step's time."""
     lines = _thinned([line for line in run.steps if "compute_s" in line])
 
     def seconds(line: Mapping[str, Any], name: str) -> float:
@@ -233,7 +235,7 @@ def _step_time(run: History) -> Drawing:
     about = "on worker 0"
     if whole and max(whole) > top > 0:
         highest = lines[whole.index(max(whole))]["step"]
-        about += f"; cut off: step {highest} took {max(whole):.1f} s"
+        about += f"; truncated: step {highest} took {max(whole):.1f} s"
     resumed = _resumed(run) if names else []
 
     def draw(figure: Figure) -> None:
@@ -249,7 +251,7 @@ def _step_time(run: History) -> Drawing:
 
     keys = [(SERIES[n], _STEP_PARTS[name]) for n, name in enumerate(names)]
     keys += [_RESTART] if resumed else []
-    return Drawing("step-time", "Where a step's time goes", about, draw, keys)
+    return Drawing("step-time", "Breakdown of step time", about, draw, keys)
 
 
 def _timeline(run: History) -> Drawing:
@@ -292,12 +294,12 @@ def _timeline(run: History) -> Drawing:
     keys = [(PARTS[kind], _PART_KEYS.get(kind, kind)) for kind in dict.fromkeys(kinds)]
     keys += [_STANDS[stand] for stand in stands]
     keys += [(_INK, "| a checkpoint")] if saves else []
-    gaps = "between bars it had no nodes" if len(stays) > 1 else ""
-    return Drawing("timeline", "Timeline of the nodes", gaps, draw, keys if stays else ())
+    gaps = "the run had no nodes between bars" if len(stays) > 1 else ""
+    return Drawing("timeline", "Node timeline", gaps, draw, keys if stays else ())
 
 
 def _use(run: History, name: str, title: str, axis: str) -> Drawing:
-    """Return a figure of the nodes' use over time: a line for each, or a band of many."""
+    """Return a figure of the nodes' use over time: a line per node, or a band for many nodes."""
     zero = run.stays[0].began if run.stays else 0.0
     nodes = {n: points for n, lines in run.use.items() if (points := _points(lines, name, zero))}
     several = 1 < len(nodes) <= len(SERIES)
@@ -306,7 +308,7 @@ def _use(run: History, name: str, title: str, axis: str) -> Drawing:
     if several:
         keys = [(SERIES[n], f"node {node}") for n, node in enumerate(nodes)]
     elif len(nodes) > 1:
-        keys = [(SERIES[0], f"median of {len(nodes)} nodes; the band has all")]
+        keys = [(SERIES[0], f"median of {len(nodes)} nodes; the band spans all nodes")]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -334,13 +336,13 @@ def _use(run: History, name: str, title: str, axis: str) -> Drawing:
         _tidy(axes)
 
     drawn = keys if nodes and (len(nodes) > 1 or name != "net_in_mb_s") else ()
-    return Drawing(name.replace("_", "-"), title, "means of a minute", draw, drawn)
+    return Drawing(name.replace("_", "-"), title, "one-minute means", draw, drawn)
 
 
 def _points(
     lines: Sequence[Mapping[str, Any]], name: str, zero: float
 ) -> list[tuple[float, float]]:
-    """Return time and value of each line; of several devices, the mean."""
+    """Return the time and value of each line, averaging over several devices."""
     found = []
     for line in lines:
         value: Any = line.get(name)
@@ -351,7 +353,7 @@ def _points(
 
 
 def svg(drawing: Drawing) -> str:
-    """Return a figure for a page, with texts as text, and the page's variables as colours."""
+    """Return a figure as SVG for a page, with real text and the page's variables as colors."""
     text = _saved(drawing, "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
@@ -373,7 +375,7 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise TrnslurmError("a report needs matplotlib: pip install 'trnslurm[report]'") from None
+        raise TrnslurmError("reports need matplotlib: run pip install 'trnslurm[report]'") from None
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": drawing.name,
@@ -426,7 +428,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _columns(texts: Sequence[str], letters: float) -> int:
-    """Return how many of these texts fit into a row of `letters` letters."""
+    """Return how many of these labels fit into a row that is `letters` letters wide."""
     return max(1, min(len(texts), int(letters / (6 + max(map(len, texts))))))
 
 
@@ -460,7 +462,7 @@ def _undone(run: History) -> list[list[Point]]:
 
 
 def _thinned(points: Sequence[T]) -> list[T]:
-    """Return at most as many points as a figure shows, including the last."""
+    """Return at most as many points as a figure shows, always including the last."""
     every = -(-len(points) // _MOST_POINTS) or 1
     return [*points[:-1:every], *points[-1:]]
 
@@ -472,7 +474,7 @@ def _longest(runs: Sequence[History]) -> float:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """Return the factor that converts seconds into a readable unit, and the unit's name."""
+    """Return the factor that converts seconds to a readable unit, and the unit's name."""
     for limit, size, name in ((180, 1, "seconds"), (10800, 60, "minutes"), (259200, 3600, "hours")):
         if seconds < limit:
             return 1 / size, name

@@ -43,22 +43,22 @@ _UNREADABLE = (
     yaml.YAMLError,
 )
 Point = tuple[int, float, float, int]
-"""Step, time and value of a metric, and the attempt that wrote it."""
+"""The step, time and value of a metric, and the attempt that wrote it."""
 _MOST_RUNS = 100
 _MOST_NODES = 64
 
 
 class Stay(Frozen):
-    """An attempt of a phase on its nodes; times are seconds since the epoch."""
+    """An attempt of a phase on its nodes. Times are seconds since the epoch."""
 
     attempt: Attempt
     nodes: int
     began: float
     ended: float
     lines: Sequence[Mapping[str, Any]] = ()
-    """Its lines of metrics."""
+    """The attempt's lines of metrics."""
     kept: int = 0
-    """The number of lines that count; a later attempt repeated the others."""
+    """The number of lines that count. A later attempt repeated the others."""
 
     @cached_property
     def parts(self) -> list[tuple[str, float, float]]:
@@ -84,18 +84,18 @@ class Stay(Frozen):
         return found
 
     def seconds(self, *kinds: str) -> float:
-        """Return how long parts of these kinds took."""
+        """Return how long the parts of these kinds took in total."""
         return sum(end - start for what, start, end in self.parts if what in kinds)
 
     @property
     def end(self) -> str:
-        """The end of the attempt, and its reason."""
+        """The attempt's final state and the reason for it."""
         attempt = self.attempt
         return printable(f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state)
 
     @property
     def redone(self) -> int:
-        """The number of its steps that a later attempt repeated; not every step has a line."""
+        """The number of its steps that a later attempt repeated. Some steps have no line."""
         if self.kept == len(self.lines):
             return 0
         before = self.lines[self.kept - 1]["step"] if self.kept else self.attempt.checkpoint
@@ -118,7 +118,7 @@ class Served(Frozen):
 
 
 class History(Frozen, kw_only=False):
-    """A run, and the contents of its files."""
+    """A run and the contents of its files."""
 
     run: RunDir
     record: Record
@@ -126,13 +126,13 @@ class History(Frozen, kw_only=False):
 
     @property
     def label(self) -> str:
-        """A label for figures: in a sweep the run's number and values, else its name."""
+        """A label for figures: the run's name, or its number and values within a sweep."""
         name, values = self.run.name, self.record.values
         return f"{name.rpartition('-')[2]}: {format_values(values)}" if values else name
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Every line of its metrics."""
+        """Every line of the run's metrics."""
         return [cleaned(line) for line in self.run.lines()]
 
     @cached_property
@@ -147,7 +147,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration by dotted keys; empty if it cannot be read."""
+        """The resolved configuration by dotted key, or empty if it cannot be read."""
         try:
             return dict(cleaned(dict(flatten(self._tree))))
         except _UNREADABLE:
@@ -160,7 +160,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def stays(self) -> list[Stay]:
-        """Every attempt of every phase that began, the oldest first."""
+        """Every attempt of every phase that has begun, oldest first."""
         # For the last phase, the status has the end of killed attempts, which wrote no end.
         earlier = self.record.phases[:-1]
         attempts = [attempt for phase in earlier for attempt in self.run.attempts(phase)]
@@ -208,7 +208,7 @@ class History(Frozen, kw_only=False):
         )
 
     def _nodes_at(self, moment: float) -> int:
-        """Return the number of nodes at a time; a resume may have changed it."""
+        """Return the number of nodes at a given time, because a resume may have changed it."""
         for before in self.record.history:
             resumed = seconds_of(str(before["resumed"]))
             if resumed is not None and moment < resumed:
@@ -217,7 +217,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def price_per_hour(self) -> float | None:
-        """The price of a node in US dollars per hour; None: unknown, or not the same for all."""
+        """The price of a node in US dollars per hour, or None if it is unknown or varies."""
         if any(role.component for role in read_roles(self.run.roles_file)):
             return None
         try:
@@ -227,7 +227,7 @@ class History(Frozen, kw_only=False):
             return None
 
     def node_hours(self, *kinds: str) -> float:
-        """Return the node-hours of the run, or of its parts of some kinds."""
+        """Return the node-hours of the run, or of its parts of certain kinds."""
         return sum(
             (stay.seconds(*kinds) if kinds else stay.ended - stay.began) * stay.nodes / 3600
             for stay in self.stays
@@ -235,13 +235,14 @@ class History(Frozen, kw_only=False):
 
     @property
     def lost_node_hours(self) -> float:
-        """The node-hours that its interruptions cost."""
+        """The node-hours lost to interruptions."""
         return sum(hours for _, hours in self.interruptions())
 
     def interruptions(self) -> Iterator[tuple[Stay, float]]:
-        """Yield each training attempt that another one followed, and the cost in node-hours.
+        """Yield each training attempt that was followed by another one, and the cost in node-hours.
 
-        The cost is the time of repeated steps, of its end, and of the next attempt's start.
+        The cost is the time of repeated steps, of the attempt's end, and of the next attempt's
+        start.
         """
         trains = [stay for stay in self.stays if stay.attempt.phase == TRAIN]
         for stay, then in itertools.pairwise(trains):
@@ -256,7 +257,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def use(self) -> dict[int, list[dict[str, Any]]]:
-        """What its nodes noted about their use, by node; of a large run, what the first did."""
+        """The use that the run's nodes recorded, by node. For a large run, only the first nodes."""
         found: dict[int, list[dict[str, Any]]] = {}
         for node, file in [*self.run.usage_files().items()][:_MOST_NODES]:
             with suppress(OSError):
@@ -287,10 +288,10 @@ def _served(name: str, lines: Sequence[Mapping[str, Any]], last: float) -> Serve
 
 
 def histories_of(words: Sequence[str], roots: list[Path]) -> list[History]:
-    """Return the runs that words name, each once; a sweep is its runs."""
+    """Return the runs with these names, each once. The name of a sweep stands for its runs."""
     found = list(dict.fromkeys(run for word in words for run in find_runs(word, roots)))
     if len(found) > _MOST_RUNS:
-        raise RunError(f"{len(found)} runs are too many at once: name at most {_MOST_RUNS}")
+        raise RunError(f"{len(found)} runs are too many at once: select at most {_MOST_RUNS}")
     statuses, broken = statuses_of(found)
     if broken:
         raise broken[0]

@@ -1,4 +1,4 @@
-"""Writes the page of a report: one HTML file that needs no other file."""
+"""Writes the page of a report as a single HTML file that needs no other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list[Path]:
-    """Write the report of these runs, with `pictures` also its figures as PNG; return the files."""
+    """Write the report of these runs and return the files. `pictures` also writes PNG figures."""
     import jinja2
 
     drawn = drawings(runs)
@@ -62,12 +62,12 @@ def _title(runs: Sequence[History]) -> str:
 
 
 def _first_step(stay: Stay) -> int:
-    """Return the first step of an attempt; not every step has a line."""
+    """Return the first step of an attempt. Some steps have no line."""
     return int(stay.attempt.checkpoint + 1 if stay.attempt.checkpoint else stay.lines[0]["step"])
 
 
 def _story(run: History) -> str:
-    """Return one or two sentences about the interruptions of a training."""
+    """Return one or two sentences about the interruptions of a run."""
     trains = [stay for stay in run.stays if stay.attempt.phase == TRAIN]
     if len(trains) < 2:
         return ""
@@ -80,7 +80,7 @@ def _story(run: History) -> str:
     redone = sum(stay.redone for stay in trains)
     again = "1 step was" if redone == 1 else f"{redone:,} steps were"
     shown = "; ".join([*began[:_MOST_TOLD], *(["…"] if len(began) > _MOST_TOLD else [])])
-    return f"Interrupted {times}, and started again {shown}. {again.capitalize()} done twice."
+    return f"Interrupted {times}, and resumed {shown}. {again.capitalize()} done twice."
 
 
 def _tiles(run: History) -> list[tuple[str, str, str]]:

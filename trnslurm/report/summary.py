@@ -1,4 +1,4 @@
-"""Adds up what many runs used, and which part of that was training that counts."""
+"""Adds up what many runs used, and how much of that was training that counts."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ HEADER = ("runs", "node-hours", "trained", "compiled", "lost", "goodput", "MFU",
 
 
 class Used(Frozen):
-    """What some runs used, in node-hours."""
+    """The node-hours that a group of runs used."""
 
     what: tuple[str, ...]
     """The values that these runs have in common."""
     runs: int
     node_hours: float
     trained: float
-    """Steps that count, saves and evaluations included."""
+    """Steps that count, including saves and evaluations."""
     compiled: float
-    """Precompiling, and preparing data."""
+    """Precompiling and preparing data."""
     lost: float
-    """What interruptions cost: steps done again, ends and starts."""
+    """Node-hours lost to interruptions: repeated steps, ends and starts."""
     mfu: float | None
-    """The mean of the runs that know it, by node-hours."""
+    """The mean over the runs that report it, weighted by node-hours."""
     cost: float | None
-    """In US dollars, of the runs whose price is known; None: of none."""
+    """In US dollars, for the runs whose price is known, or None if there are none."""
     unpriced: int
-    """How many runs have no known price."""
+    """The number of runs whose price is unknown."""
 
     @property
     def goodput(self) -> float | None:
-        """The share of the node-hours that trained."""
+        """The share of the node-hours spent training."""
         return self.trained / self.node_hours if self.node_hours else None
 
 
 def used_by(runs: Iterable[History], by: Sequence[str]) -> list[Used]:
-    """Return what runs used, the most first, and all together last."""
+    """Return what runs used, sorted by use, with the total last."""
     groups: dict[tuple[str, ...], list[History]] = {}
     for run in runs:
         groups.setdefault(tuple(BY[name](run) for name in by), []).append(run)
@@ -76,7 +76,7 @@ def _used(what: tuple[str, ...], runs: Sequence[History]) -> Used:
 
 
 def cells(used: Used) -> list[str]:
-    """Return a row of the table, below the names of `by` and HEADER."""
+    """Return a row of the table, below the names in `by` and HEADER."""
     goodput, mfu = used.goodput, used.mfu
     return [
         *used.what,
@@ -89,7 +89,7 @@ def cells(used: Used) -> list[str]:
 
 
 def remark(used: Used) -> str:
-    """Return what the table does not show; empty: nothing."""
+    """Return a note on what the table does not show, or empty if there is nothing."""
     if not used.unpriced:
         return ""
-    return f"cost: without {count(used.unpriced, 'run')} on machines whose price is not known"
+    return f"cost: without {count(used.unpriced, 'run')} on machines whose price is unknown"

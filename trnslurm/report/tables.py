@@ -1,4 +1,4 @@
-"""Makes the tables of a report, which `trnslurm compare` prints too."""
+"""Makes the tables of a report, which `trnslurm compare` also prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORMS = {
 
 
 class Table(Frozen, kw_only=False):
-    """A table of the page; its columns from number `numbers` on are aligned right."""
+    """A table of the page. Its columns are right-aligned from column `numbers` on."""
 
     title: str
     header: Sequence[str]
@@ -79,8 +79,9 @@ def _attempts(run: History) -> Iterator[Table]:
         "node-hours lost",
     )
     about = (
-        "Undone steps were repeated by a later attempt. Lost node-hours are those of undone steps, "
-        "of the time after an attempt's last step, and of the time until the next attempt's first."
+        "Undone steps were repeated by a later attempt. Lost node-hours are the time of undone "
+        "steps, the time after an attempt's last step, and the time until the next attempt's "
+        "first step."
     )
     if rows:
         yield Table("Attempts", header, rows, about=about, numbers=4)
@@ -115,7 +116,7 @@ def _hours_spent(run: History) -> Iterator[Table]:
         rows.append([known.get(kind, kind), hours_of(spent), f"{spent / total:.1%}", money])
     money = dollars(total * price) if price is not None else "-"
     rows.append(["all", hours_of(total), "100.0%", money])
-    yield Table("Where the node-hours went", ("part", "node-hours", "share", "cost"), rows)
+    yield Table("Node-hours by activity", ("part", "node-hours", "share", "cost"), rows)
 
 
 def _plan_and_fact(run: History) -> Iterator[Table]:
@@ -133,9 +134,9 @@ def _plan_and_fact(run: History) -> Iterator[Table]:
         ["nodes", str(plan.get("nodes", "-")), ", ".join(map(str, nodes))],
         *([["spares", str(spares.number), f"{len(spares.used)} used"]] if spares else []),
         ["workers", str(plan.get("workers", "-")), ""],
-        ["samples a step", str(batch.get("global_batch", "-")), each],
+        ["samples per step", str(batch.get("global_batch", "-")), each],
         ["micro-batch", str(batch.get("micro_batch", "-")), ""],
-        ["micro-batches a worker and step", str(batch.get("accumulation", "-")), ""],
+        ["micro-batches per worker and step", str(batch.get("accumulation", "-")), ""],
         [
             "padding",
             f"{_share(batch.get('padding_units'), batch.get('units'))}",
@@ -144,7 +145,7 @@ def _plan_and_fact(run: History) -> Iterator[Table]:
         ["steps", figure(plan.get("steps"), ","), figure(step, ",")],
         ["samples", "", figure(samples, ",")],
     ]
-    yield Table("Batch: the plan, and what ran", ("", "plan", "ran"), rows)
+    yield Table("Batch: plan and actual", ("", "plan", "ran"), rows)
 
 
 def _graphs(run: History) -> Iterator[Table]:
@@ -165,7 +166,7 @@ def _graphs(run: History) -> Iterator[Table]:
     about = [f"Key {key}." if key else ""]
     if "graphs" in run.last:
         about.append(f"Training used {run.last['graphs']:,.0f}; ")
-        about[-1] += f"{late:,.0f} were missing." if late else "none was missing."
+        about[-1] += f"{late:,.0f} were missing." if late else "none were missing."
     yield Table(
         "Compiled graphs",
         ("node", "found", "compiled", "failed", "seconds"),
@@ -176,7 +177,7 @@ def _graphs(run: History) -> Iterator[Table]:
 
 
 def _steps(run: History) -> Table:
-    """Return a table of the metrics, for a readable number of steps."""
+    """Return a table of the metrics for a readable number of steps."""
     every = -(-len(run.steps) // _MOST_STEPS) or 1
     shown = [*run.steps[:-1:every], *run.steps[-1:]]
     known = [
@@ -236,9 +237,9 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
         numbers=header.index("nodes"),
     )
     rows = [[key, *map(_text, values)] for key, values in differing(runs).items()]
-    about = "" if rows else "They have the same configuration."
+    about = "" if rows else "The runs have the same configuration."
     yield Table(
-        "Configuration that differs",
+        "Differences in configuration",
         ("key", *(run.run.name for run in runs)),
         rows,
         about=about,
@@ -247,7 +248,7 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
 
 
 def differing(runs: Sequence[History]) -> dict[str, list[Any]]:
-    """Return each key of the configuration in which runs differ, with its value in each run.
+    """Return each configuration key in which runs differ, with its value in each run.
 
     The definitions of instance types are skipped, because `instance_type` names the type in use.
     """
@@ -268,7 +269,7 @@ def _share(part: Any, whole: Any) -> str:
 
 
 def hours_of(value: float) -> str:
-    """Return node-hours for a table."""
+    """Format node-hours for a table."""
     return f"{value:.3f}" if value < 1 else f"{value:,.1f}"
 
 

@@ -13,7 +13,7 @@ UNKNOWN = "started without trnslurm submit, so its jobs in the queue are unknown
 
 
 def start_by_hand(run: RunDir, record: Record) -> str:
-    """Return the command that restarts the first phase that has not completed."""
+    """Return the command that starts the first uncompleted phase again."""
     newest = {phase: run.newest_attempt(record, phase) for phase in record.phases}
     done = [phase for phase, last in newest.items() if last and last.state is State.COMPLETED]
     phase = next((p for p in record.phases if p not in done), record.phases[-1])

@@ -129,7 +129,7 @@ def _continues_work(run: RunDir) -> bool:
 
 
 def _by_hand(run: RunDir, status: RunStatus) -> RunStatus:
-    """Return a status whose command restarts a bundle the way it was started, without trnslurm."""
+    """Return a status whose command starts a bundle again as it was started, without trnslurm."""
     record = run.record()
     if not isinstance(record, ByHand) or not status.mend.startswith("trnslurm resume"):
         return status

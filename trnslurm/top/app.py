@@ -1,4 +1,4 @@
-"""The live view: a list of runs, one run, its log; Textual draws it."""
+"""The live view, drawn by Textual: a list of runs, a single run, and its log."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _COLOURS = {
 
 List = Callable[[], Sequence[RunStatus]]
 Act = Callable[[RunDir], str]
-"""Does something with a run; returns a text about what it did."""
+"""Does something with a run, and returns a message about the result."""
 
 
 class _Terminal(LinuxDriver):
-    """Textual's terminal; it ends at a key that is not UTF-8 (8.2.8), this one ignores the key."""
+    """Textual's terminal, except that it ignores keys that are not UTF-8, which would end 8.2.8."""
 
     def run_input_thread(self) -> None:
         while True:
@@ -94,9 +94,9 @@ class Top(App[None]):
 
 
 class _LiveScreen(Screen[None]):
-    """A screen that is refreshed every few seconds, in a thread, because Slurm may be slow.
+    """A screen that is refreshed every few seconds in a thread, because Slurm may be slow.
 
-    It shows one run, or a list in which one is chosen.
+    It shows one run, or a list from which one is chosen.
     """
 
     def __init__(self, run: RunDir | None = None) -> None:
@@ -111,13 +111,13 @@ class _LiveScreen(Screen[None]):
         self.look()
 
     def look_if_shown(self) -> None:
-        """Look, unless another screen covers this one."""
+        """Refresh, unless another screen covers this one."""
         if self.is_current:
             self.look()
 
     @work(thread=True, exclusive=True)
     def look(self) -> None:
-        """Get new data, and show them."""
+        """Get new data and show them."""
         try:
             found = self.ask()
         except (TrnslurmError, OSError) as error:
@@ -154,7 +154,7 @@ class _LiveScreen(Screen[None]):
         app.push_screen(Confirm(question.format(run.name)), answer)
 
     def action_cancel(self) -> None:
-        self._ask("cancel", "Cancel {}? It saves a checkpoint first, if it is training on Slurm.")
+        self._ask("cancel", "Cancel {}? If it is training on Slurm, it saves a checkpoint first.")
 
     def action_resume(self) -> None:
         self._ask("resume", "Resume {} from its newest checkpoint?")
@@ -190,7 +190,7 @@ class RunsScreen(_LiveScreen):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Make the table."""
+        """Create the table."""
         narrow = self.app.size.width < _WIDE
         self._columns = [n for n, name in enumerate(HEADER) if not (narrow and name in _LEFT_OUT)]
         self.query_one(DataTable).add_columns(*(HEADER[n] for n in self._columns))
@@ -203,7 +203,7 @@ class RunsScreen(_LiveScreen):
         return self.app.listed()
 
     def tell(self, found: Sequence[RunStatus]) -> None:
-        """Fill the table; the cursor stays on its run."""
+        """Fill the table, keeping the cursor on its run."""
         table = self.query_one(DataTable)
         under = self._paths[table.cursor_row] if self._paths else ""
         newest_first = [*found][::-1]
@@ -219,7 +219,7 @@ class RunsScreen(_LiveScreen):
         runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
         clock = time.strftime("%H:%M:%S")
         self.query_one("#head", Static).update(
-            f"trnslurm: {runs}, {alive} active, at {clock}; Enter opens one"
+            f"trnslurm: {runs}, {alive} active, at {clock}; press Enter to open one"
         )
 
     def chosen(self) -> RunDir | None:
@@ -276,11 +276,11 @@ class RunScreen(_LiveScreen):
         scale.display = curve.display
         if curve.display:
             low, high = min(found.losses), max(found.losses)
-            scale.update(f"loss of every step: {high:.4f} at most, {low:.4f} at least")
+            scale.update(f"loss of every step: between {low:.4f} and {high:.4f}")
         self.call_after_refresh(self._tell_log, found.log)
 
     def _tell_log(self, lines: Sequence[str]) -> None:
-        """Show the last lines, as many as fit below the rest."""
+        """Show as many of the last lines as fit below the rest."""
         log = self.query_one("#log", Static)
         shown = [Text(line) for line in lines[-max(1, log.size.height) :]]
         for line in shown:
@@ -289,7 +289,7 @@ class RunScreen(_LiveScreen):
 
 
 class LogScreen(_LiveScreen):
-    """The log of node 0; it follows new lines unless it is scrolled up."""
+    """The log of node 0, which follows new lines unless it is scrolled up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,left,l", "app.pop_screen", "Back", key_display="esc")
@@ -316,7 +316,7 @@ class LogScreen(_LiveScreen):
 
 
 class Confirm(ModalScreen[bool]):
-    """A question: y is yes, all other keys are no."""
+    """A question. y means yes, and all other keys mean no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "Yes"),

@@ -32,9 +32,9 @@ class View(Frozen):
 
     status: RunStatus
     losses: Sequence[float]
-    """The loss of each step that counts, the newest last; thinned to the width of a curve."""
+    """The loss of each step that counts, newest last, thinned to the width of a curve."""
     share: float | None
-    """The share of its steps that are done."""
+    """The share of the run's steps that are done."""
     facts: Sequence[tuple[str, str]]
     log: Sequence[str]
     """The last lines of node 0's log."""
@@ -103,7 +103,7 @@ def view_of(run: RunDir, *, lines: int) -> View:
 
 
 def _lines_of(usage: Usage) -> list[str]:
-    """Return a line for each node, if the screen has room for them."""
+    """Return a line for each node, if the screen has enough room."""
     nodes = usage.nodes if 1 < len(usage.nodes) <= _MOST_NODES else ()
     header, rows = rows_of(nodes)
     return text_table(header, rows, right=",".join({*header} - {"host"})) if rows else []
@@ -111,9 +111,9 @@ def _lines_of(usage: Usage) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _way_back(run: RunDir, state: str, attempts: int) -> tuple[str, str, str]:
-    """Return reason, fix and command of a run that failed; the view asks for them again and again.
+    """Return the reason, fix and command for a failed run, cached because the view keeps asking.
 
-    State and number of attempts tell whether the answer is still right.
+    The state and the number of attempts show whether the answer is still right.
     """
     status, _ = explained(run, run_status(run))
     return status.reason, status.fix, status.mend

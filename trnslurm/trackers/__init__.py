@@ -1,1 +1,1 @@
-"""Sends the metrics of runs to Weights & Biases, MLflow, or the tracker of a plug-in."""
+"""Sends the metrics of runs to Weights & Biases, MLflow, or a plug-in's tracker."""

@@ -1,4 +1,4 @@
-"""A dashboard for Grafana, of the metrics that `trnslurm exporter` gives to Prometheus."""
+"""A Grafana dashboard for the metrics that `trnslurm exporter` exports to Prometheus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_SHOWN = ("trnslurm_run_steps", "trnslurm_run_reported_timestamp_seconds")
 
 
 def dashboard_text() -> str:
-    """Return the dashboard as JSON: a panel for each metric, for the runs chosen at its top."""
+    """Return the dashboard as JSON, with a panel per metric for the runs selected at its top."""
     of_run = [gauge for gauge in (NOTICES, *OF_RUN) if gauge.name not in _NOT_SHOWN]
     shown = [
         ("Runs by state", f"sum by (state) ({STATE.name}{_CHOSEN})", "{{state}}"),

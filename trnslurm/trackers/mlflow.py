@@ -1,4 +1,4 @@
-"""Sends runs to MLflow at MLFLOW_TRACKING_URI; for a server, mlflow-skinny suffices."""
+"""Sends runs to MLflow at MLFLOW_TRACKING_URI. For a server, mlflow-skinny is enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATUS = {State.COMPLETED: "FINISHED", State.CANCELLED: "KILLED"}
 
 
 class Run:
-    """A run at MLflow: the one with this run's name, or a new one."""
+    """An MLflow run: the existing one with this run's name, or a new one."""
 
     def __init__(self, subject: Subject) -> None:
         name = subject.name
@@ -64,7 +64,7 @@ class Run:
         client.log_batch(self._id, tags=[RunTag(key, value) for key, value in words.items()])
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Log these steps; each call also records the last of them, for a later send."""
+        """Log these steps. Each call also records the last step, for a later send."""
         metrics: list[Metric] = []
         for step in steps:
             moment = round(1000 * float(step.get("time") or 0.0))
@@ -81,7 +81,7 @@ class Run:
             self._client.log_batch(self._id, metrics=metrics, tags=tags)
 
     def close(self, state: State) -> str:
-        """Record the state of the run; return where its steps can be seen."""
+        """Record the state of the run, and return where its steps can be seen."""
         self._client.set_tag(self._id, "trnslurm.state", state)
         if state.final:
             self._client.set_terminated(self._id, _STATUS.get(state, "FAILED"))

@@ -16,7 +16,7 @@ _GIB, _MB = 1 << 30, 1e6
 
 
 class Gauge(NamedTuple):
-    """A metric: its name, what it means, and its value from a run or a node; None: none."""
+    """A metric: its name, its meaning, and its value from a run or a node, or None."""
 
     name: str
     about: str
@@ -43,9 +43,9 @@ OF_RUN = (
     Gauge("trnslurm_run_step", "The newest step", _metric("step")),
     Gauge("trnslurm_run_steps", "All steps of the run", _metric("steps")),
     Gauge("trnslurm_run_loss", "The newest loss", _metric("loss")),
-    Gauge("trnslurm_run_step_seconds", "How long the newest step took", _metric("step_s")),
-    Gauge("trnslurm_run_tokens_per_second", "Tokens a second", _metric("tokens_per_s")),
-    Gauge("trnslurm_run_samples_per_second", "Samples a second", _metric("samples_per_s")),
+    Gauge("trnslurm_run_step_seconds", "Duration of the newest step", _metric("step_s")),
+    Gauge("trnslurm_run_tokens_per_second", "Tokens per second", _metric("tokens_per_s")),
+    Gauge("trnslurm_run_samples_per_second", "Samples per second", _metric("samples_per_s")),
     Gauge("trnslurm_run_mfu_ratio", "The share of the devices' peak FLOP/s", _metric("mfu")),
     Gauge(
         "trnslurm_run_reported_timestamp_seconds",
@@ -71,7 +71,7 @@ OF_NODE = (
     *(
         Gauge(
             f"trnslurm_node_{network}_{way}_bytes_per_second",
-            f"Bytes a second {said} by {kind}",
+            f"Bytes per second {said} by {kind}",
             _rate(f"{network}_{way}_mb_s"),
         )
         for network, kind in (("net", "the network"), ("fabric", "EFA or InfiniBand"))
@@ -83,7 +83,7 @@ NOTICES = Gauge("trnslurm_run_notices", "Warnings of trnslurm usage", lambda tol
 
 
 def exposition(statuses: Sequence[RunStatus]) -> str:
-    """Return the text about these runs, and about the nodes of those that are running."""
+    """Return the exposition for these runs, and for the nodes of those that are running."""
     active = [(status, usage_of(RunDir(Path(status.path)), status)) for status in statuses]
     lines: list[str] = []
     for gauge in OF_RUN:

@@ -1,7 +1,7 @@
 """Sends each step of a run to a tracker once, and follows a run until it ends.
 
-Steps that a later attempt repeats are not sent again: metrics do not depend on the attempt, and
-trackers take steps in ascending order.
+Steps that a later attempt repeats are not sent again, because metrics do not depend on the attempt
+and trackers require steps in ascending order.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _OF_THIS_HOST = ("notify.",)
 
 
 class Subject(Frozen):
-    """What a tracker is told of a run."""
+    """What a tracker is told about a run."""
 
     name: str
     project: str | None
     """The value of --project."""
     recipe: str
     config: Mapping[str, Any]
-    """The configuration of the run by dotted keys."""
+    """The run's configuration by dotted key."""
     tags: Mapping[str, str]
-    """What runs are searched by: recipe, preset, cluster, sweep; none is empty."""
+    """Values to search runs by: recipe, preset, cluster and sweep. Empty ones are left out."""
     nodes: int
     note: str
     sweep: str
@@ -46,22 +46,22 @@ class Subject(Frozen):
 
 
 class Tracker(Protocol):
-    """One run at a tracker. A plug-in is a function or class that makes one of a Subject."""
+    """One run in a tracker. A plug-in is a function or class that creates one from a Subject."""
 
     last: int
-    """The last step that it has; 0: none."""
+    """The last step that the tracker has, or 0 if it has none."""
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Log these steps, in ascending order: the lines of metrics.jsonl."""
+        """Log these steps, which are lines of metrics.jsonl in ascending order."""
 
     def close(self, state: State) -> str:
-        """Record the state of the run; return where its steps can be seen."""
+        """Record the state of the run, and return where its steps can be seen."""
 
 
 def send(
     run: RunDir, to: str, project: str | None, *, say: Callable[[str], None], follows: bool = False
 ) -> None:
-    """Send the new steps of a run; with `follows`, until the run has ended."""
+    """Send the new steps of a run. With `follows`, continue until the run has ended."""
     history = History(run, run.record(), run_status(run))
     statuses: Iterator[RunStatus] = iter([history.status])
     if follows:
@@ -84,7 +84,7 @@ def send(
     finally:
         with errors():
             where = tracker.close(state)
-    new = f"steps {first + 1} to {last}" if last > first else "no new step"
+    new = f"steps {first + 1} to {last}" if last > first else "no new steps"
     say(f"{run.name}: {new} sent to {where}")
 
 
@@ -121,11 +121,11 @@ def _subject(history: History, project: str | None) -> Subject:
 
 
 Errors = Callable[[], AbstractContextManager[None]]
-"""What turns a tracker's errors into a TrnslurmError."""
+"""Returns a context manager that turns a tracker's errors into a TrnslurmError."""
 
 
 def _door(to: str) -> tuple[Callable[[Subject], Tracker], Errors]:
-    """Return what opens a run at a tracker; built-in trackers go before those of plug-ins."""
+    """Return what opens a run in a tracker. Built-in trackers take precedence over plug-ins."""
     if to not in TRACKERS:
         plugin = plugin_named("tracker", to, "--to", TRACKERS)
         return plugin.load(), plugin.blamed
@@ -135,7 +135,8 @@ def _door(to: str) -> tuple[Callable[[Subject], Tracker], Errors]:
         if (error.name or "").partition(".")[0] == "trnslurm":
             raise
         raise TrnslurmError(
-            f"--to {to} needs a package that is missing here: pip install 'trnslurm[{to}]'"
+            f"--to {to} needs a package that is not installed here: run pip install "
+            f"'trnslurm[{to}]'"
         ) from None
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Weights & Biases. Offline (WANDB_MODE=offline) it writes to wandb/ in the run's directory."""
+"""Weights & Biases. Offline (WANDB_MODE=offline), it writes to wandb/ in the run directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OFFLINE = ("offline", "dryrun")
 
 
 class Run:
-    """A run at Weights & Biases: the one with this run's name, or a new one."""
+    """A Weights & Biases run: the existing one with this run's name, or a new one."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -36,7 +36,7 @@ class Run:
 
     @property
     def _run(self) -> Any:
-        """The run, which is begun or resumed when it is first needed."""
+        """The run, which is created or resumed when it is first needed."""
         if self._open is None:
             self._open = self._begin()
         return self._open
@@ -76,7 +76,7 @@ class Run:
             self._run.log(numbers_of(step), step=step["step"])
 
     def close(self, state: State) -> str:
-        """Record the state of the run; return where its steps can be seen."""
+        """Record the state of the run, and return where its steps can be seen."""
         if self._offline and self._open is None:
             return f"project {self._project}"
         self._run.summary["state"] = state

@@ -1,8 +1,9 @@
-"""A loop on accelerate with trnslurm's three calls: report, should_stop, saved.
+"""An Accelerate training loop with trnslurm's three calls: report, should_stop, saved.
 
     trnslurm submit ./train.py --nodes 2 -- --out {checkpoints} --resume {resume}
 
-So status and metrics have its steps, a stop is saved, and it continues in the middle of an epoch.
+With these calls, status and metrics show the steps, a stop saves a checkpoint, and the script can
+continue in the middle of an epoch.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import trnslurm
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=4, help="of a worker")
+parser.add_argument("--batch-size", type=int, default=4, help="batch size per worker")
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("out"))

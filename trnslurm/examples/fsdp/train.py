@@ -1,9 +1,10 @@
-"""A model that FSDP2 shards, with exact batches and checkpoints for any number of workers.
+"""A model sharded by FSDP2, with exact batches and checkpoints for any number of workers.
 
     trnslurm submit ./train.py --nodes 2 -- --epochs 3
     torchrun --nproc_per_node 2 train.py    # without trnslurm: checkpoints go to ./checkpoints
 
-The samples of each step and, except for rounding, its loss are the same on any number of workers.
+The samples of each step are the same on any number of workers, and so is the loss except for
+rounding.
 A run can continue on another number of workers: trnslurm resume last --nodes 3.
 """
 
@@ -22,7 +23,7 @@ import trnslurm
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32, help="samples of a step, on all workers")
+    parser.add_argument("--batch", type=int, default=32, help="samples per step, over all workers")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--save-every", type=int, default=10)
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python serve.py PORT sample|reward
 
-They keep nothing, so one that is started again answers as before.
+They keep no state, so a restarted server gives the same answers.
 """
 
 import itertools

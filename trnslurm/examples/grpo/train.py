@@ -1,4 +1,4 @@
-"""Reinforcement learning with servers on nodes of their own: GRPO on a tiny policy.
+"""Reinforcement learning with servers on their own nodes: GRPO on a tiny policy.
 
     trnslurm submit ./train.py --nodes 2 \
         --set 'roles.rollout.command=[python, serve.py, "{port}", sample]' \
@@ -7,8 +7,8 @@
         -- --rollout {rollout.urls} --reward {reward.url} --out {checkpoints} --resume {resume}
 
 The rollout servers sample sequences from the policy, the reward server rates them, and the workers
-learn to count. A request has all that a server needs, so kill one: it is started again, the
-workers ask again, and the losses stay the same.
+learn to count. A request contains everything that a server needs. If you kill a server, it is
+started again, the workers repeat the request, and the losses stay the same.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TOKENS, LENGTH, SAMPLES, LR = 8, 9, 32, 2.0
 
 
 def ask(url: str, **what: object) -> list:
-    """Ask a server, and ask again if it is away."""
+    """Ask a server, and repeat the request while it is unavailable."""
     while True:
         try:
             with urllib.request.urlopen(url, json.dumps(what).encode(), timeout=60) as answer:

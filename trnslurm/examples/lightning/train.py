@@ -1,9 +1,9 @@
-"""A training on Lightning; RunCallback reports, saves at a stop, and passes on what is saved.
+"""A Lightning training script. RunCallback reports, saves at a stop, and passes on checkpoints.
 
     trnslurm submit ./train.py --nodes 2 -- --nodes {nodes} --devices {workers_per_node} \
       --out {checkpoints} --resume {resume}
 
-Without the callback and its import it runs, too; only `trnslurm status` then has no steps.
+The script also runs without the callback and its import, but `trnslurm status` then shows no steps.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Resumable(DataLoader):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=4, help="of a worker")
+    parser.add_argument("--batch-size", type=int, default=4, help="batch size per worker")
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.1)

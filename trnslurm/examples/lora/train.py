@@ -5,8 +5,8 @@
       --resume_from_checkpoint {resume} --learning_rate 0.02 --logging_steps 1 --save_steps 10 \
       --report_to none
 
-Without --model it makes a small Llama itself, whose tokens are bytes, and needs no download.
-RunCallback reports the loss, saves when the job is asked to stop, and passes on what is saved.
+Without --model, the script creates a small Llama whose tokens are bytes, so it needs no download.
+RunCallback reports the loss, saves when the job is asked to stop, and passes on checkpoints.
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ from trnslurm.train.trainer import RunCallback
 
 @dataclass
 class Arguments:
-    model: str = field(default="", metadata={"help": "a model of the Hub, or a directory"})
-    text: Path = field(default=Path(__file__), metadata={"help": "what it learns"})
+    model: str = field(default="", metadata={"help": "a model on the Hub, or a directory"})
+    text: Path = field(default=Path(__file__), metadata={"help": "the text to learn"})
     context: int = 32
     rank: int = 4
 

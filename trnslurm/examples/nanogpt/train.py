@@ -1,10 +1,10 @@
-"""A small GPT on the characters of a text, with plain DistributedDataParallel.
+"""A small character-level GPT, with plain DistributedDataParallel.
 
     trnslurm submit ./train.py --nodes 2 --set checkpoints=out
     torchrun --nproc_per_node 2 train.py    # without trnslurm, on this machine
 
 The code does not use trnslurm: it saves to --out, and resumes from the files there. The samples of
-a step depend on its number alone, so the losses are the same on any number of workers.
+a step depend only on the step's number, so the losses are the same on any number of workers.
 """
 
 import argparse
@@ -50,11 +50,11 @@ class GPT(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--text", type=Path, default=Path(__file__), help="what it learns")
+    parser.add_argument("--text", type=Path, default=Path(__file__), help="the text to learn")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=16, help="samples a step, of all workers")
+    parser.add_argument("--batch", type=int, default=16, help="samples per step, over all workers")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
@@ -69,7 +69,7 @@ def main() -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     if options.batch % world:
-        parser.error(f"--batch {options.batch} does not divide over {world} workers")
+        parser.error(f"--batch {options.batch} cannot be divided among {world} workers")
 
     text = options.text.read_text()
     alphabet = sorted(set(text))

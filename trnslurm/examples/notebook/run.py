@@ -2,7 +2,7 @@
 
     trnslurm submit ./run.py --nodes 2
 
-Cells with lines for IPython, such as %magic and !command, are not Python: keep them out of it.
+Cells with IPython lines, such as %magic and !command, are not Python: leave them out.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Write the model for those who use it."""
+"""Export the model for its users."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Make the data: points in a plane, and on which side of a line they are."""
+"""Generate the data: points in a plane, labeled with the side of a line they are on."""
 
 import sys
 from pathlib import Path

@@ -3,8 +3,8 @@
     trnslurm submit ./train.py --nodes 2 --launcher ray -- \
         --workers {workers} --out {checkpoints} --resume {resume}
 
-The evaluators try random changes of a small network. The learner, which the launcher starts on node
-0, follows those that help. A change is known by its seed, so only seeds and losses travel.
+The evaluators try random changes to a small network. The learner, which the launcher starts on node
+0, adopts the changes that help. A seed identifies a change, so only seeds and losses are sent.
 """
 
 import argparse
