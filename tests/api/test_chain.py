@@ -87,7 +87,7 @@ def test_settings_for_both_and_for_one(site, fake_slurm, cli) -> None:
 
 
 REFUSED = {
-    "--set steps=3": "differ in steps; say --set one:steps=… or --set two:steps=…",
+    "--set steps=3": "have different values of steps: use --set one:steps=… or --set two:steps=…",
     "--set tow:steps=3": "--set tow:steps=3: 'tow' is not in the chain one, two",
     "--set train.init_from=x": "--chain and --set train.init_from=… contradict each other",
     "--set one:train.save_every=0": "train.save_every is 0, so two would not find a checkpoint",

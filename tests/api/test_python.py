@@ -182,7 +182,7 @@ def test_a_chain_and_further_node_counts(site, fake_slurm) -> None:
     with pytest.raises(TrnslurmError, match="compile_for does not work with chain"):
         trnslurm.submit("toy", cluster="pc", chain=True, compile_for=[2], time=5)
     with (
-        pytest.warns(TrnslurmWarning, match="^elastic has a new name, compile_for$"),
+        pytest.warns(TrnslurmWarning, match="^elastic has been renamed to compile_for$"),
         pytest.raises(TrnslurmError, match="does not work with chain"),
     ):
         trnslurm.submit("toy", cluster="pc", chain=True, elastic=[2], time=5)
@@ -279,7 +279,7 @@ def test_a_plan_is_that_of_the_command(site, cli) -> None:
         (lambda: trnslurm.submit("toy", precompile="no"), "expected auto, always or never"),
         (lambda: trnslurm.submit("toy", chain=1), "chain=1: expected True or False"),
         (lambda: trnslurm.submit("toy", path="a\0b"), "path='a.x00b': expected a path or a name"),
-        (lambda: trnslurm.submit(), "give either a recipe or rendered=DIR"),
+        (lambda: trnslurm.submit(), "pass either a recipe or rendered=DIR"),
         (lambda: trnslurm.submit(rendered="x", preset="y"), "omit preset"),
         (lambda: trnslurm.submit("toy", from_run=[]), r"from_run=\[\]: expected a path or a name"),
         (lambda: trnslurm.submit("toy", time="soon", cluster="pc"), "--time soon: expected"),
@@ -287,7 +287,7 @@ def test_a_plan_is_that_of_the_command(site, cli) -> None:
         (lambda: trnslurm.Run("no_such"), "no run 'no_such' in"),
         (lambda: trnslurm.resume("last", nodes=0), "no run 'last' in"),
         (lambda: trnslurm.render("toy", force=1, output="x"), "force=1: expected True or False"),
-        (lambda: trnslurm.render("toy", output="/proc/x", time=5), "/proc/x: cannot be written"),
+        (lambda: trnslurm.render("toy", output="/proc/x", time=5), "cannot write /proc/x"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_errors_of_one_line(site, call: Callable[[], Any], said: str) -> None:

@@ -110,7 +110,7 @@ def test_the_graphs_of_a_run_that_waits_are_in_use(site, graphs, fake_slurm, cli
 def test_a_long_start_is_told(site, toy, fake_slurm, cli, monkeypatch) -> None:
     monkeypatch.setattr(submit, "_TELL_S", 0.0)
     said = cli(*SWEEP, "--sweep", "train.lr=0.1,0.2").err
-    assert "Made 1 of 2 runs\nMade 2 of 2 runs\n" in said
+    assert "Created 1 of 2 runs\nCreated 2 of 2 runs\n" in said
 
 
 def test_so_many_at_a_time(site, toy, fake_slurm, cli) -> None:
@@ -280,7 +280,7 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
         in cli("status", "gpt", "--lowest", "acc").error
     )
     both = cli("status", "gpt", "--lowest", "loss", "--highest", "f1")
-    assert "name one" in both.error
+    assert "pass only one" in both.error
     assert "compare the runs of a sweep" in cli("status", "gpt-2", "--lowest", "loss").err
     alone = cli("status", "gpt-2").out
     assert "in the sweep 20260101-000000-gpt, with seed=2\n" in alone
@@ -327,7 +327,7 @@ def test_cancelled_with_a_few_commands(site, toy, fake_slurm, cli) -> None:
 
 def test_a_name_that_means_two_is_refused(swept, make_run, fake_slurm, cli) -> None:
     make_run("20260202-000000-gpt")
-    assert "gpt names 2 runs or sweeps" in cli("cancel", "gpt").error
+    assert "gpt matches 2 runs or sweeps" in cli("cancel", "gpt").error
     assert cli("status", "20260101-000000-gpt").code == 0
     assert cli("status", "gpt-11").out.startswith("20260101-000000-gpt-11: COMPLETED")
     assert "no run 'nothing' in" in cli("status", "nothing").error

@@ -183,8 +183,8 @@ def test_the_place_where_an_unknown_cluster_is_named(site, refused, monkeypatch)
 def test_plan_says_for_what_it_plans_where_nothing_is_chosen(site, cli, monkeypatch) -> None:
     monkeypatch.setattr(choice, "slurm_hint", lambda: (None, False))
     done = cli("plan", "gpt2_zero1", "--nodes", "2")
-    would = "submit here would use --cluster local --preset tiny"
-    assert f"Using --cluster trn1 --preset xl, as the recipe says; {would}\n" in done.err
+    would = "here, submit would use --cluster local --preset tiny"
+    assert f"Using --cluster trn1 --preset xl, from the recipe; {would}\n" in done.err
     assert "gpt2_zero1 (xl) on trn1.32xlarge" in done.out
     assert cli("plan", "gpt2_zero1", "--nodes", "2", "--cluster", "trn1").err == ""
 
@@ -221,14 +221,14 @@ def test_usage_errors(refused, arguments: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("root", "words"),
     [
-        ("{tmp}/file/runs", "Not a directory; set run_root in the cluster profile"),
+        ("{tmp}/file/runs", "Not a directory: set run_root in the cluster profile"),
         ("{tmp}/a:b", "a colon, a percent sign, a backslash, a control character or a byte that"),
         ("{tmp}/100%", "choose another run_root"),
         ("{tmp}/a\nb", "choose another run_root"),
         ("{tmp}/a\\b", "choose another run_root"),
         ("{tmp}/open", ": run chmod o-w or chmod o+t on it"),
         ("/proc/nowhere/runs", "run root /proc/nowhere/runs: "),
-        ("/not-mounted/runs", "there is no /not-mounted on this host"),
+        ("/not-mounted/runs", "/not-mounted does not exist on this host"),
     ],
 )
 def test_run_root(refused, site, cli, fake_slurm, tmp_path: Path, root: str, words: str) -> None:
@@ -255,8 +255,11 @@ def test_run_root_in_a_home_that_is_not_utf_8(monkeypatch) -> None:
 
 
 HINTS = {
-    "Slurm is here": (("/usr/bin/srun", True), "this host has Slurm and no cluster profile is"),
-    "Slurm might be here": (("/etc/slurm", False), "/etc/slurm hints at Slurm, but srun is not on"),
+    "Slurm is here": (("/usr/bin/srun", True), "this host has Slurm, but no cluster profile is"),
+    "Slurm might be here": (
+        ("/etc/slurm", False),
+        "/etc/slurm suggests that this host has Slurm, but srun",
+    ),
 }
 
 
@@ -276,8 +279,8 @@ def test_other_commands_speak_alike(refused, command: str) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "words"),
-    [("0", "--nodes 0: a job needs at least one node"), ("1,x", "as in --nodes 1,2,4"),
-     ("", "as in --nodes 1,2,4"), ("1,,2", "as in --nodes 1,2,4")],
+    [("0", "--nodes 0: a job needs at least one node"), ("1,x", "such as --nodes 1,2,4"),
+     ("", "such as --nodes 1,2,4"), ("1,,2", "such as --nodes 1,2,4")],
 )  # fmt: skip
 def test_plan_refuses_odd_node_counts(refused, nodes: str, words: str) -> None:
     assert words in refused("plan", "gpt2_zero1", "-c", "pc", "--nodes", nodes)

@@ -82,7 +82,7 @@ def test_runs_are_sorted_by_what_they_said_last(ended, cli) -> None:
     worse, silent, best = ended("1-a", 1.0, 3.0), ended("2-b"), ended("3-c", 9.0, 2.0)
     assert listed(cli("runs", "--sort", "loss")) == [best.name, worse.name, silent.name]
     assert listed(cli("runs", "--sort", "loss", "--limit", "1")) == [best.name]
-    assert "no run reports f1; the runs report loss" in cli("runs", "--sort", "f1").error
+    assert "none of the runs report f1, only loss" in cli("runs", "--sort", "f1").error
 
 
 def test_runs_as_csv(ended, cli) -> None:
@@ -196,7 +196,7 @@ def test_a_run_that_may_run_is_never_removed(ended, make_run, fake_slurm, cli) -
     fake_slurm.queue(f"1001|PENDING|Priority|N/A|{waiting.path}")
     ended("1-a")
     error = cli("rm", "1-a", "3-c", "--yes").error
-    assert error == "3-c is PENDING; first run trnslurm cancel 3-c"
+    assert error == "3-c is PENDING: first run trnslurm cancel 3-c"
     assert cli("rm", "--older-than", "1h", "--dry-run").out.count("1-a") == 1
     assert "3-c" not in cli("rm", "--older-than", "1h", "--dry-run").out
     assert {p.name for p in waiting.path.parent.iterdir()} == {"1-a", "3-c"}
@@ -267,5 +267,5 @@ def test_python_chooses_as_the_command_does(ended) -> None:
     assert [run.name for run in trnslurm.runs(sort="loss", limit=1)] == ["2-b"]
     with pytest.raises(TrnslurmError, match="state='LATE': expected PENDING, "):
         trnslurm.runs(state=["late"])
-    with pytest.raises(TrnslurmError, match="since soon: expected a day or an age"):
+    with pytest.raises(TrnslurmError, match="since soon: expected a date or an age"):
         trnslurm.runs(since="soon")

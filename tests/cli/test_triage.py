@@ -42,7 +42,7 @@ def test_command(make_run, cli, fake_slurm, stable) -> None:
     error = cli("triage", run.name, "--attempt", "7").error
     assert error == f"{run.name} has no attempt 7 of train, only 2"
     fresh = make_run("20260102-000000-fresh", jobs={})
-    assert "has not begun" in cli("triage", fresh.name).error
+    assert "has not started" in cli("triage", fresh.name).error
     waiting = make_run("20260103-000000-waiting", states={"precompile": [DONE]})
     fake_slurm.queue("1002|PENDING|Nodes required for job are DOWN, DRAINED|N/A|")
     done = cli("triage", waiting.name)

@@ -71,12 +71,14 @@ def test_what_this_host_sees(graphs, fake_slurm, cli, tmp_path: Path) -> None:
         return str(cli(*SUBMIT, "--dry-run", *words).err)
 
     here = tmp_path / "image.sqsh"
-    missing = f"error: container.image {here}: does not exist"
+    missing = f"error: container.image: {here} does not exist"
     assert missing in said(f"container.image={here}")
     here.touch()
     assert missing not in said(f"container.image={here}")
     elsewhere = said("container.image=/nowhere/image.sqsh")
-    assert "warning: container.image: /nowhere/image.sqsh is not on this host; " in elsewhere
+    assert (
+        "warning: container.image: /nowhere/image.sqsh does not exist on this host, " in elsewhere
+    )
     podman = ("container.image=x", "container.runtime=podman")
     fake_slurm.answer("show-config", "ProctrackType           = proctrack/linuxproc")
     assert "warning: Slurm uses proctrack/linuxproc, which misses Podman's" in said(*podman)

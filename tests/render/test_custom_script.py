@@ -343,9 +343,9 @@ def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
 def test_a_batch_and_steps_that_nobody_knows(site, cli, project) -> None:
     said = cli("plan", "./train.py", *CPU, "--nodes", "1,2", "--time", "90").out
     assert re.search(r"^ +2 +\d+ +1.5 +3.0 ", said, re.M), "workers, and hours by the limit"
-    assert "Batch: the script's own. To plan it: --set batch.global_batch=N" in said
+    assert "Batch: decided by the script. To plan it, pass --set batch.global_batch=N" in said
     unlimited = cli("plan", *CPU, "--", "torchrun", "--nnodes", "2", "train.py").out
-    assert "Hours: unknown; with --time the plan shows" in unlimited
+    assert "Hours: unknown. Pass --time to show" in unlimited
     assert json.loads(cli("plan", "./train.py", *CPU, "--json").out)["plans"][0]["units"] is None
     (project / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -t 60 -N 2 --mem=9G\nsrun hostname\n")
     own = cli("plan", "./job.sbatch", *CPU, "--mem", "4G")
@@ -870,7 +870,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     said = cli("status", run.name).out
     assert "saved: checkpoint-9 (Trainer), 3 h ago; the script does not load it\n" in said
     assert f"`{resume} --force` if the script finds work/out/checkpoint-9 itself; if not" in said
-    assert f"by the option that it has for this, then {resume} {words}\n" in said
+    assert f"pass it with the script's own option, then {resume} {words}\n" in said
     assert newest_checkpoint(run) is None
     copy = run.code / "project/train.py"
     (copy.parent / "other.py").write_text("add_argument('--resume')")
@@ -901,10 +901,10 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert f"then {flag}\n" in cli("status", run.name).out
     copy.write_text(source)
     refused = cli("resume", run.name).error
-    assert f"may write over work/out/checkpoint-9 in its directory: {resume} {words} pas" in refused
+    assert "might overwrite work/out/checkpoint-9 in its directory. To pass that " in refused
     done = cli("resume", run.name, *words.replace("--resume_from", "--r").split())
     assert done.code == 0
-    assert f"continues after step 9, from {checkpoint} (Trainer)" in done.err
+    assert f"continues after step 9 from {checkpoint} (Trainer)" in done.err
     node = (run.path / "node.sh").read_text()
     assert command_of(node)[-1] == "--a"
     assert command_of(node, TRNSLURM_RESUME="x")[-2:] == ["--r_checkpoint", "x"]
@@ -958,7 +958,7 @@ def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(
     run.checkpoints.mkdir(exist_ok=True)
     (run.checkpoints / "ckpt_40.pt").touch()
     said = cli("resume", run.name).error
-    assert f"{run.name} has reported no checkpoint, so it would begin at step 0" in said
+    assert f"{run.name} has not reported a checkpoint, so it would start at step 0" in said
     assert len(fake_slurm.calls("sbatch")) == 1
     saved = {"step": 40, "path": str(run.checkpoints / "ckpt_40.pt")}
     run.saved_file.write_text(json.dumps(saved))
@@ -1028,9 +1028,9 @@ def test_a_script_does_not_begin_over_its_checkpoints(
     resume, path = f"trnslurm resume {run.name} --force", f"work/{named}"
     assert f"next: `{resume}` if the script finds {path} itself; if not, " in said
     assert "; if not, pass it to the script, and call trnslurm.saved() in it, then trn" in said
-    assert "saved() there, then trnslurm submit ./train.py -- --a\n" in said
-    assert f"may write over {path} in its directory: if the script finds that itself" in done.error
-    assert f"{resume}; if not, submit it again, with {run.path}/{path} for" in done.error
+    assert "saved() in it, then trnslurm submit ./train.py -- --a\n" in said
+    assert f"might overwrite {path} in its directory. If the script finds that itself" in done.error
+    assert f"{resume}. If not, submit it again, and pass {run.path}/{path} with" in done.error
     given = f"pass {run.path}/{path} to the script with its own option, after --"
     assert cli("submit", "./train.py", *CPU, *TIME, "--from", run.name).error.endswith(given)
     assert len(fake_slurm.calls("sbatch")) == 1
@@ -1101,9 +1101,12 @@ def test_a_part_of_a_node(site, cli, project) -> None:
     of_the_profile = ("--set", "slurm.gpus_per_node=2", "--set", "slurm.exclusive=false")
     assert "--workers=2" in rendered(site, cli, "./train.py", *of_the_profile)["node.sh"]
     for words, said in (
-        (("--gpus", "all"), "--gpus all: expected a number, or a type and a number: a100:2"),
+        (
+            ("--gpus", "all"),
+            "--gpus all: expected a number, or a type and a number, such as a100:2",
+        ),
         (("--mem", "much"), "--mem much: expected a number with K, M, G or T, such as 64G"),
-        (("--cpus", "0"), "--cpus 0: at least one"),
+        (("--cpus", "0"), "--cpus 0: must be at least 1"),
         (("--gpus", "2", "--set", "slurm.exclusive=true"), "contradict each other"),
     ):
         assert said in cli("render", "./train.py", *CPU, *TIME, *words).error
@@ -1152,9 +1155,9 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
     assert "name one metric, and one of the two" in refused(*slurm, *follows, *both)
     assert "require --halving or --each-checkpoint-of" in refused(*slurm, *both)
     assert "--sweep" in refused(*slurm, *follows, "--sweep", "seed=1,2")
-    assert "needs jobs of Slurm" in refused("--cluster", "local", *follows)
+    assert "requires Slurm jobs" in refused("--cluster", "local", *follows)
     recipe = cli("submit", "gpt2_zero1", "--preset", "tiny", *slurm, *follows).err
-    assert "and the recipe gpt2_zero1 cannot take a {checkpoint}" in recipe
+    assert "the recipe gpt2_zero1 does not accept {checkpoint}" in recipe
     assert "no run 'nothing'" in refused(*slurm, "--each-checkpoint-of", "nothing")
 
 
@@ -1207,6 +1210,6 @@ def test_a_checkpoint_that_is_followed_as_a_hugging_face_folder(
     own = next(each.name for each in run.path.parent.iterdir() if each.name.endswith("-custom"))
     assert refused(own) == (
         f"{{export}}: {own} runs a custom script, which saves in its own format: use "
-        "{checkpoint}, a Hugging Face folder if the script saves one"
+        "{checkpoint}, which is a Hugging Face folder if the script saves one"
     )
     assert not (run.follow / "other").exists()

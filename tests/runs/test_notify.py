@@ -140,7 +140,7 @@ def test_what_this_host_sees_to_be_wrong(warm, hook, home: Path, site, cli) -> N
     hook.chmod(0o600)
     hook.write_text("gopher://x/y")
     assert "expected one line with a URL, http:// or https://" in error("--notify", f"@{hook}")
-    assert error("--notify", f"{home}/none -v") == f"notify.command {home}/none"
+    assert error("--notify", f"{home}/none -v") == f"notify.command: {home}/none does not exist"
     hook.rename(home / "hook")
     assert error("--notify", f"{home}/hook") == (
         f"notify.command: {home}/hook is not executable: if it contains the URL of a "

@@ -9,7 +9,7 @@ import pytest
 
 from trnslurm.contract.files import write_json
 
-SAID = "started over at step {}, not after {}: check that the script loads the checkpoint"
+SAID = "started over at step {} instead of after {}: check that the script loads the checkpoint"
 
 
 def lines(attempt: int, *steps: int, loss: float | None = 4.0, **more: Any) -> list[dict[str, Any]]:
@@ -27,8 +27,8 @@ FIRST = lines(1, 10, 20, 30, 40)
         (40, 1041.0, [*FIRST, *lines(2, 10, 20)], SAID.format(10, "the checkpoint of step 40")),
         (40, 0.0, [*FIRST, *lines(2, 0)], SAID.format(0, "the checkpoint of step 40")),
         (0, 1041.0, [*FIRST, *lines(2, 10, 20)], SAID.format(10, "its checkpoint")),
-        (40, 0.0, lines(1, 10, loss=None) + lines(2, 10, loss=None), "began again"),
-        (40, 0.0, [*lines(1, 10, read="log"), *lines(2, 10, read="log")], "began again"),
+        (40, 0.0, lines(1, 10, loss=None) + lines(2, 10, loss=None), "started over"),
+        (40, 0.0, [*lines(1, 10, read="log"), *lines(2, 10, read="log")], "started over"),
         (40, 1041.0, [*FIRST, *lines(2, 50)], ""),
         (5, 1005.0, [*FIRST, *lines(2, 10)], ""),  # the first line comes every ten steps
         (0, 1005.0, [*FIRST, *lines(2, 10)], ""),
@@ -58,6 +58,6 @@ def test_an_attempt_that_began_again(
     write_json(run.project_file, {})
     run.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in found))
     shown = cli("status", run.name).out
-    assert (f"attempt 2 {said}" in shown) if said else ("began again" not in shown)
+    assert (f"attempt 2 {said}" in shown) if said else ("started over" not in shown)
     told = json.loads(cli("status", run.name, "--json").out)["restarted"]
     assert (told is not None) == bool(said)

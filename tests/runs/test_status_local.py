@@ -198,7 +198,9 @@ def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(
     (run.path / place).mkdir(parents=True)
     (run.path / place / "model.pt").touch()
     shown = cli("status", run.name).out
-    assert shown.startswith(f"{run.name}: CANCELLED (by trnslurm cancel; {place}/ was written 20")
+    assert shown.startswith(
+        f"{run.name}: CANCELLED (by trnslurm cancel; {place}/ was written at 20"
+    )
     assert f"\nnext: trnslurm resume {run.name}\n" in shown
     (run.checkpoints / "step-00000040").mkdir(parents=True)
     shown = cli("status", run.name).out
@@ -289,7 +291,7 @@ def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None
     log.touch()
     assert "no output" not in cli("status", run.name).out
     os.utime(log, (0, time.time() - 300))
-    told = f"no steps and no output for 5 min: trnslurm stacks {run.name} shows where its"
+    told = f"no steps and no output for 5 min: run trnslurm stacks {run.name} to see where its"
     assert told in cli("status", run.name).out
     run.project_file.parent.mkdir()
     write_json(run.project_file, {})
@@ -465,10 +467,10 @@ def test_runs_are_named_by_part_by_path_and_as_last(make_run, cli, site) -> None
     assert cli("status", "first").out.startswith(f"{first.name}: COMPLETED")
     assert cli("status", first.path).out.startswith(f"{first.name}: COMPLETED")
     several = cli("status", "2026")
-    assert several.code == 1 and "names 2 runs" in several.error
+    assert several.code == 1 and "matches 2 runs" in several.error
     unknown = cli("status", "third")
     assert unknown.error == (f"no run 'third' in {site.run_root}; `trnslurm runs` lists them")
-    assert "no run there" in cli("status", site.root).error
+    assert "not a run directory" in cli("status", site.root).error
 
 
 def test_runs_lists_the_newest_last(make_run, cli) -> None:

@@ -354,7 +354,7 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     monkeypatch.chdir(site.root)
     site.recipe("batch: {global_batch: 64}\nprecompile: never\n")
     assert cli("render", "toy", "-c", "pc", "--nodes", "2", "--time", "60", "-o", "out").code == 0
-    said = "./out: has not started: run trnslurm submit --rendered ./out"
+    said = "./out has not started: run trnslurm submit --rendered ./out"
     assert cli("status", "./out").error == said
     Path("jobs").mkdir(exist_ok=True)
     assert cli("status", "./jobs").error == "./jobs: not a run directory (no run.json)"
@@ -378,7 +378,7 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     assert "attempt 2: no failure was found" in cli("triage", "./out").out
     refused = "was started without trnslurm submit: "
     assert cli("cancel", "./out").error.endswith(f"{refused}scancel 78")
-    assert cli("resume", "./out").error.endswith(f"{refused}`{again}` to start it again")
+    assert cli("resume", "./out").error.endswith(f"{refused}run `{again}` to start it again")
     write_json(run.project_file, {})
     (run.path / "work").mkdir()
     (run.path / "work/last.ckpt").write_text("x")

@@ -63,7 +63,7 @@ def test_status_says_what_raises_the_cap_and_resume_refuses_without(capped, fake
     fake_slurm.forget_calls()
     refused = cli("resume", "last")
     assert (refused.code, fake_slurm.calls("sbatch")) == (1, [])
-    assert f"error: {capped.name} cannot continue: {REACHED}: {more}\n" in refused.err
+    assert f"error: {capped.name} cannot continue: {REACHED}: run {more}\n" in refused.err
     nothing = cli("resume", "last", "--set", "slurm.max_node_hours=0").err
     assert nothing == "error: slurm.max_node_hours is 0.0; it must be more than 0\n"
     other = cli("resume", "last", "--set", "steps=9").err

@@ -60,7 +60,9 @@ def test_a_resume_there_finds_them(graphs, site, fake_slurm, cli) -> None:
     assert cli("resume", run.name, "--nodes", "1").out.startswith(
         f"Submitted {run.name}  train 1004\n"
     )
-    assert cli("resume", one.name).error == f"{one.name} is COMPLETED: there is nothing to resume"
+    assert (
+        cli("resume", one.name).error == f"{one.name} is COMPLETED, so there is nothing to resume"
+    )
 
 
 def test_one_that_failed_is_resumed_as_what_it_is(graphs, site, fake_slurm, cli) -> None:

@@ -75,7 +75,7 @@ def test_what_is_not_whole_is_passed_over(trained, cli) -> None:
     assert warnings == [
         "rank-00000-of-00001.safetensors: No such file or directory",
         "manifest.json is missing or damaged",
-        "rank-00000-of-00001.safetensors has 2 bytes of 4",
+        "rank-00000-of-00001.safetensors has only 2 of 4 bytes",
     ]
     assert done.err.splitlines()[-1] == f"From {trained.checkpoints}/step-00000100"
     named = cli("submit", *TOY, "--from", cut)

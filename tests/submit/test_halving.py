@@ -111,19 +111,19 @@ def test_the_first_rung_is_named(site, fake_slurm, cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--halving", "1"], "--halving 1: expected a factor from 2"),
-        (["--halving", "3:0"], "--halving 3:0: expected a factor from 2"),
+        (["--halving", "1"], "--halving 1: expected a factor of at least 2"),
+        (["--halving", "3:0"], "--halving 3:0: expected a factor of at least 2"),
         (
             ["--halving", "2:36000"],
-            "--halving 2:36000: the runs have 36,000 steps: choose a smaller number",
+            "--halving 2:36000: the runs have only 36,000 steps: choose a smaller number",
         ),
         (["--halving", "2", "--set", "steps=3"], "3 steps are too few for 3 rungs"),
-        (["--halving", "2", "--lowest", "a", "--highest", "b"], "name one metric"),
+        (["--halving", "2", "--lowest", "a", "--highest", "b"], "pass only one of them"),
         (["--halving", "2", "--set", "train.stop_at=9"], "remove train.stop_at"),
         (["--halving", "2", "--set", "train.save_every=0"], "train.save_every is 0"),
         (["--halving", "2", "--set", "slurm.max_attempts=2"], "slurm.max_attempts is 2"),
         (["--halving", "2", "--sweep", "steps=50,90"], "these have 50 to 90 steps"),
-        (["--halving", "2", "--sweep", "slurm.time_min=60,90"], "differ in their #SBATCH options"),
+        (["--halving", "2", "--sweep", "slurm.time_min=60,90"], "have different #SBATCH options"),
         (["--lowest", "a"], "--lowest and --highest require --halving"),
     ],
 )
@@ -165,9 +165,9 @@ KNOWN = ("--set", "steps=90")
         (
             LOOP,
             ["--", "{resume}"],
-            "own decides its number of steps itself: pass --set steps=N, and add {steps} in",
+            "own decides its number of steps itself: pass --set steps=N, and add {steps} to",
         ),
-        ("print(1)\n", [*KNOWN, "--", "{resume}"], "own never asks whether to stop"),
+        ("print(1)\n", [*KNOWN, "--", "{resume}"], "own never checks whether to stop"),
         (LOOP, KNOWN, "own does not load a checkpoint, so a rung would start at step 0: add"),
         (LOOP, [*KNOWN, "--", "{steps}", "{resume}"], ""),
         (LOOP, [*KNOWN, "--set", "checkpoints=out"], ""),

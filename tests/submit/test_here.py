@@ -35,7 +35,7 @@ def test_a_python_that_is_not_there(profiles, cli, tmp_path: Path) -> None:
     assert cli(*mine).error.startswith(f"{tmp_path}/python does not exist: ")
     done = cli(*SLURM)  # the nodes may have it
     assert done.code == 0
-    assert f"warning: python: {tmp_path}/python does not exist on this host; " in done.err
+    assert f"warning: python: {tmp_path}/python does not exist on this host, " in done.err
     (tmp_path / "python").touch()
     assert cli(*mine).error.startswith(f"{tmp_path}/python cannot be run: ")
     profiles("/nowhere/venv/bin/python")  # of the nodes' image
@@ -46,10 +46,10 @@ def test_first_parameters_that_are_not_there(site, fake_slurm, cli, tmp_path: Pa
     def error(value: str | Path, command: tuple[str, ...] = LOCAL) -> str:
         return str(cli(*command, "--set", f"train.init_from={value}").error)
 
-    assert error(tmp_path / "none").endswith("none': does not exist")
-    assert error(tmp_path / "none", SLURM).endswith("none': does not exist")
-    assert error("./step-3").endswith("looked up in the run directory; name an absolute path")
-    assert "no such model in the cache of Hugging Face" in error("gpt3")
+    assert error(tmp_path / "none").endswith("none': there is no such file or directory")
+    assert error(tmp_path / "none", SLURM).endswith("none': there is no such file or directory")
+    assert error("./step-3").endswith("looked up in the run directory: use an absolute path")
+    assert "no such model in the Hugging Face cache" in error("gpt3")
     done = cli(*SLURM, "--set", "train.init_from=/nowhere/models/x")
     assert done.code == 0 and "warning: train.init_from is '/nowhere/models/x'" in done.err
     assert cli(*LOCAL, "--set", f"train.init_from={tmp_path}").code == 0
@@ -73,7 +73,7 @@ def test_a_package_that_this_python_lacks(site, cli, monkeypatch, module: str) -
         done = cli("submit", "llama3_clm", "-c", "gpus", "-p", "tiny", "--dry-run",
                    "--set", "train.attention=flash_attention_2", "--set", "precision=bf16",
                    "--set", "batch.global_batch=16")  # fmt: skip
-    assert f"but {sys.executable} has no {module}: pip install " in done.error
+    assert f"but {sys.executable} does not have {module}: run pip install " in done.error
 
 
 def test_a_package_that_the_clusters_python_seems_to_lack(profiles, cli, tmp_path: Path) -> None:
@@ -87,7 +87,9 @@ def test_a_package_that_the_clusters_python_seems_to_lack(profiles, cli, tmp_pat
             "--set", "data_root=/nowhere", "--set", "train.optimizer=lamb")  # fmt: skip
     done = cli(*lamb)
     assert done.code == 0
-    assert f"warning: train.optimizer is 'lamb', but {python} has no timm: pip " in done.err
+    assert (
+        f"warning: train.optimizer is 'lamb', but {python} does not have timm: run pip " in done.err
+    )
     (packages / "timm").mkdir()
     assert "warning" not in cli(*lamb).err
 
@@ -133,7 +135,10 @@ def test_a_file_that_the_script_imports_is_read_too(site, cli) -> None:
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        ({"metrics": ["accuracy"]}, "is judged by loss, accuracy: --set train.keep_best=accuracy"),
+        (
+            {"metrics": ["accuracy"]},
+            "are evaluated by loss, accuracy: pass --set train.keep_best=accuracy",
+        ),
         ({"metrics": ["entity_f1"], "pad_id": 1}, "model.pad_token_id is 0, but the data at "),
     ],
 )
@@ -155,8 +160,8 @@ def test_more_workers_than_this_machine_starts(cli, monkeypatch) -> None:
         monkeypatch.setattr(here, "available_gib", lambda gib=gib: gib)
         some = ("--allow-idle", "--nodes")
         said = cli(*LOCAL, *some, str(nodes)).error
-        assert said.startswith(f"--nodes {nodes}: {nodes} workers here, but 2 cores and ")
-        assert f"enough to start about {most}: lower --nodes or --workers, or pass --yes; " in said
+        assert said.startswith(f"--nodes {nodes} would start {nodes} workers here, but 2 ")
+        assert f"enough for only about {most}: lower --nodes or --workers, or pass --yes. " in said
         assert cli(*LOCAL, *some, str(most)).code == 0
         assert cli(*LOCAL, *some, str(nodes), "--yes").code == 0
     assert cli("render", *LOCAL[1:-1], "--allow-idle", "--nodes", "200").code == 0

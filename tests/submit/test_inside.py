@@ -50,7 +50,7 @@ def test_a_time_limit_is_not_the_runs(site, fake_slurm, cli, tmp_path) -> None:
     fake_slurm.answer("show-hostnames", "n1", "n2")
     fake_slurm.answer("show-partition", f"PartitionName={JOB['Partition']}")
     inside = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2", "--in", "7", "--dry-run")
-    said = "warning: --time 30 does not limit the run in job 7, which ends with that job: "
+    said = "warning: --time 30 does not limit the run in job 7, which ends with that job. "
     assert said in cli(*inside, "--time", "30").err
     assert "--time" not in cli(*inside).err
     (tmp_path / "train.py").touch()  # whose time nothing is known of

@@ -159,7 +159,7 @@ def test_a_stage_is_done_again_only_if_something_of_it_changed(
     assert cli(*SUBMIT).out == "All stages are done: nothing to submit\n"
     before["export"].out.rename(before["export"].path / "moved")
     assert planned() == {
-        "export": f"{before['export'].name} has no out any more",
+        "export": f"{before['export'].name} no longer has out",
         "smoke": "stage export runs again",
     }
 
@@ -218,7 +218,7 @@ def test_a_refused_stage_leaves_nothing(site, project, fake_slurm, cli) -> None:
         ("./train.py --time 5 -- {lr}", "stages.b: argument '{lr}': unknown placeholder {lr}"),
         ("./train.py --time 5 -- {a.checkpoints}", "stages.b: unknown placeholder {a.checkpoints}"),
         ("./train.py --set seed={a.step}", "stages.b: --set seed={a.step}: {a.step} is known only"),
-        ("toy --from {a.checkpoint}", "cannot continue train: only trnslurm's recipes do"),
+        ("toy --from {a.checkpoint}", "cannot continue train: only trnslurm's recipes can"),
     ],
 )
 def test_what_a_stage_cannot_have(site, project, fake_slurm, cli, stage, words) -> None:

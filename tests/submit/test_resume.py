@@ -115,7 +115,7 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
 @pytest.mark.parametrize(
     ("state", "queue", "words"),
     [
-        ("COMPLETED", (), "is COMPLETED: there is nothing to resume"),
+        ("COMPLETED", (), "is COMPLETED, so there is nothing to resume"),
         (
             "RUNNING",
             ("1002|RUNNING|None|N/A|",),
@@ -228,7 +228,7 @@ def test_turn_is_private_and_none_is_left_on_a_full_disk(graphs, site, fake_slur
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
     try:
-        with pytest.raises(RunError, match="cannot be written"), lock_run(run):
+        with pytest.raises(RunError, match="cannot write"), lock_run(run):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))

@@ -55,14 +55,16 @@ def test_status_says_where_it_ended_and_what_continues_it(ended, cli) -> None:
 def test_it_goes_on_to_the_last_step(ended, fake_slurm, cli) -> None:
     done = cli("resume", "last")
     where = ended.checkpoints / "step-00000012"
-    assert (done.code, done.err) == (0, f"{ended.name} continues after step 12, from {where}\n")
+    assert (done.code, done.err) == (0, f"{ended.name} continues after step 12 from {where}\n")
     assert done.out.startswith(f"Submitted {ended.name}  ")
     assert plan(ended)["train"]["stop_at"] == 0
     assert json.loads(cli("status", "last", "--json").out)["state"] == "PENDING"
     end_at(ended, 30, attempt=2)
     fake_slurm.queue()
     assert cli("status", "last").out.startswith(f"{ended.name}: COMPLETED\n")
-    assert cli("resume", "last").error == f"{ended.name} is COMPLETED: there is nothing to resume"
+    assert (
+        cli("resume", "last").error == f"{ended.name} is COMPLETED, so there is nothing to resume"
+    )
 
 
 def test_it_goes_on_to_another_step_and_then_to_the_last(ended, fake_slurm, cli) -> None:
@@ -81,8 +83,8 @@ def test_it_goes_on_to_another_step_and_then_to_the_last(ended, fake_slurm, cli)
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        ("12", "the run already has a checkpoint of step 12; choose a later step"),
-        ("31", "it has 30 steps. To continue to the last one, omit the option"),
+        ("12", "the run already has a checkpoint of step 12: choose a later step"),
+        ("31", "the run has 30 steps. To continue to the last one, omit the option"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(ended, fake_slurm, cli, step: str, why: str) -> None:

@@ -96,7 +96,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(site, fake_slurm, cli, monkeyp
     monkeypatch.setattr(RunDir, "write_record", full)
     done = cli(*GPT2)
     assert done.code == 1
-    assert "cannot be written (No space left on device)" in done.err.splitlines()[-1]
+    assert "(No space left on device)" in done.err.splitlines()[-1]
     assert site.runs() == []
 
 
@@ -147,7 +147,7 @@ def damage(name: str, change: object) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("code/jobs/gpt2_zero1/train.py", None, "lacks code/jobs/gpt2_zero1/train.py"),
+        ("code/jobs/gpt2_zero1/train.py", None, "missing code/jobs/gpt2_zero1/train.py"),
         ("plan.json", "{", "missing or damaged"),
         ("plan.json", "[]", "missing or damaged"),
         ("config.yaml", None, "missing or damaged"),
