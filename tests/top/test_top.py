@@ -123,7 +123,7 @@ def test_a_list_a_run_its_log_and_back(runs, terminal) -> None:
     assert rows[0].split()[:2] == ["20260102-000000-b", "PENDING"]  # the newest first
     assert reason in rows[0] and ("speed" in shown) == wide
     terminal.press("Down", "Enter")
-    terminal.wait("20260101-000000-a  COMPLETED", "100%", "1,234 tok/s", "▁", "2.0000 at least")
+    terminal.wait("20260101-000000-a  COMPLETED", "100%", "1,234 tok/s", "▁", "between 2.0000")
     shown = terminal.wait("line 100 of the log")  # the newest is in sight
     assert max(map(len, shown.splitlines())) <= int(terminal.size[1])
     terminal.press("l")

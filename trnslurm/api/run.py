@@ -179,8 +179,8 @@ class Run:
         """Resume the run from its newest checkpoint, optionally on other nodes; return at once.
 
         `nodes` is a number or a range such as "2-4". `settings` raise the caps
-        slurm.max_node_hours, slurm.max_cost or slurm.max_attempts. `force` restarts a custom script
-        even if it may overwrite checkpoints that it has not reported. `arguments` are added to the
+        slurm.max_node_hours, slurm.max_cost or slurm.max_attempts. `force` starts a custom script
+        again even if it may overwrite its unreported checkpoints. `arguments` are added to the
         script's own from then on.
         """
         how = _continuation(

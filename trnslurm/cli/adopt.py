@@ -100,6 +100,5 @@ def _show(found: Adopted, as_it_is: str) -> None:
         many = "line" if len(unclear) == 1 else "lines"
         whole = f" To run the whole file: {as_it_is}" if as_it_is else ""
         click.echo(
-            f"Not understood (?): {many} {', '.join(unclear)}, without which this command runs."
-            f"{whole}"
+            f"Not understood (?): {many} {', '.join(unclear)}, which this command omits.{whole}"
         )

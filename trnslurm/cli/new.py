@@ -25,23 +25,23 @@ description: {entry}, a custom script
 entry: {entry}
 project: {project}
 # The whole directory is submitted, except what .gitignore names. The script runs in a copy of it,
-# work/ of the run directory, so files at relative paths stay with the run.
+# work/ in the run directory, so files at relative paths stay with the run.
 # links: [data]                # large directories in the project: linked, not submitted
 launcher: {launcher}
 # trnslurm, torchrun, accelerate, deepspeed, srun: once per worker. python, script: once per node.
 precompile: never
 devices: [cuda, cpu]
-default_cluster: local          # for plan, show and render, if no cluster is chosen
-# To train on Trainium: precompile: auto, and neuron among the devices.
+default_cluster: local          # for plan, show and render if no cluster is chosen
+# To train on Trainium, set precompile: auto and add neuron to the devices.
 arguments:{arguments}
 # In braces: micro_batch, accumulation, global_batch, workers, workers_per_node, nodes, seed, steps,
 # seq_len, checkpoints (a directory of the run), resume (the newest checkpoint; if there is none,
-# resume and the option before it are left out), run, attempt, node, master_addr, master_port,
+# resume and the preceding option are omitted), run, attempt, node, master_addr, master_port,
 # device, name.
 # places: {{lr: 1e-4}}         # the value of {{lr}} in the arguments, for --set places.lr=3e-4
 # batch: {{global_batch: 64, micro_batch: 4}}    # for micro_batch and accumulation
-# checkpoints: out             # where the script saves, if no argument is {{checkpoints}}: then a
-#                              # job that reaches its time limit with a new checkpoint is requeued
+# checkpoints: out             # where the script saves, if no argument is {{checkpoints}}: a job
+#                              # that reaches its time limit with a new checkpoint is requeued
 # slurm: {{time_min: 60}}
 """
 

@@ -1,4 +1,4 @@
-"""profile: where the time of the steps of a running job goes."""
+"""profile: show where the time of a running job's steps goes."""
 
 from __future__ import annotations
 
