@@ -121,7 +121,7 @@ def _wrong(
     for rule in field.rules if types else ():
         match = re.fullmatch(_RULE, rule)
         if match is None:
-            yield Problem(f"{name}: its mark {rule!r} is unknown", (name,))
+            yield Problem(f"{name}: unknown mark {rule!r}", (name,))
             continue
         verb, other = match.groups()
         limit = _number(other)

@@ -147,7 +147,7 @@ def test_what_it_takes_is_said_first(site, fake_slurm, cli) -> None:
         "  2  2       5.0        10.0  $215\n"
         "  3  3       5.0        10.0  $215\n\n"
         "Graphs: no precompile (--precompile never); they are compiled during training\n"
-        "In all: about 30.0 node-hours, $645; at most 39.0 node-hours by the time limits\n"
+        "In all: about 30.0 node-hours, $645; at most 39.0 node-hours within the time limits\n"
     )
     site.profile(ask_above_node_hours=29)
     asked = cli(*SWEEP, *sweep)

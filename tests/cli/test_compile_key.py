@@ -59,7 +59,9 @@ def test_without_the_clusters_python(graphs, cli, python: str, why: str) -> None
     graphs.profile(python=python)
     done = cli("compile", "key", *TOY)
     assert done.code == 1
-    assert done.error == (f"the key is known only on the cluster: {why}; --explain shows the rest")
+    assert done.error == (
+        f"the key is known only on the cluster: {why}; Pass --explain to show the rest"
+    )
     explained = cli("compile", "key", *TOY, "--explain")
     assert explained.code == 0
     assert explained.out.startswith(f"The key is known only on the cluster: {why}\n")

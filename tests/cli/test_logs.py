@@ -58,7 +58,7 @@ def test_refusals(run, make_run, cli) -> None:
         assert error == f"{run.name} has no node {node}, only nodes 0 to 1"
     fresh = make_run("20260102-000000-train-only", phases=("train",), jobs={})
     assert cli("logs", fresh.name).error == (
-        f"{fresh.name} has no such log yet; it is LOST: not submitted"
+        f"{fresh.name} has no such log yet: it is LOST: not submitted"
     )
     assert "has no phase 'precompile'" in cli("logs", fresh.name, "--phase", "precompile").error
 

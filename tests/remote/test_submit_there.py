@@ -287,7 +287,7 @@ def test_what_is_known_when_no_connection_comes_back(
     assert again.code == 0, again
     assert again.out.startswith("Submitted ")
     assert phases(fake_slurm) == ["precompile.sbatch", "train.sbatch"]
-    assert cli("reconnect").err == "No command was interrupted\n"
+    assert cli("reconnect").err == "No commands were interrupted\n"
 
 
 def started(*words: str) -> subprocess.Popen[str]:

@@ -869,7 +869,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     words = "-- --resume_from_checkpoint {resume}"
     said = cli("status", run.name).out
     assert "saved: checkpoint-9 (Trainer), 3 h ago; the script does not load it\n" in said
-    assert f"`{resume} --force` if the script finds work/out/checkpoint-9 itself; if not" in said
+    assert f"`{resume} --force` if the script finds work/out/checkpoint-9 itself; other" in said
     assert f"pass it with the script's own option, then {resume} {words}\n" in said
     assert newest_checkpoint(run) is None
     copy = run.code / "project/train.py"
@@ -1026,8 +1026,8 @@ def test_a_script_does_not_begin_over_its_checkpoints(
         assert f"next: trnslurm resume {run.name}\n" in said
         return
     resume, path = f"trnslurm resume {run.name} --force", f"work/{named}"
-    assert f"next: `{resume}` if the script finds {path} itself; if not, " in said
-    assert "; if not, pass it to the script, and call trnslurm.saved() in it, then trn" in said
+    assert f"next: `{resume}` if the script finds {path} itself; otherwise " in said
+    assert "; otherwise pass it to the script, and call trnslurm.saved() in it, then trn" in said
     assert "saved() in it, then trnslurm submit ./train.py -- --a\n" in said
     assert f"might overwrite {path} in its directory. If the script finds that itself" in done.error
     assert f"{resume}. If not, submit it again, and pass {run.path}/{path} with" in done.error
@@ -1068,7 +1068,7 @@ def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project)
         assert cli("resume", run.name).err == again
         fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
         (run.path / place / "newest.pt").touch()
-        told = f"{run.name} starts again; its script may continue from {run.path / place}\n"
+        told = f"{run.name} starts again, and its script may continue from {run.path / place}\n"
         assert cli("resume", run.name).err == told
 
 

@@ -469,7 +469,7 @@ def test_runs_are_named_by_part_by_path_and_as_last(make_run, cli, site) -> None
     several = cli("status", "2026")
     assert several.code == 1 and "matches 2 runs" in several.error
     unknown = cli("status", "third")
-    assert unknown.error == (f"no run 'third' in {site.run_root}; `trnslurm runs` lists them")
+    assert unknown.error == (f"no run 'third' in {site.run_root}; run `trnslurm runs` to list them")
     assert "not a run directory" in cli("status", site.root).error
 
 

@@ -384,7 +384,7 @@ def test_a_bundle_that_sbatch_started(site, fake_slurm, cli, monkeypatch) -> Non
     (run.path / "work/last.ckpt").write_text("x")
     write_attempt(run, "train", 2, job_id="78", state="FAILED", cause="crash", exit_code=1)
     fake_slurm.queue()
-    told = f"next: `{again}` if the script finds work/last.ckpt itself; if not, pass it to the "
+    told = f"next: `{again}` if the script finds work/last.ckpt itself; otherwise pass it to the "
     assert told in cli("status", "./out").out
     for words in (("keep", "./out"), ("note", "./out", "x"), ("rm", "./out", "-y")):
         assert refused in cli(*words).error

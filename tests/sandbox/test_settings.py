@@ -108,7 +108,7 @@ def test_interpreter_that_is_none(cli, tmp_path: Path, kind: str) -> None:
     plain.write_text("")
     given = {"missing": tmp_path / "no", "directory": tmp_path, "no program": plain, "empty": ""}
     done = cli("sandbox", "up", "--python", given[kind])
-    assert (done.code, done.error) == (1, f"--python {given[kind]}: no such program")
+    assert (done.code, done.error) == (1, f"--python {given[kind]}: program not found")
 
 
 @pytest.fixture

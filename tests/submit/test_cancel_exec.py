@@ -54,7 +54,7 @@ def test_a_newer_run_is_refused(fake_slurm, make_run, cli) -> None:
     write_json(run.record_file, record | {"format": 2, "versions": {"trnslurm": "2.0.0"}})
     for command in ("status", "cancel", "resume"):
         said = cli(command, run.name).error
-        assert said.startswith(f"{run.name} is a run of trnslurm 2.0.0, which this one, ")
+        assert said.startswith(f"{run.name} is a run of trnslurm 2.0.0, which version ")
 
 
 GOLDEN = Path(__file__).parents[1] / "goldens/trn1-2-nodes/train.sbatch"

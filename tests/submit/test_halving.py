@@ -82,7 +82,7 @@ def test_all_rungs_are_in_the_queue(site, fake_slurm, cli) -> None:
         "   3     1   36,000  18,000         5.0\n"
         "\n"
         "72,000 steps instead of 144,000: 50 %, 20.0 node-hours instead of 40.0\n"
-        "In all: about 20.0 node-hours, $430; at most 14.0 node-hours by the time limits\n"
+        "In all: about 20.0 node-hours, $430; at most 14.0 node-hours within the time limits\n"
         "Queued, each after the previous one: rung 2 job 1002, rung 3 job 1003\n"
     )
     assert [read_place(run).stop_at for run in runs] == [9000] * 4

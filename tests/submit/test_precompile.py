@@ -110,7 +110,7 @@ def test_graphs_on_the_nodes_are_looked_for_there(
 def test_policies(graphs, facts, site, fake_slurm, cli) -> None:
     graphs.fill(facts)
     assert graphs_of(cli(*TOY, "--precompile", "always")).endswith("node-hours (as key "
-        f"{facts['key']} of this recipe took)")  # fmt: skip
+        f"{facts['key']} of this recipe)")  # fmt: skip
     assert dependencies(fake_slurm) == ["", "1001"]
     never = cli(*TOY, "--precompile", "never")
     assert "no precompile (--precompile never)" in graphs_of(never)
@@ -140,7 +140,7 @@ def test_second_submission_waits_for_the_first_ones_job(
     done = cli(*TOY, "--name", "second", "--set", "steps=9", "--time", "60")
     line = graphs_of(done)
     assert line.startswith(f"Graphs: being compiled (key {facts['key']}) by ")
-    assert "-first of " in line and line.endswith(", job 1001; training waits for it")
+    assert "-first of " in line and line.endswith(", job 1001; training waits for that job")
     assert dependencies(fake_slurm) == ["", "1001", "1001"]
     second = site.runs()[-1]
     assert second.record().phases == ("train",)

@@ -45,7 +45,7 @@ def run_checkup(
     report: str | None,
     console: Console,
 ) -> int:
-    """Check a cluster's nodes with a job that measures them; return the exit code."""
+    """Check a cluster's nodes with a job that measures them, and return the exit code."""
     profile = resolve_cluster(workspace, cluster)
     spec = make_spec_of_checkup(profile, cluster, origins_of_cluster(workspace, cluster), nodes)
     expected = expected_of(spec)
@@ -103,7 +103,7 @@ def _wait(run: RunDir, timeout_s: float) -> RunStatus:
 def _of_job(run: RunDir, status: RunStatus) -> list[Line]:
     if status.state is State.COMPLETED:
         return []
-    fix = f"trnslurm logs {run.name}; the lines below were measured before it ended"
+    fix = f"trnslurm logs {run.name}; the results below were measured before the job ended"
     return [Line("job", "problem", status.words, fix=fix)]
 
 

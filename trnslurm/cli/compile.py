@@ -98,7 +98,8 @@ def key_command(
         return
     if cache.unknown and not explain:
         raise TrnslurmError(
-            f"the key is known only on the cluster: {cache.unknown}; --explain shows the rest"
+            f"the key is known only on the cluster: {cache.unknown}. Pass --explain to show the "
+            "rest"
         )
     click.echo(found.key or f"The key is known only on the cluster: {cache.unknown}")
     if explain:
@@ -176,7 +177,9 @@ def verify_command(
     cache = CompileCache(cluster_of(workspace, cluster, console))
     entries = {entry.key: entry for entry in entries_of(cache)}
     if unknown := [key for key in keys if key not in entries]:
-        raise ConfigError(f"{unknown[0]}: no such key in {cache.root}; see trnslurm compile status")
+        raise ConfigError(
+            f"{unknown[0]}: no such key in {cache.root}; run trnslurm compile status to list them"
+        )
     damaged = False
     for entry in [entries[key] for key in keys or entries]:
         if entry.manifest:

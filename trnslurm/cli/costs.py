@@ -287,7 +287,7 @@ def in_all(submission: Submission) -> str:
     for rung in submission.halving.rungs[1:] if submission.halving else ():
         limit += rung.runs * submission.job.limit_node_hours("train")
     cap = _cap(submission.runs[0].job)
-    return f"In all: {about}at most {hours(limit)} node-hours by the time limits{cap}"
+    return f"In all: {about}at most {hours(limit)} node-hours within the time limits{cap}"
 
 
 def _graphs_line(need: Need, cache: CompileCache) -> str:
@@ -303,7 +303,7 @@ def _graphs_line(need: Need, cache: CompileCache) -> str:
             f"that saves {_nodes_time(compile_hours(manifest), len(manifest.nodes))}"
         )
     if need.decision == "compiling":
-        return f"Graphs: {need.words}; training waits for it"
+        return f"Graphs: {need.words}; training waits for that job"
     if need.decision == "before":
         return f"Graphs: {need.words}, so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
@@ -326,7 +326,7 @@ def _expected_cost(
     """Return the expected cost of a compilation and its source, or an empty string if unknown."""
     if like := cache.most_alike(ingredients):
         cost = _nodes_time(compile_hours(like), nodes)
-        return f"about {cost} (as key {like.key} of this recipe took)"
+        return f"about {cost} (as for key {like.key} of this recipe)"
     return f"at most {hours(limit)} node-hours (its time limit)" if limit else ""
 
 
@@ -369,7 +369,7 @@ def graphs_facts(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[dic
 
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
-    """Return the ingredients of a job's graph key."""
+    """Return everything that a job's graph key is computed from."""
     from trnslurm.render.job import render_job  # imported only when something is rendered
 
     bundle = render_job(spec, workspace.template_dirs())

@@ -65,10 +65,10 @@ _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "colum
 # Readers of an option -> the recipes that they are; in the order of the help.
 _RECIPES = {
     "tokens": "recipes that read token files",
-    "bert": "recipes that read shards for BERT",
+    "bert": "recipes that read BERT shards",
     "labelled": "recipes that read labeled rows",
     "tokens bert": "recipes that read unlabeled text",
-    "bert labelled": "recipes that read samples: shards for BERT, labeled rows",
+    "bert labelled": "recipes that read samples (BERT shards or labeled rows)",
     "hub": "recipes with a dataset from the Hub",
     "hub text": "recipes with unlabeled text from the Hub",
     "published": "recipes without a dataset from the Hub",

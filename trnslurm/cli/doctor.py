@@ -41,7 +41,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     "--run",
     "measure",
     is_flag=True,
-    help="Run a job that measures what training jobs need.",
+    help="Run a job that measures everything training jobs depend on.",
 )
 @click.option(
     "--order", is_flag=True, help="Check that RUN has seen every sample exactly once per epoch."
@@ -152,7 +152,7 @@ def _check_order(run: RunDir, console: Terminal) -> NoReturn:
         )
         for each in found.stretches
     ]
-    echo_table(("attempt", "workers", "steps", "steps of the data"), rows)
+    echo_table(("attempt", "workers", "steps", "data steps"), rows)
     click.echo("")
     for problem in found.problems:
         click.echo(f"{found.run}: {problem}")

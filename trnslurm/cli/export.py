@@ -33,7 +33,7 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
     "--step",
     metavar="N|best",
     callback=_check_step,
-    help="Step to export, or best by its score  [default: the newest valid one].",
+    help="Step to export, or 'best' for the best score  [default: the newest valid one].",
 )
 @click.option(
     "-o", "--output", metavar="DIR", help="Output directory  [default: exported/step-N in the run]."

@@ -24,7 +24,7 @@ _EVERY_S = 30.0
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Serve the metrics at http://HOST:PORT/metrics."
 )
-@click.option("--host", default=_HOST, metavar="ADDRESS", help="With --port: where to listen.")
+@click.option("--host", default=_HOST, metavar="ADDRESS", help="With --port: address to listen on.")
 @click.option(
     "-o",
     "--output",

@@ -125,7 +125,9 @@ def _metrics_of_run(run: RunDir, lines: int) -> None:
     if not steps:
         if run.project_file.exists():
             raise RunError(f"{run.name}: {NO_NUMBERS}")
-        raise RunError(f"{run.name} has reported no steps; trnslurm status {run.name} shows why")
+        raise RunError(
+            f"{run.name} has not reported any steps: run trnslurm status {run.name} to see why"
+        )
     columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))

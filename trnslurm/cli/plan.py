@@ -157,7 +157,7 @@ def show_command(console: Terminal, **options: Any) -> None:
 
 @click.command("plan", cls=ScriptCommand)
 @recipe_argument(with_arguments=True)
-@click.option("-n", "--nodes", default="1,2,4,8,16", help="Node counts, or a range: 2-4.")
+@click.option("-n", "--nodes", default="1,2,4,8,16", help="Node counts, or a range such as 2-4.")
 @spec_options
 @json_option
 def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:

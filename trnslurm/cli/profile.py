@@ -66,7 +66,9 @@ def profile_command(
     shown: Iterable[Recorded] = all_recorded(run) if run_status(run).final else ()
     if not shown:
         name = ask(run, steps=steps, workers=workers, memory=memory)
-        console.say(f"Asked {count(len(workers), 'worker')} for the next {count(steps, 'step')}")
+        console.say(
+            f"Asked {count(len(workers), 'worker')} to record the next {count(steps, 'step')}"
+        )
         shown = recorded(run, name, workers)
     found = []
     for each in shown:

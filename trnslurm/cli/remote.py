@@ -48,7 +48,7 @@ _REFUSED = {
         "data is prepared where it is used: log in there, run `pip install trnslurm`, and "
         "repeat the command"
     ),
-    "compile key": "`trnslurm submit --dry-run` shows the key with the cluster's Python",
+    "compile key": "`trnslurm submit --dry-run` shows the key, using the cluster's Python",
 }
 # Read-only commands: they may be sent again, and end when the output is no longer read.
 _SHOWING = {"runs", "status", "logs", "metrics", "compare", "triage", "watch", "doctor", "report"}
@@ -219,7 +219,7 @@ def reconnect_command(forgetting: bool) -> None:
     """
     requests = unfinished()
     if not requests:
-        say("No command was interrupted")
+        say("No commands were interrupted")
         return
     worst = 0
     for request in requests:

@@ -1,4 +1,4 @@
-"""runs, status, logs, triage, exec: look at runs."""
+"""runs, status, logs, triage, exec: inspect runs."""
 
 from __future__ import annotations
 
@@ -377,9 +377,9 @@ def unsaid(reason: str, said: str) -> str:
     type=click.Choice(["precompile", "train", "prepare"]),
     help="Phase  [default: the latest].",
 )
-@click.option("--batch", is_flag=True, help="Show the batch script's own log.")
+@click.option("--batch", is_flag=True, help="Show the log of the batch script.")
 @click.option(
-    "--role", metavar="NAME", help="Show the log of a server of this role; --node is its number."
+    "--role", metavar="NAME", help="Show the log of a server of this role, whose number is --node."
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
 @click.option("-n", "--lines", type=int, default=100, help="Number of last lines (0 for all).")

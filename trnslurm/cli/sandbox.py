@@ -354,5 +354,5 @@ def _interpreter(given: str | None) -> str:
         return sys.executable
     path = Path(given).absolute()
     if not os.access(path, os.X_OK) or path.is_dir():
-        raise SandboxError(f"--python {given}: no such program")
+        raise SandboxError(f"--python {given}: program not found")
     return str(path)

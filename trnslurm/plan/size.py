@@ -81,7 +81,7 @@ def limit_of(config: Config, name: str) -> tuple[str, str]:
     key = ".".join(keys)
     origin = config.origins.get(key, config.origins[f"slurm.{name}"])
     if origin.layer == "site lock":
-        return key, f"ask the admin, who locks it in {origin.source}"
+        return key, f"ask the admin, who locked it in {origin.source}"
     if origin.layer == "command line":
         return key, f"change {origin.source}"
     if origin.layer != "cluster profile":

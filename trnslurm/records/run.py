@@ -201,7 +201,7 @@ class RunDir(RunFiles, kw_only=False):
         """Return the phases, last phase first, or only the given phase, which must exist."""
         phases = self.record().phases
         if phase not in (None, *phases):
-            raise RunError(f"{self.name} has no phase {phase!r}; it has {', '.join(phases)}")
+            raise RunError(f"{self.name} has no phase {phase!r}, only {', '.join(phases)}")
         return [phase] if phase else [*reversed(phases)]
 
     def add_job(self, phase: str, job_id: str) -> None:
@@ -453,8 +453,8 @@ def _refuse_newer(name: str, told: Mapping[str, Any]) -> None:
         versions = told.get("versions")
         by = versions.get("trnslurm") if isinstance(versions, dict) else None
         raise RunError(
-            f"{name} is a run of trnslurm {printable(str(by or 'of a newer version'))}, which this "
-            f"one, {__version__}, cannot read: update trnslurm"
+            f"{name} is a run of trnslurm {printable(str(by or 'of a newer version'))}, which "
+            f"version {__version__} cannot read: update trnslurm"
         )
 
 

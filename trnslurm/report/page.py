@@ -96,7 +96,7 @@ def _tiles(run: History) -> list[tuple[str, str, str]]:
         found.append(("loss", f"{last['loss']:.4f}", f"from {first:.4f}"))
     if "eval_loss" in last:
         step, _, best, _ = min(run.series("eval_loss"), key=lambda point: point[2])
-        remark = f"best {best:.4f}, at step {step:,}"
+        remark = f"best {best:.4f} at step {step:,}"
         found.append(("held-out loss", f"{last['eval_loss']:.4f}", remark))
     for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         if values := sorted(point[2] for point in run.series(name)):

@@ -143,7 +143,7 @@ def _without_loss(run: RunDir, before: RunStatus, status: RunStatus) -> RunStatu
         return status
     fix, mend, record = status.fix, status.mend, run.record()
     again = start_by_hand(run, record) if isinstance(record, ByHand) else f"{resume} --force"
-    own = f"`{again}` if the script finds {left} itself; if not, "
+    own = f"`{again}` if the script finds {left} itself; otherwise "
     if (left.whole or left.finds) and mend == resume and not isinstance(record, ByHand):
         own += "pass it with the script's own option"
         own += "" if left.option else " (if the script has none, call trnslurm.saved() in it)"

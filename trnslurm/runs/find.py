@@ -54,7 +54,7 @@ def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
         some = ", ".join(r.name for r in matches[-3:])
         raise RunError(f"{word} matches {len(matches)} runs ({some} …): type more of the name")
     where = ", ".join(map(str, roots)) or "no run root"
-    raise RunError(f"no run {word!r} in {where}; `trnslurm runs` lists them")
+    raise RunError(f"no run {word!r} in {where}; run `trnslurm runs` to list them")
 
 
 def find_runs(word: str, roots: list[Path]) -> list[RunDir]:

@@ -66,7 +66,7 @@ def log_of(run: RunDir, **which: Any) -> Path:
         return file
     status = run_status(run)
     reason = f": {status.reason}" if status.reason else ""
-    raise RunError(f"{run.name} has no such log yet; it is {status.state}{reason}")
+    raise RunError(f"{run.name} has no such log yet: it is {status.state}{reason}")
 
 
 def tail_offset(file: Path, lines: int | None) -> int:

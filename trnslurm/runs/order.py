@@ -82,8 +82,8 @@ def check_order(run: RunDir) -> Order:
     )
     found.problems += _changes(stretches, begins)
     found.problems += [
-        f"attempt {attempt}: {_some(ranks)} had another order than worker 0: give all workers the "
-        "same samples, global_batch and seed"
+        f"attempt {attempt}: {_some(ranks)} had a different order from worker 0: give all workers "
+        "the same samples, global_batch and seed"
         for attempt, ranks in differ.items()
         if any(each.attempt == attempt for each in stretches)
     ]

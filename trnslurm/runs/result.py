@@ -93,7 +93,7 @@ def no_result(config: Config) -> str | None:
 def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the integer settings of a model that changed. Others, such as dropout, may change."""
     return [
-        f"model.{key} was {before.get(key)}, is {now.get(key)}"
+        f"model.{key} was {before.get(key)}, but is {now.get(key)} now"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
         if isinstance(before.get(key), int) or isinstance(now.get(key), int)

@@ -28,7 +28,7 @@ def check_run_root(root: Path) -> Path:
     if re.search(_BAD_PATH, str(absolute)):
         raise RunError(
             f"run root {str(absolute)!r}: a colon, a percent sign, a backslash, a control "
-            "character or a byte that is not UTF-8 in the path would break the scripts; choose "
+            "character or a byte that is not UTF-8 in the path would break the scripts: choose "
             "another run_root"
         )
     return absolute

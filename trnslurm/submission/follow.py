@@ -77,8 +77,8 @@ def follow(submission: Submission, rule: Rule, command: Sequence[str]) -> Path:
     place = run.follow / job.name
     if place.exists():
         raise SubmitError(
-            f"{run.name} already has a job {job.name} for its checkpoints: choose another --name, "
-            f"or remove {place}"
+            f"{run.name} already has a job named {job.name} for its checkpoints: choose another "
+            f"--name, or remove {place}"
         )
     new = place.with_name(f".{job.name}.new")
     with privacy_of(job):

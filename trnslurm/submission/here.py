@@ -106,7 +106,7 @@ def check_notify(job: Job) -> list[str]:
 
 
 def python_of(job: Job) -> str:
-    """Return the job's interpreter: the profile's, or on this machine this one if it has torch.
+    """Return the job's interpreter: the profile's, or this one on this machine if it has torch.
 
     A custom script runs with the active environment's Python. With a container, the Python outside
     the container needs only the standard library.

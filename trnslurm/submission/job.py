@@ -84,7 +84,7 @@ class Job(Frozen):
 
     @property
     def is_here(self) -> bool:
-        """Check whether it runs on this host, so that it lacks what is missing here."""
+        """Whether the job runs on this host, so it lacks anything that is missing here."""
         return self.scheduler.is_here
 
     @property

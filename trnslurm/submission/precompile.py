@@ -142,8 +142,8 @@ def precompile_jobs(
             raise ConfigError(f"--compile-for {nodes}: {error}") from None
         if other.batch.global_batch != spec.batch.global_batch:
             raise ConfigError(
-                f"--compile-for {nodes}: the global batch grows with the nodes (batch.mode "
-                "per_worker), so the run cannot continue there"
+                f"--compile-for {nodes}: the global batch grows with the number of nodes "
+                "(batch.mode per_worker), so the run cannot continue there"
             )
         time_min = {phase: t for phase, t in other.time_min.items() if phase == PRECOMPILE}
         name = check_job_name(f"{spec.name}-{PRECOMPILE}-{nodes}")

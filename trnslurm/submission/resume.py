@@ -305,7 +305,7 @@ def _where_it_continues(run: RunDir, *, takes: bool) -> str:
     left = unreported(run, takes=takes)
     if left or (run.project_file.exists() and changed_at(saves_in(run))):
         place = run.path / left.newest if left else saves_in(run)
-        return f"{run.name} starts again; its script may continue from {place}"
+        return f"{run.name} starts again, and its script may continue from {place}"
     if copied_from := run.record().copied_from:
         return f"{run.name} starts from the newest checkpoint of {copied_from}"
     return f"{run.name} has no checkpoint, so it starts from the beginning"

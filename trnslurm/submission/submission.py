@@ -27,7 +27,7 @@ class PlannedRun(Frozen):
     made_of: Mapping[str, str] = field(default_factory=dict)
     """For a stage: everything that affects its result, each with a hash."""
     fetches: str = ""
-    """The place in S3 whose newest checkpoint the run fetches before it trains."""
+    """The S3 location of the checkpoint that the run fetches before it trains."""
     ended: RunStatus | None = None
     """The status of the resumed run."""
     need: Need | None = None

@@ -41,7 +41,7 @@ def _times(value: float | None, unit: float) -> float | None:
 
 OF_RUN = (
     Gauge("trnslurm_run_step", "The newest step", _metric("step")),
-    Gauge("trnslurm_run_steps", "All steps of the run", _metric("steps")),
+    Gauge("trnslurm_run_steps", "Total steps of the run", _metric("steps")),
     Gauge("trnslurm_run_loss", "The newest loss", _metric("loss")),
     Gauge("trnslurm_run_step_seconds", "Duration of the newest step", _metric("step_s")),
     Gauge("trnslurm_run_tokens_per_second", "Tokens per second", _metric("tokens_per_s")),
@@ -49,23 +49,29 @@ OF_RUN = (
     Gauge("trnslurm_run_mfu_ratio", "The share of the devices' peak FLOP/s", _metric("mfu")),
     Gauge(
         "trnslurm_run_reported_timestamp_seconds",
-        "When the newest step was reported",
+        "Time when the newest step was reported",
         _metric("time"),
     ),
     Gauge("trnslurm_run_attempts", "Attempts so far", lambda status: len(status.attempts)),
 )
 OF_NODE = (
-    Gauge("trnslurm_node_devices_ratio", "Time in which devices computed", lambda n: n.devices),
+    Gauge(
+        "trnslurm_node_devices_ratio",
+        "Share of time that devices spent computing",
+        lambda n: n.devices,
+    ),
     Gauge(
         "trnslurm_node_device_memory_bytes",
         "Memory used on the fullest device",
         lambda n: _times(n.device_memory_gib, _GIB),
     ),
     Gauge("trnslurm_node_device_power_watts", "Power of all devices", lambda n: n.power_w),
-    Gauge("trnslurm_node_processors_ratio", "Time in which processors worked", lambda n: n.cpu),
+    Gauge(
+        "trnslurm_node_processors_ratio", "Share of time that processors were busy", lambda n: n.cpu
+    ),
     Gauge(
         "trnslurm_node_memory_left_bytes",
-        "Memory that the job can still use",
+        "Memory still available to the job",
         lambda n: _times(n.memory_left_gib, _GIB),
     ),
     *(
@@ -78,7 +84,7 @@ OF_NODE = (
         for way, said in (("in", "received"), ("out", "sent"))
     ),
 )
-STATE = Gauge("trnslurm_run_state", "1 for the state that the run is in", lambda _: 1.0)
+STATE = Gauge("trnslurm_run_state", "1 for the run's current state", lambda _: 1.0)
 NOTICES = Gauge("trnslurm_run_notices", "Warnings of trnslurm usage", lambda told: len(told))
 
 

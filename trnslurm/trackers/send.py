@@ -94,7 +94,7 @@ def numbers_of(step: Mapping[str, Any]) -> dict[str, float]:
 
 
 def remote_name(name: str) -> str:
-    """Return the name of a run as an id that trackers accept."""
+    """Convert the name of a run to an id that trackers accept."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
 
 
