@@ -92,7 +92,7 @@ REFUSED = {
     "--set train.init_from=x": "--chain and --set train.init_from=… contradict each other",
     "--set one:train.save_every=0": "train.save_every is 0, so two would not find a checkpoint",
     "--preset two": "--chain: no preset follows toy (two)",
-    "--preset deep": "toy (one) cannot continue toy (deep): model.layers was 3, is 2",
+    "--preset deep": "toy (one) cannot continue toy (deep): model.layers was 3, but is 2 now",
     "--rendered x": "pass either a RECIPE or --rendered DIR",
     "--set two:data.path=nowhere --set data_root=/tmp": "no prepared data at /tmp/nowhere",
 }

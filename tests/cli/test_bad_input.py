@@ -71,7 +71,7 @@ WORDS = {
     "spares below none": (["--spares", "-1"], "--spares -1: must be 0 or more"),
     "spares of this machine": (
         ["--cluster", "local", "-p", "tiny", "--spares", "1"],
-        "--spares 1: this machine has no spare nodes, so spares are of no use",
+        "--spares 1: this machine has no spare nodes, so spares are useless",
     ),
     "section": (["--set", "bacth=2"], 'unknown key bacth (did you mean "batch"?)'),
     "no equals sign": (["--set", "steps"], "expected key=value, such as --set batch.micro_batch=2"),
@@ -113,7 +113,7 @@ NAMES_AND_TIMES = {
     ),
     "a year by the plan": (
         ["--set", "steps=99999999999999999"],
-        "gpt2_zero1 (xl) would take more than a year, the longest time limit: pass --time",
+        "gpt2_zero1 (xl) would take longer than a year, the longest time limit: pass --time",
     ),
     "endless": (["--time", "UNLIMITED"], "--time UNLIMITED: expected"),
     "own option": (["--sbatch=--nodes=3"], "--sbatch --nodes=3: use --nodes"),
@@ -326,7 +326,7 @@ def test_the_preset_that_a_profile_prefers_is_every_commands(site, cli) -> None:
 def test_plan_names_node_counts_without_padding(site, cli) -> None:
     site.recipe("batch: {global_batch: 7}\nworkers_per_node: 1\n")
     notes = [line for line in cli("plan", "toy", "-c", "local").out.splitlines() if "zero" in line]
-    assert [line.partition("zero; ")[2] for line in notes] == 2 * ["none on 1 or 7 nodes"]
+    assert [line.partition("zero; ")[2] for line in notes] == 2 * ["none with 1 or 7 nodes"]
     site.recipe("batch: {global_batch: 3}\nworkers_per_node: 2\n")
     out = cli("plan", "toy", "-c", "local").out
     assert "1 node: 1 of each step's 4 micro-batches have weight zero; every node count has " in out

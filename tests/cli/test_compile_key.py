@@ -60,7 +60,7 @@ def test_without_the_clusters_python(graphs, cli, python: str, why: str) -> None
     done = cli("compile", "key", *TOY)
     assert done.code == 1
     assert done.error == (
-        f"the key is known only on the cluster: {why}; Pass --explain to show the rest"
+        f"the key is known only on the cluster: {why}. Pass --explain to show the rest"
     )
     explained = cli("compile", "key", *TOY, "--explain")
     assert explained.code == 0
@@ -109,7 +109,7 @@ def test_plan_says_what_is_compiled(graphs, cli, stable) -> None:
     lines = cli("plan", "toy", "--cluster", "pc", "--nodes", "1,2").out.splitlines()
     one, two = [line for line in lines if line.startswith("Graphs")]
     assert one.startswith("Graphs on 1 node: not compiled (key ")
-    assert "; precompile about 0.5 node-hours (as key " in one
+    assert "; precompile about 0.5 node-hours (as for key " in one
     assert two.startswith("Graphs on 2 nodes: compiled (key ") and two.endswith("an-older-run)")
 
     plans = json.loads(cli("plan", "toy", "--cluster", "pc", "--nodes", "1,2,9", "--json").out)

@@ -220,7 +220,7 @@ def test_locked_key_cannot_be_broken(refused, cli, fake_slurm, monkeypatch, tmp_
         "'debug': remove the setting, or ask the admin"
     )
     assert "env.TEAM is locked to 'a'" in refused("--set", "env.TEAM=b")
-    locked = f"slurm.max_nodes (2): take at most 2, or ask the admin, who locked it in {file}"
+    locked = f"slurm.max_nodes (2): use at most 2, or ask the admin, who locked it in {file}"
     assert locked in refused("--nodes", "3")
     doctor = cli("doctor", "--run", "--cluster", "pc", "--nodes", "3").error
     assert locked in doctor

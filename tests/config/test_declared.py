@@ -135,13 +135,13 @@ def test_the_file_is_named_in_which_it_stands(site, cli) -> None:
     assert error.startswith(f"{file}: train.schedule is 'linar' (did you mean \"linear\"?); ")
     del tree["train"]["schedule"]
     file.write_text(yaml.safe_dump(tree))
-    assert cli("show", "mine").error == f"{file}: train lacks schedule, which train.py needs"
+    assert cli("show", "mine").error == f"{file}: train is missing schedule, which train.py needs"
     bare = {"entry": "train.py", "batch": {"global_batch": 8}, "train": {"lr": 1e-4}}
     file.write_text(yaml.safe_dump(bare))
     declared = read_declaration(reader("mine", file.parent), ENTRY, "Settings")
     assert declared is not None
     first = [key for key in declared.fields if key != "lr"][:3]
-    assert f"{file}: train lacks {', '.join(first)} and " in cli("show", "mine").error
+    assert f"{file}: train is missing {', '.join(first)} and " in cli("show", "mine").error
     tree["train"] |= {"schedule": "linear", "lrr": 1.0}
     file.write_text(yaml.safe_dump(tree))
     assert cli("show", "mine").error == (
@@ -153,9 +153,9 @@ def test_a_script_that_is_no_python_is_refused_with_its_line(site, cli) -> None:
     file = _copy(site).with_name("train.py")
     file.write_text("import torch\n\ndef main(:\n")
     done = cli("submit", "mine", "-c", "local", "-p", "tiny", "--dry-run")
-    assert done.error == f"{file}:3: invalid syntax: it must be Python"
+    assert done.error == f"{file}:3: not valid Python: invalid syntax"
     for text, words in (
-        (b"x = '\xff'\n", f"{file}:1: (unicode error)"),
+        (b"x = '\xff'\n", f"{file}:1: not valid Python: (unicode error)"),
         (b"(" * 5000, f"{file}:1: too many nested parentheses"),
         (b"x = " + b"-" * 100_000 + b"1\n", f"{file}: "),
         (b"x = 1\0", f"{file}"),

@@ -209,7 +209,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         (["./train.py", "--set", "checkpoints=/x"], "must be a path inside the project"),
         (["./train.py", "--set", "train.lr=1"], "--set train.lr=1: unknown key train.lr"),
         (["./train.py", "--cluster", "trn"], "choose another cluster, preset or device; "
-         "if it uses torch_xla, --set 'devices=[neuron]'"),
+         "if the script uses torch_xla, pass --set 'devices=[neuron]'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) -> None:
@@ -322,7 +322,7 @@ def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) ->
     said = "unknown recipe 'mine'. To use the one in ./jobs, pass --path ."
     assert said in cli("plan", "mine", *batch).error
     no_time = cli("submit", "./train.py", *CPU).err.splitlines()[-1]
-    assert no_time == "error: how long train is unknown: pass --time"
+    assert no_time == "error: the duration of train is unknown: pass --time"
 
 
 def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
@@ -1134,7 +1134,10 @@ def test_a_job_for_each_checkpoint_of_a_run(site, fake_slurm, cli, project) -> N
         0
     ]
     said = cli("submit", "./train.py", *words).err
-    assert f"{run.name} already has a job eval for its checkpoints: choose another --name" in said
+    assert (
+        f"{run.name} already has a job named eval for its checkpoints: choose another --name"
+        in said
+    )
 
     group = trnslurm.each_checkpoint(
         str(run.path), "./train.py", cluster="pc", name="other", time=60, arguments=["{step}"],

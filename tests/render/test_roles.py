@@ -71,7 +71,7 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
     [
         (settings("roles.rollout.nodes=2"), "roles.rollout has no command: set roles.ro"),
         (settings("roles.Roll.nodes=2"), "roles.Roll: a role name must be 1 to 20 lowercase "),
-        (settings("roles.train.nodes=2"), "lowercase letters and must not be train or prec"),
+        (settings("roles.train.nodes=2"), "lowercase letters and must not be one of train"),
         (settings("roles.rollout.nodes=0"), "roles.rollout.nodes is 0; it must be at least 1"),
         (settings("roles.rollout.node=2"), 'unknown key roles.rollout.node (did you mean "roles.'),
         (settings("roles.rollout.command=[./gone.py]"), "command: gone.py is not in the project"),

@@ -381,7 +381,7 @@ def test_a_resume_that_would_be_refused_is_not_offered(make_run, dead, cli) -> N
     run.code.mkdir(exist_ok=True)
     write_json(run.project_file, {})
     said = f"next: `trnslurm resume {run.name} --force` if the script finds checkpoints itself; "
-    said += f"if not, pass it to the script, and call trnslurm.saved() in it, then {AGAIN}"
+    said += f"otherwise pass it to the script, and call trnslurm.saved() in it, then {AGAIN}"
     assert cli("status", run.name).out.splitlines()[1] == said
 
 

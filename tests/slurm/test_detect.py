@@ -479,11 +479,11 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     assert "#SBATCH --partition=all " in one.out and "#SBATCH --nodes=3-5\n" in one.out
     file = home / ".config/trnslurm/cluster-config/lab.yaml"
     small = (
-        f"is more than slurm.max_nodes (1): take at most 1, or change it in {file}, line 25 (MaxNo"
+        f"is more than slurm.max_nodes (1): use at most 1, or change it in {file}, line 25 (MaxNo"
     )
     none = cli(*render, "2").error
     assert none.startswith(f"--nodes 2 {small}") and none.endswith(
-        f"; --nodes 2 is less than slurm.partitions.large.fewest_nodes (4): take at least 4, or "
+        f"; --nodes 2 is less than slurm.partitions.large.fewest_nodes (4): use at least 4, or "
         f"change it in {file}, line 32"
     )
     named = cli(*render, "4", "--set", "slurm.partition=small")

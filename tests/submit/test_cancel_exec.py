@@ -38,7 +38,7 @@ def test_cancel_names_the_jobs_of_a_damaged_run(fake_slurm, make_run, cli) -> No
     run.record_file.write_text("{}")
     fake_slurm.answer("places", f"1001|gpt|{run.path}", "1002|gpt|/elsewhere")
     assert cli("cancel", run.path).error == (
-        f"{run.record_file}: damaged or unreadable (it lacks run, name, recipe, preset, cluster, "
+        f"{run.record_file}: damaged or unreadable (missing run, name, recipe, preset, cluster, "
         "scheduler, nodes, phases, created, user, host): scancel 1001"
     )
     assert fake_slurm.calls("scancel") == []

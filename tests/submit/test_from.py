@@ -91,7 +91,7 @@ def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, 
         "nothing": "no run 'nothing' in ",
         "empty": "20260102-000000-empty has no checkpoints: none were saved, or they were deleted",
         "other": "step-00000005 is from the recipe bert, not toy",
-        "deep": f"{deep} is from another model: model.layers was 3, is 2",
+        "deep": f"{deep} is from another model: model.layers was 3, but is 2 now",
         "cut": "20260105-000000-cut has no valid checkpoint: ",
         f"{trained.checkpoints}/step-00000007": "step-00000007: no such checkpoint",
         "first --set train.init_from=x": "and --set train.init_from=… contradict each other",
@@ -112,10 +112,12 @@ def test_a_recipe_may_begin_with_another_ones_results(trained, site, cli, make_r
     save(make_run("20260104-000000-deep", states=DONE), 5, **heads | {"model.layers": 3})
     save(make_run("20260105-000000-gpt", states=DONE), 5, recipe="gpt")
     assert cli("show", *TOY, "--from", "bert").err == f"From {taken}\n"
-    assert cli("show", *TOY, "--from", "deep").error.endswith("model.layers was 3, is 2")
+    assert cli("show", *TOY, "--from", "deep").error.endswith("model.layers was 3, but is 2 now")
     assert cli("show", *TOY, "--from", "gpt").error.endswith("from the recipe gpt, not toy or bert")
     # Of its own recipe everything is compared.
-    assert cli("show", *TOY, "--from", "first").error.endswith("model.num_labels was None, is 2")
+    assert cli("show", *TOY, "--from", "first").error.endswith(
+        "model.num_labels was None, but is 2 now"
+    )
 
 
 def test_another_rate_of_dropout_is_the_same_model(trained, cli) -> None:

@@ -129,7 +129,7 @@ def test_a_file_that_the_script_imports_is_read_too(site, cli) -> None:
     site.write("jobs/toy/train.py", "import helper\n")
     site.write("jobs/toy/helper.py", "def f(:\n")
     done = cli("submit", "toy", "-c", "pc", "--dry-run")
-    assert done.error == "code/jobs/toy/helper.py:1: invalid syntax: it must be Python"
+    assert done.error == "code/jobs/toy/helper.py:1: not valid Python: invalid syntax"
 
 
 @pytest.mark.parametrize(

@@ -313,8 +313,11 @@ def test_from_python(site, project, fake_slurm) -> None:
     (evaluate,) = trnslurm.pipeline("nightly", stages, cluster="pc")
     assert evaluate.values == {"stage": "evaluate"}
     for wrong, words in (
-        ({"a": {"recipe": "./eval.py", "chain": True}}, "stages.a: no argument chain: there are"),
-        ({"a": {}}, "stages.a: expected its arguments"),
+        (
+            {"a": {"recipe": "./eval.py", "chain": True}},
+            "stages.a: unknown argument chain: the arguments are",
+        ),
+        ({"a": {}}, "stages.a: expected the stage's arguments"),
         ({"a": {"recipe": "./eval.py", "after": "b"}}, "stages.a.after: no stage b"),
         ({}, "expected stages"),
     ):

@@ -109,7 +109,7 @@ def test_graphs_on_the_nodes_are_looked_for_there(
 
 def test_policies(graphs, facts, site, fake_slurm, cli) -> None:
     graphs.fill(facts)
-    assert graphs_of(cli(*TOY, "--precompile", "always")).endswith("node-hours (as key "
+    assert graphs_of(cli(*TOY, "--precompile", "always")).endswith("node-hours (as for key "
         f"{facts['key']} of this recipe)")  # fmt: skip
     assert dependencies(fake_slurm) == ["", "1001"]
     never = cli(*TOY, "--precompile", "never")

@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(ended, cli, site, 
         "64 micro-batches per step, fewer than 3 x 32 workers; nearest: 2 nodes"
     )
     assert (
-        "take at most 4, or pass --set slurm.max_nodes=NUMBER"
+        "use at most 4, or pass --set slurm.max_nodes=NUMBER"
         in cli("resume", "last", "--nodes", "9").error
     )
     assert cli("resume", "last", "--nodes", "0").code == 1

@@ -187,7 +187,7 @@ def test_incomplete_bundle_is_refused(site, fake_slurm, cli, reviewed: Path, nam
         ("plan.json", '"lr": ', '"lr": -', "; it must be at least 0"),
         ("plan.json", '"optimizer": "adamw"', '"optimizer": "adamv"', 'did you mean "adam"?'),
         ("plan.json", '"n_head": 25', '"n_head": 3', "model.n_head is 3; it must divide"),
-        ("code/jobs/gpt2_zero1/train.py", "def main() ->", "def main( ->", "it must be Python"),
+        ("code/jobs/gpt2_zero1/train.py", "def main() ->", "def main( ->", "not valid Python"),
     ],
 )
 def test_reviewed_bundle_that_its_job_would_refuse(

@@ -79,7 +79,7 @@ def places_in(text: str, roles: Mapping[str, object], where: str) -> Iterator[tu
 def _role(name: str, told: Servers, roles: Mapping[str, Servers]) -> Role:
     where = f"roles.{name}"
     if not re.fullmatch(NAME, name) or name in RESERVED:
-        reserved = f"and must not be {' or '.join(RESERVED)}" if name in RESERVED else ""
+        reserved = f" and must not be one of {', '.join(RESERVED)}" if name in RESERVED else ""
         raise ConfigError(f"{where}: a role name must be 1 to 20 lowercase letters{reserved}")
     if not told.command:
         raise ConfigError(
