@@ -110,7 +110,7 @@ def test_sizes_that_no_model_has_are_left_to_the_job(site, cli) -> None:
 def test_no_cluster_has_so_many_nodes(site, cli) -> None:
     for nodes in ("65537", 400 * "9"):
         error = cli("plan", "gpt2_zero1", "--nodes", nodes).error
-        assert error == f"--nodes {nodes}: a cluster has at most 65,536"
+        assert error == f"--nodes {nodes}: a cluster has at most 65,536 nodes"
 
 
 def test_text_that_only_looks_like_a_number_is_text(site, cli) -> None:

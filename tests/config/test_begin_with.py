@@ -90,7 +90,7 @@ def test_what_was_not_fetched_or_is_of_another_kind_is_refused(cli, home: Path) 
     rows = home / "rows.csv"
     rows.write_text("text,label\na,0\n")
     refused = cli("data", "prepare", *own, "--input", rows, "--dry-run")
-    assert refused.error == f"no model at ~/trnslurm-data/{MODEL}: {fetch}"
+    assert refused.error == f"no model at ~/trnslurm-data/{MODEL}: run {fetch}"
 
     (data / "own-seqlen128").mkdir(parents=True)
     index = {"kind": "labelled", "seq_len": 128, "vocab_size": 30522, "labels": ["a", "b", "c"]}
@@ -100,7 +100,7 @@ def test_what_was_not_fetched_or_is_of_another_kind_is_refused(cli, home: Path) 
         "a, b, c: --set model.num_labels=3"
     )
     three = (*own, "--set", "model.num_labels=3", "--dry-run")
-    assert cli("submit", *three).error == f"no model at ~/trnslurm-data/{MODEL}: {fetch}"
+    assert cli("submit", *three).error == f"no model at ~/trnslurm-data/{MODEL}: run {fetch}"
     (data / MODEL).mkdir(parents=True)
     (data / MODEL / "config.json").write_text("{}")
     assert cli("submit", *three).code == 0

@@ -156,7 +156,7 @@ def test_a_script_that_is_no_python_is_refused_with_its_line(site, cli) -> None:
     assert done.error == f"{file}:3: not valid Python: invalid syntax"
     for text, words in (
         (b"x = '\xff'\n", f"{file}:1: not valid Python: (unicode error)"),
-        (b"(" * 5000, f"{file}:1: too many nested parentheses"),
+        (b"(" * 5000, f"{file}:1: not valid Python: too many nested parentheses"),
         (b"x = " + b"-" * 100_000 + b"1\n", f"{file}: "),
         (b"x = 1\0", f"{file}"),
     ):

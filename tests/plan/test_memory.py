@@ -123,7 +123,7 @@ def test_every_recipe_fits_at_its_published_size(recipe: str, cluster: str, pres
 
 def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
     lines = cli("plan", "llama3_clm", "--cluster", "p4d", "--nodes", "1,2").out.splitlines()
-    here = lines.index("GiB of a worker's device (estimate:")
+    here = lines.index("GiB of a worker's device (estimate):")
     assert [line.split() for line in lines[here + 2 : here + 5]] == [
         ["nodes", "parameters", "gradients", "optimizer", "gathered", "activations",
          "(recomputed)", "runtime", "total", "device"],
@@ -132,7 +132,7 @@ def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
     ]  # fmt: skip
     assert lines[-1] == (
         "warning: on 1, 2 nodes, a worker is estimated to need more than the 40 GiB available on "
-        "p4d.24xlarge, try --set train.gradient_checkpointing=true"
+        "p4d.24xlarge: try --set train.gradient_checkpointing=true"
     )
     assert "warning" not in cli("plan", "llama3_clm", "--nodes", "1").out
     [row] = json.loads(cli("plan", "llama3_clm", "--nodes", "1", "--json").out)["plans"]

@@ -64,13 +64,13 @@ def test_the_part_of_a_node(options, slurm, words, expected) -> None:
     ("slurm", "nodes", "says"),
     [
         ({"job_gpus": 4}, 2, "--nodes 2 with 4 GPUs each is more than slurm.job_gpus (4): "
-         "use at most --nodes 1, or --gpus 2 of each, or change it in "),
+         "use at most --nodes 1, or pass --gpus 2, or change it in "),
         ({"job_gpus": 3}, 4, "--nodes 4 with 4 GPUs each is more than slurm.job_gpus (3): "
          "change it in "),
         ({"job_cpus": 100}, 2, "--nodes 2 with 64 CPUs each is more than slurm.job_cpus (100): "
-         "use at most --nodes 1, or --cpus 50 of each, or change it in "),
+         "use at most --nodes 1, or pass --cpus 50, or change it in "),
         ({"job_cpus": 6, "exclusive": False}, 2, "--nodes 2 with 4 CPUs each is more than "
-         "slurm.job_cpus (6): use at most --nodes 1, or --gpus 3 of each, or "),
+         "slurm.job_cpus (6): use at most --nodes 1, or pass --gpus 3, or "),
     ],
 )  # fmt: skip
 def test_more_than_a_job_may_have(options, slurm, nodes, says) -> None:

@@ -95,7 +95,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (("--cluster", "trn1"), "runs on torchneuron, cpu, cuda, and trn1.32xlarge has neuron"),
         (
             ("--set", "device=neuron"),
-            "runs on torchneuron, cpu, cuda, and --set device=neuron asks for neuron",
+            "runs on torchneuron, cpu, cuda, and --set device=neuron requests neuron",
         ),
         (
             ("--preset", "xla_fsdp", "--cluster", "trn1", "--set", "device=xla-cuda"),
@@ -143,7 +143,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (
             ("--set", "strategy.name=tensor", "--set", "strategy.tensor.workers=0"),
-            "strategy.tensor.workers is 0: but it must be a number of at least 1",
+            "strategy.tensor.workers is 0, but it must be a number of at least 1",
         ),
         (
             ("--set", "strategy.name=tensor", "--set", "strategy.tensor.size=8"),

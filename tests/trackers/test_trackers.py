@@ -81,7 +81,7 @@ def test_mlflow(run, store, fake_slurm, cli) -> None:
     end(run, fake_slurm, 2)
     assert cli("metrics", "last", "--to", "mlflow").out.startswith(f"{run.name}: steps 3 to 5 ")
     assert cli("metrics", "last", "--to", "mlflow").out == (
-        f"{run.name}: no new step sent to {where}\n"
+        f"{run.name}: no new steps sent to {where}\n"
     )
     assert losses(store) == [
         (1, 1.1, 1001000), (2, 2.1, 1002000), (3, 3.1, 1003000), (3, 3.1, 1003000),
@@ -183,7 +183,7 @@ def test_wandb(run, fake_slurm, run_cli) -> None:
         f"{run.name}: steps 3 to 4 sent to "
     )
     done = run_cli("metrics", "last", "--to", "wandb", environ=offline)
-    assert done.out == f"{run.name}: no new step sent to project toy\n"
+    assert done.out == f"{run.name}: no new steps sent to project toy\n"
     (_, second) = sorted(run.path.glob("wandb/offline-run-*"), key=lambda d: d.stat().st_mtime_ns)
     assert history_of(first) == [{"attempt": 1, "loss": 1.1}, {"attempt": 1, "loss": 2.1}]
     assert history_of(second) == [
