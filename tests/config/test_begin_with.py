@@ -97,7 +97,7 @@ def test_what_was_not_fetched_or_is_of_another_kind_is_refused(cli, home: Path) 
     (data / "own-seqlen128" / "index.json").write_text(json.dumps(index))
     assert cli("submit", *own, "--dry-run").error == (
         "model.num_labels is 2, but the data at ~/trnslurm-data/own-seqlen128 has the labels "
-        "a, b, c: --set model.num_labels=3"
+        "a, b, c: pass --set model.num_labels=3"
     )
     three = (*own, "--set", "model.num_labels=3", "--dry-run")
     assert cli("submit", *three).error == f"no model at ~/trnslurm-data/{MODEL}: run {fetch}"

@@ -246,7 +246,7 @@ def test_a_step_that_is_cut_off_is_told(make_run) -> None:
         each for each in drawings([History(run, run.record(), run_status(run))])
         if each.name == "step-time"
     )  # fmt: skip
-    assert drawing.about == "on worker 0; cut off: step 1 took 3.0 s"
+    assert drawing.about == "on worker 0; truncated: step 1 took 3.0 s"
 
 
 def test_runs_beside_each_other(interrupted, make_run, cli, tmp_path: Path) -> None:
@@ -394,6 +394,6 @@ def test_a_period_is_printed(
     assert row["recipe"] == interrupted.record.recipe and every["recipe"] == "all"
     assert row["node_hours"] == pytest.approx(interrupted.node_hours())
     assert "No run" in cli("report", "--since", "2026-11-01").err
-    assert "take user, recipe" in cli("report", "--since", "1d", "--by", "colour").error
+    assert "use user, recipe" in cli("report", "--since", "1d", "--by", "colour").error
     assert "--since reports on all runs" in cli("report", "last", "--since", "1d").error
     assert "name a run" in cli("report").error

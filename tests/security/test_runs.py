@@ -132,7 +132,7 @@ def test_code_that_others_can_write(make_run, fake_slurm, cli, command: str, pla
     assert "can write to" not in cli(command, run.path).error  # it is in a private directory
     run.path.chmod(0o750)
     fake_slurm.forget_calls()
-    assert f"can write to {path}: look at" in cli(command, run.path).error
+    assert f"can write to {path}: check" in cli(command, run.path).error
     assert fake_slurm.calls() == []
     path.chmod(0o750)
     if os.getuid() == 0:

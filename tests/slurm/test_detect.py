@@ -209,7 +209,7 @@ def test_without_a_shared_file_system_it_is_said(parallelcluster, cli, home: Pat
     done = cli("cluster", "detect", "--write")
     assert done.err.startswith(
         "warning: no shared file system was found on this host, so compile_cache is null and "
-        "compiled graphs stay in each node's /var/tmp and are lost with the node. Set it"
+        "compiled graphs stay in each node's /var/tmp and are lost with the node. Set "
     )
     assert cli("cluster", "detect", "--write", "--partition", "small", "--name", "s").err == ""
 
@@ -466,7 +466,7 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     large = cli(*render, "4")
     assert "#SBATCH --partition=large " in large.out
     submit = ("submit", "toy", "--cluster", "lab", "--time", "60", "--nodes")
-    assert "In partition large: small does not allow it\n" in cli(*submit, "4").err
+    assert "Using partition large, because small does not allow it\n" in cli(*submit, "4").err
     assert cli("cancel", "last").code == 0
     assert cli("resume", "last", "--nodes", "1").code == 0
     (run,) = (home / "trnslurm-runs").glob("*-toy")
@@ -474,7 +474,7 @@ def test_a_job_takes_a_partition_that_allows_it(site, fake_slurm, cli, home: Pat
     both = ("--set", "slurm.partitions={all: {max_nodes: 8, max_time_min: 90}}")
     assert "#SBATCH --partition=small,all " in cli(*render, "1", *both).out
     said = cli(*submit, "5", *both, "--dry-run").err
-    assert "In partition large or all, whichever can start it first: small does not allow" in said
+    assert "Using partition large or all, whichever can start it first, because small" in said
     one = cli(*render, "3-5", *both)  # large has no jobs of three nodes
     assert "#SBATCH --partition=all " in one.out and "#SBATCH --nodes=3-5\n" in one.out
     file = home / ".config/trnslurm/cluster-config/lab.yaml"
@@ -645,7 +645,7 @@ def test_slurm_without_a_cluster(site, fake_slurm, cli, said: str) -> None:
     """As Slurm 22.05 puts it, on a host that has only its commands."""
     fake_slurm.refuse("scontrol", said)
     done = cli("cluster", "detect")
-    assert done.error.startswith("Slurm is installed here, but has no configuration of a cluster: ")
+    assert done.error.startswith("Slurm is installed here, but no cluster is configured: ")
 
 
 def test_silent_controller(site, fake_slurm, cli) -> None:
