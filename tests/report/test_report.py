@@ -396,4 +396,4 @@ def test_a_period_is_printed(
     assert "No run" in cli("report", "--since", "2026-11-01").err
     assert "use user, recipe" in cli("report", "--since", "1d", "--by", "colour").error
     assert "--since reports on all runs" in cli("report", "last", "--since", "1d").error
-    assert "name a run" in cli("report").error
+    assert "pass a run" in cli("report").error
