@@ -121,9 +121,12 @@ def test_a_file_of_no_run(site, run_cli, weird_path: Path, monkeypatch) -> None:
     ("words", "error"),
     [
         (("a.pt",), "a.pt is a file: pass the recipe of its model with --recipe"),
-        (("last", "--preset", "tiny"), "--preset and --cluster are for a file: give its --recipe"),
-        (("a.pt", "--recipe", "toy"), "leave out --step, and give --output"),
-        (("a.pt", "--recipe", "toy", "-o", "a", "--step", "3"), "leave out --step, and give"),
+        (
+            ("last", "--preset", "tiny"),
+            "--preset and --cluster require a checkpoint file: pass --rec",
+        ),
+        (("a.pt", "--recipe", "toy"), "omit --step and pass --output"),
+        (("a.pt", "--recipe", "toy", "-o", "a", "--step", "3"), "omit --step and pass"),
     ],
 )
 def test_a_file_and_a_run_have_options_of_their_own(exportable, cli, words, error: str) -> None:

@@ -77,7 +77,7 @@ def test_what_was_fetched_is_prepared_with_its_tokenizer(data, here: Path) -> No
 
 def test_what_was_not_fetched_is_refused(here: Path, cli) -> None:
     said = (
-        f"no dataset at {here / WIKITEXT}: trnslurm data fetch gpt2_zero1 --preset xl "
+        f"no dataset at {here / WIKITEXT}: run trnslurm data fetch gpt2_zero1 --preset xl "
         "--cluster here"
     )
     for more in ([], ["--text", str(ROOT / "README.md")]):  # of the latter, the tokenizer
@@ -103,7 +103,7 @@ def test_home_is_that_of_jobs(site, data, here: Path, cli, tmp_path: Path, monke
     (tmp_path / "passwd/data").mkdir(parents=True)
     submit = ("submit", "gpt2_zero1", "-p", "small", "-c", "pc", "--time=9", "--allow-idle")
     missing = cli(*submit, "--dry-run").error
-    assert missing.startswith("no prepared data at ~/data/gpt2-small: trnslurm data prepare")
+    assert missing.startswith("no prepared data at ~/data/gpt2-small: run trnslurm data prepare")
     (tmp_path / "passwd/data/gpt2-small").mkdir()
     (tmp_path / "passwd/data/gpt2-small/index.json").write_text("{}")
     assert cli(*submit, "--dry-run").code == 0
@@ -259,19 +259,22 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("prepare gpt2_zero1 -p tiny", "gpt2_zero1 (tiny) brings its own data"),
-        ("verify gpt2_zero1 -p tiny", "gpt2_zero1 (tiny) brings its own data"),
-        ("fetch gpt2_zero1 -p small", "gpt2_zero1 (small) has no data.dataset: there is nothing"),
+        ("prepare gpt2_zero1 -p tiny", "gpt2_zero1 (tiny) includes its own data"),
+        ("verify gpt2_zero1 -p tiny", "gpt2_zero1 (tiny) includes its own data"),
+        (
+            "fetch gpt2_zero1 -p small",
+            "gpt2_zero1 (small) has no data.dataset, so there is nothing",
+        ),
         ("prepare gpt2_zero1 -p small --set data.text=null", "neither data.dataset nor data.text"),
         ("prepare gpt2_zero1 -p small --text no.txt", "--text or --input no.txt: no such file"),
         ("prepare gpt2_zero1 -p small --tokenizer no", "--tokenizer no: no such file"),
         ("prepare gpt2_zero1 -p small --holdout 1", "data.holdout is 1.0; it must be less than 1"),
         ("prepare gpt2_zero1 --set data_root=data", "data_root is 'data': it must be absolute"),
-        ("prepare gpt2_zero1 -p small --submit", "--submit: here has no Slurm: leave it out"),
+        ("prepare gpt2_zero1 -p small --submit", "--submit: here has no Slurm: omit --sub"),
         ("prepare gpt2_zero -p small", "unknown recipe 'gpt2_zero'"),
         (
             "prepare bert_pretrain",
-            "pass --input TEXT, or fetch the published data with: trnslurm data fe",
+            "pass --input TEXT, or fetch the published data with trnslurm data fe",
         ),
         ("prepare bert_pretrain --input no.txt", "--text or --input no.txt: no such file"),
         (
@@ -281,10 +284,13 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
         ("prepare bert_pretrain -p tiny --masked-lm-prob 1", "masked_lm_prob is 1.0; it must be"),
         (
             "fetch bert_pretrain --set data.path=",
-            "data.path is empty: name a directory for the shar",
+            "data.path is empty: set it to a directory for",
         ),
-        ("fetch bert_pretrain -p tiny", "(tiny) has no data.published: there is nothing to fetch"),
-        ("fetch bert_pretrain -p phase2_lamb --checkpoint", "has no data.checkpoint: there is"),
+        (
+            "fetch bert_pretrain -p tiny",
+            "(tiny) has no data.published, so there is nothing to fetch",
+        ),
+        ("fetch bert_pretrain -p phase2_lamb --checkpoint", "has no data.checkpoint, so there is"),
         (
             "fetch gpt2_zero1 --set data.published=http://x/y.tar",
             "data.published works only with BERT shards",

@@ -148,7 +148,7 @@ def test_training_without_its_data_is_refused(site, data_root: Path, fake_slurm,
         done = cli(*command)
         assert done.code == 1
         assert done.err.splitlines()[-1] == (
-            f"error: no prepared data at {data_root}/wikitext-103: trnslurm data prepare "
+            f"error: no prepared data at {data_root}/wikitext-103: run trnslurm data prepare "
             "gpt2_zero1 --preset xl --cluster pc"
         )
     assert fake_slurm.calls() == [] and site.runs() == []

@@ -95,7 +95,7 @@ def test_what_no_launcher_sends_is_one_line(tmp_path: Path, monkeypatch) -> None
         *(receive.frame(receive.END, end) for end in ends),
     ):  # fmt: skip
         frames.write_bytes(b"Welcome\n" + receive.MARK + said)
-        with pytest.raises(RemoteError, match=r"^host: it sent something else than the launcher"):
+        with pytest.raises(RemoteError, match=r"^host: it did not answer like the launcher"):
             ask(RemoteCommand(place=Place("host"), argv=[], shows=True), say=print)
 
 
