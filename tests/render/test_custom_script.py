@@ -547,28 +547,52 @@ def test_ignored_data_are_named_before_hidden_files(site, fake_slurm, cli, proje
 @pytest.mark.parametrize(
     ("source", "words", "tells"),
     [
-        ("from lightning import Trainer\nTrainer(devices=1)\n", (), True),
-        ("import pytorch_lightning as pl\npl.Trainer()\n", ("--num-nodes=2",), True),
-        ("from lightning import Trainer\nTrainer(num_nodes=1)\n", (), True),
-        ("from lightning import Trainer\nTrainer(num_nodes=a.nodes)\n", (), False),
-        ("from lightning import Trainer\nTrainer()\n", ("--trainer.num_nodes=2",), False),
-        ("from lightning import Trainer\nTrainer()\n", ("--num_nodes", "2"), False),
-        ("from lightning.fabric import Fabric\nFabric()\n", (), False),
-        ("from transformers import Trainer\nTrainer()\n", (), False),
+        ("from lightning import Trainer\nTrainer(devices=1)\n", (), ""),
+        ("from lightning import Trainer\nTrainer(num_nodes=1)\n", (), "remove the setting"),
+        ("from lightning import Trainer\n# num_nodes=1\nTrainer(num_nodes=a.nodes)\n", (), ""),
+        ("from lightning import Trainer\nTrainer(num_nodes=1)\n", ("--num-nodes=2",), ""),
+        ("from transformers import Trainer\nTrainer(num_nodes=1)\n", (), ""),
     ],
 )
-def test_a_lightning_trainer_that_knows_of_no_nodes(
-    site, fake_slurm, cli, project, source: str, words: tuple[str, ...], tells: bool
+def test_a_lightning_trainer_that_is_told_of_one_node(
+    site, fake_slurm, cli, project, source: str, words: tuple[str, ...], tells: str
 ) -> None:
     (project / "train.py").write_text(source)
     submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes")
-    told = "Lightning's Trainer would train separately on each node: "
+    told = "sets num_nodes to 1, with which Lightning's Trainer trains on each node alone: "
     for nodes in ("1", "2"):
         said = cli(*submit, nodes, "--", *words)
         assert said.code == 0, said.err
-        assert (told in said.out + said.err) == (tells and nodes == "2")
-    (project / "configs/base.yaml").write_text("trainer: {num_nodes: 2}\n")
-    assert told not in cli(*submit, "2", "--", *words).err
+        assert (f"train.py {told}{tells}" in said.out) == (bool(tells) and nodes == "2")
+
+
+def test_the_settings_that_tell_a_lightning_trainer_of_one_node(
+    site, fake_slurm, cli, project
+) -> None:
+    (project / "configs/base.yaml").write_text("trainer:\n  num_nodes: 1\n")
+    submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes", "2")
+    for source, word in (
+        ("from lightning.pytorch.cli import LightningCLI\n", "--trainer.num_nodes=2"),
+        ("import lightning\n@hydra.main()\ndef main(): ...\n", "trainer.num_nodes=2"),
+    ):
+        (project / "train.py").write_text(source)
+        assert f"alone: add {word} to the arguments, or remove" in cli(*submit).out
+        assert "configs/base.yaml sets" not in cli(*submit, "--", word).out
+
+
+@pytest.mark.parametrize(
+    ("words", "sets"),
+    [
+        (("--nodes", "2"), True),
+        (("--nodes", "1"), False),
+        (("--nodes", "2", "--per", "job"), False),
+    ],
+)
+def test_lightning_is_told_of_the_nodes(site, cli, project, words, sets: bool) -> None:
+    """By its own variables. Nothing on other nodes would join a script of the first node."""
+    node = rendered(site, cli, "./train.py", *words)["node.sh"]
+    for name in ("PL_TRAINER_NUM_NODES=2", "LT_NUM_NODES=2", "PL_FIT__TRAINER__NUM_NODES=2"):
+        assert (name in node) == sets
 
 
 def test_a_script_that_takes_its_ranks_from_mpi(site, fake_slurm, cli, project) -> None:

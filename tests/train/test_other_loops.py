@@ -175,3 +175,21 @@ def test_a_script_without_a_word_of_ours_continues_from_its_directory(tmp_path: 
     shutil.copytree(tmp_path / "out", tmp_path / "other")
     assert losses(2, 30, "out") == {"20:": whole["20:"], "30:": whole["30:"]}
     assert losses(1, 30, "other")["30:"] == pytest.approx(whole["30:"], rel=1e-4)
+
+
+def test_lightning_takes_the_number_of_nodes_from_its_variables(monkeypatch) -> None:
+    """Those that a job of two nodes sets; with torchrun's, as the launcher does."""
+    monkeypatch.setenv("PL_TRAINER_NUM_NODES", "2")
+    monkeypatch.setenv("LT_NUM_NODES", "2")
+    for name, value in {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    from lightning import Fabric, Trainer
+
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert (trainer.num_nodes, trainer.world_size) == (2, 2)
+    assert Trainer(accelerator="cpu", num_nodes=1, logger=False).num_nodes == 1
+    assert Fabric(accelerator="cpu").world_size == 2

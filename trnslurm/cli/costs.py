@@ -37,8 +37,8 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
     for need in submission.needs:
         yield _held_line(need.job, submission.held) if submission.held else _size_line(need)
         about = (
-            *(_project_line, _above_line, _python_line, _variables_line),
             *(_lightning_line, _mpi_line),
+            *(_project_line, _above_line, _python_line, _variables_line),
         )
         yield from filter(None, (line(need.job) for line in about))
         if not remote and (line := _graphs_line(need, submission.cache)):
@@ -182,16 +182,19 @@ def _variables_line(job: Job) -> str:
 
 
 def _lightning_line(job: Job) -> str:
-    """Return a warning that a custom script's Lightning Trainer seems to be set up for one node."""
-    if job.project is None or job.nodes == 1:
+    """Return that a custom script seems to tell Lightning's Trainer of one node only."""
+    if job.project is None or job.nodes == 1 or job.profile.slurm.directives is not None:
         return ""
-    from trnslurm.render.project import lacks_num_nodes
+    from trnslurm.render.project import is_hydra, one_node_in
 
-    if not lacks_num_nodes(job.bundle.files, job.project.get("entry", "")):
+    if not (file := one_node_in(job.bundle.files)):
         return ""
+    hydra = is_hydra(job.bundle.files, job.project.get("entry", ""))
+    word = f"{'' if hydra else '--'}trainer.num_nodes={job.nodes}"
+    add = f"add {word} to the arguments, or " if hydra or file.endswith(("yaml", "yml")) else ""
     return (
-        "Lightning's Trainer would train separately on each node: neither the project nor the "
-        f"arguments seem to set num_nodes={job.nodes}"
+        f"{file} sets num_nodes to 1, with which Lightning's Trainer trains on each node alone: "
+        f"{add}remove the setting. The job's own number is then its default"
     )
 
 

@@ -40,8 +40,8 @@ _OF_A_JOB = re.compile(
 _MPI = re.compile(rb"^\s*(?:from|import) +mpi4py\b", re.MULTILINE)
 _STOPS = re.compile(rb"\b(?:should_stop|RunCallback)\b")
 _LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
-_TRAINER = re.compile(rb"\b(?:Trainer|LightningCLI)\b")
-_SETS_NODES = re.compile(rb"""num_nodes["']?\s*[:= ]\s*(?![01]\b)\w""")
+_ONE_NODE = re.compile(rb"""^[^#\n]*\bnum_nodes["']?\s*[:=]\s*1\b""", re.MULTILINE)
+_NODES_SET = re.compile(rb"""\bnum[_-]nodes["']?[= ]\s*\d""")
 _GIT_TIMEOUT_S = 20
 # Options that name what a script reads, and options with similar names that do not.
 # Examples: torchtitan's --hf_assets_path, and --model_name_or_path of transformers' examples.
@@ -423,19 +423,23 @@ def asks_to_stop(files: Mapping[str, bytes]) -> bool:
     return any(_STOPS.search(data) for data in own)
 
 
-def lacks_num_nodes(files: Mapping[str, bytes], entry: str) -> bool:
-    """Check whether a script's Lightning Trainer seems to lack num_nodes.
+def one_node_in(files: Mapping[str, bytes]) -> str:
+    """Return the file in which a project with Lightning seems to set num_nodes to 1; empty: none.
 
-    Without num_nodes the Trainer does not join the workers of other nodes, whatever started them.
-    The setting can be in any file of the project or among the arguments.
+    A Trainer that gets no num_nodes has the job's number. The arguments may set it, too.
     """
-    source = files.get(f"{PROJECT_CODE}{entry}", b"")
-    if not _LIGHTNING.search(source) or not _TRAINER.search(source):
-        return False
-    texts = (
-        data
+    own = {
+        name.removeprefix(PROJECT_CODE): data
         for name, data in files.items()
-        if name == NODE_SCRIPT
-        or (name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml")))
-    )
-    return not any(map(_SETS_NODES.search, texts))
+        if name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml"))
+    }
+    if _NODES_SET.search(files.get(NODE_SCRIPT, b"")) or not any(
+        _LIGHTNING.search(data) for name, data in own.items() if name.endswith(".py")
+    ):
+        return ""
+    return next((name for name, data in own.items() if _ONE_NODE.search(data)), "")
+
+
+def is_hydra(files: Mapping[str, bytes], entry: str) -> bool:
+    """Check whether Hydra reads a script's arguments."""
+    return b"hydra.main" in files.get(f"{PROJECT_CODE}{entry}", b"")
