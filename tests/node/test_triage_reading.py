@@ -150,3 +150,26 @@ def test_a_program_that_only_says_why_it_ends(run) -> None:
     assert finding.report()[1:4] == [
         "  loading", "  no data", "cause: unknown: these are the last lines of the program",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "sizes"),
+    [
+        ("assert x.shape[0] == self.batch", True),
+        ("assert len(ids) == len(labels), f'{ids}'", True),
+        ("assert d_model % num_heads == 0", True),
+        ("assert world_size == 8", True),
+        ("assert len(files) > 0", False),
+        ("assert args.dimension in KNOWN", False),
+        ("assert os.path.getsize(path)", False),
+        ("assert ready, 'wrong shape: %s' % name", False),
+        ("assert mode == 'train', 'what a size'", False),
+    ],
+)
+def test_an_assert_about_sizes_compares_sizes(run: RunDir, check: str, sizes: bool) -> None:
+    run.node_log("train", 1, 0).write_text(
+        "[rank0]: Traceback (most recent call last):\n"
+        f'[rank0]:   File "/home/ada/train.py", line 3, in <module>\n[rank0]:     {check}\n'
+        "[rank0]: AssertionError\n"
+    )
+    assert ("a check of tensor or batch sizes failed" in found(run).cause) == sizes
