@@ -428,7 +428,31 @@ def test_what_git_keeps_though_it_is_ignored_is_taken_along(tmp_path: Path) -> N
     files = project_files(tmp_path, "a.py", [])
     taken = {name.removeprefix("code/project/") for name in files if "project/" in name}
     assert taken == {"a.py", "data/kept.py"}
-    assert json.loads(files["code/project.json"])["left_out"] == [".env", "data/new.bin"]
+    facts = json.loads(files["code/project.json"])
+    assert facts["left_out"] == [".env"]
+    assert facts["links"] == {"data/new.bin": str(tmp_path / "data/new.bin")}
+
+
+def test_ignored_data_are_linked_to_though_nothing_names_them(tmp_path: Path) -> None:
+    """A library may read them. Outputs are not data, whatever they are in."""
+    for name in (
+        "a.py", "train_data/x", "datasets/y", "metadata/z", "data_cache/z", "out/data/z",
+        "src/data/more.bin", "weights/w.pt", "other/w.pt", "data/.gitkeep",
+        *(f"data/{number}.png" for number in range(101)),
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/model.yaml").write_text("pretrained: weights/w.pt\nckpt_dir: other/w.pt\n")
+    (tmp_path / ".gitignore").write_text(
+        "train_data/\ndatasets\nmeta*\n*_cache/\nout/\n*.bin\nweights/\nother/\ndata/*.png\n"
+    )
+    files = project_files(tmp_path, "a.py", [])
+    facts = json.loads(files["code/project.json"])
+    assert [*facts["links"]] == ["datasets", "src/data/more.bin", "train_data", "weights/w.pt",
+                                 "data"]  # fmt: skip
+    left_out = ["data/.gitkeep", "data_cache", "metadata", "other", "out", "weights"]
+    assert facts["left_out"] == left_out
 
 
 def test_the_repository_of_a_project_below_it_says_what_is_ignored(tmp_path: Path) -> None:
@@ -535,13 +559,13 @@ def test_hidden_files_that_git_tracks_are_copied(site, cli, project) -> None:
     assert files == {f"code/project/{name}" for name in (".root", "a/.keep", ".pkg/x.py")}
 
 
-def test_ignored_data_are_named_before_hidden_files(site, fake_slurm, cli, project) -> None:
-    for name in ("a/.keep", ".b", ".c", "data"):
+def test_ignored_files_are_named_before_hidden_ones(site, fake_slurm, cli, project) -> None:
+    for name in ("a/.keep", ".b", ".c", "x.bin"):
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("")
-    (project / ".gitignore").write_text("data\n")
+    (project / ".gitignore").write_text("x.bin\n")
     said = cli("submit", "./train.py", *CPU, *TIME, "--dry-run")
-    assert ", not data, .b, .c and 1 more (.gitignore, or hidden)" in said.out + said.err
+    assert ", not x.bin, .b, .c and 1 more (.gitignore, or hidden)" in said.out + said.err
 
 
 @pytest.mark.parametrize(
@@ -800,11 +824,11 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
     words += ("--hf_assets_path", "assets/hf/q", "--tokenizer", "part")
     said = cli("submit", "./train.py", *CPU, "--dry-run", *TIME, "--", *words)
     assert (
-        ", not c.cfg, data, out (.gitignore, or hidden); "
-        "links to assets/hf/q, big, data/train, part/b.cfg;" in said.out
+        ", not c.cfg, out (.gitignore, or hidden); links to assets/hf/q, big, data, part/b.cfg;"
+        in said.out
     )
     files = rendered(site, cli, "./train.py", "--", *words)
-    assert f"ln -sfn {project}/data/train work.new/data/train" in files["train.sbatch"]
+    assert f"ln -sfn {project}/data work.new/data" in files["train.sbatch"]
     (project / "job.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --time=9 # --data out\n# export TEST_DATA=out\n"
         "export DATA_DIR=$PWD/big\nsrun python train.py --save 'it\\'s'\\\n  --input=data/train\n"
@@ -819,22 +843,21 @@ def test_ignored_data_that_an_argument_names_is_linked(site, cli, project) -> No
     with (project / "job.sbatch").open("a") as file:
         file.write("srun ./.venv/bin/torchrun train.py\n")
     said = cli("submit", "./job.sbatch", *CPU, "--dry-run")
-    assert "links to .venv, big, data/train;" in said.out and " more (.git" in said.out
+    assert "links to .venv, big, data;" in said.out and " more (.git" in said.out
 
 
 @pytest.mark.parametrize(
     ("words", "links", "left_out"),
     [
-        ("", "", ["data", "tmp"]),
-        ("--config a.json", "data", ["tmp"]),
-        ("-c tmp/b.yaml", "../data data/train", ["data", "tmp/big.json", "tmp/bpe"]),
-        ("run.file=tmp/b.yaml", "../data data/train", ["data", "tmp/big.json", "tmp/bpe"]),
-        ("--train_data tmp/b.yaml", "tmp/b.yaml", ["data", "tmp"]),
-        ("--config c.yaml", "tmp/bpe", ["data", "tmp"]),
-        ("../data/", "../data", ["data", "tmp"]),
-        ("--output ../data", "", ["data", "tmp"]),
-        ("--data ../../data", "", ["data", "tmp"]),
-        ("--data ../absent", "", ["data", "tmp"]),
+        ("", "data tmp/bpe", ["tmp"]),
+        ("--config a.json", "data tmp/bpe", ["tmp"]),
+        ("-c tmp/b.yaml", "../data data tmp/bpe", ["tmp/big.json"]),
+        ("run.file=tmp/b.yaml", "../data data tmp/bpe", ["tmp/big.json"]),
+        ("--train_data tmp/b.yaml", "data tmp/b.yaml tmp/bpe", ["tmp"]),
+        ("../data/", "../data data tmp/bpe", ["tmp"]),
+        ("--output ../data", "data tmp/bpe", ["tmp"]),
+        ("--data ../../data", "data tmp/bpe", ["tmp"]),
+        ("--data ../absent", "data tmp/bpe", ["tmp"]),
     ],
 )
 def test_settings_say_what_is_read(tmp_path: Path, words: str, links: str, left_out) -> None:

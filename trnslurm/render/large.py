@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -16,6 +16,7 @@ _PROGRAMS = frozenset({
     ".cfg", ".conf", ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".jl",
     ".r", ".lua", ".proto", ".j2", ".jinja",
 })  # fmt: skip
+_MOST_LINKS = 100
 _LEAST_BYTES, _LEAST_FILES = 1 << 20, 500
 
 
@@ -37,6 +38,15 @@ def too_large(root: Path, sizes: Mapping[str, int], kept: set[str]) -> list[str]
     if found is None:
         raise RenderError(_too_much(root, sizes))
     return found
+
+
+def many_in_one(links: Iterable[str], copied: Iterable[str]) -> list[str]:
+    """Return the directories with so many links that one link to each is better: those of data of
+    which git keeps the directory alone, by a file such as .gitkeep."""
+    counts = Counter(name.rpartition("/")[0] for name in links)
+    many = {name for name, count in counts.items() if name and count > _MOST_LINKS}
+    programs = [name for name in copied if _is_program(name)] if many else []
+    return sorted(d for d in many if not any(name.startswith(f"{d}/") for name in programs))
 
 
 def _too_much(root: Path, every: Mapping[str, int]) -> str:

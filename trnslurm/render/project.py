@@ -20,7 +20,7 @@ from trnslurm.contract.files import read_file
 from trnslurm.contract.rundir import NODE_SCRIPT, RunFiles
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
-from trnslurm.render.large import MOST_MIB, sizes_of, too_large
+from trnslurm.render.large import MOST_MIB, many_in_one, sizes_of, too_large
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -57,6 +57,8 @@ _DATA = re.compile(rf"""["']{_DATA_NAME}/?["']""")
 _SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf")
 _DATA_OF_SETTINGS = re.compile(rf"""(?<![\w./-]){_DATA_NAME}/?(?![\w./:-])""")
 _OF_DATA = re.compile(rf"{_DATA_NAME}/?")
+# A part of a path that says that it is data: data, train_data, datasets-small; not metadata.
+_HOLDS_DATA = re.compile(r"(?i)(?:.*[_-])?(?:data|datasets?|inputs?|corpus|corpora)(?:[_-].*)?")
 # `tokenizer_path: ./models/bpe.json`, as in YAML, JSON and TOML.
 _SETTING = re.compile(
     r"""(?m)^[ \t{-]*["']?([\w.-]+)["']?[ \t]*[:=][ \t]*["']?([\w./-]+)["']?[ \t]*,?"""
@@ -157,17 +159,36 @@ class _Walk:
                 yield path
 
     def _leave_out(self, path: Path) -> None:
-        """Leave out a path, but link to parts of it that the script's arguments name.
+        """Leave out a path, but link to data, and to what the script's arguments name in it.
 
         In a directory that they name, some files can be ignored, such as a model's *.json.
         """
         read = [named for named in self.read if named == path or path in named.parents]
-        if any(named in path.parents for named in self.read) and not path.name.startswith("."):
+        inside = any(named in path.parents for named in self.read)
+        if (inside or self._is_data(path)) and not path.name.startswith("."):
             read = [path]
         for named in read:
             self._link(named)
         if path not in read:
             self.left_out.append(path.relative_to(self.root).as_posix())
+
+    def link_to(self, paths: Iterable[Path]) -> None:
+        """Link to paths that were left out, alone or with the directory that has them."""
+        left_out = {self.root / name for name in self.left_out}
+        for path in paths:
+            if not left_out.isdisjoint((path, *path.parents)):
+                self._link(path)
+        self.left_out = [name for name in self.left_out if name not in self.links]
+
+    def link_whole(self, name: str) -> None:
+        """Link to a directory, in place of what it has."""
+        self.links = {n: to for n, to in self.links.items() if not n.startswith(f"{name}/")}
+        self._link(self.root / name)
+
+    def _is_data(self, path: Path) -> bool:
+        """Check for data by their names, which only a library or a settings file may mention."""
+        parts = path.relative_to(self.root).parts
+        return any(map(_HOLDS_DATA.fullmatch, parts)) and not any(map(_WRITES.search, parts))
 
     def _link(self, path: Path) -> None:
         self.links[path.relative_to(self.root).as_posix()] = str(path.resolve())
@@ -267,8 +288,8 @@ def _data_of(file: Path) -> Iterator[str]:
 
 
 def _values_set(file: Path) -> Iterator[str]:
-    """Yield the values in a settings file whose keys suggest that the values are read."""
-    for key, value in _SETTING.findall(_text_of(file)):
+    """Yield the values of a file of settings whose keys say that they are read."""
+    for key, value in _SETTING.findall(_text_of(file)) if file.suffix in _SETTINGS else ():
         if _READS.search(key) and not _WRITES.search(key):
             yield value
 
@@ -338,9 +359,9 @@ def project_files(
 ) -> dict[str, bytes]:
     """Return a project's files for a bundle, and a JSON file that lists what is not copied.
 
-    Files that git ignores are linked to if they are named as data by an argument, a command in a
-    shell script, or a string in a Python script or settings file. So is data next to the project.
-    Settings files that an argument names are copied.
+    What git ignores is linked to if its own name says that it is data, or if an argument, a command
+    of a shell script, or a file of settings says that it is read. So are data beside the project.
+    Settings that an argument names are copied.
     """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
@@ -353,16 +374,21 @@ def project_files(
     named = [*_values_read([*arguments, *told])]
     settings = [*_settings_of(arguments, root)]
     data = [name for file in (script, *settings) for name in _data_of(file)]
-    data += [name for file in settings for name in _values_set(file)]
+    set_there = [name for file in settings for name in _values_set(file)]
     environments = {*_environments(told, root), *_environments(told, script.parent)}
     linked += environments
-    # The whole directory could be ignored.
-    read = [*_inside_of(root, [*named, *data]), *environments]
+    # Its directory may be ignored as a whole.
+    read = [*_inside_of(root, [*named, *set_there]), *environments]
     read += [p for p in _inside_of(script.parent, _values_read(told)) if p.is_relative_to(root)]
     walk = _Walk(root, linked, read, settings)
-    walk.links |= _beside(filter(_OF_DATA.fullmatch, [*named, *data]), root)
+    walk.links |= _beside(filter(_OF_DATA.fullmatch, [*named, *data, *set_there]), root)
     files: dict[str, bytes] = {}
     sizes = sizes_of(root, walk.all())
+    if walk.left_out:
+        walk.link_to(_inside_of(root, (n for file in sizes for n in _values_set(root / file))))
+    for name in many_in_one(walk.links, sizes):
+        walk.link_whole(name)
+        sizes = {file: size for file, size in sizes.items() if not file.startswith(f"{name}/")}
     large = too_large(root, sizes, {entry, *(p.relative_to(root).as_posix() for p in settings)})
     walk.links |= {name: str((root / name).resolve()) for name in large}
     for name in sizes:
