@@ -437,21 +437,23 @@ def test_ignored_data_are_linked_to_though_nothing_names_them(tmp_path: Path) ->
     """A library may read them. Outputs are not data, whatever they are in."""
     for name in (
         "a.py", "train_data/x", "datasets/y", "metadata/z", "data_cache/z", "out/data/z",
-        "src/data/more.bin", "weights/w.pt", "other/w.pt", "data/.gitkeep",
+        "src/data/more.bin", "weights/w.pt", "other/w.pt", "data/.gitkeep", "a.xyz", "b.xyz",
         *(f"data/{number}.png" for number in range(101)),
     ):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf/model.yaml").write_text("pretrained: weights/w.pt\nckpt_dir: other/w.pt\n")
+    (tmp_path / "conf/model.yaml").write_text(
+        "pretrained: weights/w.pt\nckpt_dir: other/w.pt\nfile_path: a.xyz\ndir: metadata\n"
+    )
     (tmp_path / ".gitignore").write_text(
-        "train_data/\ndatasets\nmeta*\n*_cache/\nout/\n*.bin\nweights/\nother/\ndata/*.png\n"
+        "train_data/\ndatasets\nmeta*\n*.xyz\n*_cache/\nout/\n*.bin\nweights/\nother/\ndata/*.png\n"
     )
     files = project_files(tmp_path, "a.py", [])
     facts = json.loads(files["code/project.json"])
     assert [*facts["links"]] == ["datasets", "src/data/more.bin", "train_data", "weights/w.pt",
-                                 "data"]  # fmt: skip
-    left_out = ["data/.gitkeep", "data_cache", "metadata", "other", "out", "weights"]
+                                 "a.xyz", "data"]  # fmt: skip
+    left_out = ["b.xyz", "data/.gitkeep", "data_cache", "metadata", "other", "out", "weights"]
     assert facts["left_out"] == left_out
 
 
@@ -602,6 +604,25 @@ def test_the_settings_that_tell_a_lightning_trainer_of_one_node(
         (project / "train.py").write_text(source)
         assert f"alone: add {word} to the arguments, or remove" in cli(*submit).out
         assert "configs/base.yaml sets" not in cli(*submit, "--", word).out
+
+
+def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli, project) -> None:
+    """Its option is dropped without a checkpoint. What the user passes counts."""
+    source = "argparse.ArgumentParser().add_argument('--resume')\n"
+    (project / "train.py").write_text(source)
+    submit = ("submit", "./train.py", *CPU, *TIME)
+    said = cli(*submit, "--dry-run").err
+    assert "Added --resume {resume}, with which the script continues after a crash\n" in said
+    assert "Added" not in cli(*submit, "--dry-run", "--", "--resume", "x.pt").err
+    node = rendered(site, cli, "./train.py", "--launcher", "python", "--", "--lr", "1")["node.sh"]
+    assert command_of(node) == ["python", "train.py", "--lr", "1"]
+    later = command_of(node, TRNSLURM_RESUME="@a=1.ckpt@")
+    assert later == ["python", "train.py", "--lr", "1", "--resume", "@a=1.ckpt@"]
+    (project / "train.py").write_text("@hydra.main()\ndef main(cfg): f(cfg.ckpt_path)\n")
+    for words in ((), ("++ckpt_path={resume}",)):
+        node = rendered(site, cli, "./train.py", "--launcher", "python", "--", *words)["node.sh"]
+        later = command_of(node, TRNSLURM_RESUME="@a=1.ckpt@")
+        assert later == ["python", "train.py", "++ckpt_path='@a=1.ckpt@'"]
 
 
 @pytest.mark.parametrize(
@@ -902,7 +923,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
         "trainer.train(resume_from_checkpoint=a.resume_from_checkpoint)\n"
     )
     (project / "events.json").write_text('{"a": 1}\n{"a": 2}\n')  # lines: no JSON as a whole
-    assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a").code == 0
+    assert cli("submit", "./train.py", *CPU, *TIME, "--", "--a=load").code == 0
     run, resume = site.run(), "trnslurm resume {}"
     (run.code / "project").rename(run.path / "work")
     shutil.copytree(run.path / "work", run.code / "project")
@@ -953,7 +974,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert done.code == 0
     assert f"continues after step 9 from {checkpoint} (Trainer)" in done.err
     node = (run.path / "node.sh").read_text()
-    assert command_of(node)[-1] == "--a"
+    assert command_of(node)[-1] == "--a=load"
     assert command_of(node, TRNSLURM_RESUME="x")[-2:] == ["--r_checkpoint", "x"]
     assert newest_checkpoint(run) == checkpoint
     assert "saved: checkpoint-9 (Trainer), 3 h ago\n" in cli("status", run.name).out

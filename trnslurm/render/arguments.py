@@ -44,13 +44,13 @@ _ON_NODE = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
-"""Values known only when the script starts, with the variables that hold them."""
-# Arguments that make a script find its newest checkpoint: --resume_from_checkpoint latest
-# (diffusers' examples), --resume latest (open_clip_train/main.py), ckpt_path=last (Lightning's
-# Trainer.fit).
+"""Values known only when the script starts, and the variables that hold them."""
+# What has a script find its newest checkpoint: --resume_from_checkpoint latest (diffusers'
+# examples), --resume latest (open_clip_train/main.py), ckpt_path=last (Lightning's Trainer.fit),
+# --restart_latest (mace's run_train.py).
 _RESUMES = re.compile(r"(?i)[-+]*([\w.-]*[._-])?(resume(_from(_checkpoint)?)?|ckpt[_-]path)")
 _NEWEST = re.compile(r"(?i)latest|last|auto")
-_BY_ITSELF = re.compile(r"(?i)--auto[_-]resume(=(true|1))?")
+_BY_ITSELF = re.compile(r"(?i)--(auto[_-]resume|restart[_-]latest)(=(true|1))?")
 _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 
 

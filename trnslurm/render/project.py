@@ -287,10 +287,12 @@ def _data_of(file: Path) -> Iterator[str]:
         yield from (match[1] for match in found.finditer(_text_of(file)))
 
 
-def _values_set(file: Path) -> Iterator[str]:
-    """Yield the values of a file of settings whose keys say that they are read."""
+def _values_set(file: Path, *, any_key: bool = False) -> Iterator[str]:
+    """Yield the values of a file of settings whose keys say that they are read, or that do not say
+    that they are written."""
     for key, value in _SETTING.findall(_text_of(file)) if file.suffix in _SETTINGS else ():
-        if _READS.search(key) and not _WRITES.search(key):
+        reads = any_key or _READS.search(key)
+        if reads and not _WRITES.search(key) and not (any_key and _WRITES.search(value)):
             yield value
 
 
@@ -386,6 +388,8 @@ def project_files(
     sizes = sizes_of(root, walk.all())
     if walk.left_out:
         walk.link_to(_inside_of(root, (n for file in sizes for n in _values_set(root / file))))
+        others = (n for file in sizes for n in _values_set(root / file, any_key=True))
+        walk.link_to(path for path in _inside_of(root, others) if path.is_file())
     for name in many_in_one(walk.links, sizes):
         walk.link_whole(name)
         sizes = {file: size for file, size in sizes.items() if not file.startswith(f"{name}/")}

@@ -12,13 +12,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
+from trnslurm.config.continuing import (
+    OF_ANY,
+    OF_HYDRA,
+    PARSES,
+    PASSES,
+    python_files,
+    text_of,
+)
 from trnslurm.config.entry import Entry
 from trnslurm.contract.checkpoints import exported, found, newest, saves_in
 from trnslurm.contract.entries import same, walk, word_in
-from trnslurm.contract.files import read_file, read_json
+from trnslurm.contract.files import read_json
 from trnslurm.contract.layouts import Found
 from trnslurm.contract.rundir import NODE_SCRIPT
 from trnslurm.contract.times import changed_at
@@ -43,26 +50,18 @@ _OPTIONS = {
     "Trainer": "--resume_from_checkpoint", "accelerate": "--resume_from_checkpoint",
     "Lightning": "--ckpt_path", "DeepSpeed": "--load_dir", "Megatron": "--load",
 }  # fmt: skip
-# What reads a script's arguments: if its own file has none of it, another file of the project may.
-_PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|fire|tyro|argv)\b")
 _OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
 _FLAG = re.compile(rb"""["'](--[\w-]*resume[\w-]*)["'][^()]*\baction=["']store_true["']""")
 # By these a script may also begin with other weights: they count if it has none of those.
 _LOADS = re.compile(
     rb"""["'](--(?:load|restore)(?:[_-](?:from|path|model|checkpoint|ckpt))+)["']"""
 )
-# What adds all options of the Trainer's arguments, and of Lightning's with `fit` before them.
-_OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
-_PASSES = re.compile(rb"\bresume_from_checkpoint\b")
+# Lightning's command line takes all options of the Trainer with `fit` before them.
 _OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)
-# Hydra takes KEY=VALUE, and ++KEY=VALUE also of a key that its configuration lacks:
-# https://hydra.cc/docs/advanced/override_grammar/basic/
-_OF_HYDRA = re.compile(rb"@hydra\.main\b")
 _KEY_OF_HYDRA = re.compile(
     rb"\b(?:cfg|config|conf)\.((?:\w+\.)*resume_(?:from|path|ckpt|checkpoint)\w*)\b"
 )
 _FOR_HYDRA = re.compile(rb"(?<=[ '])(?:(?:-c[np]|--config-(?:name|path|dir))[ =]|\+{1,2}[\w.]+=)")
-_MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
 class Unreported(Frozen):
@@ -114,7 +113,7 @@ def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
                 if not same(path, run.code / "project" / Path(*name.parts[1:])):
                     left[str(name)] = path.lstat().st_mtime
     ordered = sorted(left, key=lambda name: left[name], reverse=True)
-    if not ordered and wrote and b'"$TRNSLURM_RESUME"' in _bytes_of(run.path / NODE_SCRIPT):
+    if not ordered and wrote and b'"$TRNSLURM_RESUME"' in text_of(run.path / NODE_SCRIPT):
         ordered = [str(place.relative_to(run.path))]
     if whole := found(run):
         first = str(whole.path.relative_to(run.path))
@@ -137,14 +136,8 @@ def _sources(run: RunDir) -> list[bytes]:
     entry, project = Entry(str(read_json(run.project_file).get("entry", ""))), run.code / "project"
     if not entry.is_file:
         return []
-    texts = [_bytes_of(project / entry.name)]
-    return texts if _PARSES.search(texts[0]) else [*texts, *_others(run)]
-
-
-def _others(run: RunDir) -> Iterator[bytes]:
-    """Yield the contents of a project's Python files."""
-    project = run.code / "project"
-    yield from map(_bytes_of, islice(project.rglob("*.py"), _MOST_SOURCES))
+    texts = [text_of(project / entry.name)]
+    return texts if PARSES.search(texts[0]) else [*texts, *python_files(run.code / "project")]
 
 
 def _option_of(run: RunDir, usual: str) -> str:
@@ -153,8 +146,8 @@ def _option_of(run: RunDir, usual: str) -> str:
     An entry point outside the project, such as a module, has its library's usual option. Lightning
     has one only for its own command line.
     """
-    texts, command = _sources(run), _bytes_of(run.path / NODE_SCRIPT)
-    if any(map(_OF_HYDRA.search, texts)) or (not texts and _FOR_HYDRA.search(command)):
+    texts, command = _sources(run), text_of(run.path / NODE_SCRIPT)
+    if any(map(OF_HYDRA.search, texts)) or (not texts and _FOR_HYDRA.search(command)):
         if keys := Counter(key.decode() for text in texts for key in _KEY_OF_HYDRA.findall(text)):
             return f"++{keys.most_common(1)[0][0]}="
         return f"++{usual.lstrip('-')}=" if usual == _OPTIONS["Lightning"] else ""
@@ -163,20 +156,13 @@ def _option_of(run: RunDir, usual: str) -> str:
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
     options = [name for name in options if name not in _flags_of(texts)]
     options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
-    if not options and any(map(_OF_ANY.search, texts)):
+    if not options and any(map(OF_ANY.search, texts)):
         # The parser knows the option of any Trainer, and trainer.train() without it begins anew.
-        passes = any(map(_PASSES.search, (*texts, *_others(run))))
+        passes = any(map(PASSES.search, (*texts, *python_files(run.code / "project"))))
         return _OPTIONS["Trainer"] if passes else ""
     if not options and any(map(_OF_FIT.search, texts)):
         return _OPTIONS["Lightning"] if _FIT.search(command) else ""
     return usual if usual in options else next(iter(options), "")
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return read_file(file, _LONGEST_SOURCE)
-    except OSError:
-        return b""
 
 
 def _traces(directory: Path) -> Iterator[Path]:

@@ -11,6 +11,13 @@ from typing import Any
 
 from trnslurm.config.above import with_whole_paths
 from trnslurm.config.catalog import catalog, find
+from trnslurm.config.continuing import (
+    continuing_words,
+    is_of_hydra,
+    quoted_for_hydra,
+    text_of,
+)
+from trnslurm.config.entry import Entry
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
@@ -139,8 +146,8 @@ def config_of(options: JobOptions, console: Console) -> Config:
         layers["train.init_from"] = (option, options.previous)
     _refuse_set_twice(options.settings, layers)
     assert options.cluster is not None  # set by choose() or choose_to_submit()
-    if "arguments" in layers:
-        layers["arguments"] = ("--", _arguments_of(options, console))
+    if arguments := _arguments_of(options, console):
+        layers["arguments"] = ("--", arguments)
     config = resolve(
         options.workspace,
         options.recipe,
@@ -159,7 +166,8 @@ def config_of(options: JobOptions, console: Console) -> Config:
 
 
 def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
-    """Return a script's arguments, with absolute paths for files above its project."""
+    """Return a script's arguments, with whole paths of what lies above its project, and with the
+    argument by which it continues from a checkpoint."""
     base, _ = recipe_layers(options.workspace.source(options.recipe))
     project, here = Path(str(base.tree.get("project", ""))), Path.cwd()
     if not project.is_absolute():  # a recipe's own
@@ -168,7 +176,12 @@ def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
     arguments, changed = with_whole_paths(options.arguments, directory)
     for value, path in changed.items():
         console.say(f"Using {path} for {value}, which is above the project")
-    return arguments
+    entry = Entry(str(base.tree["entry"]))
+    source = text_of(project / entry.name) if entry.is_file and entry.is_python else b""
+    if added := continuing_words(source, project, arguments) if source else []:
+        console.say(f"Added {' '.join(added)}, with which the script continues after a crash")
+    words = [*arguments, *added]
+    return quoted_for_hydra(words) if is_of_hydra(source, words) else words
 
 
 def spec_of(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.config.catalog import catalog, find
+from trnslurm.config.continuing import is_of_hydra, quoted_for_hydra, text_of
 from trnslurm.config.load import read_cluster, read_config, refuse_locked, set_layer
 from trnslurm.config.schema import Config, Notify
 from trnslurm.config.search import parse_yaml
@@ -92,6 +93,9 @@ def add_arguments(
             "again with them"
         )
     head = parse_yaml(job.bundle.files[CONFIG])
+    source = text_of(run.code / "project" / head["config"]["entry"])
+    if is_of_hydra(source, [*head["config"].get("arguments", ()), *words]):
+        words = quoted_for_hydra(words)
     head["config"]["resume_arguments"] = [] if [*words] == [""] else [*words]
     config = read_config(head, recipe_dir=_source(run, job), where=f"{run.name}: arguments")
     return make_job(_spec(config, job, job.nodes), template_dirs, code=_code(job))

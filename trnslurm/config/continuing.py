@@ -1,0 +1,89 @@
+"""How a Python script takes a checkpoint to continue from: by which of its own arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from trnslurm.contract.files import read_file
+
+# What reads a script's arguments: if its own file has none of it, another file of the project may.
+PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|fire|tyro|argv)\b")
+# What adds all options of the Trainer's arguments; trainer.train() without the word begins anew.
+OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
+PASSES = re.compile(rb"\bresume_from_checkpoint\b")
+OF_HYDRA = re.compile(rb"@hydra\.main\b")
+_FOR_HYDRA = re.compile(r"-c[np]|--config-(?:name|path|dir)(?:=.*)?|\+{1,2}[\w.]+=.*")
+_OF_A_PLACE = r"(?:[_-](?:from|path|file|dir|ckpt|checkpoint|model|state|training))*"
+_OPTION = re.compile(
+    rb"""["'](--resume%b)["']([^()]*(?:\([^()]*\)[^()]*)*)""" % _OF_A_PLACE.encode()
+)
+# A switch, or the number of an epoch: no path.
+_NO_PATH = re.compile(
+    rb"store_true|store_false|is_flag|Boolean|\btype=(?:int|float|bool|\w*bool)\b"
+)
+_OF_FIRE = re.compile(rb"\bfire\.Fire\(")
+_PARAMETER = re.compile(rb"^\s+(resume%b)\s*(?::[^=\n]+)?=\s*None" % _OF_A_PLACE.encode(), re.M)
+# Hydra takes KEY=VALUE, and ++KEY=VALUE also of a key that its configuration lacks:
+# https://hydra.cc/docs/advanced/override_grammar/basic/
+_KEY = re.compile(
+    rb"""\b(?:cfg|config|conf)\.(?:get\(["'])?((?:\w+\.)*(?:resume%b|ckpt_path))\b"""
+    % _OF_A_PLACE.encode()
+)
+_CHOSEN = re.compile(r"(?i)resume|restart|ckpt[_-]path|(?<![a-z])load(?!er)|\{(?:first|later):")
+_OVERRIDE = re.compile(r"^(\+{0,2}[A-Za-z_][\w./@]*=)\{resume\}$")
+_MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
+
+
+def python_files(project: Path) -> Iterator[bytes]:
+    """Yield the texts of a project's Python files."""
+    for file in islice(project.rglob("*.py"), _MOST_SOURCES):
+        yield text_of(file)
+
+
+def text_of(file: Path) -> bytes:
+    """Return a file's text; empty: it cannot be read."""
+    try:
+        return read_file(file, _LONGEST_SOURCE)
+    except OSError:
+        return b""
+
+
+def continuing_words(source: bytes, project: Path, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with which a script continues from {resume}; empty: none is sure.
+
+    A script is sure to have only one way, and the arguments have none yet.
+    """
+    if any(map(_CHOSEN.search, arguments)):
+        return []
+    if is_of_hydra(source, arguments):
+        keys = _all(_KEY, [source, *python_files(project)])
+        return [f"++{keys.pop()}={{resume}}"] if len(keys) == 1 else []
+    texts = [source] if PARSES.search(source) else [source, *python_files(project)]
+    options = {
+        name.decode()
+        for text in texts
+        for name, rest in _OPTION.findall(text)
+        if not _NO_PATH.search(rest)
+    }
+    if not options and any(map(_OF_FIRE.search, texts)):
+        options = {f"--{name}" for name in _all(_PARAMETER, texts)}
+    if not options and any(map(OF_ANY.search, texts)) and any(map(PASSES.search, texts)):
+        options = {"--resume_from_checkpoint"}
+    return [options.pop(), "{resume}"] if len(options) == 1 else []
+
+
+def is_of_hydra(source: bytes, arguments: Iterable[str]) -> bool:
+    """Check whether Hydra reads a script's arguments."""
+    return bool(OF_HYDRA.search(source)) or any(map(_FOR_HYDRA.fullmatch, arguments))
+
+
+def quoted_for_hydra(arguments: Iterable[str]) -> list[str]:
+    """Return arguments with a quoted checkpoint: its name may have `=`, as epoch=1-step=20.ckpt."""
+    return [_OVERRIDE.sub(r"\1'{resume}'", word) for word in arguments]
+
+
+def _all(pattern: re.Pattern[bytes], texts: Iterable[bytes]) -> set[str]:
+    return {name.decode() for text in texts for name in pattern.findall(text)}
