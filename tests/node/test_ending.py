@@ -421,6 +421,8 @@ def test_the_files_of_a_run(run, tmp_path):
         ({"TRNSLURM_CHECKPOINTS": "out"}, (), "FAILED"),
         ({"TRNSLURM_CHECKPOINTS": "out", "TRNSLURM_RESUMES": "told"}, (), "REQUEUED"),
         ({"TRNSLURM_CHECKPOINTS": "out", "TRNSLURM_RESUMES": "looks"}, (), "REQUEUED"),
+        # Its option was added, but nothing is found: it may save elsewhere.
+        ({"TRNSLURM_CHECKPOINTS": "out", "TRNSLURM_RESUMES": "added"}, (), "FAILED"),
         ({"TRNSLURM_CHECKPOINTS": "out"}, ("saved",), "REQUEUED"),
         # The preflight ended the attempt: the script has not begun.
         ({"TRNSLURM_CHECKPOINTS": "out"}, ("preflight-train-1",), "REQUEUED"),

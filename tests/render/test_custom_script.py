@@ -614,7 +614,9 @@ def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli
     said = cli(*submit, "--dry-run").err
     assert "Added --resume {resume}, with which the script continues after a crash\n" in said
     assert "Added" not in cli(*submit, "--dry-run", "--", "--resume", "x.pt").err
-    node = rendered(site, cli, "./train.py", "--launcher", "python", "--", "--lr", "1")["node.sh"]
+    files = rendered(site, cli, "./train.py", "--launcher", "python", "--", "--lr", "1")
+    assert "TRNSLURM_RESUMES=added\n" in files["train.sbatch"]
+    node = files["node.sh"]
     assert command_of(node) == ["python", "train.py", "--lr", "1"]
     later = command_of(node, TRNSLURM_RESUME="@a=1.ckpt@")
     assert later == ["python", "train.py", "--lr", "1", "--resume", "@a=1.ckpt@"]

@@ -44,9 +44,12 @@ class Variable(Meant):
     ARCHIVE = "TRNSLURM_ARCHIVE", "the packed environment that each node unpacks"
     # For checkpoints and graphs.
     CHECKPOINTS = "TRNSLURM_CHECKPOINTS", "where a custom script saves"
-    CHECKPOINT_GLOB = "TRNSLURM_CHECKPOINT_GLOB", "a pattern for the checkpoints of a custom script"
-    RESUME = "TRNSLURM_RESUME", "the newest complete checkpoint; empty if there is none"
-    RESUMES = "TRNSLURM_RESUMES", "told: a custom script gets {resume}; looks: it finds its files"
+    CHECKPOINT_GLOB = "TRNSLURM_CHECKPOINT_GLOB", "a pattern of the checkpoints of a custom script"
+    RESUME = "TRNSLURM_RESUME", "the newest whole checkpoint; empty if there is none"
+    RESUMES = (
+        "TRNSLURM_RESUMES",
+        "how a custom script continues: told (by {resume}), added (submit added that), looks",
+    )
     FOLLOWED = "TRNSLURM_FOLLOWED", "the checkpoint of another run that this run follows"
     FOLLOWED_STEP = "TRNSLURM_FOLLOWED_STEP", "the step of that checkpoint"
     OUT = "TRNSLURM_OUT", "where a custom script writes results for other runs"

@@ -122,6 +122,12 @@ class Words(NamedTuple):
     takes_checkpoint: bool
 
 
+def states_checkpoint(recipe: Recipe) -> bool:
+    """Check whether the user's own arguments say how a script takes a checkpoint."""
+    own = recipe.arguments
+    return _takes_newest(own) or any(_starts(a) or RESUME in _places(a) for a in own)
+
+
 def argument_words(spec: JobSpec) -> Words:
     """Return the arguments of a script.
 

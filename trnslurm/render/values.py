@@ -23,7 +23,7 @@ from trnslurm.plan.batch import formulas
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.inputs import inputs_of, looks_for_inputs
 from trnslurm.plan.spec import JobSpec, has_own_batch, has_own_steps, other_counts
-from trnslurm.render.arguments import argument_words, uses_export, uses_out
+from trnslurm.render.arguments import argument_words, states_checkpoint, uses_export, uses_out
 from trnslurm.render.container import container_parts
 from trnslurm.render.directives import data_resources, training_resources
 from trnslurm.render.launch import ONCE, has_standby, training_launch
@@ -308,8 +308,15 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
         exports=tuple(_exports(recipe)),
         resuming=" ".join(words.later),
         beginning=" ".join(words.first),
-        resumes="told" if words.takes_checkpoint else "looks" if saves_in else "",
+        resumes=_resumes(recipe, takes=words.takes_checkpoint),
     )
+
+
+def _resumes(recipe: Recipe, *, takes: bool) -> str:
+    """Return how a script continues from a checkpoint, as Variable.RESUMES has it."""
+    if takes:
+        return "told" if states_checkpoint(recipe) else "added"
+    return "looks" if recipe.checkpoints else ""
 
 
 def _exports(recipe: Recipe) -> Iterator[ExportPart]:

@@ -146,8 +146,11 @@ def config_of(options: JobOptions, console: Console) -> Config:
         layers["train.init_from"] = (option, options.previous)
     _refuse_set_twice(options.settings, layers)
     assert options.cluster is not None  # set by choose() or choose_to_submit()
-    if arguments := _arguments_of(options, console):
+    arguments, added = _arguments_of(options, console)
+    if arguments:
         layers["arguments"] = ("--", arguments)
+    if added:
+        layers["resume_arguments"] = ("the script's source", added)
     config = resolve(
         options.workspace,
         options.recipe,
@@ -165,13 +168,13 @@ def config_of(options: JobOptions, console: Console) -> Config:
     return config
 
 
-def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
-    """Return a script's arguments, with whole paths of what lies above its project, and with the
-    argument by which it continues from a checkpoint."""
+def _arguments_of(options: JobOptions, console: Console) -> tuple[Sequence[str], Sequence[str]]:
+    """Return a script's arguments, with whole paths of what lies above its project, and those by
+    which it continues from a checkpoint."""
     base, _ = recipe_layers(options.workspace.source(options.recipe))
     project, here = Path(str(base.tree.get("project", ""))), Path.cwd()
     if not project.is_absolute():  # a recipe's own
-        return options.arguments
+        return options.arguments, ()
     directory = here if here.is_relative_to(project) else project
     arguments, changed = with_whole_paths(options.arguments, directory)
     for value, path in changed.items():
@@ -180,8 +183,9 @@ def _arguments_of(options: JobOptions, console: Console) -> Sequence[str]:
     source = text_of(project / entry.name) if entry.is_file and entry.is_python else b""
     if added := continuing_words(source, project, arguments) if source else []:
         console.say(f"Added {' '.join(added)}, with which the script continues after a crash")
-    words = [*arguments, *added]
-    return quoted_for_hydra(words) if is_of_hydra(source, words) else words
+    if is_of_hydra(source, [*arguments, *added]):
+        arguments, added = quoted_for_hydra(arguments), quoted_for_hydra(added)
+    return arguments, added
 
 
 def spec_of(

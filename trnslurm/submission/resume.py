@@ -265,7 +265,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
 def _takes_checkpoint(run: RunDir, job: Job) -> bool:
     """Check whether a custom script will load a checkpoint, or looks for its own."""
     script = job.bundle.files.get(run.script("train").name, b"").decode(errors="replace")
-    return exported_in(script, Variable.RESUMES) in ("told", "looks")
+    return exported_in(script, Variable.RESUMES) != ""
 
 
 def _refuse_start_over(run: RunDir, *, takes: bool) -> None:
