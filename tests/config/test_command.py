@@ -179,6 +179,8 @@ def test_a_package_tells_how_many_times_its_program_starts(
     found = read_command(["pack-train", "fit"])
     assert (found.recipe, found.launcher) == ("-- pack-train", launcher)
     assert why in found.why
+    (package / "cli.py").write_text("init_distributed(args)")  # the module of this program
+    assert read_command(["pack-train"]).launcher == "trnslurm"
     script.write_text("#!/bin/sh\n")
     assert read_command(["pack-train"]).why == ""
 

@@ -1,7 +1,9 @@
 """How often a console script is started, that is, a package's program such as `litgpt`.
 
-The package's files on this machine decide. A program that starts its workers itself starts once per
-node. A program whose workers find each other by RANK and WORLD_SIZE starts once per worker.
+What the package does decides, as far as its files on this machine tell: one that starts its workers
+itself starts once per node, and one whose workers find each other by RANK and WORLD_SIZE once per
+worker. The module of the program comes first: another one of the package may start workers for
+another program.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ def starts_of(name: str) -> Starts | None:
     if found is None or (module := _module_of(Path(found))) is None:
         return None
     package = module.partition(".")[0]
-    texts = [*_texts_of(package, Path(found))]
     other = f"--per {{}} starts {name} once per {{}}"
-    if any(map(_STARTS.search, texts)):
-        why = f"{package} starts workers itself; {other.format('worker', 'worker')}"
-        return Starts("node", f"Starting {name} once per node: {why}")
-    if any(map(_JOINS.search, texts)):
-        why = f"{package} reads RANK and WORLD_SIZE; {other.format('node', 'node')}"
-        return Starts("worker", f"Starting {name} once per worker: {why}")
+    for texts in ([*_texts_of(module, Path(found))], [*_texts_of(package, Path(found))]):
+        if any(map(_STARTS.search, texts)):
+            why = f"{package} starts workers itself; {other.format('worker', 'worker')}"
+            return Starts("node", f"Starting {name} once per node: {why}")
+        if any(map(_JOINS.search, texts)):
+            why = f"{package} takes RANK and WORLD_SIZE; {other.format('node', 'node')}"
+            return Starts("worker", f"Starting {name} once per worker: {why}")
     return Starts("node", f"Starting {name} once per node; {other.format('worker', 'worker')}")
 
 
@@ -68,10 +70,13 @@ def _module_of(file: Path) -> str | None:
     return found[1] if found else None
 
 
-def _texts_of(package: str, script: Path) -> Iterator[bytes]:
-    """Yield the source files of a package from the script's environment or this directory."""
+def _texts_of(name: str, script: Path) -> Iterator[bytes]:
+    """Yield the source files of a package, or the one of a module, of the script's environment or
+    of this directory."""
     roots = [*script.parent.parent.glob("lib/python3*/site-packages"), Path(), Path("src")]
-    here = next((root / package for root in roots if (root / package).is_dir()), None)
-    for file in islice(sorted(here.rglob("*.py")), _MOST_SOURCES) if here else ():
+    places = [root.joinpath(*name.split(".")) for root in roots]
+    here = next((place for place in places if place.is_dir()), None)
+    files = [place.with_name(f"{place.name}.py") for place in places]
+    for file in islice(sorted(here.rglob("*.py")), _MOST_SOURCES) if here else files:
         with suppress(OSError):
             yield read_file(file, _LONGEST_SOURCE)
