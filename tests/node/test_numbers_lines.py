@@ -141,3 +141,57 @@ def test_records_of_trainer_have_the_step_of_its_bar() -> None:
     bar = f"{BAR} {{}}/100 [00:01<00:09, 9.9it/s]\n"
     trimmed = f"{{'loss': 1.5, 'epoch': 0.1}}\n{bar.format(25)}{{'loss': 2.5, 'epoch': 0.2}}\n"
     assert read(f"{trimmed}{{'loss': 3.5, 'epoch': 0.3}}\n{bar.format(55)}")[0] == {}
+
+
+def test_steps_that_grow_over_epochs_count_the_whole_training() -> None:
+    line = "Epoch: {}, step: {}, loss: {}.5, avg loss: 9.5"
+    steps = [(0, 25), (0, 50), (1, 75), (2, 100), (2, 125)]
+    told = [line.format(epoch, step, step) for epoch, step in steps]
+    assert read("\n".join(told[:3]))[0] == {}
+    assert read("\n".join(told))[0] == {step: {"loss": step + 0.5} for _, step in steps}
+    again = [line.format(epoch, step, step) for epoch in range(4) for step in (25, 50)]
+    assert read("\n".join(again))[0] == {}
+
+
+def bars(label: str, places: list[tuple[int, int, float]], form: str = "loss={:.2f}") -> str:
+    """Bars as tqdm draws them: with the loss of the batch before, and then with its own."""
+    pieces, old = [], 9.0
+    for epoch, at, loss in places:
+        for shown in (old, loss):
+            what, now = label.format(epoch=epoch, loss=shown), form.format(shown)
+            pieces.append(f"\r{what}: {BAR} {at}/4 [00:01<00:09, 9.9it/s, {now}]")
+        old = loss
+    return "".join(pieces)
+
+
+PLACES = [(epoch, at, epoch + at / 4) for epoch in range(3) for at in range(5)]
+COUNTED = {epoch * 4 + at: {"loss": epoch + at / 4} for epoch, at, _ in PLACES if at}
+
+
+@pytest.mark.parametrize(
+    ("label", "form"),
+    [
+        ("Epoch {epoch}", "v_num=0, loss={:.2f}"),
+        ("Epoch {epoch}/3", "{{'loss': {:.2f}, 'lr': '1e-4'}}"),
+        ("loss: {loss:.2f}", "x=1"),
+        ("Training Epoch [{epoch}/3], loss {loss:.2f}", "x=1"),
+    ],
+)
+def test_batches_of_bars_are_counted_over_epochs(label: str, form: str) -> None:
+    found, totals = read(bars(label, PLACES, form))
+    last = max(COUNTED)  # what a bar shows last may be the loss of the batch before
+    assert {n: {"loss": v["loss"]} for n, v in found.items()} == {
+        n: v for n, v in COUNTED.items() if n != last
+    }
+    assert set(totals) == {None}
+
+
+def test_bars_that_say_nothing_sure() -> None:
+    for label in ("Epochs", "Validation {epoch}", "Batch {epoch}", "d_loss: {loss:.2f}"):
+        assert read(bars(label, PLACES))[0] == {}
+    # the bars of two workers, one still in the epoch before
+    text = bars("Epoch {epoch}", [(0, 4, 1.0), (1, 1, 2.0), (0, 4, 1.0), (1, 2, 3.0), (1, 3, 4.0)])
+    assert [*read(text)[0]] == [4, 5, 6]
+    assert read(bars("Epoch {epoch}", [(5, 1, 1.0), (5, 2, 2.0)]))[0] == {}  # it resumed
+    steps = f"Steps: {BAR} 12/500 [00:24<3:55:01,  1.83it/s, {{'loss': 2.25}}]"
+    assert read(steps)[0] == {12: {"loss": 2.25}}

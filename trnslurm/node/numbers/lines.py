@@ -26,8 +26,10 @@ _OTHER = re.compile(
     r"config\w*|args|arguments|h?param\w*|settings|options|namespace)(?![a-z])",
     re.IGNORECASE,
 )
-_EPOCH = re.compile(r"(?<![a-z])epoch\b[\"']?[\s:=#\[(]{0,4}\d+(?!\d|\.\d)", re.IGNORECASE)
-# What may precede a name: "mlm loss" is not a loss, and "per step" is not a step.
+_EPOCH = re.compile(
+    r"(?<![a-z])epoch\b[\"']?[\s:=#\[(]{0,4}(?P<number>\d+)(?!\d|\.\d)", re.IGNORECASE
+)
+# What may stand before a name: "mlm loss" is no loss, and "per step" no step.
 _FREE = re.compile(
     r"(?:\A|[^\w\s]|\s\s|\t|(?<![a-z_])\d[\d.e+-]*(?: ?[a-z%]{1,4}(?:/[a-z]+)?)?"
     r"|\b(?:info|debug|at|completed|current|finished))\s?\Z",
@@ -42,6 +44,12 @@ _STEP = re.compile(
 _BAR = re.compile(
     r"\A(?P<what>[^|]*?)\d+%\|[^|]*\|\s*(?P<at>\d+)/(?P<of>\d+) "
     r"\[(?:\d+:)?\d+:\d+<(?:(?:\d+ days?, )?(?:\d+:)?\d+:\d+|\?)"
+)
+# `Epoch 3`, `Epoch [3/10]`, `loss: 2.31`: a bar of an epoch's batches, or of one loop over all.
+_BATCHES_BAR = re.compile(
+    rf"\s*(?:train(?:ing)?\s*)?(?:epoch[\s:=#\[(]*\d+(?:\s*/\s*\d+)?[\])]?)?[\s:,|-]*"
+    rf"(?:(?:train(?:ing)?[ _/])?loss\s*[:=]?\s*(?:{_NUMBER})[\s:,|-]*)?",
+    re.IGNORECASE,
 )
 _STEPS_BAR = re.compile(r"\s*(?:(?:global|train(?:ing)?) )?steps?:\s*", re.IGNORECASE)
 _NAMES = {
@@ -77,9 +85,11 @@ class Line(NamedTuple):
     steps: int | None = None
     numbers: dict[str, float] = {}  # noqa: RUF012 (never changed)
     sure: bool = False
-    """Whether the step is named as a step of the whole training."""
-    epoch: bool = False
-    """Whether the line counts epochs, each of which may restart the step count."""
+    """Whether the step is named as one of the whole training."""
+    epoch: int | None = None
+    """The epoch that the line counts. In each of them a step may begin again."""
+    batch: tuple[int, int] | None = None
+    """The place and the total of a progress bar of batches, which may begin again."""
     bar: tuple[int, int] | None = None
     """The position and total of a progress bar without a name, such as Trainer's."""
 
@@ -89,15 +99,16 @@ def pieces(text: str) -> Iterator[str]:
     for part in text.split("\r"):
         part = _COLORS.sub("", part).rstrip()[:_MOST_CHARACTERS]
         bar, record = _BAR.search(part), part.find("{")
-        if bar and record > bar.end():
+        if bar and record > bar.end() and "]" in part[bar.end() : record]:
             yield from (part[:record], part[record:])
         elif part.strip():
             yield part
 
 
 def parse(text: str) -> Line | None:
-    """Return what a piece of a line says, or None if it says nothing about a training step."""
-    epoch = bool(_EPOCH.search(text))
+    """Return what a piece of a line says; None: nothing about a step of the training."""
+    counts = _EPOCH.search(text)
+    epoch = int(counts["number"]) if counts else None
     body = _RANK.sub(" ", text, count=1)
     if not _OTHER.search(body):
         if record := _RECORD.match(body):
@@ -108,7 +119,7 @@ def parse(text: str) -> Line | None:
             found = _of_words(body)
         if found:
             return found._replace(rank=_rank_of(text), epoch=epoch)
-    return Line(epoch=True) if epoch else None
+    return Line(epoch=epoch) if counts else None
 
 
 def _rank_of(text: str) -> int | None:
@@ -133,9 +144,15 @@ def _of_words(body: str) -> Line | None:
 def _of_bar(body: str, bar: re.Match[str]) -> Line | None:
     """Return what a tqdm bar says. The bar counts steps only if it says so."""
     at, of = int(bar["at"]), int(bar["of"])
+    numbers = _numbers(re.sub("[\"']", "", body[bar.end() :]))
     if _STEPS_BAR.fullmatch(bar["what"]):
-        return Line(step=at, steps=of, numbers=_numbers(body[bar.end() :]))
-    return None if bar["what"].strip() else Line(bar=(at, of))
+        return Line(step=at, steps=of, numbers=numbers)
+    if not bar["what"].strip():
+        return Line(bar=(at, of))
+    if not _BATCHES_BAR.fullmatch(bar["what"]):
+        return None
+    numbers = numbers or _numbers(bar["what"])
+    return Line(batch=(at, of), numbers=numbers) if numbers else None
 
 
 def _numbers(body: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ from trnslurm.node.numbers.lines import Line, parse, pieces
 from trnslurm.node.numbers.sighting import Sighting
 
 _MOST_STEP = 1 << 53
+_SURE_CHANGES = 2
 
 
 class LogReader:
@@ -24,6 +25,8 @@ class LogReader:
         """Whether the log counts epochs, so that a mere `step` may be a step within an epoch."""
         self._last = -1
         self._records = Records()
+        self._batches = Batches()
+        self._epoch_steps = EpochSteps()
         self.contradicts = False
 
     def feed(self, line: str) -> Iterator[Sighting]:
@@ -46,15 +49,86 @@ class LogReader:
         yield from self._records.next(seen)
         if seen is None:
             return
+        if seen.batch:
+            yield from self._batches.next(seen)
+            return
         if seen.step is None:
             if seen.numbers:
                 self._records.hold(seen)
             else:
-                self._epochs = self._epochs or seen.epoch
+                self._epochs = self._epochs or seen.epoch is not None
             return
-        self._epochs = self._epochs or seen.epoch
-        if seen.numbers and (seen.sure or not self._epochs):
+        self._epochs = self._epochs or seen.epoch is not None
+        if not seen.numbers:
+            return
+        self._batches.end()  # the log names its steps
+        if seen.sure or not self._epochs:
             yield Sighting(seen.step, seen.numbers, seen.steps)
+        elif seen.epoch is not None:
+            yield from self._epoch_steps.next(seen)
+
+
+class EpochSteps:
+    """Finds out whether the steps of lines with an epoch count the whole training.
+
+    They do if they grow as the epoch changes, twice: the step of an epoch would begin again.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[Line] = []
+        self._changes = 0
+        self._last = (-1, -1)
+        self._contradicts = False
+
+    def next(self, seen: Line) -> Iterator[Sighting]:
+        """Take a line with an epoch, a step and numbers; yield those that are now sure."""
+        epoch, step = self._last
+        self._last = (seen.epoch or 0, seen.step or 0)
+        if self._contradicts or self._last[0] < epoch or self._last[1] <= step:
+            self._contradicts, self._held = True, []
+            return
+        self._changes += epoch not in (-1, self._last[0])
+        self._held.append(seen)
+        if self._changes >= _SURE_CHANGES:
+            held, self._held = self._held, []
+            yield from (Sighting(line.step or 0, line.numbers, None) for line in held)
+
+
+class Batches:
+    """Counts the batches of bars with a loss, such as Lightning's, over all epochs.
+
+    A bar shows the loss of the batch before until it is drawn again: what it shows last counts.
+    """
+
+    def __init__(self) -> None:
+        self._place, self._of, self._before = -1, 0, 0
+        self._held: Sighting | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """Count no more."""
+        self._ended = True
+
+    def next(self, seen: Line) -> Iterator[Sighting]:
+        """Take a bar; yield the batch before, once the bar has moved."""
+        at, of = seen.batch or (0, 0)
+        first = self._place < 0
+        # An attempt that resumed begins in a later epoch: what was before is not known.
+        if self._ended or of != (self._of or of) or (first and (seen.epoch or 0) > 1):
+            self._ended = True
+            return
+        if at < self._place:
+            if self._place < of or 2 * at > of:  # of another worker
+                return
+            self._before, self._place = self._before + of, 0
+        elif not first and at - self._place > max(of / 2, 1):  # of another worker
+            return
+        step = self._before + at
+        if self._held and self._held.step != step:
+            yield self._held
+        self._place, self._of = at, of
+        if at:
+            self._held = Sighting(step, seen.numbers, None)
 
 
 class Records:
