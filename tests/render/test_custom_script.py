@@ -597,6 +597,8 @@ def test_the_settings_that_tell_a_lightning_trainer_of_one_node(
 ) -> None:
     (project / "configs/base.yaml").write_text("trainer:\n  num_nodes: 1\n")
     submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes", "2")
+    (project / "tests").mkdir()
+    (project / "tests/test_it.py").write_text("import lightning\nTrainer(num_nodes=1)\n")
     for source, word in (
         ("from lightning.pytorch.cli import LightningCLI\n", "--trainer.num_nodes=2"),
         ("import lightning\n@hydra.main()\ndef main(): ...\n", "trainer.num_nodes=2"),
@@ -604,6 +606,14 @@ def test_the_settings_that_tell_a_lightning_trainer_of_one_node(
         (project / "train.py").write_text(source)
         assert f"alone: add {word} to the arguments, or remove" in cli(*submit).out
         assert "configs/base.yaml sets" not in cli(*submit, "--", word).out
+    (project / "configs/base.yaml").write_text("lr: 1\n")
+    for source, word in (
+        ("import lightning\n@hydra.main()\ndef f(c): c.get('num_nodes', 1)\n", "++num_nodes=2"),
+        ("import lightning\np.add_argument('--num_nodes', default=1)\n", "--num_nodes=2"),
+    ):
+        (project / "train.py").write_text(source)
+        assert "train.py sets num_nodes to 1, with which" in cli(*submit).out
+        assert f"alone: add {word} to the arguments, or remove" in cli(*submit).out
 
 
 def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli, project) -> None:

@@ -223,6 +223,12 @@ def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> No
     shown = cli("status", run.name).out
     assert shown.startswith(f"{run.name}: COMPLETED\n")
     assert "\nstep 90/100, loss 2.5000 (read from its log)\n" in shown
+    for losses, told in (
+        ('"eval_loss": 3, "gen/total_loss": 1.5, "disc_loss": 2', ", gen/total_loss 1.5000"),
+        ('"eval_loss": 3', ""),
+    ):
+        run.metrics_file.write_text(f'{{"attempt": 1, "step": 90, "steps": 100, {losses}}}\n')
+        assert f"\nstep 90/100{told}\n" in cli("status", run.name).out
     assert "log" not in cli("metrics", run.name).out
     run.metrics_file.write_text('{"attempt": 1, "step": 12, "steps": 100, "loss": 2.5}\n')
     (run.checkpoints / "step-00000010").mkdir(parents=True)

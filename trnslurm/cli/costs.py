@@ -185,13 +185,12 @@ def _lightning_line(job: Job) -> str:
     """Return that a custom script seems to tell Lightning's Trainer of one node only."""
     if job.project is None or job.nodes == 1 or job.profile.slurm.directives is not None:
         return ""
-    from trnslurm.render.project import is_hydra, one_node_in
+    from trnslurm.render.project import one_node_in
 
-    if not (file := one_node_in(job.bundle.files)):
+    file, word = one_node_in(job.bundle.files, job.project.get("entry", ""), job.nodes)
+    if not file:
         return ""
-    hydra = is_hydra(job.bundle.files, job.project.get("entry", ""))
-    word = f"{'' if hydra else '--'}trainer.num_nodes={job.nodes}"
-    add = f"add {word} to the arguments, or " if hydra or file.endswith(("yaml", "yml")) else ""
+    add = f"add {word} to the arguments, or " if word else ""
     return (
         f"{file} sets num_nodes to 1, with which Lightning's Trainer trains on each node alone: "
         f"{add}remove the setting. The job's own number is then its default"

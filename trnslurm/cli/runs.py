@@ -227,7 +227,8 @@ def status_command(
         step, loss = progress(status)
         place = read_from(status.metrics)
         whence = f" (read from {place})" if place else ""
-        click.echo(f"step {step}, loss {loss}{_age_of(status)}{whence}")
+        told = f", loss {loss}" if "loss" in status.metrics else _some_loss(status)
+        click.echo(f"step {step}{told}{_age_of(status)}{whence}")
     elif line := no_numbers([status]):
         click.echo(line)
     if again := restarted(run, status):
@@ -279,6 +280,13 @@ def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
         click.echo(problem)
     for node in why.sick[:_SHOWN_NODES]:
         click.echo(f"{node.name}: {node.state}: {node.reason}")
+
+
+def _some_loss(status: RunStatus) -> str:
+    """Return one of a run's losses that is none of held-out data, as of a GAN; empty: none."""
+    names = (n for n in status.metrics if "loss" in n.lower() and not n.startswith("eval"))
+    name = next(names, "")
+    return f", {printable(name)} {figure(status.metrics[name], '.4f')}" if name else ""
 
 
 def _age_of(status: RunStatus) -> str:

@@ -41,6 +41,9 @@ _MPI = re.compile(rb"^\s*(?:from|import) +mpi4py\b", re.MULTILINE)
 _STOPS = re.compile(rb"\b(?:should_stop|RunCallback)\b")
 _LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
 _ONE_NODE = re.compile(rb"""^[^#\n]*\bnum_nodes["']?\s*[:=]\s*1\b""", re.MULTILINE)
+# add_argument("--num_nodes", type=int, default=1), cfg.get("num_nodes", 1)
+_ONE_BY_DEFAULT = re.compile(rb"""["']((?:--)?num[_-]nodes)["']\s*,[^)\n]*\b1\b\s*\)""")
+_OF_TESTS = re.compile(r"(?:.*/)?tests?/.*")
 _NODES_SET = re.compile(rb"""\bnum[_-]nodes["']?[= ]\s*\d""")
 _GIT_TIMEOUT_S = 20
 # Options that name what a script reads, and options with similar names that do not.
@@ -453,23 +456,29 @@ def asks_to_stop(files: Mapping[str, bytes]) -> bool:
     return any(_STOPS.search(data) for data in own)
 
 
-def one_node_in(files: Mapping[str, bytes]) -> str:
-    """Return the file in which a project with Lightning seems to set num_nodes to 1; empty: none.
+def one_node_in(files: Mapping[str, bytes], entry: str, nodes: int) -> tuple[str, str]:
+    """Return the file in which a project with Lightning seems to set num_nodes to 1, and the
+    argument that sets another number, if one does; empty: none.
 
     A Trainer that gets no num_nodes has the job's number. The arguments may set it, too.
     """
     own = {
-        name.removeprefix(PROJECT_CODE): data
+        path: data
         for name, data in files.items()
         if name.startswith(PROJECT_CODE) and name.endswith((".py", ".yaml", ".yml"))
+        if not _OF_TESTS.fullmatch(path := name.removeprefix(PROJECT_CODE))
     }
     if _NODES_SET.search(files.get(NODE_SCRIPT, b"")) or not any(
         _LIGHTNING.search(data) for name, data in own.items() if name.endswith(".py")
     ):
-        return ""
-    return next((name for name, data in own.items() if _ONE_NODE.search(data)), "")
-
-
-def is_hydra(files: Mapping[str, bytes], entry: str) -> bool:
-    """Check whether Hydra reads a script's arguments."""
-    return b"hydra.main" in files.get(f"{PROJECT_CODE}{entry}", b"")
+        return "", ""
+    hydra = b"hydra.main" in own.get(entry, b"")
+    for name, data in own.items():
+        if found := _ONE_BY_DEFAULT.search(data):
+            option = found[1].decode()
+            word = f"++{option}={nodes}" if hydra else f"--{option.lstrip('-')}={nodes}"
+            return name, word
+        if _ONE_NODE.search(data):
+            word = f"{'' if hydra else '--'}trainer.num_nodes={nodes}"
+            return name, word if hydra or not name.endswith(".py") else ""
+    return "", ""
