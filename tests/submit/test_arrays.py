@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,22 @@ def test_a_large_sweep_works_out_what_is_alike_once(site, arrays, cli, monkeypat
     assert all(text == dump(yaml.safe_load(text), sort_keys=True) for text in texts)
     assert (len(texts), len(hashed)) == (20, 1)
     assert sum(map(len, dumped)) < 5 * len(texts[0])
+
+
+def test_the_runs_of_a_sweep_share_their_code(site, arrays, cli, tmp_path) -> None:
+    """By hard links: each can be removed. What differs is each run's own."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/train.py").write_text("print()\n")
+    on = ("--cluster", "pc", "--set", "device=cuda", "--set", "instance_type=p4d.24xlarge")
+    words = ("--time", "60", "--sweep", "places.lr=1,2,3", "--", "{lr}")
+    assert cli("submit", str(tmp_path / "p/train.py"), *on, *words).code == 0
+    first, *others = (run for run in site.runs() if run.is_run)
+    for name in ("project/train.py", "trnslurm.zip"):
+        files = [run.code / name for run in (first, *others)]
+        assert {file.stat().st_nlink for file in files} == {3}
+    assert {(run.path / "plan.json").stat().st_nlink for run in others} == {1}
+    shutil.rmtree(first.path)
+    assert (others[0].code / "project/train.py").read_text() == "print()\n"
 
 
 def test_one_array_for_a_sweep(site, arrays, fake_slurm, cli) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from trnslurm.render.code import sha256_of
 from trnslurm.render.package import MAX_CODE_MIB, ON_NODES, package_files, read, sources, tree
 from trnslurm.render.project import PROJECT_CODE, project_files
 
+_CODE = f"{RunFiles(Path()).code}/"
 _PROGRAMS = (b"#!", b"\x7fELF")
 _PATTERNS = (
     "*.sbatch",
@@ -66,11 +68,19 @@ class Bundle(Frozen):
         found = {**self.known, **sha256_of(left)}
         return {name: found[name] for name in self.files}
 
-    def write(self, directory: Path) -> None:
-        """Write all files to an existing directory."""
+    def write(self, directory: Path, like: tuple[Path, Bundle] | None = None) -> None:
+        """Write all files into an existing directory.
+
+        The code that `like`, the directory of another bundle, has too is shared with it by hard
+        links: nothing writes to the code of a run again.
+        """
         for name, data in self.files.items():
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            if like and name.startswith(_CODE) and like[1].files.get(name) == data:
+                with suppress(OSError):  # another file system, or one without them
+                    target.hardlink_to(like[0] / name)
+                    continue
             with naming(target):
                 target.write_bytes(data)
             if name.startswith(PROJECT_CODE) and data.startswith(_PROGRAMS):

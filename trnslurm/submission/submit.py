@@ -21,6 +21,7 @@ from trnslurm.contract.halving import place_in
 from trnslurm.errors import NoAnswerError, RunError, SubmitError, TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.render.array import shared_options
+from trnslurm.render.bundle import Bundle
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_source
 from trnslurm.runs.removal import remove_arrays
@@ -73,6 +74,8 @@ class _Start:
         self._git_source = functools.cache(git_source)
         self._together = [[chain] for chain in submission.chains]
         self._tell_at = time.monotonic() + _TELL_S
+        self._written: tuple[Path, Bundle] | None = None
+        """The run that was made last, with whose code the next one shares its own."""
 
     def all_or_none(self) -> list[RunDir]:
         start = self._starter()
@@ -225,8 +228,9 @@ class _Start:
         return run
 
     def _write(self, run: RunDir, job: Job) -> Mapping[str, Any]:
-        """Write the bundle and the uncommitted changes, and return the git state."""
-        job.bundle.write(run.path)
+        """Write the bundle and the uncommitted changes; return the git state."""
+        job.bundle.write(run.path, self._written)
+        self._written = run.path, job.bundle
         commit, patch = job.git, job.patch
         if job.source_dir:
             commit, patch = self._git_source(Path(job.source_dir))
