@@ -630,6 +630,7 @@ def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli
     assert command_of(node) == ["python", "train.py", "--lr", "1"]
     later = command_of(node, TRNSLURM_RESUME="@a=1.ckpt@")
     assert later == ["python", "train.py", "--lr", "1", "--resume", "@a=1.ckpt@"]
+    assert "Added --resume {resume}" in cli("submit", "-m", "train", *submit[2:], "--dry-run").err
     (project / "train.py").write_text("@hydra.main()\ndef main(cfg): f(cfg.ckpt_path)\n")
     for words in ((), ("++ckpt_path={resume}",)):
         node = rendered(site, cli, "./train.py", "--launcher", "python", "--", *words)["node.sh"]

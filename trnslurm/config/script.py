@@ -107,7 +107,7 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
 
 
 def _tree(entry: Entry, project: Path, launcher: Launcher) -> dict[str, Any]:
-    source = _source_of(entry, project)
+    source = source_of(entry, project)
     return {
         "entry": entry.text,
         "project": str(project),
@@ -125,8 +125,8 @@ def _suits(device: DeviceType, source: str) -> bool:
     return not needs or bool(re.search(rf"(?m)^\s*(?:from|import)\s+(?:{needs})\b", source))
 
 
-def _source_of(entry: Entry, project: Path) -> str:
-    """Return the source of a script or of a module in the project; empty if it is elsewhere."""
+def source_of(entry: Entry, project: Path) -> str:
+    """Return the text of a script, or of a module of the project; empty: it is elsewhere."""
     path = entry.name.replace(".", "/") if entry.is_module else entry.name
     files = (f"{path}.py", f"{path}/__main__.py", f"src/{path}.py") if entry.is_module else (path,)
     found = (file for name in files if entry.is_python and (file := project / name).is_file())

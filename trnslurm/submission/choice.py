@@ -15,13 +15,12 @@ from trnslurm.config.continuing import (
     continuing_words,
     is_of_hydra,
     quoted_for_hydra,
-    text_of,
 )
 from trnslurm.config.entry import Entry
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
-from trnslurm.config.script import batch_script
+from trnslurm.config.script import batch_script, source_of
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.sweep import Point
 from trnslurm.config.times import parse_size, parse_time
@@ -180,7 +179,7 @@ def _arguments_of(options: JobOptions, console: Console) -> tuple[Sequence[str],
     for value, path in changed.items():
         console.say(f"Using {path} for {value}, which is above the project")
     entry = Entry(str(base.tree["entry"]))
-    source = text_of(project / entry.name) if entry.is_file and entry.is_python else b""
+    source = source_of(entry, project).encode()
     if added := continuing_words(source, project, arguments) if source else []:
         console.say(f"Added {' '.join(added)}, with which the script continues after a crash")
     if is_of_hydra(source, [*arguments, *added]):
