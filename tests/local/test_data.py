@@ -27,8 +27,8 @@ def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
     runs = f"run_root={home}/runs"
     refused = run_cli("submit", *SMALL, "--set", runs)
     assert refused.err.splitlines()[-1] == (
-        "error: no prepared data at ~/trnslurm-data/gpt2-small: trnslurm data prepare gpt2_zero1 "
-        "--preset small --cluster local"
+        "error: no prepared data at ~/trnslurm-data/gpt2-small: run trnslurm data prepare "
+        "gpt2_zero1 --preset small --cluster local"
     )
     prepared = run_cli("data", "prepare", *SMALL)
     data = home / "trnslurm-data/gpt2-small"
@@ -59,7 +59,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     runs = f"run_root={home}/runs"
     refused = run_cli("submit", *TINY, "--set", runs)
     assert refused.err.splitlines()[-1] == (
-        "error: no prepared data at ~/trnslurm-data/bert-tiny-seqlen32: trnslurm data prepare "
+        "error: no prepared data at ~/trnslurm-data/bert-tiny-seqlen32: run trnslurm data prepare "
         "bert_pretrain --preset tiny --cluster local"
     )
     prepared = run_cli("data", "prepare", *TINY)
