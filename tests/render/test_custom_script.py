@@ -585,7 +585,7 @@ def test_a_lightning_trainer_that_is_told_of_one_node(
 ) -> None:
     (project / "train.py").write_text(source)
     submit = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--nodes")
-    told = "sets num_nodes to 1, with which Lightning's Trainer trains on each node alone: "
+    told = "sets num_nodes to 1, so Lightning's Trainer would train separately on each node: "
     for nodes in ("1", "2"):
         said = cli(*submit, nodes, "--", *words)
         assert said.code == 0, said.err
@@ -649,7 +649,12 @@ def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli
 def test_lightning_is_told_of_the_nodes(site, cli, project, words, sets: bool) -> None:
     """By its own variables. Nothing on other nodes would join a script of the first node."""
     node = rendered(site, cli, "./train.py", *words)["node.sh"]
-    for name in ("PL_TRAINER_NUM_NODES=2", "LT_NUM_NODES=2", "PL_FIT__TRAINER__NUM_NODES=2"):
+    for name in ("PL_TRAINER_NUM_NODES=2", "LT_NUM_NODES=2"):
+        assert (name in node) == sets
+    assert "JSONARGPARSE" not in node
+    (project / "train.py").write_text("from lightning.pytorch.cli import LightningCLI\n")
+    node = rendered(site, cli, "./train.py", *words)["node.sh"]
+    for name in ("JSONARGPARSE_DEFAULT_ENV=true", "PL_FIT__TRAINER__NUM_NODES=2"):
         assert (name in node) == sets
 
 

@@ -182,7 +182,7 @@ def _variables_line(job: Job) -> str:
 
 
 def _lightning_line(job: Job) -> str:
-    """Return that a custom script seems to tell Lightning's Trainer of one node only."""
+    """Return a warning that a custom script seems to set Lightning's Trainer up for one node."""
     if job.project is None or job.nodes == 1 or job.profile.slurm.directives is not None:
         return ""
     from trnslurm.render.project import one_node_in
@@ -192,8 +192,8 @@ def _lightning_line(job: Job) -> str:
         return ""
     add = f"add {word} to the arguments, or " if word else ""
     return (
-        f"{file} sets num_nodes to 1, with which Lightning's Trainer trains on each node alone: "
-        f"{add}remove the setting. The job's own number is then its default"
+        f"{file} sets num_nodes to 1, so Lightning's Trainer would train separately on each node: "
+        f"{add}remove the setting, because trnslurm passes the number of nodes to Lightning"
     )
 
 

@@ -283,7 +283,7 @@ def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
 
 
 def _some_loss(status: RunStatus) -> str:
-    """Return one of a run's losses that is none of held-out data, as of a GAN; empty: none."""
+    """Return one of a run's training losses, such as a GAN's, or nothing if there is none."""
     names = (n for n in status.metrics if "loss" in n.lower() and not n.startswith("eval"))
     name = next(names, "")
     return f", {printable(name)} {figure(status.metrics[name], '.4f')}" if name else ""

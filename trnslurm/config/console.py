@@ -1,8 +1,8 @@
-"""How often a console script is started, that is, a package's program such as `litgpt`.
+"""How often a console script starts, that is, a package's program such as `litgpt`.
 
-What the package does decides, as far as its files on this machine tell: one that starts its workers
-itself starts once per node, and one whose workers find each other by RANK and WORLD_SIZE once per
-worker. The module of the program comes first: another one of the package may start workers for
+The package's files on this machine decide. A program that starts its workers itself starts once per
+node. A program whose workers find each other by RANK and WORLD_SIZE starts once per worker. The
+program's own module is checked first, because other modules in the package may start workers for
 another program.
 """
 
@@ -71,8 +71,7 @@ def _module_of(file: Path) -> str | None:
 
 
 def _texts_of(name: str, script: Path) -> Iterator[bytes]:
-    """Yield the source files of a package, or the one of a module, of the script's environment or
-    of this directory."""
+    """Yield the source files of a package or module in the script's environment or here."""
     roots = [*script.parent.parent.glob("lib/python3*/site-packages"), Path(), Path("src")]
     places = [root.joinpath(*name.split(".")) for root in roots]
     here = next((place for place in places if place.is_dir()), None)

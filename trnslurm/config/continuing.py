@@ -1,4 +1,4 @@
-"""How a Python script takes a checkpoint to continue from: by which of its own arguments."""
+"""Finds the argument with which a Python script loads a checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
 
 
 def python_files(project: Path) -> Iterator[bytes]:
-    """Yield the texts of a project's Python files."""
+    """Yield the contents of a project's Python files."""
     for file in islice(project.rglob("*.py"), _MOST_SOURCES):
         yield text_of(file)
 
 
 def text_of(file: Path) -> bytes:
-    """Return a file's text; empty: it cannot be read."""
+    """Return a file's content, or nothing if it cannot be read."""
     try:
         return read_file(file, _LONGEST_SOURCE)
     except OSError:
@@ -52,9 +52,9 @@ def text_of(file: Path) -> bytes:
 
 
 def continuing_words(source: bytes, project: Path, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with which a script continues from {resume}; empty: none is sure.
+    """Return the arguments with which a script continues from {resume}, or none if unsure.
 
-    A script is sure to have only one way, and the arguments have none yet.
+    It is sure if the script has exactly one such option, and the arguments do not have one yet.
     """
     if any(map(_CHOSEN.search, arguments)):
         return []
@@ -76,12 +76,12 @@ def continuing_words(source: bytes, project: Path, arguments: Sequence[str]) -> 
 
 
 def is_of_hydra(source: bytes, arguments: Iterable[str]) -> bool:
-    """Check whether Hydra reads a script's arguments."""
+    """Check whether Hydra parses a script's arguments."""
     return bool(OF_HYDRA.search(source)) or any(map(_FOR_HYDRA.fullmatch, arguments))
 
 
 def quoted_for_hydra(arguments: Iterable[str]) -> list[str]:
-    """Return arguments with a quoted checkpoint: its name may have `=`, as epoch=1-step=20.ckpt."""
+    """Return the arguments with {resume} in quotes, because a name like epoch=1.ckpt contains `=`."""
     return [_OVERRIDE.sub(r"\1'{resume}'", word) for word in arguments]
 
 

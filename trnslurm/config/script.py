@@ -126,7 +126,7 @@ def _suits(device: DeviceType, source: str) -> bool:
 
 
 def source_of(entry: Entry, project: Path) -> str:
-    """Return the text of a script, or of a module of the project; empty: it is elsewhere."""
+    """Return the source of a script or of a module in the project; empty if it is elsewhere."""
     path = entry.name.replace(".", "/") if entry.is_module else entry.name
     files = (f"{path}.py", f"{path}/__main__.py", f"src/{path}.py") if entry.is_module else (path,)
     found = (file for name in files if entry.is_python and (file := project / name).is_file())

@@ -203,7 +203,7 @@ def _left_in(run: RunFiles) -> Iterator[Found]:
 
 
 def takes_checkpoint(run: RunFiles) -> bool:
-    """Check whether a custom script takes a checkpoint in its arguments, or looks for its own."""
+    """Check whether a custom script accepts a checkpoint argument, or looks for its own."""
     return exported(run, Variable.RESUMES) != ""
 
 

@@ -44,11 +44,11 @@ class Variable(Meant):
     ARCHIVE = "TRNSLURM_ARCHIVE", "the packed environment that each node unpacks"
     # For checkpoints and graphs.
     CHECKPOINTS = "TRNSLURM_CHECKPOINTS", "where a custom script saves"
-    CHECKPOINT_GLOB = "TRNSLURM_CHECKPOINT_GLOB", "a pattern of the checkpoints of a custom script"
-    RESUME = "TRNSLURM_RESUME", "the newest whole checkpoint; empty if there is none"
+    CHECKPOINT_GLOB = "TRNSLURM_CHECKPOINT_GLOB", "a pattern for the checkpoints of a custom script"
+    RESUME = "TRNSLURM_RESUME", "the newest complete checkpoint; empty if there is none"
     RESUMES = (
         "TRNSLURM_RESUMES",
-        "how a custom script continues: told (by {resume}), added (submit added that), looks",
+        "how a custom script continues: told (by {resume}), added (submit added {resume}), looks",
     )
     FOLLOWED = "TRNSLURM_FOLLOWED", "the checkpoint of another run that this run follows"
     FOLLOWED_STEP = "TRNSLURM_FOLLOWED_STEP", "the step of that checkpoint"

@@ -45,14 +45,14 @@ def has_saved_since(attempt: Attempt) -> bool:
 
 
 def saves_whole() -> bool:
-    """Check whether only whole checkpoints of a custom script count as saved."""
+    """Check whether only complete checkpoints of a custom script count as saved."""
     return os.environ.get(Variable.RESUMES) in ("told", "added")
 
 
 def knows_resuming() -> bool:
-    """Check whether a job of trnslurm runs, or a script that states how it resumes.
+    """Check whether the run is a recipe, or a script that states how it resumes.
 
-    Where trnslurm has added the option, it may save elsewhere: what is found of it must show.
+    If trnslurm has added the option, the script may save elsewhere. Then a checkpoint must exist.
     """
     custom, resumes = Variable.CHECKPOINTS in os.environ, os.environ.get(Variable.RESUMES)
     return not custom or resumes in ("told", "looks") or (resumes == "added" and bool(newest(RUN)))

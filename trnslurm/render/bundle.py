@@ -69,10 +69,10 @@ class Bundle(Frozen):
         return {name: found[name] for name in self.files}
 
     def write(self, directory: Path, like: tuple[Path, Bundle] | None = None) -> None:
-        """Write all files into an existing directory.
+        """Write all files to an existing directory.
 
-        The code that `like`, the directory of another bundle, has too is shared with it by hard
-        links: nothing writes to the code of a run again.
+        If `like` is the directory of another bundle with the same code, both directories share the
+        code by hard links. Nothing writes to a run's code later.
         """
         for name, data in self.files.items():
             target = directory / name

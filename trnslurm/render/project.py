@@ -162,7 +162,7 @@ class _Walk:
                 yield path
 
     def _leave_out(self, path: Path) -> None:
-        """Leave out a path, but link to data, and to what the script's arguments name in it.
+        """Leave out a path, but link to data, and to paths that the script's arguments name in it.
 
         In a directory that they name, some files can be ignored, such as a model's *.json.
         """
@@ -176,7 +176,7 @@ class _Walk:
             self.left_out.append(path.relative_to(self.root).as_posix())
 
     def link_to(self, paths: Iterable[Path]) -> None:
-        """Link to paths that were left out, alone or with the directory that has them."""
+        """Link to paths that were left out, individually or with their directory."""
         left_out = {self.root / name for name in self.left_out}
         for path in paths:
             if not left_out.isdisjoint((path, *path.parents)):
@@ -184,12 +184,12 @@ class _Walk:
         self.left_out = [name for name in self.left_out if name not in self.links]
 
     def link_whole(self, name: str) -> None:
-        """Link to a directory, in place of what it has."""
+        """Link to a directory instead of to its contents."""
         self.links = {n: to for n, to in self.links.items() if not n.startswith(f"{name}/")}
         self._link(self.root / name)
 
     def _is_data(self, path: Path) -> bool:
-        """Check for data by their names, which only a library or a settings file may mention."""
+        """Check whether a path's name says that it is data: perhaps only a library mentions it."""
         parts = path.relative_to(self.root).parts
         return any(map(_HOLDS_DATA.fullmatch, parts)) and not any(map(_WRITES.search, parts))
 
@@ -291,8 +291,10 @@ def _data_of(file: Path) -> Iterator[str]:
 
 
 def _values_set(file: Path, *, any_key: bool = False) -> Iterator[str]:
-    """Yield the values of a file of settings whose keys say that they are read, or that do not say
-    that they are written."""
+    """Yield the values in a settings file whose keys suggest that the values are read.
+
+    With any_key, yield all values except those that seem to be written.
+    """
     for key, value in _SETTING.findall(_text_of(file)) if file.suffix in _SETTINGS else ():
         reads = any_key or _READS.search(key)
         if reads and not _WRITES.search(key) and not (any_key and _WRITES.search(value)):
@@ -364,9 +366,9 @@ def project_files(
 ) -> dict[str, bytes]:
     """Return a project's files for a bundle, and a JSON file that lists what is not copied.
 
-    What git ignores is linked to if its own name says that it is data, or if an argument, a command
-    of a shell script, or a file of settings says that it is read. So are data beside the project.
-    Settings that an argument names are copied.
+    Files that git ignores are linked to if their names suggest data, or if an argument, a command
+    in a shell script or a settings file says that they are read. So is data next to the project.
+    Settings files that an argument names are copied.
     """
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
@@ -457,10 +459,9 @@ def asks_to_stop(files: Mapping[str, bytes]) -> bool:
 
 
 def one_node_in(files: Mapping[str, bytes], entry: str, nodes: int) -> tuple[str, str]:
-    """Return the file in which a project with Lightning seems to set num_nodes to 1, and the
-    argument that sets another number, if one does; empty: none.
+    """Return the file that seems to set Lightning's num_nodes to 1, and the argument to change it.
 
-    A Trainer that gets no num_nodes has the job's number. The arguments may set it, too.
+    Both are empty if no file sets it. A Trainer without num_nodes uses the job's number of nodes.
     """
     own = {
         path: data

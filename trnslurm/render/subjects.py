@@ -167,7 +167,9 @@ class ProjectPart(Frozen):
     exports: tuple[ExportPart, ...]
     """The checkpoints that the script gets in that form."""
     resumes: str
-    """told or looks; empty if every attempt starts from the first step."""
+    """told, added or looks; empty if every attempt starts from the first step."""
+    lightning_cli: bool
+    """Whether the project uses LightningCLI."""
 
 
 class NodePart(Frozen):

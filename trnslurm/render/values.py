@@ -309,6 +309,9 @@ def _project(spec: JobSpec, code: Mapping[str, bytes]) -> ProjectPart:
         resuming=" ".join(words.later),
         beginning=" ".join(words.first),
         resumes=_resumes(recipe, takes=words.takes_checkpoint),
+        lightning_cli=any(
+            b"LightningCLI" in data for name, data in code.items() if name.startswith(PROJECT_CODE)
+        ),
     )
 
 

@@ -168,8 +168,10 @@ def config_of(options: JobOptions, console: Console) -> Config:
 
 
 def _arguments_of(options: JobOptions, console: Console) -> tuple[Sequence[str], Sequence[str]]:
-    """Return a script's arguments, with whole paths of what lies above its project, and those by
-    which it continues from a checkpoint."""
+    """Return a script's arguments, completed by trnslurm.
+
+    Files above the project get absolute paths. The option that loads a checkpoint is added.
+    """
     base, _ = recipe_layers(options.workspace.source(options.recipe))
     project, here = Path(str(base.tree.get("project", ""))), Path.cwd()
     if not project.is_absolute():  # a recipe's own

@@ -85,11 +85,11 @@ class Line(NamedTuple):
     steps: int | None = None
     numbers: dict[str, float] = {}  # noqa: RUF012 (never changed)
     sure: bool = False
-    """Whether the step is named as one of the whole training."""
+    """Whether the step is named as a step of the whole training run."""
     epoch: int | None = None
-    """The epoch that the line counts. In each of them a step may begin again."""
+    """The epoch in the line. A step may restart in each epoch."""
     batch: tuple[int, int] | None = None
-    """The place and the total of a progress bar of batches, which may begin again."""
+    """The position and total of a progress bar of batches, which may restart."""
     bar: tuple[int, int] | None = None
     """The position and total of a progress bar without a name, such as Trainer's."""
 
@@ -106,7 +106,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def parse(text: str) -> Line | None:
-    """Return what a piece of a line says; None: nothing about a step of the training."""
+    """Return what a piece of a line says, or None if it says nothing about a training step."""
     counts = _EPOCH.search(text)
     epoch = int(counts["number"]) if counts else None
     body = _RANK.sub(" ", text, count=1)

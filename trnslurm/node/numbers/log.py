@@ -22,7 +22,7 @@ class LogReader:
         self._leader: int | None = None
         """The first worker that names itself in a line with metrics."""
         self._epochs = False
-        """Whether the log counts epochs, so that a mere `step` may be a step within an epoch."""
+        """Whether the log counts epochs. A plain `step` may then restart in each epoch."""
         self._last = -1
         self._records = Records()
         self._batches = Batches()
@@ -69,9 +69,10 @@ class LogReader:
 
 
 class EpochSteps:
-    """Finds out whether the steps of lines with an epoch count the whole training.
+    """Detects whether steps in lines with an epoch count the whole training run.
 
-    They do if they grow as the epoch changes, twice: the step of an epoch would begin again.
+    They do if they keep growing across two changes of the epoch. A step within an epoch would
+    restart.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class EpochSteps:
         self._contradicts = False
 
     def next(self, seen: Line) -> Iterator[Sighting]:
-        """Take a line with an epoch, a step and numbers; yield those that are now sure."""
+        """Process a line with an epoch, a step and metrics. Yield the lines that are now certain."""
         epoch, step = self._last
         self._last = (seen.epoch or 0, seen.step or 0)
         if self._contradicts or self._last[0] < epoch or self._last[1] <= step:
@@ -95,9 +96,10 @@ class EpochSteps:
 
 
 class Batches:
-    """Counts the batches of bars with a loss, such as Lightning's, over all epochs.
+    """Counts batches over all epochs from bars with a loss, such as Lightning's.
 
-    A bar shows the loss of the batch before until it is drawn again: what it shows last counts.
+    Until a bar is drawn again, it shows the loss of the previous batch. So the last loss shown
+    counts.
     """
 
     def __init__(self) -> None:
@@ -106,11 +108,11 @@ class Batches:
         self._ended = False
 
     def end(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._ended = True
 
     def next(self, seen: Line) -> Iterator[Sighting]:
-        """Take a bar; yield the batch before, once the bar has moved."""
+        """Process a bar. Yield the previous batch after the bar has moved."""
         at, of = seen.batch or (0, 0)
         first = self._place < 0
         # An attempt that resumed begins in a later epoch: what was before is not known.
