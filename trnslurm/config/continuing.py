@@ -81,7 +81,7 @@ def is_of_hydra(source: bytes, arguments: Iterable[str]) -> bool:
 
 
 def quoted_for_hydra(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with {resume} in quotes, because a name like epoch=1.ckpt contains `=`."""
+    """Return the arguments with {resume} in quotes, because names like epoch=1.ckpt contain `=`."""
     return [_OVERRIDE.sub(r"\1'{resume}'", word) for word in arguments]
 
 

@@ -82,7 +82,7 @@ class EpochSteps:
         self._contradicts = False
 
     def next(self, seen: Line) -> Iterator[Sighting]:
-        """Process a line with an epoch, a step and metrics. Yield the lines that are now certain."""
+        """Process a line with an epoch, a step and metrics. Yield what is now certain."""
         epoch, step = self._last
         self._last = (seen.epoch or 0, seen.step or 0)
         if self._contradicts or self._last[0] < epoch or self._last[1] <= step:
