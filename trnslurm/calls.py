@@ -64,7 +64,7 @@ def should_stop() -> bool:
 
 
 def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
-    """Report that a step's checkpoint is complete, and its path, to which {resume} will refer.
+    """Report a complete checkpoint and its path, which {resume} will contain.
 
     Without a path, the checkpoint is step-N, with at least eight digits, in {checkpoints}.
     """

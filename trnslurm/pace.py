@@ -116,7 +116,7 @@ class Pace:
     def _slow(
         self, workers: Sequence[WorkerTime], means: Sequence[Spent]
     ) -> Iterator[tuple[tuple[str, int], str]]:
-        """Yield what is slow in this look: the worker (-1 for all), and a description."""
+        """Yield what is slow now: the worker (-1 for all), and a description."""
         step_s = statistics.fmean(sum(mean[1:]) for mean in means)
         waits = [mean.wait for mean in means]
         # Where a collective is part of the computing, waiting for slow data may be there.

@@ -22,7 +22,7 @@ def rows(tmp_path):
         ("a.csv", '"text"x,label\n', "line 1: not valid column names: a quote within a quoted"),
         ("a.csv", "body,label\nx,1\n", "there is no column text, only body, label: choose with"),
         ("a.csv", "text,class\nx,1\n", "there is no column label, only text, class: choose with"),
-        ("a.csv", "text,text,label\nx,y,1\n", "line 1: there are two columns text: rename"),
+        ("a.csv", "text,text,label\nx,y,1\n", "line 1: two columns are named text: rename"),
         ("a.csv", 'text,label\nx,1\n"y,0\nz,1\n', "line 3: the row that starts here does not end"),
         ("a.csv", "text,label\n,1\nx,\n", "no row has both a text and a label, so there are"),
         ("a.csv", "text,label\nx,1\ny,1\n", "all rows have the same label, '1'"),

@@ -125,7 +125,7 @@ def test_another_model_is_refused_and_says_how_it_differs(tmp_path: Path) -> Non
     trnslurm.save(1, state, directory=tmp_path, wait=True)
     state["model"][2] = nn.Linear(3, 5)
     state["model"].append(nn.Linear(5, 1, bias=False))
-    with pytest.raises(ValueError, match=r"another training: model\.3\.weight is missing: use"):
+    with pytest.raises(ValueError, match=r"another training run: model\.3\.weight is missing: use"):
         trnslurm.load(state, directory=tmp_path)
     del state["model"][3]
     with pytest.raises(ValueError, match=r"model\.2\.weight has shape \[2, 3\] instead of"):

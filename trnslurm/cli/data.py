@@ -190,7 +190,9 @@ def fetch_command(recipe: str, checkpoint: bool, output: str | None, **options: 
         to = str(Path(output).resolve()) if output else s3_path(cluster, recipe)
         sys.exit(_fetch_s3(cluster, recipe, to, _passed_on(options, "force", "json")))
     if output is not None:
-        raise click.UsageError("--output requires s3://: a recipe's data has a fixed directory")
+        raise click.UsageError(
+            "--output must be an s3:// URL, because a recipe's data has a fixed directory"
+        )
     config = _config_of(recipe, options)
     passed = _passed_on(options, "revision", "column", "force", "json")
     data, wanted = config.recipe.data, []

@@ -217,7 +217,7 @@ def saves_in(run: RunFiles) -> Path:
 
 
 def exported(run: RunFiles, name: str) -> str:
-    """Return the value that a training batch script gives to a variable; empty without one."""
+    """Return the value that a training batch script assigns to a variable, or ""."""
     try:
         script = read_file(run.script("train")).decode(errors="surrogateescape")
     except OSError:

@@ -290,7 +290,7 @@ class Store:
             )
         if self.size_and_sha256(name) != (size, sha256):  # an upload with other bytes was continued
             self.remove(name)
-            raise MirrorError(f"{self.place}/{name}: another upload had taken its place")
+            raise MirrorError(f"{self.place}/{name}: another upload has replaced it")
         return sent
 
     def _begin(self, name: str, sha256: str) -> tuple[str, dict[int, Any]]:

@@ -101,7 +101,7 @@ class Sender:
 
     @property
     def silent_s(self) -> float:
-        """How long the first node has not replied."""
+        """The time since the first node last replied."""
         return time.monotonic() - self._heard
 
     def hears(self, within_s: float, *, ended: bool = False) -> bool:

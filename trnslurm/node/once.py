@@ -146,7 +146,7 @@ def given_environment(environ: Mapping[str, str], keep: Sequence[str]) -> dict[s
 
 
 def went_on(log: Path) -> str:
-    """Return that a batch script continued after its own srun had failed, or "" if none did."""
+    """Return a message if a batch script continued after its own srun failed, or ""."""
     with suppress(OSError), open_file(log) as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         said = [*_TASK_FAILED.finditer(stream.read().decode(errors="replace"))]

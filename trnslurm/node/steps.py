@@ -22,7 +22,7 @@ def kept_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without Slurm's variables for one step, which srun would read."""
+    """Return an environment without Slurm's per-step variables, which srun would read."""
     others = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
     return others | kept_of_slurm(environ)
 

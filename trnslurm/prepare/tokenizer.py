@@ -160,7 +160,7 @@ def learn(tokenizer: Tokenizer, texts: Iterable[str], trainer: trainers.Trainer)
     ).start()  # a signal ends it with the process
     while not wait([learned], _SAY_EVERY_S).done:
         if read.is_set():
-            print("training the tokenizer: all text has been read, joining pairs", file=sys.stderr)
+            print("training the tokenizer: all text has been read, merging pairs", file=sys.stderr)
     learned.result()
 
 

@@ -239,7 +239,7 @@ class _Saver:
         if wrong:
             more = f" (and {len(wrong) - _NAMED} more)" if len(wrong) > _NAMED else ""
             raise ValueError(
-                f"trnslurm.load: {found} is of another training: {'; '.join(wrong[:_NAMED])}"
+                f"trnslurm.load: {found} is from another training run: {'; '.join(wrong[:_NAMED])}"
                 f"{more}: use another directory, or build the same state as before"
             )
         if self.rank == 0:

@@ -114,7 +114,7 @@ def _next_fields(rows: Any, lines: list[str], path: Path) -> list[str] | str | N
 
 def _find(column: str, header: list[str], path: Path) -> int:
     if header.count(column) > 1:
-        raise PrepareError(f"{path}: line 1: there are two columns {column}: rename one of them")
+        raise PrepareError(f"{path}: line 1: two columns are named {column}: rename one of them")
     if column not in header:
         raise _no_column(path, "line 1: ", column, header)
     return header.index(column)

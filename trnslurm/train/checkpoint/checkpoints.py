@@ -149,7 +149,7 @@ class Checkpoints:
         if wrong:
             more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
             raise TrainError(
-                f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
+                f"{checkpoint} is from another training run: {', '.join(wrong[:3])}{more}; "
                 "start a new run, or use the same values as before"
             )
         thawed = [name for name in manifest.frozen if name not in optimizer.frozen]

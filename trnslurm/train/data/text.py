@@ -64,7 +64,10 @@ class TokenIndex:
             raise TrainError("end_of_text, vocab_size and dtype are inconsistent")
         for split in self.splits.values():
             if split.bytes != split.tokens * itemsize:
-                raise TrainError(f"{split.file}: {split.tokens} tokens are not {split.bytes} bytes")
+                raise TrainError(
+                    f"{split.file}: {split.tokens} tokens do not match the file's "
+                    f"{split.bytes} bytes"
+                )
 
 
 class Text:
