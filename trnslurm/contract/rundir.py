@@ -137,7 +137,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def causes(self) -> Path:
-        """The causes of failures from plug-ins, one file for each plug-in."""
+        """The failure causes that plug-ins define, one file per plug-in."""
         return self.path / PLUGINS / "causes"
 
     @property

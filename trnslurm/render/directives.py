@@ -292,7 +292,7 @@ def memory_option(slurm: Slurm) -> str:
 
 
 def gpu_option(slurm: Slurm, instance: InstanceType) -> str:
-    """Return the option for a node's GPUs; empty for none."""
+    """Return the option for a node's GPUs, or "" if it has none."""
     gpus = instance.gpus if slurm.gpus_per_node is None else slurm.gpus_per_node
     kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     return f"--gpus-per-node={kind}{gpus}" if gpus else ""

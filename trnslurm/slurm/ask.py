@@ -161,7 +161,7 @@ class _Job:
             raise SlurmError(f"no answer from a node: {why}")
         if found := _read(_content(self._out)):
             return found
-        raise SlurmError("the node printed no answer")
+        raise SlurmError("the node returned no output")
 
     def end(self) -> None:
         """Cancel the job if it has not ended, and close its files."""

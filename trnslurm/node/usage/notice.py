@@ -25,7 +25,7 @@ _MOST_NAMED = 4
 
 
 class Look(NamedTuple):
-    """One look at a node."""
+    """One sample of a node's state."""
 
     at: float
     figures: Figures
