@@ -251,7 +251,7 @@ def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
     found = json.loads(cli("adopt", "job.sh", "--json").out)
     assert found["as_it_is"] is None and found["command"] is None
     assert "adopt the file that it passes to sbatch" in found["lines"][1]["becomes"]
-    assert "It has no #SBATCH line of its own." in cli("adopt", "job.sh").out
+    assert "It has no #SBATCH lines." in cli("adopt", "job.sh").out
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ REFUSED = {
     "--sweep seed=1,2 --compile-for 1": "--compile-for does not work with --sweep",
     "--at-most 2": "--at-most requires --sweep",
     "--sweep seed=1,2 --at-most 0": "0 is not in the range x>=1",
-    "--sweep run_root=/tmp/a,/tmp/b": "run_root=/tmp/b: all runs of a sweep have one run_root",
+    "--sweep run_root=/tmp/a,/tmp/b": "all runs of a sweep must have the same run_root",
     f"--sweep seed={','.join(map(str, range(1001)))}": "has 1,001 runs, but at most 1,000",
     "--sweep-file /no/file": "--sweep-file /no/file: No such file or directory",
     "--sweep-file {a: 1": "not valid YAML",

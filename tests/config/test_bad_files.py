@@ -180,7 +180,7 @@ def test_secret_in_a_recipe_is_not_printed(refused, site) -> None:
 
 def test_profile_that_is_not_text(refused, site) -> None:
     (site.root / "cluster-config/pc.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "pc.yaml: not a text file in UTF-8" in refused()
+    assert "pc.yaml: not a UTF-8 text file" in refused()
 
 
 def test_template_variable_missing(refused, site) -> None:

@@ -519,8 +519,8 @@ def test_variables_that_the_job_lacks_are_named(
     assert "export DATA_DIR='it'\"'\"'s $(here)'\nexport HF_HOME=x\n" in files["train.sbatch"]
     for name, why in (
         ("WANDB_API_KEY", "env.WANDB_API_KEY looks like a secret, which must not be in a run's"),
-        ("UNSET", "--env UNSET: this shell exports no such variable"),
-        ("A=1", "--env A=1: expected a name; --set env.NAME=VALUE sets a value"),
+        ("UNSET", "--env UNSET: this shell does not export this variable"),
+        ("A=1", "--env A=1: expected a name: to set a value, use --set env.NAME=VALUE"),
         ("RANK", "env.RANK: the scripts set RANK themselves and rely on it"),
         ("IN_PROFILE", "--env IN_PROFILE and --set env.IN_PROFILE=… contradict each other"),
     ):
@@ -604,7 +604,7 @@ def test_the_settings_that_tell_a_lightning_trainer_of_one_node(
         ("import lightning\n@hydra.main()\ndef main(): ...\n", "trainer.num_nodes=2"),
     ):
         (project / "train.py").write_text(source)
-        assert f"alone: add {word} to the arguments, or remove" in cli(*submit).out
+        assert f"node: add {word} to the arguments, or remove" in cli(*submit).out
         assert "configs/base.yaml sets" not in cli(*submit, "--", word).out
     (project / "configs/base.yaml").write_text("lr: 1\n")
     for source, word in (
@@ -612,8 +612,8 @@ def test_the_settings_that_tell_a_lightning_trainer_of_one_node(
         ("import lightning\np.add_argument('--num_nodes', default=1)\n", "--num_nodes=2"),
     ):
         (project / "train.py").write_text(source)
-        assert "train.py sets num_nodes to 1, with which" in cli(*submit).out
-        assert f"alone: add {word} to the arguments, or remove" in cli(*submit).out
+        assert "train.py sets num_nodes to 1, so Light" in cli(*submit).out
+        assert f"node: add {word} to the arguments, or remove" in cli(*submit).out
 
 
 def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli, project) -> None:

@@ -105,7 +105,7 @@ def test_a_reviewed_bundle_keeps_them(warm, site, cli, tmp_path: Path) -> None:
         (["--notify", "", "--notify", "b"],
          "--notify '' turns messages off: remove the other --notify options"),
         (["--notify", "a", "--set", "notify.command=b"],
-         "--notify and --set notify.command=… contradict each other: leave out one of them"),
+         "--notify and --set notify.command=… contradict each other: omit one of them"),
         (["--set", 'notify.command=""'], "notify.command is empty: remove it, or set it to "
          "null"),
     ],

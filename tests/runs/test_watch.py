@@ -87,7 +87,7 @@ def test_it_is_resumed_until_it_completes(run, fake_slurm, cli) -> None:
     assert (done.code, done.err) == (0, "")
     lines = [line for line in said(done.out) if not line.startswith("PENDING")]
     assert lines == [
-        "TIMEOUT (time limit)", f"{run.name} starts from the beginning: it has no checkpoint",
+        "TIMEOUT (time limit)", f"{run.name} has no checkpoint, so it starts from the beginning",
         f"Resumed {run.name}", "HELD (held by Slurm, because its launch failed)",
         f"Released job 1002 of {run.name}", "COMPLETED, attempt 2",
     ]  # fmt: skip

@@ -742,7 +742,7 @@ Scheduling:
     file.write_text(file.read_text().replace("true", "false"))
     done = cli("cluster", "detect", "--from", file, "--write", "--name", "slow")
     assert (
-        f"has not enabled EFA on these {name} nodes (Efa/Enabled): the profile says so" in done.err
+        f"has not enabled EFA on these {name} nodes (Efa/Enabled): the profile records" in done.err
     )
     slow = cli("render", "gpt2_zero1", "--cluster", "slow", *words).out
     assert "FI_PROVIDER" not in slow and "--efa=0 " in slow
