@@ -309,7 +309,7 @@ def test_only_slurm_starts_slurms_commands() -> None:
 
 def test_only_the_choice_asks_which_scheduler_a_run_has() -> None:
     """Others ask the scheduler; what is read before there is one compares the text of a profile."""
-    asks = re.compile(r"""scheduler["'\])]* *(==|!=|in) *[("'{\w]""")
+    asks = re.compile(r"""scheduler["'\])]* *(==|!=|\bin\b) *[("'{\w]""")
     asking = {
         str(file.relative_to(PACKAGE))
         for part in FLOORS

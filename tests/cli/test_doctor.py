@@ -154,7 +154,10 @@ def test_the_preflight_on_this_machine(site, cli, stable) -> None:
 def test_no_nodes_in_time(site, fake_slurm, cli) -> None:
     fake_slurm.hang("srun")
     done = cli("doctor", "--cluster", "pc", "--nodes", "2", "--timeout", "3")
-    assert done.code == 1 and done.error == "no 2 nodes in 3 s; try again, or pass --timeout"
+    assert (
+        done.code == 1
+        and done.error == "could not get 2 nodes within 3 s; try again, or pass --timeout"
+    )
     (call,) = fake_slurm.calls("srun")
     assert {"--nodes=2", "--partition=compute", "--exclusive"} <= set(call.arguments)
     assert list(site.run_root.iterdir()) == []

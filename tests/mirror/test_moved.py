@@ -66,7 +66,7 @@ def test_a_run_goes_on_on_another_cluster(moved: RunDir, site, fake_slurm, cli) 
     place = f"{PLACE}/{moved.name}"
     done = cli("resume", place, "--cluster", "other", "--set", "train.save_every=9")
     assert done.code == 0, done
-    assert f"{moved.name} continues after step 20, from {place}" in done.err
+    assert f"{moved.name} continues after step 20 from {place}" in done.err
     script = fake_slurm.calls("sbatch")[-1].script.decode()
     assert "#SBATCH --partition=theirs " in script and "#SBATCH --time=01:17:00 " in script
     assert "--max-crashes=7 " in script

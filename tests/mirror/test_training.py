@@ -100,7 +100,7 @@ def test_it_goes_on_where_its_files_are_gone(
     place = f"s3://{BUCKET}/runs/{run.name}"
     resumed = run_cli("resume", place, "--set", f"run_root={tmp_path / 'elsewhere'}")
     assert resumed.code == 0, resumed
-    assert f"{run.name} continues after step {saved}, from {place}" in resumed.err
+    assert f"{run.name} continues after step {saved} from {place}" in resumed.err
     again = losses(run_cli)
     assert list(again) == list(range(saved + 1, STEPS + 1))
     assert again == {step: loss for step, loss in alone.items() if step > saved}

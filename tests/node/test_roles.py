@@ -347,7 +347,7 @@ def test_a_script_waits_until_all_servers_are_ready(
     run.roles_file.touch()
     assert trnslurm.servers("rollout") == ["n0:1", "n1:1"]
     assert next(stands, None) is None
-    with pytest.raises(ValueError, match="no role judge: it has rollout"):
+    with pytest.raises(ValueError, match="the run has no role judge, only rollout"):
         trnslurm.servers("judge")
 
 

@@ -117,22 +117,22 @@ def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe)
     [
         (
             ("--cluster", "trn1", "--set", "device=torchneuron"),
-            "trn1.32xlarge has neuron, and --set device=torchneuron asks for torchneuron",
+            "trn1.32xlarge has neuron, and --set device=torchneuron requests torchneuron",
         ),
         (
             ("--cluster", "trn2", "--set", "device=neuron"),
-            "neuron_sdk 2.33.0 is for device torchneuron, and gpt2_zero1 (xl) on trn2.48xlarge has "
-            "neuron: set neuron_sdk to 2.29.1 or 2.31.1, or device to torchneuron",
+            "neuron_sdk 2.33.0 is for device torchneuron, but gpt2_zero1 (xl) on trn2.48xlarge uses"
+            " neuron: set neuron_sdk to 2.29.1 or 2.31.1, or device to torchneuron",
         ),
         (
             ("--cluster", "trn1", "--set", "neuron_sdk=2.33.0"),
-            "neuron_sdk 2.33.0 is for device torchneuron, and gpt2_zero1 (xl) on trn1.32xlarge has "
-            "neuron: set neuron_sdk to 2.29.1 or 2.31.1",
+            "neuron_sdk 2.33.0 is for device torchneuron, but gpt2_zero1 (xl) on trn1.32xlarge uses"
+            " neuron: set neuron_sdk to 2.29.1 or 2.31.1",
         ),
         (
             ("--cluster", "trn1", "--set", "neuron_sdk=2.33.1"),
-            "neuron_sdk 2.33.1 is for device torchneuron, and gpt2_zero1 (xl) on trn1.32xlarge has "
-            "neuron: set neuron_sdk to 2.29.1 or 2.31.1",
+            "neuron_sdk 2.33.1 is for device torchneuron, but gpt2_zero1 (xl) on trn1.32xlarge uses"
+            " neuron: set neuron_sdk to 2.29.1 or 2.31.1",
         ),
         (
             ("--cluster", "trn2", "--set", "compile_layout=per-host"),
@@ -150,7 +150,7 @@ def test_torchneuron_has_its_own_cache_and_nothing_of_xla(cli, tmp_path, recipe)
             ("--cluster", "trn2", "--set", "instance_type=trn3", "--set", "device=neuron", "--set",
              "instance_types={trn3: {device: torchneuron, accelerators: 1, workers: [1], "
              "multi_node_workers: [1], vcpus: 8, host_gib: 64, lnc: 2}}"),
-            "trn3 has torchneuron, and --set device=neuron asks for neuron",
+            "trn3 has torchneuron, and --set device=neuron requests neuron",
         ),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ def test_an_environment_here_is_accepted(site, fake_slurm, cli, tmp_path: Path, 
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/sh")
     site.profile(python=str(python), stage_python="/scratch")
-    assert "in no environment" in cli(*SUBMIT).error
+    assert "is not in a venv or conda environment" in cli(*SUBMIT).error
     (python.parents[1] / sign).mkdir()
     assert cli(*SUBMIT).code == 0
 

@@ -217,7 +217,11 @@ def test_a_run_on_a_thousand_nodes_is_told_in_a_few_lines(crashed, fake_slurm, c
     assert "node 0 (compute-dy-trn1-1)" in told.out and len(told.out) < 3000
     last = cli("logs", run.name, "--node", "999")
     assert "train: node 999" in last.out
-    assert cli("logs", run.name, "--node", "1000").err.strip().endswith("but no node 1000")
+    assert (
+        cli("logs", run.name, "--node", "1000")
+        .err.strip()
+        .endswith("has no node 1000, only nodes 0 to 999")
+    )
     everything = json.loads(cli("status", run.name, "--json").out)
     assert everything["phases"][0]["hosts"].split(",") == hosts(NODES)
 

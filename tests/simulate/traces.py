@@ -33,7 +33,7 @@ def ways(lines: Iterable[Line]) -> Iterator[tuple[str, float | None]]:
 def general(event: str) -> str:
     """Return an event without names and numbers."""
     event = re.sub(r"code (?!0\b)\d+", "code 1", event)
-    event = re.sub(r"answered: (?!no node)\S+( \S+)* does not", "answered: some do not", event)
+    event = re.sub(r"asked: .* did not respond", "asked: some nodes did not respond", event)
     return event.partition(" (")[0] if event.startswith("told") else event
 
 

@@ -48,7 +48,7 @@ def test_commands_of_no_cluster_are_no_slurm(fake_slurm, tmp_path: Path) -> None
 def test_local_is_chosen_and_said(site, cli, nothing_hints) -> None:
     done = cli("submit", "gpt2_zero1", "--nodes", "2", "--dry-run")
     assert done.code == 0
-    assert done.err.startswith("Using --cluster local --preset tiny, ")
+    assert done.err.startswith("Using --cluster local --preset tiny by default")
     assert done.out.startswith(
         "gpt2_zero1 (tiny) on this machine, as 2 nodes (local), 1 worker per node\n"
     )
@@ -84,7 +84,7 @@ def test_local_run_without_the_jobs_packages(site, cli, monkeypatch, absent: str
     settings = f"run_root={site.run_root}"
     done = cli("submit", "gpt2_zero1", "--cluster", "local", "--set", settings)
     assert done.code == 1
-    assert f"has no {absent}, which the job needs: " in done.err.splitlines()[-1]
+    assert f"does not have {absent}, which the job needs: " in done.err.splitlines()[-1]
     assert not site.run_root.exists()
 
 

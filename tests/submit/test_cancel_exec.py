@@ -219,7 +219,7 @@ def test_local_run_of_another_host_is_cancelled_there(make_run, cli) -> None:
     )  # fmt: skip
     done = cli("cancel", run.name)
     assert done.code == 1
-    assert done.error == f"{run.name} runs on elsewhere: cancel it there"
+    assert done.error == f"{run.name} is running on elsewhere: cancel it there"
     assert run_status(run).state == "PRECOMPILING"
     assert not run.cancelled_file.exists()
 

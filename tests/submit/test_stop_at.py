@@ -155,5 +155,5 @@ def test_it_continues_after_an_end_for_want_of_better_checkpoints(ended, fake_sl
     write_attempt(ended, "train", 1, state="COMPLETED", job_id=job, reason=why, cause="enough")
     shown = cli("status", "last").out
     assert shown.startswith(f"{ended.name}: COMPLETED ({why})\n") and "\nnext: " not in shown
-    assert cli("resume", "last").err.startswith(f"{ended.name} continues after step 12, from ")
+    assert cli("resume", "last").err.startswith(f"{ended.name} continues after step 12 from ")
     assert not ended.enough_file.exists()

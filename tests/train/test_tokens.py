@@ -130,7 +130,7 @@ def test_an_index_that_is_none_is_refused(data, text):
         (lambda i: i.update(vocab_size=70_000), "are inconsistent"),
         (lambda i: i["splits"].update(eval=3), "expected keys and values"),
         (lambda i: i["splits"]["train"].pop("tokens"), "key tokens is missing"),
-        (lambda i: i["splits"]["train"].update(tokens=84), "84 tokens do not match the file.s 166 bytes"),
+        (lambda i: i["splits"]["train"].update(tokens=84), "84 tokens do not match the file's 166"),
         (lambda i: i["splits"]["train"].update(file="../train.bin"), "not the name of a file"),
         (lambda i: i["tokenizer"].update(file="/etc/passwd"), "not the name of a file"),
     ],

@@ -110,7 +110,7 @@ def test_it_is_resumed_to_its_last_step(old: Old, run_cli) -> None:
     """This version starts the code of that one."""
     done = run_cli("resume", "last")
     assert done.code == 0, done
-    assert f"continues after step 4, from {old.checkpoint}" in done.err
+    assert f"continues after step 4 from {old.checkpoint}" in done.err
     steps = old.run.steps()
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["loss"] < steps[0]["loss"]

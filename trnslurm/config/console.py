@@ -55,7 +55,7 @@ def starts_of(name: str) -> Starts | None:
             why = f"{package} starts workers itself; {other.format('worker', 'worker')}"
             return Starts("node", f"Starting {name} once per node: {why}")
         if any(map(_JOINS.search, texts)):
-            why = f"{package} takes RANK and WORLD_SIZE; {other.format('node', 'node')}"
+            why = f"{package} reads RANK and WORLD_SIZE; {other.format('node', 'node')}"
             return Starts("worker", f"Starting {name} once per worker: {why}")
     return Starts("node", f"Starting {name} once per node; {other.format('worker', 'worker')}")
 

@@ -47,6 +47,7 @@ _ASSIGNED = r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)"
 # If these change, scripts break or workers do not find each other. `activate` can extend PATH.
 _RESERVED = (
     r"PATH|PYTHONPATH|HOME|USER|HOSTNAME|ENV|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
+    r"|PL_(FIT__)?TRAINER__?NUM_NODES|LT_NUM_NODES|JSONARGPARSE_DEFAULT_ENV"
     r"|(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|NNODES|NPROC_PER_NODE|PET_\w+"
     r"|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID|XLA_COORDINATOR_PORT"
     # bash's own variables

@@ -197,7 +197,8 @@ def brief(event: object) -> str:
         ends = [f"code {event.code}", "aborted" * event.aborted, "left over" * event.left_over]
         return f"step ended: {', '.join(filter(None, ends))}"
     if isinstance(event, Answered):
-        return f"asked: {', '.join(sorted(event.silent)) or 'no node'} did not respond"
+        silent = ", ".join(sorted(event.silent))
+        return f"asked: {silent} did not respond" if silent else "asked: all nodes responded"
     if isinstance(event, Told):
         return f"told: {event.state}"
     if isinstance(event, Judged) and event.ending:
