@@ -1,7 +1,7 @@
 """Measure the diagnosis on failures of strangers: `make triage`, a table by family.
 
-triage_corpus/learn has the cases from which patterns may be made, and triage_corpus/fresh those
-that only measure. README.md there describes a case.
+triage_corpus/learn has the cases from which patterns may be made; triage_corpus/fresh and fresh2
+only measure. README.md there describes a case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trnslurm.node.triage.diagnosis import diagnose, nothing_found
 from trnslurm.node.triage.finding import Finding
 
 CORPUS = Path(__file__).with_name("triage_corpus")
-PARTS = ("learn", "held", "fresh")
+PARTS = ("learn", "held", "fresh", "fresh2")
 VERDICTS = ("right", "vague", "quoted", "silent", "wrong")
 _HOSTS = "trn-1,trn-2"
 _BESIDE = 12
