@@ -65,7 +65,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     prepared = run_cli("data", "prepare", *TINY)
     data = home / "trnslurm-data/bert-tiny-seqlen32"
     assert prepared.code == 0, prepared
-    assert "of 131 documents in 4 shards, eval 97 samples" in prepared.out
+    assert "from 131 documents in 4 shards, eval 97 samples" in prepared.out
     assert run_cli("data", "verify", *TINY).out == f"{data}: complete, matches its index\n"
 
     tar = io.BytesIO()

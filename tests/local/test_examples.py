@@ -131,7 +131,7 @@ def test_new_refuses_what_is_there(home: Path, cli, monkeypatch) -> None:
         "Wrote gpt/. In it, run the command in the first lines of train.py.\n"
     )
     said = cli("new", "gpt", "--example", "nanogpt").error
-    assert said == "gpt exists: choose another NAME, or pass --force"
+    assert said == "gpt already exists: choose another NAME, or pass --force"
     (home / "gpt/mine.py").touch()
     assert cli("new", "gpt", "--example", "nanogpt", "--force").code == 0
     for words in ((), ("--example", "c", "--launcher", "srun"), ("--example", "c", "--", "x")):
