@@ -114,7 +114,7 @@ def test_a_script_that_keeps_the_contract(project: Project) -> None:
 def test_workers_that_would_each_train_alone_are_ended(project: Project) -> None:
     (project.directory / "lonely.py").write_text(LONELY)
     said = project.submit("./lonely.py", code=1)
-    assert "2 workers were started, but this one has opened no process group" in said
+    assert "2 workers were started, but this worker has not opened a process group" in said
 
 
 def test_workers_that_worked_alone_are_told_of(project: Project) -> None:

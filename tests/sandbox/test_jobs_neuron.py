@@ -72,7 +72,7 @@ def test_precompile_is_judged_by_its_graphs(runs, user) -> None:
     lost.unlink()
     user.shell("sbatch train.sbatch", run.path)
     eventually(lambda: "train attempt 2: FAILED" in run.logs("--batch"))
-    assert f"{lost} is missing: cd {run.path} && sbatch precompile.sbatch" in run.logs()
+    assert f"{lost} is missing: run cd {run.path} && sbatch precompile.sbatch" in run.logs()
     assert run.facts(attempt=2) == {}
 
 

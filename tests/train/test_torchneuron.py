@@ -216,7 +216,7 @@ def test_a_checkup_finds_the_graph_that_node_0_compiled(tmp_path, environ, monke
     assert other.find(made) == again
     assert graph.compile()["files"] != []  # that of an earlier checkup is none
     Path(made["files"][0]["path"]).write_text("other")
-    assert "other content here" in graph.find(made)["problem"]
+    assert "different content here" in graph.find(made)["problem"]
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     assert graph.compile()["problem"] == "its run failed (exit code 1): the error is above"
     assert "No module named 'torch_neuronx'" in capfd.readouterr().out
