@@ -314,7 +314,7 @@ def one_case(seed: int, places: list[Place], tmp_path: Path) -> None:
             assert "Traceback" not in err, what
             assert len(err) < 5000, what
             for line in err.splitlines():
-                of_script = line.startswith("Left out ") or " asks for --" in line
+                of_script = line.startswith("Left out ") or " requests --" in line
                 assert of_script or line.startswith(("error: ", "warning: ", "note: ")), what
             if command[0] == "runs":
                 assert OTHER in out, what

@@ -260,7 +260,7 @@ def test_what_the_command_line_refuses(run_cli: Callable[..., Done]) -> None:
         ("fetch", "s3://bucket/x", "--preset=small"): "--preset is for recipes",
         ("fetch", "s3://bucket/x", "--set=seq_len=1"): "--set is for recipes",
         ("fetch", "s3://bucket/x", "--checkpoint"): "--checkpoint is for recipes",
-        ("fetch", "gpt2_zero1", "--output=x"): "--output goes with s3://",
+        ("fetch", "gpt2_zero1", "--output=x"): "--output must be an s3:// URL",
         ("prepare", "gpt2_zero1", "--from=x"): "expected s3://BUCKET/PREFIX",
         ("prepare", "gpt2_zero1", "--from=s3://b/x", "--text=."): "pass only one of them",
     }.items():

@@ -85,7 +85,7 @@ def test_a_run_goes_on_on_another_cluster(moved: RunDir, site, fake_slurm, cli) 
 
 def test_what_is_no_copy_is_refused(moved: RunDir, site, fake_slurm, cli, server: Server) -> None:
     place = f"{PLACE}/{moved.name}"
-    assert "it has no whole checkpoint of a run" in cli("resume", PLACE).error
+    assert "there is no complete checkpoint of a run" in cli("resume", PLACE).error
     assert "expected s3://BUCKET/PREFIX" in cli("resume", "s3://A").error
     assert "trnslurm resume s3://x/y" in cli("plan", "gpt2_zero1", "--from", "s3://x/y").error
     assert (

@@ -208,7 +208,7 @@ def test_hosts_that_cannot_be_reached(login: Login, cli, monkeypatch) -> None:
     (login.above / "authorized_keys").write_text("")
     assert "`ssh login1` must work without trnslurm" in cli("runs").error
     (login.above / "known_hosts").write_text("")
-    assert "look at its key" in cli("runs").error
+    assert "check its host key" in cli("runs").error
     monkeypatch.setenv("TRNSLURM_SSH", "no-such-ssh")
     assert "needs OpenSSH" in cli("runs").error
 
@@ -282,7 +282,7 @@ def test_what_is_known_when_no_connection_comes_back(
     assert done.code == 1
     known = "the submission of gpt2_zero1 continues there: `trnslurm reconnect` shows what became"
     assert known in done.err.splitlines()[-1]
-    assert "this was sent before" in cli(*SUBMIT).err
+    assert "this was already sent" in cli(*SUBMIT).err
     again = cli("reconnect")
     assert again.code == 0, again
     assert again.out.startswith("Submitted ")
