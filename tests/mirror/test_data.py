@@ -257,9 +257,9 @@ def test_prepared_data_is_checked_by_its_index(
 def test_what_the_command_line_refuses(run_cli: Callable[..., Done]) -> None:
     for words, said in {
         ("fetch", "s3://Upper/x"): "expected s3://BUCKET/PREFIX",
-        ("fetch", "s3://bucket/x", "--preset=small"): "--preset is for recipes",
-        ("fetch", "s3://bucket/x", "--set=seq_len=1"): "--set is for recipes",
-        ("fetch", "s3://bucket/x", "--checkpoint"): "--checkpoint is for recipes",
+        ("fetch", "s3://bucket/x", "--preset=small"): "--preset works only with recipes",
+        ("fetch", "s3://bucket/x", "--set=seq_len=1"): "--set works only with recipes",
+        ("fetch", "s3://bucket/x", "--checkpoint"): "--checkpoint works only with recipes",
         ("fetch", "gpt2_zero1", "--output=x"): "--output must be an s3:// URL",
         ("prepare", "gpt2_zero1", "--from=x"): "expected s3://BUCKET/PREFIX",
         ("prepare", "gpt2_zero1", "--from=s3://b/x", "--text=."): "pass only one of them",

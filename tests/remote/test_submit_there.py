@@ -175,13 +175,13 @@ def test_which_host(login: Login, cli, monkeypatch) -> None:
     assert login.connections() == 1
     assert "expected HOST or USER@HOST" in cli("--on", "-oProxyCommand=x", "runs").error
     done = cli("--on", "login1", "submit", "gpt2_zero1", "--cluster", "local", "-n", "2")
-    assert "the profile local is for one machine without Slurm" in done.err
+    assert "the profile local describes a single machine without Slurm" in done.err
 
 
 def test_a_profile_that_is_not_there_needs_no_host(login: Login, cli, monkeypatch) -> None:
     monkeypatch.setenv("TRNSLURM_CLUSTER", "sandbox")
     assert (cli("runs").code, login.connections()) == (0, 0)
-    assert "is not up" in cli("submit", "gpt2_zero1").error
+    assert "is not running" in cli("submit", "gpt2_zero1").error
     (home_of_user() / "cluster-config/damaged.yaml").write_text("a: b: c")
     monkeypatch.setenv("TRNSLURM_CLUSTER", "damaged")
     assert (cli("runs").code, login.connections()) == (0, 0)
@@ -210,7 +210,7 @@ def test_hosts_that_cannot_be_reached(login: Login, cli, monkeypatch) -> None:
     (login.above / "known_hosts").write_text("")
     assert "check its host key" in cli("runs").error
     monkeypatch.setenv("TRNSLURM_SSH", "no-such-ssh")
-    assert "needs OpenSSH" in cli("runs").error
+    assert "requires OpenSSH" in cli("runs").error
 
 
 # Where a connection breaks, with the launcher there already: in the handshake, in the parcel, in
@@ -280,7 +280,7 @@ def test_what_is_known_when_no_connection_comes_back(
     login.plan({"until": str(tmp_path / "slurm/calls/sbatch-1/argv")}, *[{"down": 100}] * 2)
     done = cli(*SUBMIT)
     assert done.code == 1
-    known = "the submission of gpt2_zero1 continues there: `trnslurm reconnect` shows what became"
+    known = "gpt2_zero1 continues there. Run `trnslurm reconnect` to see its outcome"
     assert known in done.err.splitlines()[-1]
     assert "this was already sent" in cli(*SUBMIT).err
     again = cli("reconnect")
