@@ -216,7 +216,7 @@ def _(town: Town) -> None:
     assert "private" not in town.trnslurm("bob", "runs", "--all").out
 
 
-@tried("read a run with `group_readable`, from alice's group")
+@tried("read a run with `group_readable`, as a member of alice's group")
 def _(town: Town) -> None:
     run = town.started["open"]
     assert town.trnslurm("bob", "status", run).ok.startswith(f"{run.name}: RUNNING")
@@ -225,7 +225,7 @@ def _(town: Town) -> None:
     assert {p.stat().st_gid for p in run.rglob("*")} == {town.team.stat().st_gid}
 
 
-@tried("change it: its files, its state, a stop file for its workers")
+@tried("change such a run: its files, its state, a stop file for its workers")
 def _(town: Town) -> None:
     run = town.started["open"]
     for umask in (0o000, 0o002, 0o077):
@@ -241,7 +241,10 @@ def _(town: Town) -> None:
     assert town.trnslurm("alice", "status", run).ok.startswith(f"{run.name}: RUNNING")
 
 
-@tried("change what an older version left writable for him, so that her commands run it")
+@tried(
+    "make her commands run a file that an older version left writable for him "
+    "and that he has changed"
+)
 def _(town: Town) -> None:
     run = town.started["open"]
     pyc = run / "code/trnslurm/__pycache__/frozen.pyc"
@@ -257,7 +260,7 @@ def _(town: Town) -> None:
     assert town.trnslurm("alice", "stacks", run).code == 0
 
 
-@tried("`cancel`, `resume`, `export` or `exec` it")
+@tried("`cancel`, `resume`, `export` or `exec` a run of hers")
 def _(town: Town) -> None:
     run = town.started["open"]
     for command in (("cancel", run), ("resume", run), ("export", run), ("exec", run, "--", "id")):
@@ -265,7 +268,7 @@ def _(town: Town) -> None:
         assert said.startswith(f"{run} belongs to alice, and its commands would run as you")
 
 
-@tried("end, change or enter its jobs with Slurm's own commands; be alice to Slurm")
+@tried("cancel, modify or enter its jobs with Slurm's own commands; impersonate alice to Slurm")
 def _(town: Town) -> None:
     run = town.started["open"]
     job = town.job(run)
@@ -290,7 +293,7 @@ def _(town: Town) -> None:
     assert town.trnslurm("alice", "status", "open").ok.startswith(town.started["open"].name)
 
 
-@tried("see names, directories and nodes of her jobs in `squeue`")
+@tried("see the names, directories and nodes of her jobs in `squeue`")
 def _(town: Town) -> None:
     job = town.job(town.started["open"])
     assert town.run("bob", "squeue", "-ho%j %Z", f"-j{job}").ok == (
@@ -298,7 +301,7 @@ def _(town: Town) -> None:
     )
 
 
-@tried("have her submit to a run root of his, or to a link of his")
+@tried("make her submit to a run root or a link that belongs to him")
 def _(town: Town) -> None:
     (own := town.above / "bobs").mkdir()
     os.chown(own, town.home("bob").stat().st_uid, -1)
@@ -307,7 +310,7 @@ def _(town: Town) -> None:
         assert "belongs to another user" in town.submit("alice", "x", root).err
 
 
-@tried("have her submit his bundle, or one that he can change")
+@tried("make her submit his bundle, or a bundle that he can change")
 def _(town: Town) -> None:
     bundle = town.above / "bobs/bundle"
     words = ("render", "probe", "--path", SITE, "-o", bundle)
@@ -323,7 +326,7 @@ def _(town: Town) -> None:
     assert f"{bundle}/code belongs to bob" in said
 
 
-@tried("put fake runs into a run root for all: pipes, devices, links, directories")
+@tried("put fake runs into a shared run root: pipes, devices, links, directories")
 def _(town: Town) -> None:
     script = f"""
     cd {town.runs}
@@ -349,7 +352,7 @@ def _(town: Town) -> None:
     assert "not a regular file" in town.trnslurm("alice", "logs", bad).error
 
 
-@tried("link to a run of hers from there, under a newer name")
+@tried("link from there to one of her runs, under a newer name")
 def _(town: Town) -> None:
     link = town.runs / "20991231-000000-shared"
     assert town.shell("bob", f"ln -s {town.started['shared']} {link}").code == 0
@@ -365,7 +368,7 @@ def _(town: Town) -> None:
     assert (done.code != 0, run.is_dir()) == (True, True)
 
 
-@tried("own the default compile cache of that root")
+@tried("create that root's default compile cache, so that he owns it")
 def _(town: Town) -> None:
     there = len([*town.runs.iterdir()])
     assert town.run("bob", "mkdir", "-p", town.runs / ".compiled/trnslurm").code == 0
@@ -378,7 +381,7 @@ def _(town: Town) -> None:
     assert len([*town.runs.iterdir()]) == there + 1
 
 
-@tried("put graphs, or a claim, for a key of hers into a cache for all")
+@tried("put graphs or a claim for one of her keys into a shared cache")
 def _(town: Town) -> None:
     """A copy of what was compiled for alice is the best that he can offer."""
     (cache := town.above / "planted").mkdir()
@@ -404,7 +407,7 @@ def _(town: Town) -> None:
     assert town.run("bob", "touch", key / ".claim-1.json").code == 1
 
 
-@tried("have her `compile gc` delete what a link in a cache leads to")
+@tried("make her `compile gc` delete the target of a link in a cache")
 def _(town: Town) -> None:
     home = town.home("alice")
     cache = home / "trnslurm-runs/.compiled/trnslurm"
@@ -416,7 +419,7 @@ def _(town: Town) -> None:
     assert (home / "precious/manifest.json").exists()
 
 
-@tried("use her graphs, if `compile_trust` names both")
+@tried("use her graphs, if `compile_trust` names both users")
 def _(town: Town) -> None:
     run = town.submitted("bob", "warm", town.team, *town.compiling())
     assert not (run / "state/precompile-1.json").exists()
@@ -426,7 +429,7 @@ def _(town: Town) -> None:
     assert touched.stat().st_mode & 0o777 == 0o660
 
 
-@tried("plant the work directory of data that she prepares, in a data root for all")
+@tried("create the work directory for data that she prepares, in a shared data root")
 def _(town: Town) -> None:
     code = (
         "from pathlib import Path; from trnslurm.prepare.files import partial\n"
@@ -455,7 +458,7 @@ def _(town: Town) -> None:
     assert town.trnslurm("alice", "cancel", run).code == 0
 
 
-@tried("give orders to the sandbox, or end it")
+@tried("control the sandbox, or shut it down")
 def _(town: Town) -> None:
     base = f"TRNSLURM_SANDBOXES={town.sandbox.base} {sys.executable} -m trnslurm sandbox"
     for words in ("fault 1 power-off", "down", "exec --user alice -- id"):

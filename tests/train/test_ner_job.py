@@ -187,5 +187,5 @@ def test_roberta_needs_two_more_positions(job, data):
 
 def test_data_of_texts_is_not_for_words(job, data):
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, data=str(data / "bert"), seq_len=48))
-    with pytest.raises(TrainError, match="has a label for each word: train bert_ner on it"):
+    with pytest.raises(TrainError, match="has a label for each word: train bert_ner on this data"):
         job.open_split(plan, "train")
