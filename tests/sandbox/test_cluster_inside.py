@@ -28,7 +28,8 @@ def end(number, frame):
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, end)
 print("ready", flush=True)
-time.sleep(600)
+for _ in range(6000):
+    time.sleep(0.1)  # a signal just before a long sleep would be noticed only after the sleep
 """
 
 
