@@ -75,7 +75,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     with Bucket(files={"/shards.tar": tar.getvalue()}) as bucket:
         url = f"data.published={bucket.url('/shards.tar')}"
         fetched = run_cli("data", "fetch", *TINY, "--set", url, "--set", "data.path=theirs")
-    assert fetched.out.startswith(f"Fetched {data.with_name('theirs')}: 5 shards of 1,"), fetched
+    assert fetched.out.startswith(f"Fetched {data.with_name('theirs')}: 5 shards with 1,"), fetched
     theirs = ("--set", "data.path=theirs")
     assert "of 32 tokens, at most 5 of them" in run_cli("data", "verify", *TINY, *theirs).out
 

@@ -89,24 +89,31 @@ def test_a_batch_script_runs_as_by_sbatch(user: User, project: Path) -> None:
     show = ("scontrol", "show", "job", "-o")
 
     def size(job: str) -> dict[str, str]:
-        text = user.sandbox.slurm(*show, job).ok
-        return {key: value for key, value in (w.split("=", 1) for w in text.split() if "=" in w)
-                if key in SIZE}  # fmt: skip
+        """As Slurm shows it once the job has nodes, and before Slurm forgets the job."""
+
+        def shown() -> dict[str, str] | None:
+            text = user.sandbox.slurm(*show, job).ok
+            facts = dict(word.split("=", 1) for word in text.split() if "=" in word)
+            has_nodes = facts["JobState"] in ("RUNNING", "COMPLETING", "COMPLETED")
+            return {key: facts[key] for key in SIZE if key in facts} if has_nodes else None
+
+        return dict(eventually(shown))
 
     (file := project / "job.sbatch").write_text(BATCH)
     file.chmod(0o755)
     mine = replace(user, environ={**user.environ, "MINE": "a'b c"})
     words = ("--cluster", user.sandbox.cluster, "--set", f"run_root={user.run_root}")
     run = mine._submit(str(file), *words, "--", "one", "two  words")
+    ours_size = size(run.jobs["train"])
     run.until("COMPLETED")
-    ours_size = size(run.jobs["train"])  # before Slurm forgets the job
     log = run.logs("--node", "0")
     place = run.path / "work"
     ranks = sorted(line for line in log.splitlines() if line.startswith("rank "))
     assert ranks == [f"rank {n} of 4, a'b c, {place}" for n in range(4)]
     assert log.count("once: one two  words\n") == 1
-    by_hand = mine.shell("sbatch --parsable -D . --wait job.sbatch", project).split()[-1]
+    by_hand = mine.shell("sbatch --parsable -D . job.sbatch", project).split()[-1]
     assert ours_size == size(by_hand)
+    eventually(lambda: not any(line.startswith(f"{by_hand} ") for line in user.sandbox.queue()))
     ours, theirs = ({*(d / "names").read_text().split()} for d in (place, project))
     assert ours == theirs
 
