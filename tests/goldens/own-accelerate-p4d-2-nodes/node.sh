@@ -54,12 +54,10 @@ TRNSLURM_COMMAND=(
   --main_process_ip="$MASTER_ADDR" --main_process_port="$MASTER_PORT"
   --multi_gpu --mixed_precision=no --dynamo_backend=no train.py --batch-size=2 --accum=2 --out 'out of '"$TRNSLURM_RUN_DIR"
 )
-# Lightning would take 1 for num_nodes where the script sets none, and train on each node alone. These
-# are its own names for a Trainer (pytorch/utilities/argparse.py), Fabric (fabric/connector.py), and
-# LightningCLI, without and with the subcommand fit (pytorch/cli.py; jsonargparse must be told to look).
+# If the script sets no num_nodes, Lightning would use 1 and train on each node separately. Lightning
+# reads these variables for a Trainer (pytorch/utilities/argparse.py) and Fabric (fabric/connector.py).
 export PL_TRAINER_NUM_NODES=2 LT_NUM_NODES=2
-export JSONARGPARSE_DEFAULT_ENV=true PL_TRAINER__NUM_NODES=2 PL_FIT__TRAINER__NUM_NODES=2
-if [ -n "$TRNSLURM_RESUME" ]; then          # the newest whole checkpoint
+if [ -n "$TRNSLURM_RESUME" ]; then          # the newest complete checkpoint
   TRNSLURM_COMMAND+=(--resume "$TRNSLURM_RESUME")
 fi
 # The script runs in a copy of its project, where relative paths mean the same.
