@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,15 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.records.run import RunDir
 from trnslurm.runs.order import check_order
 from trnslurm.samples import batches as module
+
+
+@pytest.fixture(autouse=True)
+def term_ends_this_process() -> Iterator[None]:
+    """Take back what the calls of a script do for TERM: their thread would end this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

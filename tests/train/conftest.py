@@ -182,6 +182,8 @@ def run_export(
     """Call a job's export script in this process; give what it printed."""
     monkeypatch.setattr(job_room, "run_job", lambda main: main())
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A thread that another test has left waits for TERM, and would end this process.
+    wakes = signal.set_wakeup_fd(-1)
 
     def call(job: Path, run_dir: Path, *options: object) -> tuple[str, str]:
         words = ["export.py", run_dir / "plan.json", *options]
@@ -191,6 +193,7 @@ def run_export(
         return capfd.readouterr()
 
     yield call
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     for number, handler in before.items():
         signal.signal(number, handler)
 
