@@ -313,9 +313,12 @@ def test_a_server_is_asked_to_end_with_all_that_it_started(signum: int, tmp_path
         port = free.getsockname()[1]
     started, asked = tmp_path / "started", tmp_path / "asked"
     os.mkfifo(started)
-    script = f"trap 'echo > {asked}; exit 7' TERM; setsid sleep 600 & echo $! > {started}; wait"
+    script = f"trap 'echo > {asked}; exit 7' TERM; setsid sleep 600 & echo $$ $! > {started}; wait"
     server = _server("bash", "-c", script, port=port)
-    child = int(started.read_text())
+    bash, child = map(int, started.read_text().split())
+    if signum == signal.SIGUSR2:  # Slurm may send it to all processes of a step
+        os.kill(bash, signum)
+        os.kill(child, signum)
     server.send_signal(signum)
     server.communicate(timeout=60)
     assert server.returncode == 7

@@ -103,15 +103,19 @@ def spawn(
     output_fd: int | None = None,
     environ: Mapping[str, str] = os.environ,
     own_session: bool = True,
+    ignored: frozenset[int] = frozenset(),
 ) -> int:
-    """Start a command in a new session with empty stdin, and append its output; return its pid."""
+    """Start a command in a new session with empty stdin, and append its output; return its pid.
+
+    The command starts with the default action for each signal, except for the ignored ones.
+    """
     parent = os.getpid()
     # A signal that reaches the child before its handlers are reset would be lost: block all.
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _exec(command, (input_fd, output_fd), environ, parent, own_session)
+            _exec(command, (input_fd, output_fd), environ, parent, own_session, ignored)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
@@ -240,13 +244,14 @@ def _exec(
     environ: Mapping[str, str],
     parent: int,
     own_session: bool,
+    ignored: frozenset[int],
 ) -> NoReturn:
     """Turn this forked child into the command."""
     try:
         if own_session:
             os.setsid()  # then `kill 0` in a script ends only that script's group
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent(parent)
         input_fd, output_fd = given

@@ -4,6 +4,10 @@
 
 srun passes SIGUSR2 on to its tasks, but turns SIGTERM into SIGKILL (src/srun/libsrun/srun_job.c).
 So SIGUSR2 asks for an end as SIGTERM does: the command gets SIGTERM, and some time later SIGKILL.
+
+Slurm sends the signal to all processes of the step, not only to this one, with proctrack/linuxproc
+(kill_tree.c) and with SignalChildrenProcesses in cgroup.conf. SIGUSR2 would kill the command at
+once, so the command starts with SIGUSR2 ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ def main(argv: list[str]) -> int:
         processes.say(f"port {port} is taken{f' by {holder}' if holder else ''}")
         return TAKEN
     asks = processes.END_SIGNALS | {signal.SIGUSR2}
-    child = processes.spawn(argv[1:])
+    child = processes.spawn(argv[1:], ignored=frozenset({signal.SIGUSR2}))
     code: int | None = None
     kill_at: float | None = None
     try:
