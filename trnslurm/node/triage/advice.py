@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.again import python_of
 from trnslurm.node.triage.around import crashed_at, ends_of, general_cause
-from trnslurm.node.triage.case import SILENT, Case
+from trnslurm.node.triage.case import Case
 from trnslurm.node.triage.causes import Cause
 from trnslurm.node.triage.hub import missing_here
 from trnslurm.node.triage.machine import NO_GPU, Machine
@@ -106,7 +106,7 @@ def _of_lines(case: Case) -> Advice:
             f"find where the script prints that or exits (sys.exit); {suspect.place} has more",
             EITHER,
         )
-    if SILENT in suspect.lines[-1]:
+    if suspect.silent:
         by_torchrun = _TORCHRUN.search(case.log)
         tee = "torchrun --tee 3 adds the workers' output, and " if by_torchrun else ""
         return Advice(

@@ -12,8 +12,6 @@ from trnslurm.node.triage.causes import EFFECT, Cause, without_harmless
 from trnslurm.node.triage.evidence import Evidence, Suspect, read_log
 from trnslurm.node.triage.words import said_last
 
-SILENT = "without a traceback"
-
 
 @dataclass
 class Case:
@@ -66,7 +64,7 @@ class Case:
     @property
     def silent(self) -> bool:
         """Whether the suspect's own lines do not say why it ended."""
-        return self.weak if self.known else SILENT in self.suspect.lines[-1]
+        return self.weak if self.known else self.suspect.silent
 
     @cached_property
     def earlier(self) -> tuple[str, ...]:

@@ -117,16 +117,25 @@ def _first_death(hits: list[Hit]) -> Hit | None:
 
 
 def _first_of(suspects: list[Suspect]) -> Suspect:
-    """Return the suspect with the most specific cause; among equals, the first to fail."""
-    coarse = any(suspect.coarse for suspect in suspects)
+    """Return the suspect with the most specific cause; among equals, the first to fail.
 
-    def order(suspect: Suspect) -> tuple[bool, float, bool, int, int]:
+    Of workers that failed at the same time, the one that says why is chosen: all may have failed of
+    the same exception, which not every one of them prints.
+    """
+    coarse = any(suspect.coarse for suspect in suspects)
+    silent_at = min((s.when for s in suspects if s.silent and s.when), default=math.inf)
+    one_says_why = any(
+        not s.silent and (s.when is None or s.when <= silent_at + _SAME_S) for s in suspects
+    )
+
+    def order(suspect: Suspect) -> tuple[bool, bool, float, bool, int, int]:
         specific = suspect.known is not None and suspect.known.rank == 0
         when = math.inf if suspect.when is None else suspect.when
         # A time in whole seconds is not before a fraction of the same second.
         when = math.floor(when) if coarse and suspect.when is not None else when
         node = -1 if suspect.node is None else suspect.node
-        return not specific, when, suspect.coarse, node, suspect.rank or 0
+        says_nothing = suspect.silent and one_says_why
+        return not specific, says_nothing, when, suspect.coarse, node, suspect.rank or 0
 
     return min(suspects, key=order)
 

@@ -81,6 +81,7 @@ _LONG = re.compile(rf"([^\n]{{{_LONGEST}}})[^\n]+")
 _PASSED_ON = re.compile(r": Caught \w+ in (DataLoader worker|pin memory|replica)")
 _HANDLER_FAILED = re.compile(r"(Type|Attribute|Name|Import|ModuleNotFound|UnboundLocal)Error: ")
 _WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
+SILENT = "without a traceback"
 OWN_WORD = "triage: "
 """The start of this program's own lines, so that it does not read them as evidence."""
 
@@ -110,6 +111,11 @@ class Suspect(Frozen):
     """
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether only a launcher reports its end, so that nothing says why it failed."""
+        return self.known is None and SILENT in self.lines[-1]
 
 
 class Hit(Frozen):
@@ -506,7 +512,7 @@ def _exit_words(code: int, said: str) -> tuple[str, ...]:
         return ("Signal 15 (SIGTERM) received",)
     if code in _ABORT:
         return ("Signal 6 (SIGABRT) received",)
-    return (f"it ended with exit code {code}, without a traceback",)
+    return (f"it ended with exit code {code}, {SILENT}",)
 
 
 def _hits(text: str, place: str, node: int | None, begin: int = 0) -> Iterator[Hit]:
