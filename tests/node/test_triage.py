@@ -545,6 +545,17 @@ def test_error_line_is_of_the_worker_that_torchrun_names(run) -> None:
     assert (found(run).rank, found(run).lines) == (2, (line,))
 
 
+def test_of_workers_that_fail_at_once_the_one_that_says_why_is_named(run) -> None:
+    trace = '[rank2]: Traceback (most recent call last):\n[rank2]:   File "x.py", line 1, in f\n'
+    reports = [report(rank, 1) for rank in (0, 1, 2)]
+    log(run, 0, "\n".join([f"{trace}[rank2]: TypeError: bad value", *reports]))
+    assert (found(run).rank, found(run).lines[-1]) == (2, "TypeError: bad value")
+    # A minute later, it is another failure.
+    reports[2] = report(2, 1, second=50)
+    log(run, 0, "\n".join([f"{trace}[rank2]: TypeError: bad value", *reports]))
+    assert found(run).rank == 0
+
+
 def test_abort_after_a_lost_peer_is_an_effect(run) -> None:
     log(run, 0, "terminate called: NCCL communicator was aborted\n" + report(0, -6, second=0))
     log(run, 1, report(1, -11, second=1, said="Signal 11 (SIGSEGV) received by PID 100"))
@@ -979,7 +990,13 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
         "abc cannot find or read something that it needs: File data/"
     )
     log(run, 0, "\n".join(lines).format("alpha must be above zero"))
-    assert found(run).name == "" and "io.py, line 5" in found(run).cause
+    assert (found(run).name, found(run).cause) == ("", "abc raised ValueError (io.py, line 5)")
+    assert found(run).fix.startswith("read the message; ")
+    lines.insert(1, '  File "train.py", line 7')
+    log(run, 0, "\n".join(lines).format("alpha is unknown"))
+    assert found(run).fix.startswith("check what train.py, line 7 passes to abc; ")
+    log(run, 0, "\n".join(lines).format("alpha is 0. Please set alpha above 0. Or stop."))
+    assert found(run).fix == 'the message says: "Please set alpha above 0"'
     log(run, 0, "\n".join(lines).format("Connection reset by peer"))
     assert found(run).name == "peer-gone"
 

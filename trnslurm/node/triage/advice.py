@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass, replace
 
 from trnslurm.contract.rundir import RunFiles
@@ -10,6 +11,7 @@ from trnslurm.node.triage.again import python_of
 from trnslurm.node.triage.around import crashed_at, ends_of, general_cause
 from trnslurm.node.triage.case import Case
 from trnslurm.node.triage.causes import Cause
+from trnslurm.node.triage.evidence import Suspect
 from trnslurm.node.triage.hub import missing_here
 from trnslurm.node.triage.machine import NO_GPU, Machine
 from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
@@ -21,6 +23,7 @@ from trnslurm.node.triage.project import (
 )
 from trnslurm.node.triage.script import batch_size, told_by_script
 from trnslurm.node.triage.versions import Versions
+from trnslurm.node.triage.words import frames_in, of_others
 
 _NO_FILES = (
     *("data-empty", "download-unreachable"),
@@ -37,6 +40,14 @@ _OF_RECIPES = re.compile(
 )
 _OF_SCRIPT = ("KeyError", "NameError", "UnboundLocalError")
 """Errors that a machine never causes, so that a resume of the same script would fail again."""
+_ADVICE = re.compile(
+    r"[.!?;:,] +(?P<advice>(?:Please|You (?:can|should|must|may|need to)|To (?:fix|avoid|resolve)"
+    r"|Make sure|Ensure|Check|Consider|Did you mean|Try|Use|Set|Pass|Specify|Install|Upgrade"
+    r"|Increase|Reduce|Decrease|Add|Remove|Disable|Enable|Turn (?:on|off)|Run|Call|Either)\b"
+    r".{10,}?)(?:[.!?](?= |$)|$)"
+)
+"""Matches a sentence that begins with what to do."""
+_MAX_ADVICE = 160
 _MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 _CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
@@ -93,10 +104,17 @@ def _of_lines(case: Case) -> Advice:
             cause, fix = general.explain(ends_of(suspect), **case.owner)
             return Advice(cause, fix, general.mend, general=general)
         if case.raised.place:
+            kind, at, told = case.raised.kind, case.raised.place, _told_by_message(suspect)
+            package = case.owner["package"]
+            by, do = "the script raised", "correct it there, and submit again"
+            if package:  # the script passed the wrong thing, or the installation is at fault
+                own = any(not of_others(file) for file, _ in frames_in(suspect.lines))
+                by = f"{package} raised"
+                do = f"check what {at} passes to {package}" if own else "read the message"
             return Advice(
-                f"the script raised {case.raised.kind} ({case.raised.place})",
-                f"correct it there, and submit again; {suspect.place} has more",
-                SUBMIT if case.raised.kind in _OF_SCRIPT else "",
+                f"{by} {kind} ({at})",
+                f'the message says: "{told}"' if told else f"{do}; {suspect.place} has more",
+                SUBMIT if kind in _OF_SCRIPT and not package else "",
             )
         cause = f"unknown: {case.raised.kind} ended the worker"
         return Advice(cause, f"read what comes before it in {suspect.place}", "")
@@ -119,6 +137,13 @@ def _of_lines(case: Case) -> Advice:
         f"read the error; {suspect.place} has more",
         EITHER,
     )
+
+
+def _told_by_message(suspect: Suspect) -> str:
+    """Return the sentence in an exception's message that says what to do, or ""."""
+    said = " ".join((suspect.lines[-1], *(line.strip() for line in suspect.more)))
+    found = _ADVICE.search(said)
+    return textwrap.shorten(found["advice"], _MAX_ADVICE, placeholder="…") if found else ""
 
 
 def _of_project(case: Case, advice: Advice) -> Advice:

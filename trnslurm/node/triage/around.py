@@ -59,8 +59,8 @@ def general_cause(suspect: Suspect) -> Cause | None:
 def owner_of(suspect: Suspect) -> dict[str, str]:
     """Return whose code raised the decisive exception, and at which line.
 
-    `own` is the innermost line outside of packages. `newer` is the command that upgrades the
-    package, if a package raised it.
+    `own` is the innermost line outside of packages. If a package raised it, `package` is its name,
+    and `newer` the command that upgrades it.
     """
     lines = suspect.lines
     if suspect.telling in lines:  # from several chained exceptions
@@ -68,7 +68,14 @@ def owner_of(suspect: Suspect) -> dict[str, str]:
     frames = frames_in(lines)
     if not frames:
         log = suspect.place
-        return {"owner": "the program", "file": log, "own": log, "code": "", "newer": ""}
+        return {
+            "owner": "the program",
+            "file": log,
+            "own": log,
+            "code": "",
+            "newer": "",
+            "package": "",
+        }
     file, line = next((f for f in reversed(frames) if not _OF_PYTHON.search(f[0])), frames[-1])
     code = [said.strip() for said in lines if said.startswith("    ") and not CARETS.match(said)]
     package = _PACKAGE.search(file)
@@ -77,6 +84,7 @@ def owner_of(suspect: Suspect) -> dict[str, str]:
     place = f"{Path(own[0]).name}, line {own[1]}"  # where the user can look, not within a package
     return {
         "owner": package[1] if package else Path(file).name,
+        "package": package[1] if package else "",
         "newer": f"pip install -U {package[1]}, or " if package else "",
         "file": place,
         "own": place,
