@@ -572,6 +572,24 @@ def test_abort_of_its_own_names_its_rank(run) -> None:
     assert (found(run).rank, found(run).name, found(run).kind) == (0, "signal-abort", "effect")
 
 
+def test_an_abort_is_told_by_the_line_with_its_own_rank(run) -> None:
+    """An exception without a rank that was caught before is no reason for a watchdog's abort."""
+    timeout = "[Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=67"
+    abort = report(5, -6, said="Signal 6 (SIGABRT) received by PID 100")
+    log(run, 0, f"{CAUGHT}saving\n[rank5]:[E1027 16:08:49.3 Process.cpp:6] {timeout}\n{abort}")
+    assert (found(run).rank, found(run).kind) == (5, "effect")
+
+
+def test_a_command_that_failed_before_the_workers_started_is_not_blamed(run) -> None:
+    copy = 'rsync: [sender] link_stat "/data/extra" failed: No such file or directory (2)\n'
+    log(run, 0, copy)
+    assert found(run).name == "copy-failed"
+    torchrun = "I1214 06:33:13.8 44 torch/distributed/launcher/api.py:194] Starting operator\n"
+    lost = "[c10d] The client socket has timed out after 60000ms while trying to connect to (n, 1)."
+    log(run, 0, f"{copy}{torchrun}[E1214 06:34:14.8 socket.cpp:1011] {lost}\n")
+    assert found(run).name == "connection-refused"
+
+
 def test_survived_traceback_is_not_blamed(run) -> None:
     survived = 'Traceback (most recent call last):\n  File "x.py", line 1\nOSError: no metadata\n'
     log(run, 0, survived + PEER_GONE.format(0) + report(0, 1))

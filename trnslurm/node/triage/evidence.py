@@ -66,6 +66,9 @@ _OF_SHELL = re.compile(
     r"|s(?:acct|control|info|queue)|scp|sed|ssh|tar|touch|tput|umount|wget): "
     r"|(?:Lmod has detected|ModuleCmd_\w+\.c\()(?P<module>))"
 )
+_OF_WORKERS = re.compile(
+    r"torch[./]distributed|\[rank\d+\]|NCCL (INFO|WARN)|^Traceback \(most recent"
+)
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 _GOES_ON_AFTER = re.compile(r"\W*Trying (to|again)\b")
 # Complete sequences first, so that no part of a color or window title is left over.
@@ -255,7 +258,11 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         hits = [
             hit
             for hit in hits
-            if not (_did_start(hit, lines[end:]) or any(hit.at in c for c in words.caught))
+            if not (
+                _did_start(hit, lines[end:])
+                or (_went_on(hit, lines[end:]) and _workers_spoke(lines[end + hit.at :]))
+                or any(hit.at in c for c in words.caught)
+            )
         ]
         found.hits += hits
         share(parts)
@@ -502,7 +509,8 @@ def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
         and not hit.cause.name.startswith("usage")  # such an exit has its own code
         and (hit.cause.rank <= 1 or (aborted and hit.cause.name in aborts))
     ]
-    return min(own, key=lambda hit: hit.cause.rank, default=None)
+    # A line without a rank may be from another worker, or from an exception that was caught.
+    return min(own, key=lambda hit: (hit.rank is None, hit.cause.rank), default=None)
 
 
 def _exit_words(code: int, said: str) -> tuple[str, ...]:
@@ -562,6 +570,11 @@ def _went_on(hit: Hit, lines: list[str]) -> bool:
     later = [line.strip() for line in lines[hit.at + 1 :] if _complains(line)]
     others = [line for line in later if not _OF_SHELL.match(line)]
     return bool(others) and not any(re.search(rf"(?<![\w-]){name}(?![\w-])", x) for x in later)
+
+
+def _workers_spoke(lines: list[str]) -> bool:
+    """Check whether a launcher or a worker wrote one of the lines."""
+    return any(_OF_WORKERS.search(line) for line in lines)
 
 
 def _complains(line: str) -> bool:
