@@ -475,7 +475,7 @@ def test_a_kill_at_the_end_does_not_explain_an_exception(run) -> None:
     ],
 )
 def test_what_others_say_next_is_no_part_of_a_message(run, said: str) -> None:
-    log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 2, in f\n'
+    log(run, 0, 'Traceback (most recent call last):\n  File "x.py", line 2, in <module>\n'
         f"    a[key]\nKeyError: 'lr'\n{said}\n")  # fmt: skip
     finding = found(run)
     assert finding.lines[-1] == "KeyError: 'lr'"
@@ -632,6 +632,23 @@ def test_a_caught_exception_is_not_the_end(run, before: str, after: str, name: s
     end = empty if name == "data-empty" else ""
     log(run, 0, f"{before}\n{CAUGHT}{after}\n{end}")
     assert found(run).name == name
+
+
+def test_an_exception_that_a_handler_printed_goes_after_all_others(run) -> None:
+    """An exception that ends a process begins in its script, not in a module that it imports."""
+    printed = CAUGHT.replace("/x/attn.py", "/x/attn/__init__.py")
+    log(run, 0, printed)
+    assert (found(run).name, found(run).lines[-1]) == ("package-missing", printed.splitlines()[-1])
+    log(run, 0, f"{printed}[2025-10-15 10:30:21,464] INFO attn: using SDPA\n{PEER_GONE.format(0)}")
+    assert found(run).name == "peer-gone"
+    # Another node's line shows the cause, without an INFO line after the exception here.
+    log(run, 0, f"{printed}loading\n")
+    log(run, 1, "node-2:5:5 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found\n")
+    assert found(run).name == "nccl-interface"
+    # The same frames inside another exception's message were not printed by a handler.
+    ended = 'Traceback (most recent call last):\n  File "x.py", line 2, in <module>\nValueError: \n'
+    log(run, 0, f"{ended}\n-- Process 2 terminated with the following error:\n{printed}")
+    assert found(run).name == "package-missing"
 
 
 def test_ended_by_term_is_never_first(run) -> None:
@@ -921,7 +938,7 @@ def test_a_masters_name_that_does_not_resolve_is_named(run, times, refused, name
 def test_a_loaders_error_in_a_package_is_placed_in_the_script(run, tag: str) -> None:
     """Its worker's own traceback, inside the message, has no line of the script."""
     said = (
-        'Traceback (most recent call last):\n  File "/home/me/train.py", line 11, in f\n'
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 11, in <module>\n'
         "    for x in loader:\nRuntimeError: Caught RuntimeError in DataLoader worker process 1.\n"
         "Original Traceback (most recent call last):\n"
         '  File "/env/lib/site-packages/torch/utils/data/_utils/collate.py", line 272, in f\n'

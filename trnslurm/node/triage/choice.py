@@ -44,18 +44,23 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
         if h.cause.strong and h.when and of_machines(h.cause) and not _says_warning(h)
     ]
     first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
-    first += map(_as_suspect, timed)
+    printed = [s for s in first if s.printed]
+    first = [s for s in first if not s.printed] + [*map(_as_suspect, timed)]
     if first:
         return _explain(_first_of(first), hits)
     alone = sorted(hits, key=lambda h: (h.cause.rank, not of_machines(h.cause), _order(h)))
     if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
         death = _first_death(hits)  # the others are consequences that srun reports last
         alone = [h for h in alone if h is death or not h.cause.name.startswith("task-")]
-    for hit in alone:
-        if hit.cause.kind == CAUSE and _stands_alone(
-            hit, beside_effects=bool(suspects) or any(h.cause.kind == EFFECT for h in hits)
-        ):
+    causes = [h for h in alone if h.cause.kind == CAUSE]
+    beside = bool(suspects) or any(h.cause.kind == EFFECT for h in hits)
+    for hit in causes:
+        if own := next((s for s in printed if _is_of(hit, s)), None):
+            return own, own.known or hit.cause, ()
+        if _stands_alone(hit, beside_effects=beside):
             return _on_its_host(_as_suspect(hit), evidence.hosts), hit.cause, ()
+    if printed:
+        return _explain(_first_of(printed), hits)
     if suspects:
         chosen = _first_of(suspects)
         telling = next((h for h in alone if h.cause.kind == EFFECT), None)
@@ -74,6 +79,12 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     # A worker died of something that is harmless elsewhere.
     dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
     return (_first_of(dead) if dead else None), None, ()
+
+
+def _is_of(hit: Hit, suspect: Suspect) -> bool:
+    """Check whether a line is one of a suspect's own; its log may put a tag before each line."""
+    own = (line.strip() for line in suspect.lines)
+    return hit.place == suspect.place and any(line and hit.line.endswith(line) for line in own)
 
 
 def _without_later(hits: list[Hit]) -> list[Hit]:

@@ -112,6 +112,8 @@ class Suspect(Frozen):
 
     Otherwise, it is some line in its node's log.
     """
+    printed: bool = False
+    """Whether a program probably caught the exception and printed it."""
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
 
@@ -480,7 +482,7 @@ def _workers(words: Words, place: str, where: Where, hits: list[Hit]) -> Iterato
         if said := words.last_of(rank):
             yield _suspect_of(said, place, rank=rank, **where.of(rank))
     if unsaid and not exits:  # with exits, it did not end a worker
-        yield _suspect_of(unsaid, place, **where.of(None))
+        yield _suspect_of(unsaid, place, printed=unsaid.printed, **where.of(None))
 
 
 def _is_effect(traceback: Traceback) -> bool:

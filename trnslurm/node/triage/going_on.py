@@ -47,14 +47,17 @@ def last_steps(lines: Sequence[str]) -> int:
     return begin if steps > _MOST else 0
 
 
-def was_caught(before: str, after: str) -> bool:
+def was_caught(before: str, after: str, *, printed: bool = False) -> bool:
     """Check from the lines around a traceback whether a program logged it and continued.
 
-    Ranks that share a log write between each other's lines, so one of the two sides is not enough.
+    Ranks that share a log write between each other's lines, so one of the two sides is not enough,
+    unless the traceback itself shows that a handler `printed` it.
     """
     if _OF_LAUNCHERS.search(after):
         return False
-    if _GOES_ON.search(before):
+    if printed and " NCCL " in after:  # from another thread
+        return False
+    if printed or _GOES_ON.search(before):
         return _INFORMS.search(after) is not None or _WARNS.search(after) is not None
     return _WARNS.search(before) is not None and (
         _INFORMS.search(after) is not None or _GOES_ON.search(after) is not None

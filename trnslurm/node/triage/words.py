@@ -34,11 +34,19 @@ _CHAINED = (
     "The above exception was the direct cause",
     "Original Traceback (most recent call last)",
 )
+_OF_SPAWNED = "-- Process "  # torch/multiprocessing/spawn.py
 _RAISED = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z](?=\w*[a-z])\w+)(?:: .*|(?<=Error):|(?<=Exception):)?$"
 )
 _OF_SHARER = re.compile(r'  File ".*/multiprocessing/resource_sharer\.py"')
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
+# The first frame of an exception that ends a process or a thread. Where a program caught an
+# exception and printed it, the first frame is the one with the handler.
+# https://docs.python.org/3/library/traceback.html#traceback.print_exception
+_PROCESS_BEGINS = re.compile(
+    r'  File "(?:(?![^"]*(?:__init__\.py"|[/\\](?:site|dist)-packages[/\\]))[^"]*", line \d+, in'
+    r' <module>|[^"]*(?:runpy|threading|multiprocessing|concurrent[/\\]futures|ray)\b)'
+)
 _CLICKS_USAGE = re.compile(r"Usage: (\S+)")
 _USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): ")
@@ -146,8 +154,27 @@ class Traceback:
     """Whether a blank line followed the message, which ends it in mixed output."""
     ignored: bool = False
     """Whether Python printed it without ending the process."""
+    inside: bool = False
+    """Whether it is part of another exception's message."""
     end: int = 0
     """The position of a following line by another writer or a logger, or 0 if there was none."""
+
+    @property
+    def printed(self) -> bool:
+        """Whether a program probably caught the exception and printed it.
+
+        torch prefixes the rank only to exceptions that end the process.
+        """
+        before = ["", *(line for line in self.lines if not CARETS.match(line))]
+        first = [
+            line
+            for line, previous in zip(before[1:], before)
+            if _FRAME.match(line) and (not previous or previous.startswith(_CHAINED))
+        ]
+        ends_process = (
+            self.inside or self.rank is not None or any(map(_PROCESS_BEGINS.match, first))
+        )
+        return bool(first) and not ends_process
 
 
 class Words(Frozen, kw_only=False):
@@ -189,6 +216,7 @@ class Words(Frozen, kw_only=False):
             if not (found and "precompile on" in error)
         ]
         own = [t for t in found if not (_of_launcher(t) or _of_reader(t))] or found
+        own = [t for t in own if not t.printed] or own
         last = max(own, key=lambda t: t.at, default=None)
         if last and follows and follows(last.lines[-1]):
             near = [t for t in own if t.at > last.at - _NEAR and not follows(t.lines[-1])]
@@ -213,7 +241,11 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
     lines = text.split("\n")
     for at, line in enumerate(lines):
         reader.read(at, line)
-    caught = [t for t in reader.closed if t.end and was_caught(lines[t.at - 1], lines[t.end])]
+    caught = [
+        t
+        for t in reader.closed
+        if t.end and was_caught(lines[t.at - 1], lines[t.end], printed=t.printed)
+    ]
     tracebacks = [
         t
         for t in reader.closed
@@ -289,6 +321,8 @@ class _Reader:
         self._in_report = False
         self._path = ""
         """The path of a frame whose line number is on the next line."""
+        self._before = ""
+        """The last line that is not blank."""
         self._loose: list[str] = []
         """The lines before a line that starts no traceback; a SyntaxError has only these."""
 
@@ -313,7 +347,9 @@ class _Reader:
         current = self._open.get(rank)
         if line.startswith(_BEGINS):
             if not (current and current.lines and current.lines[-1].startswith(_CHAINED)):
-                self._open[rank] = Traceback(rank, at, ignored=rank in self._ignored)
+                inside = line.strip() != _BEGINS or self._before.startswith(_OF_SPAWNED)
+                inside = inside or bool(current and current.whole and not current.gap)
+                self._open[rank] = Traceback(rank, at, ignored=rank in self._ignored, inside=inside)
                 self._ignored.discard(rank)
         elif _IGNORED.match(line):
             self._ignored.add(rank)
@@ -326,6 +362,7 @@ class _Reader:
             self.closed.append(self._open[rank])
         framed = _FRAME.match(line) or (self._loose and line[:2] == "  ")
         self._loose = [*self._loose, line][-4:] if framed else []
+        self._before = line.strip() or self._before
 
     def _untagged(self, line: str) -> str:
         if _BEGINS in line and len(self._tags) < _MOST_TAGS and not _RANK.match(line):
