@@ -347,9 +347,11 @@ class _Reader:
         current = self._open.get(rank)
         if line.startswith(_BEGINS):
             if not (current and current.lines and current.lines[-1].startswith(_CHAINED)):
-                inside = line.strip() != _BEGINS or self._before.startswith(_OF_SPAWNED)
-                inside = inside or bool(current and current.whole and not current.gap)
-                self._open[rank] = Traceback(rank, at, ignored=rank in self._ignored, inside=inside)
+                embedded = line.strip() != _BEGINS or self._before.startswith(_OF_SPAWNED)
+                embedded = embedded or bool(current and current.whole and not current.gap)
+                self._open[rank] = Traceback(
+                    rank, at, ignored=rank in self._ignored, inside=embedded
+                )
                 self._ignored.discard(rank)
         elif _IGNORED.match(line):
             self._ignored.add(rank)
