@@ -1,6 +1,6 @@
 """Measure the diagnosis on failures of strangers: `make triage`, a table by family.
 
-triage_corpus/learn has the cases from which patterns may be made; triage_corpus/fresh and fresh2
+triage_corpus/learn has the cases from which patterns may be made; triage_corpus/fresh
 only measure. README.md there describes a case.
 """
 
@@ -23,7 +23,7 @@ from trnslurm.node.triage.diagnosis import diagnose, nothing_found
 from trnslurm.node.triage.finding import Finding
 
 CORPUS = Path(__file__).with_name("triage_corpus")
-PARTS = ("learn", "held", "fresh", "fresh2")
+PARTS = ("learn", "held", "fresh")
 VERDICTS = ("right", "vague", "quoted", "silent", "wrong")
 _HOSTS = "trn-1,trn-2"
 _BESIDE = 12

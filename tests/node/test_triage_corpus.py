@@ -11,13 +11,10 @@ import pytest
 from .measure_triage import CORPUS, Healthy, cases_in, diagnose_case, examples, how_it_ended, judge
 
 
-@pytest.mark.parametrize(
-    ("part", "right", "wrong"), [("learn", 0.8, 0.02), ("held", 0.8, 0.01), ("fresh", 0.75, 0.04)]
-)
+@pytest.mark.parametrize(("part", "right", "wrong"), [("learn", 0.8, 0.02), ("held", 0.8, 0.01)])
 def test_few_diagnoses_are_wrong_and_none_with_certainty(
     part: str, right: float, wrong: float
 ) -> None:
-    """Nobody who wrote patterns has read the cases of `fresh`."""
     found = [(case, diagnose_case(case)) for case in cases_in(CORPUS / part)]
     said = [(f, judge(c, f, "" if f else how_it_ended(c))) for c, f in found]
     verdicts = Counter(verdict for _, verdict in said)

@@ -44,8 +44,9 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
         if h.cause.strong and h.when and of_machines(h.cause) and not _says_warning(h)
     ]
     first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
-    printed = [s for s in first if s.printed]
-    first = [s for s in first if not s.printed] + [*map(_as_suspect, timed)]
+    doubtful = [s for s in first if s.survived]
+    doubtful += [s for s in first if s.silent] if doubtful else []
+    first = [s for s in first if s not in doubtful] + [*map(_as_suspect, timed)]
     if first:
         return _explain(_first_of(first), hits)
     alone = sorted(hits, key=lambda h: (h.cause.rank, not of_machines(h.cause), _order(h)))
@@ -55,12 +56,12 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     causes = [h for h in alone if h.cause.kind == CAUSE]
     beside = bool(suspects) or any(h.cause.kind == EFFECT for h in hits)
     for hit in causes:
-        if own := next((s for s in printed if _is_of(hit, s)), None):
+        if own := next((s for s in doubtful if _is_of(hit, s)), None):
             return own, own.known or hit.cause, ()
-        if _stands_alone(hit, beside_effects=beside):
+        if _stands_alone(hit, beside_effects=beside) and not (doubtful and hit.cause.weak):
             return _on_its_host(_as_suspect(hit), evidence.hosts), hit.cause, ()
-    if printed:
-        return _explain(_first_of(printed), hits)
+    if doubtful:
+        return _explain(_first_of(doubtful), hits)
     if suspects:
         chosen = _first_of(suspects)
         telling = next((h for h in alone if h.cause.kind == EFFECT), None)

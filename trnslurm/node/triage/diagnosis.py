@@ -46,6 +46,7 @@ _MAX_SAID = 100
 _LAST_S = 60.0
 """How long before an end from outside failures count as its consequences."""
 _MOST_OTHERS = 2
+_MOST_LAST = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = (State.CANCELLED, State.PREEMPTED, State.STOPPED, State.TIMEOUT)
 _EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
@@ -174,7 +175,7 @@ def _is_certain(case: Case, advice: Advice) -> bool:
     if advice.of_run is not None:
         return advice.of_run
     if known is None:
-        return not advice.general
+        return not (advice.general or case.suspect.survived)
     own = known is case.suspect.known and case.suspect.said_it
     own = own or any(hit.cause is known and hit.node is None for hit in case.evidence.hits)
     return known.rank == 0 and own and (known.source != "script" or known.proven)
@@ -258,7 +259,9 @@ def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> F
         cause, fix = known.explain(lines)
     elif lines:
         known = None
-        cause = "unknown: these are the lines that look like errors"
+        if end == place:
+            lines = tuple(dict.fromkeys((*lines, *without_harmless(last[-_MOST_LAST:]))))
+        cause = "unknown: these are the lines that look like errors, and the last lines of the log"
         fix = f"read the lines around them in {place}"
     else:
         lines = without_harmless(last)

@@ -112,8 +112,8 @@ class Suspect(Frozen):
 
     Otherwise, it is some line in its node's log.
     """
-    printed: bool = False
-    """Whether a program probably caught the exception and printed it."""
+    survived: bool = False
+    """Whether its program probably went on after the exception."""
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
 
@@ -137,11 +137,13 @@ class Hit(Frozen):
     """The rank that the line names."""
     after: str = ""
     """The next line."""
+    survived: bool = False
+    """Whether it is of an exception after which the program probably went on."""
 
     @property
     def warns(self) -> bool:
         """Whether it is a warning, after which the program continued."""
-        return WARNING.search(self.line) is not None or self.goes_on
+        return WARNING.search(self.line) is not None or self.goes_on or self.survived
 
     @property
     def goes_on(self) -> bool:
@@ -266,6 +268,8 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
                 or any(hit.at in c for c in words.caught)
             )
         ]
+        passed = [t.at_lines for t in words.tracebacks if t.survived and len(t.lines) > 1]
+        hits = [replace(h, survived=any(h.at in lines for lines in passed)) for h in hits]
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
@@ -473,16 +477,16 @@ def _workers(words: Words, place: str, where: Where, hits: list[Hit]) -> Iterato
         if said is None and failed.code in (1, 2):
             said, unsaid = unsaid, None
         if said:
-            yield _suspect_of(said, place, **facts)
+            yield _suspect_of(said, place, survived=said.survived, **facts)
         elif (aborted or not failed.said) and (hit := _own_line(hits, failed.rank, aborted)):
             yield Suspect(lines=(hit.line,), place=place, known=hit.cause, **facts)
         else:
             yield _suspect(_exit_words(failed.code, failed.said), place, **facts)
     for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
         if said := words.last_of(rank):
-            yield _suspect_of(said, place, rank=rank, **where.of(rank))
+            yield _suspect_of(said, place, rank=rank, survived=said.survived, **where.of(rank))
     if unsaid and not exits:  # with exits, it did not end a worker
-        yield _suspect_of(unsaid, place, printed=unsaid.printed, **where.of(None))
+        yield _suspect_of(unsaid, place, survived=unsaid.survived, **where.of(None))
 
 
 def _is_effect(traceback: Traceback) -> bool:

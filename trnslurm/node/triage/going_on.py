@@ -47,6 +47,11 @@ def last_steps(lines: Sequence[str]) -> int:
     return begin if steps > _MOST else 0
 
 
+def says_it_goes_on(line: str) -> bool:
+    """Check whether a line says that the program goes on; a line of progress only counts."""
+    return GOES_ON.search(line) is not None and not _STEP.search(line)
+
+
 def was_caught(before: str, after: str, *, printed: bool = False) -> bool:
     """Check from the lines around a traceback whether a program logged it and continued.
 

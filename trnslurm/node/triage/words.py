@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import words_of
-from trnslurm.node.triage.going_on import was_caught
+from trnslurm.node.triage.going_on import says_it_goes_on, was_caught
 
 # torch's prefix, or mpirun's: [job,rank]<stderr>:
 _RANK = re.compile(r"\[rank(\d+)\]: ?|\[\d+,(\d+)\]<std(?:err|out)>: ?")
@@ -70,6 +70,9 @@ _OWN_LINE = re.compile(
 _OF_PYTORCH = re.compile(r"\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:")
 """Matches lines that PyTorch's libraries print at every start."""
 _NEAR = 300  # lines between the first failure of a node and the last
+_SOON_S = 60.0
+_IN_THREAD = re.compile(r"Exception in thread |Thread \S+:$|Task exception was never retrieved")
+"""Matches what precedes an exception that ends no process (threading.excepthook, asyncio)."""
 _DIGITS = re.compile(r"\d+")
 _BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "')
 """Words without which a line before a traceback says nothing."""
@@ -159,22 +162,24 @@ class Traceback:
     end: int = 0
     """The position of a following line by another writer or a logger, or 0 if there was none."""
 
+    survived: bool = False
+    """Whether the program probably went on after it."""
+
+    @property
+    def at_lines(self) -> range:
+        """The positions of its lines in the log, with those of other writers between them."""
+        return range(self.at, self.end or self.at + len(self.lines) + len(self.more) + 1)
+
     @property
     def printed(self) -> bool:
-        """Whether a program probably caught the exception and printed it.
-
-        torch prefixes the rank only to exceptions that end the process.
-        """
+        """Whether its first frame is not where a process begins, so that a handler printed it."""
         before = ["", *(line for line in self.lines if not CARETS.match(line))]
         first = [
             line
             for line, previous in zip(before[1:], before)
             if _FRAME.match(line) and (not previous or previous.startswith(_CHAINED))
         ]
-        ends_process = (
-            self.inside or self.rank is not None or any(map(_PROCESS_BEGINS.match, first))
-        )
-        return bool(first) and not ends_process
+        return not self.inside and not any(map(_PROCESS_BEGINS.match, first))
 
 
 class Words(Frozen, kw_only=False):
@@ -200,6 +205,7 @@ class Words(Frozen, kw_only=False):
         """Return the traceback that ended a rank, which is its last one."""
         found = [t for t in self.tracebacks if t.rank == rank is not None]
         own = [t for t in found if not _of_reader(t)] or found
+        own = [t for t in own if not t.survived] or own
         return own[-1] if own else None
 
     def last_without_rank(self, follows: Callable[[str], bool] | None = None) -> Traceback | None:
@@ -216,7 +222,7 @@ class Words(Frozen, kw_only=False):
             if not (found and "precompile on" in error)
         ]
         own = [t for t in found if not (_of_launcher(t) or _of_reader(t))] or found
-        own = [t for t in own if not t.printed] or own
+        own = [t for t in own if not t.survived] or own
         last = max(own, key=lambda t: t.at, default=None)
         if last and follows and follows(last.lines[-1]):
             near = [t for t in own if t.at > last.at - _NEAR and not follows(t.lines[-1])]
@@ -246,6 +252,9 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
         for t in reader.closed
         if t.end and was_caught(lines[t.at - 1], lines[t.end], printed=t.printed)
     ]
+    end = _before_report(text).count("\n")
+    for traceback in reader.closed:
+        traceback.survived = traceback.printed or _went_on(traceback, lines, end)
     tracebacks = [
         t
         for t in reader.closed
@@ -254,6 +263,24 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
     exits = _failed(text) or _exits(text) or _deaths(text, first_rank)
     ranges = [range(t.at, t.end) for t in caught]
     return Words(tuple(exits), tuple(tracebacks), tuple(reader.errors), tuple(ranges))
+
+
+def _went_on(traceback: Traceback, lines: list[str], end: int) -> bool:
+    """Check whether the program says that it goes on, or writes usual lines a minute later.
+
+    A launcher ends the other workers of its node soon after a worker has died.
+    """
+    previous = lines[traceback.at - 1].rstrip() if traceback.at else ""
+    after = min(traceback.end or traceback.at_lines.stop, len(lines) - 1)
+    remarks = [*traceback.more, lines[after]]
+    remarks += [previous] if previous.endswith(":") else []
+    if _IN_THREAD.match(previous) or any(map(says_it_goes_on, remarks)):
+        return True
+    before = (time_in(line) for line in lines[traceback.at : max(0, traceback.at - _NEAR) : -1])
+    begun = next(filter(None, before), None)
+    usual = (line for line in reversed(lines[after:end]) if not complains(line))
+    last = next(filter(None, map(time_in, usual)), None)
+    return begun is not None and last is not None and last > begun + _SOON_S
 
 
 def error_like(text: str) -> tuple[str, ...]:
