@@ -1026,10 +1026,12 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
     )
     log(run, 0, "\n".join(lines).format("alpha must be above zero"))
     assert (found(run).name, found(run).cause) == ("", "abc raised ValueError (io.py, line 5)")
-    assert found(run).fix.startswith("read the message; ")
+    assert found(run).fix.startswith("read the message, and the frames that lead from io.py")
     lines.insert(1, '  File "train.py", line 7')
     log(run, 0, "\n".join(lines).format("alpha is unknown"))
-    assert found(run).fix.startswith("check what train.py, line 7 passes to abc; ")
+    assert "that lead from train.py, line 7 into abc; " in found(run).fix
+    log(run, 0, "\n".join(lines).format("alpha is 0. Please file an issue on GitHub."))
+    assert "issue" not in found(run).fix
     log(run, 0, "\n".join(lines).format("alpha is 0. Please set alpha above 0. Or stop."))
     assert found(run).fix == 'the message says: "Please set alpha above 0"'
     log(run, 0, "\n".join(lines).format("Connection reset by peer"))

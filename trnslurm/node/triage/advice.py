@@ -23,7 +23,6 @@ from trnslurm.node.triage.project import (
 )
 from trnslurm.node.triage.script import batch_size, told_by_script
 from trnslurm.node.triage.versions import Versions
-from trnslurm.node.triage.words import frames_in, of_others
 
 _NO_FILES = (
     *("data-empty", "download-unreachable"),
@@ -47,6 +46,11 @@ _ADVICE = re.compile(
     r".{10,}?)(?:[.!?](?= |$)|$)"
 )
 """Matches a sentence that begins with what to do."""
+_FOR_AUTHORS = re.compile(
+    r"(?i)\b(report|file an?|open an?|raise an?|issue|bug|github|developers?|maintainers?|subclass"
+    r"|override|implement|inherit)\b"
+)
+"""Matches advice for those who write the package, not for those who use it."""
 _MAX_ADVICE = 160
 _MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
@@ -108,12 +112,11 @@ def _of_lines(case: Case) -> Advice:
             package = case.owner["package"]
             by, do = "the script raised", "correct it there, and submit again"
             if package:  # the script passed the wrong thing, or the installation is at fault
-                own = any(not of_others(file) for file, _ in frames_in(suspect.lines))
                 by = f"{package} raised"
-                do = f"check what {at} passes to {package}" if own else "read the message"
+                do = f"read the message, and the frames that lead from {at} into {package}"
             return Advice(
                 f"{by} {kind} ({at})",
-                f'the message says: "{told}"' if told else f"{do}; {suspect.place} has more",
+                f'the message says: "{told}"' if told else f"{do}; {suspect.place} has all",
                 SUBMIT if kind in _OF_SCRIPT and not package else "",
             )
         cause = f"unknown: {case.raised.kind} ended the worker"
@@ -127,6 +130,12 @@ def _of_lines(case: Case) -> Advice:
     if suspect.silent:
         by_torchrun = _TORCHRUN.search(case.log)
         tee = "torchrun --tee 3 adds the workers' output, and " if by_torchrun else ""
+        if case.earlier:
+            return Advice(
+                "unknown: the worker ended without a traceback; the lines above look like errors",
+                f"read the lines around them in {suspect.place}",
+                EITHER,
+            )
         return Advice(
             "unknown: the worker's own error is not in this log",
             f"read the last lines of {suspect.place}; {tee}@record on main() adds its traceback",
@@ -143,6 +152,8 @@ def _told_by_message(suspect: Suspect) -> str:
     """Return the sentence in an exception's message that says what to do, or ""."""
     said = " ".join((suspect.lines[-1], *(line.strip() for line in suspect.more)))
     found = _ADVICE.search(said)
+    if found and _FOR_AUTHORS.search(found["advice"]):
+        return ""
     return textwrap.shorten(found["advice"], _MAX_ADVICE, placeholder="…") if found else ""
 
 

@@ -188,7 +188,8 @@ def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
     for hit in sorted(ended, key=lambda hit: (hit.cause.rank, hit.at)):
         if hit.cause.kind == CAUSE and hit.cause is not known and hit.cause.name not in found:
             cause, _ = hit.cause.explain([hit.line])
-            found[hit.cause.name] = f"{cause} ({hit.line[:_MAX_QUOTE]})"
+            quoted = textwrap.shorten(hit.line, _MAX_QUOTE, placeholder="…")
+            found[hit.cause.name] = f"{cause} ({quoted})"
     return tuple(found.values())[:_MOST_OTHERS]
 
 

@@ -11,6 +11,7 @@ from trnslurm.node.triage.evidence import OWN_WORD
 from trnslurm.node.triage.mend import rest_of, short
 
 _MAX_COLUMNS = 200
+_MAX_LAST = 400
 _MOST_RANKS = 16
 _NO_MORE = ("unknown: ", "the script raised ")
 """How a cause starts that says no more than the exception."""
@@ -82,7 +83,8 @@ class Finding(Frozen):
         fix += [f"next: {to_do}"] if to_do else []
         return [
             *map(cut, header),
-            *(cut(f"  {line}") for line in lines),
+            *(cut(f"  {line}") for line in lines[:-1]),
+            *(cut(f"  {line}", _MAX_LAST) for line in lines[-1:]),  # may end with what to do
             *cause,
             *fix,
             *(cut(f"or: {other}") for other in others if other),
@@ -126,6 +128,6 @@ class Finding(Frozen):
         return f"{rank} on {place}" if rank and place else rank or place
 
 
-def cut(line: str) -> str:
-    """Truncate a line to a terminal's width."""
-    return line if len(line) <= _MAX_COLUMNS else f"{line[: _MAX_COLUMNS - 1]}…"
+def cut(line: str, most: int = _MAX_COLUMNS) -> str:
+    """Truncate a line, by default to a terminal's width."""
+    return line if len(line) <= most else f"{line[: most - 1]}…"
