@@ -71,6 +71,7 @@ _OF_PYTORCH = re.compile(r"\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:
 """Matches lines that PyTorch's libraries print at every start."""
 _NEAR = 300  # lines between the first failure of a node and the last
 _SOON_S = 60.0
+_BESIDE = 100  # lines before an exception that may tell its time
 _IN_THREAD = re.compile(r"Exception in thread |Thread \S+:$|Task exception was never retrieved")
 """Matches what precedes an exception that ends no process (threading.excepthook, asyncio)."""
 _DIGITS = re.compile(r"\d+")
@@ -252,9 +253,9 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
         for t in reader.closed
         if t.end and was_caught(lines[t.at - 1], lines[t.end], printed=t.printed)
     ]
-    end = _before_report(text).count("\n")
+    last = _last_usual(lines[: _before_report(text).count("\n")]) if reader.closed else (0, 0.0)
     for traceback in reader.closed:
-        traceback.survived = traceback.printed or _went_on(traceback, lines, end)
+        traceback.survived = traceback.printed or _went_on(traceback, lines, *last)
     tracebacks = [
         t
         for t in reader.closed
@@ -265,7 +266,15 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
     return Words(tuple(exits), tuple(tracebacks), tuple(reader.errors), tuple(ranges))
 
 
-def _went_on(traceback: Traceback, lines: list[str], end: int) -> bool:
+def _last_usual(lines: list[str]) -> tuple[int, float]:
+    """Return the position and time of the last line with a time that tells of no failure."""
+    for at in range(len(lines) - 1, -1, -1):
+        if (when := time_in(lines[at])) and not complains(lines[at]):
+            return at, when
+    return 0, 0.0
+
+
+def _went_on(traceback: Traceback, lines: list[str], last_at: int, last: float) -> bool:
     """Check whether the program says that it goes on, or writes usual lines a minute later.
 
     A launcher ends the other workers of its node soon after a worker has died.
@@ -276,11 +285,9 @@ def _went_on(traceback: Traceback, lines: list[str], end: int) -> bool:
     remarks += [previous] if previous.endswith(":") else []
     if _IN_THREAD.match(previous) or any(map(says_it_goes_on, remarks)):
         return True
-    before = (time_in(line) for line in lines[traceback.at : max(0, traceback.at - _NEAR) : -1])
-    begun = next(filter(None, before), None)
-    usual = (line for line in reversed(lines[after:end]) if not complains(line))
-    last = next(filter(None, map(time_in, usual)), None)
-    return begun is not None and last is not None and last > begun + _SOON_S
+    before = (time_in(line) for line in lines[traceback.at : max(0, traceback.at - _BESIDE) : -1])
+    begun = next(filter(None, before), None) if last_at >= after else None
+    return begun is not None and last > begun + _SOON_S
 
 
 def error_like(text: str) -> tuple[str, ...]:
