@@ -20,11 +20,11 @@ from .stand_ins import Stage
 # Slurm's waits, cut short; and a partition whose jobs share nodes, as at sites that do not give
 # out whole nodes. A batch job starts at once, not within 3 seconds (batch_sched_delay). An srun
 # that nobody ends cancels its step KillWait and 2 s after one of its tasks has failed: before the
-# requeued job begins again (cred_expire), as on a real cluster.
+# requeued job begins again (cred_expire), as on a real cluster. Tasks are bound to CPUs as there.
 SETTINGS = (
     "KillWait=5", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
     "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
-    "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP",
+    "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP", "TaskPlugin=task/affinity",
 )  # fmt: skip
 
 NewSandbox = Callable[..., AbstractContextManager[JobSandbox]]

@@ -106,6 +106,13 @@ def test_up_again_is_nothing(four: Sandbox) -> None:
     assert (four.holder, times()) == (holder, before)
 
 
+def test_tasks_use_cpus_that_a_node_only_claims(four: Sandbox) -> None:
+    """Tasks are not bound, because the machine lacks those CPUs."""
+    tasks = (os.cpu_count() or 1) + 2
+    done = four.slurm("srun", "--nodes=1", f"--ntasks={tasks}", "echo", "here")
+    assert done.ok == "here\n" * tasks
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

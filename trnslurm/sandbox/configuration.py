@@ -50,16 +50,18 @@ PARALLELCLUSTER: Mapping[str, str] = {
     "SlurmdDebug": "info",
     "SlurmdTimeout": "180",
     "SwitchType": "switch/none",
-    "TaskPlugin": "task/affinity",
     "TreeWidth": "65533",
     "UnkillableStepTimeout": "300",  # newer versions of Slurm require five times MessageTimeout
     "WaitTime": "0",
 }
 CLUSTER = "parallelcluster"
-# Differs from ParallelCluster: nodes claim CPUs and memory, and cgroups track no processes.
+# Differs from ParallelCluster: nodes claim CPUs and memory, cgroups track no processes, and tasks
+# are not bound. task/affinity cannot bind a task to a CPU that this machine does not have: the job
+# fails before its first line, and its node is drained.
 _HERE = {
     "SlurmdParameters": "config_overrides",
     "ProctrackType": "proctrack/linuxproc",
+    "TaskPlugin": "task/none",
 }
 # The first id of the sandbox's users, who own files on this machine while it is up. systemd calls
 # the ids between those of its containers and 2**31 unused (https://systemd.io/UIDS-GIDS/).
@@ -121,7 +123,7 @@ def cgroup_conf(host: SandboxHost) -> str:
 
 def unknown_key_hint(key: str) -> str:
     """Return a suggestion for a key that slurmctld did not recognize."""
-    return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
+    return did_you_mean(key, [*PARALLELCLUSTER, *_HERE, *NODE_KEYS])
 
 
 def devices(settings: SandboxSettings) -> list[str]:
@@ -145,8 +147,8 @@ def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
 def topology(words: Mapping[str, str]) -> str:
     """Return the processors that slurmd should find on a node, in hwloc's synthetic syntax.
 
-    Claimed CPUs are not enough, because task/affinity binds tasks to the processors that slurmd
-    finds.
+    Claimed CPUs are not enough for `--set TaskPlugin=task/affinity`, which binds tasks to the
+    processors that slurmd finds.
     """
     sockets = int(words.get("Sockets") or words.get("SocketsPerBoard") or words["CPUs"])
     cores, threads = int(words.get("CoresPerSocket", 1)), int(words.get("ThreadsPerCore", 1))
