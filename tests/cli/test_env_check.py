@@ -214,11 +214,19 @@ def test_no_python_there(site, fake_slurm, cli) -> None:
     assert "No such file or directory" in done.error
 
 
-def test_python_that_answers_nothing(site, fake_slurm, cli) -> None:
+def test_python_that_answers_nothing(site, fake_slurm, cli, tmp_path: Path) -> None:
     site.profile(python="/bin/true")
     done = cli("env", "check", "--cluster", "pc")
     assert done.code == 1
     assert done.error == "/bin/true on the node did not print an answer"
+    warns = tmp_path / "python"
+    warns.write_text("#!/bin/sh\necho 'srun: error: Invalid argument' >&2\n")
+    warns.chmod(0o755)
+    site.profile(python=str(warns))
+    done = cli("env", "check", "--cluster", "pc")
+    assert done.error.endswith(
+        "python on the node did not print an answer: srun: error: Invalid argument"
+    )
 
 
 def test_no_node_comes(node, fake_slurm, cli) -> None:

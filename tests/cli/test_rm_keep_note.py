@@ -258,7 +258,9 @@ def test_compare(ended, cli, stable) -> None:
     stable.json("compare", facts, free=["differs", "runs[].last", "runs[].settings"])
     assert facts["differs"] == {"seed": [1, 2]}
     assert [run["last"]["loss"] for run in facts["runs"]] == [4.0, 3.0]
-    assert cli("compare", "1-a").out.endswith("The runs have the same configuration.\n")
+    assert cli("compare", "1-a").out.endswith("Name a second run to compare with.\n")
+    (RunDir(run.path.with_name("1-a")).config_file).write_text(run.config_file.read_text())
+    assert cli("compare", "1-a", "2-b").out.endswith("The runs have the same configuration.\n")
 
 
 def test_python_chooses_as_the_command_does(ended) -> None:

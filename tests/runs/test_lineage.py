@@ -39,7 +39,7 @@ def test_steps_that_count(tmp_path: Path, lines, counted) -> None:
 
 def test_every_step_is_printed_once(make_run, cli) -> None:
     run = make_run()
-    assert "has not reported any steps" in cli("metrics", run.name).error
+    assert "is PENDING and has no metrics yet" in cli("metrics", run.name).error
     lines = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
     text = [json.dumps({"attempt": a, "step": s, "loss": s / a, "host": "\x1b"}) for a, s in lines]
     run.metrics_file.write_text("\n".join(text))

@@ -309,6 +309,8 @@ def test_a_silent_training_says_so_and_how_to_look(make_run, alive, cli) -> None
         os.utime(log, (0, time.time() - wrote_s))
         write_json(run.state_file("train", 1), {"state": "RUNNING", "started": began})
         assert (NO_NUMBERS in cli("status", run.name).out) is told
+        waits = f"{run.name} is RUNNING and has no metrics yet: they appear within half a minute"
+        assert cli("metrics", run.name).error.startswith(waits) is not told
 
 
 def failed(make_run, dead, log: str, **state: str) -> RunDir:
@@ -473,7 +475,10 @@ def test_runs_are_named_by_part_by_path_and_as_last(make_run, cli, site) -> None
     assert cli("status", "first").out.startswith(f"{first.name}: COMPLETED")
     assert cli("status", first.path).out.startswith(f"{first.name}: COMPLETED")
     several = cli("status", "2026")
-    assert several.code == 1 and "matches 2 runs" in several.error
+    assert several.code == 1 and "matches 2 runs or sweeps (" in several.error
+    assert "…" not in several.error
+    make_run("20260103-000000-a"), make_run("20260104-000000-b")
+    assert "matches 4 runs or sweeps (…, 20260102-000000-second, " in cli("status", "2026").error
     unknown = cli("status", "third")
     assert unknown.error == (f"no run 'third' in {site.run_root}; run `trnslurm runs` to list them")
     assert "not a run directory" in cli("status", site.root).error

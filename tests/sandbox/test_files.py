@@ -60,7 +60,9 @@ def test_parallelclusters_settings_stand_there() -> None:
 
 
 @pytest.mark.parametrize("change", [str, str.lower, str.upper])
-@pytest.mark.parametrize("key", [*PARALLELCLUSTER, "SlurmdParameters", "ProctrackType", "TaskPlugin"])
+@pytest.mark.parametrize(
+    "key", [*PARALLELCLUSTER, "SlurmdParameters", "ProctrackType", "TaskPlugin"]
+)
 def test_each_can_be_set_otherwise(key: str, change) -> None:
     assert values(f"{change(key)}=other")[key.lower()].endswith("other")
 

@@ -18,7 +18,8 @@ from trnslurm.contract.metrics import READ
 from trnslurm.errors import RunError, did_you_mean
 from trnslurm.records.foreign import printable
 from trnslurm.records.run import RunDir, is_number
-from trnslurm.runs.silence import NO_NUMBERS
+from trnslurm.runs.silence import no_steps
+from trnslurm.runs.status import run_status
 from trnslurm.runs.tables import figure
 
 _COLUMNS = {
@@ -123,11 +124,7 @@ def metrics_command(
 def _metrics_of_run(run: RunDir, lines: int) -> None:
     steps = run.last_steps(lines)
     if not steps:
-        if run.project_file.exists():
-            raise RunError(f"{run.name}: {NO_NUMBERS}")
-        raise RunError(
-            f"{run.name} has not reported any steps: run trnslurm status {run.name} to see why"
-        )
+        raise RunError(no_steps(run_status(run)))
     columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
@@ -141,6 +138,8 @@ def _given(option: str) -> bool:
 def _plot(run: RunDir, key: str, lines: int | None) -> None:
     """Draw a metric over the steps, with marks where attempts begin."""
     steps = run.steps()
+    if not steps:
+        raise RunError(no_steps(run_status(run)))
     drawn = [s for s in steps if _is_finite(s.get(key))][-(lines or 0) :]
     if not drawn:
         known = dict.fromkeys(name for s in steps for name in s if _is_finite(s[name]))

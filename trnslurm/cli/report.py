@@ -174,5 +174,8 @@ def compare_command(runs: tuple[str, ...], workspace: Workspace, console: Termin
     click.echo(f"\n{standing.about}\n" if standing.about else "")
     if configuration.rows:
         echo_table(configuration.header, configuration.rows)
-    else:
+    elif len(found) > 1:
         click.echo(configuration.about)
+    else:
+        group = found[0].record.group
+        click.echo(f"Name a second run to compare with{f', or the sweep {group}' * bool(group)}.")

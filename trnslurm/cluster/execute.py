@@ -245,7 +245,8 @@ def _probe(
         raise TrnslurmError(f"the node's Python ({python}) failed: {words}")
     if answer := probe_answer(done.stdout):
         return answer
-    raise TrnslurmError(f"{python} on the node did not print an answer")
+    words = " ".join(done.stderr.split()[-40:])  # srun can fail and return 0
+    raise TrnslurmError(f"{python} on the node did not print an answer{': ' * bool(words)}{words}")
 
 
 def srun_options(cluster: Cluster) -> list[str]:

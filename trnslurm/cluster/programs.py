@@ -92,7 +92,10 @@ def _saved_by_script(run: RunDir) -> str:
                 "from_pretrained"
             )
     where = places[0] if places else saves_in(run)
-    return f"a custom script saves to {where} in its own format, which export does not know"
+    return (
+        f"export knows only the checkpoints of recipes: load {where}, in the custom script's own "
+        "format, with the script's code"
+    )
 
 
 def _is_hugging_face(directory: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trnslurm.contract.files import make_private, read_file
@@ -51,10 +51,14 @@ def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
             f"{word} is a sweep of {len(matches)} runs: name one of them, such as {matches[0].name}"
         )
     if matches:
-        some = ", ".join(r.name for r in matches[-3:])
-        raise RunError(f"{word} matches {len(matches)} runs ({some} …): type more of the name")
+        raise _ambiguous(word, "runs", [r.name for r in matches])
     where = ", ".join(map(str, roots)) or "no run root"
     raise RunError(f"no run {word!r} in {where}; run `trnslurm runs` to list them")
+
+
+def _ambiguous(word: str, kind: str, names: Sequence[str]) -> RunError:
+    some = ", ".join([*["…"][: len(names) > 3], *names[-3:]])
+    return RunError(f"{word} matches {len(names)} {kind} ({some}): type more of the name")
 
 
 def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
@@ -71,10 +75,7 @@ def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
     if len(found) == 1:
         return in_order(named[found[0]])
     if found:
-        names = ", ".join(sorted(found)[-3:])
-        raise RunError(
-            f"{word} matches {len(found)} runs or sweeps ({names} …): type more of the name"
-        )
+        raise _ambiguous(word, "runs or sweeps", sorted(found))
     return [_pick(word, near, roots)]
 
 

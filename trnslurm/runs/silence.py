@@ -1,4 +1,4 @@
-"""Custom scripts that report no metrics, and what to add to them."""
+"""Runs that report no metrics, and what to add to a custom script or to wait for."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ def no_numbers(statuses: Sequence[RunStatus]) -> str:
         return NO_NUMBERS if silent else ""
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     return f"{silent[0]}{more}: {NO_NUMBERS}"
+
+
+def no_steps(status: RunStatus) -> str:
+    """Return a line about a run without any steps: what to wait for, or what to do."""
+    if _lacks_numbers(status):
+        return f"{status.run}: {NO_NUMBERS}"
+    if not status.final:
+        return (
+            f"{status.run} is {status.state} and has no metrics yet: they appear within half a "
+            "minute of its first step"
+        )
+    return f"{status.run} has not reported any steps: run trnslurm status {status.run} to see why"
 
 
 def _lacks_numbers(status: RunStatus) -> bool:
