@@ -8,6 +8,7 @@ to pages of the site; a linked file that is no page becomes one; and code is mar
 
 from __future__ import annotations
 
+import html
 import os
 import posixpath
 import re
@@ -27,6 +28,9 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)")
 # Blocks of code, as pages have them: four blanks before each line.
 _INDENTED = re.compile(r"(?<=\n\n)(?:(?: {4}.*)?\n)*? {4}.*\n(?=\n(?! {4}|\n)|\Z)")
 _LANGUAGES = ((r"\$ ", "console"), (r">>> ", "pycon"), (r"(trnslurm|make|pip) ", "bash"))
+# Lines of code as the generator writes them.
+_CODE = re.compile(r'(?<=<div class="highlight"><pre><span></span><code>).*?(?=</code>)', re.DOTALL)
+_LONG = 88
 _PICTURES = (".png", ".svg")
 _LEXERS = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
 
@@ -48,6 +52,8 @@ def main(root: Path, output: Path) -> int:
     if done.returncode:
         print(done.stdout.partition("Traceback")[0], file=sys.stderr)
         return 1
+    for page in staged.glob("site/*.html"):
+        page.write_text(_CODE.sub(wrapping, page.read_text("utf-8")), "utf-8")
     shutil.rmtree(output, ignore_errors=True)
     shutil.move(staged / "site", output)
     print(f"Wrote {output}/index.html")
@@ -115,6 +121,19 @@ def fenced(text: str) -> str:
         return "\n".join([f"```{language}", *lines, "```", ""])
 
     return _INDENTED.sub(fence, text)
+
+
+def wrapping(found: re.Match[str]) -> str:
+    """Return code in which long messages wrap, as in a terminal. Lines with columns scroll."""
+
+    def wrap(line: str) -> str:
+        text = html.unescape(re.sub(r"<[^>]+>", "", line)).strip()
+        whole = line.count("<span") == line.count("</span>")
+        if len(text) > _LONG and "  " not in text and whole:
+            return f'<span class="message">{line}</span>'
+        return line
+
+    return "\n".join(map(wrap, found[0].split("\n")))
 
 
 def as_page(file: Path, name: str) -> str:

@@ -179,3 +179,9 @@ def test_the_search_finds_a_word(site: Path, served: str, chromium: Browser, pla
     assert chromium.run(f"{_SEARCH}.activeElement.value") == "preemption"
     assert chromium.said == []
     assert all(a.startswith((f"{root}/", "data:")) for a in chromium.requested)
+
+
+def test_a_long_message_wraps(served: str, chromium: Browser) -> None:
+    chromium.open(f"{served}/troubleshooting.html", width=390)
+    ends = "[...document.querySelectorAll('.message')].map(m => m.getBoundingClientRect().right)"
+    assert len(chromium.run(ends)) > 5 and max(chromium.run(ends)) <= 390
