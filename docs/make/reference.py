@@ -1,21 +1,30 @@
-"""Make docs/commands.md and docs/environment.md, the reference of what the code itself declares.
+"""Make the reference of what the code itself declares: commands.md, keys.md and environment.md.
 
     make goldens
 
-A test compares, so neither lacks a command, an option or a variable.
+A test compares, so the pages lack no command, option, key or variable.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
+import yaml
 
 from trnslurm.cli import cli
+from trnslurm.config.recipes import RECIPE_KEYS
+from trnslurm.config.schema import Cluster, Recipe
+from trnslurm.config.tree import fields_of
 from trnslurm.contract.variables import Variable
+from trnslurm.plan.keys import Key, keys_of_class
+from trnslurm.plan.values import reader
 
 DOCS = Path(__file__).resolve().parents[1]
 _COMMANDS = """\
@@ -26,6 +35,26 @@ Every command of `trnslurm`, with its options. `trnslurm COMMAND --help` prints 
 
 The exit code is 0 if all went well. It is 1 after an error, which is one line on standard error,
 and after a run that did not complete. It is 2 if the command line is wrong, and 130 after Ctrl-C.
+"""
+_KEYS = """\
+# Keys
+
+Every key of a cluster profile and of a recipe, as `--set KEY=VALUE` takes it. A key without a
+default is not set. `trnslurm show` prints the value of each key and where it comes from.
+"""
+_PROFILE = """
+## Keys of a profile
+
+A profile is `cluster-config/NAME.yaml`. It can also have the keys `description` and `remote`.
+[Cluster profiles](profiles.md) explains how to write one.
+"""
+_RECIPE = """
+## Keys of a recipe
+
+A recipe is `jobs/NAME/recipe.yaml`. It can also have the keys `description` and `presets`, and
+these keys of a profile: {}. The keys of `model` and `train` differ between recipes, and
+`trnslurm recipes NAME` lists them. [Recipes](recipes.md#keys-of-recipeyaml) explains how to write
+one.
 """
 _VARIABLES = """\
 # Environment variables
@@ -52,7 +81,11 @@ _GROUPS = {
 
 def files() -> dict[str, str]:
     """Return the text of each page by its name."""
-    return {"commands.md": "".join(_commands()), "environment.md": "".join(_variables())}
+    return {
+        "commands.md": "".join(_commands()),
+        "keys.md": "".join(_keys()),
+        "environment.md": "".join(_variables()),
+    }
 
 
 def _commands() -> Iterator[str]:
@@ -107,6 +140,42 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
             yield f"| {_cell(words)} | {_cell(_prose(' '.join(meaning.split())))} |\n"
 
 
+def _keys() -> Iterator[str]:
+    yield _KEYS
+    also = ", ".join(f"`{key}`" for key in sorted(RECIPE_KEYS.keys() - fields_of(Recipe).keys()))
+    yield from _keys_of(Cluster, "profile", _PROFILE)
+    yield from _keys_of(Recipe, "recipe", _RECIPE.format(also))
+
+
+def _keys_of(cls: Any, kind: str, about: str) -> Iterator[str]:
+    sections: dict[str, list[Key]] = {"": []}
+    for key in keys_of_class(cls, reader("", DOCS), partial(_default, cls)):
+        section, dot, _ = key.key.partition(".")
+        sections.setdefault(section if dot else "", []).append(key)
+    for section, keys in sections.items():
+        yield f"\n### {section} in a {kind}\n" if section else about
+        yield "\n| key | accepts | default | meaning |\n|---|---|---|---|\n"
+        for key in keys:
+            default = yaml.safe_dump(key.default, default_flow_style=True)
+            words = default.removesuffix("...\n").strip()
+            shown = f"`{words}`" if key.default not in (None, "", (), {}) else ""
+            meaning = re.sub(r"\bNone\b", "null", key.help)
+            choices = [f"`{choice}`" if choice else "empty" for choice in key.choices]
+            cells = (f"`{key.key}`", ", ".join(choices) or key.accepts, shown, _prose(meaning))
+            yield f"| {' | '.join(map(_cell, cells))} |\n"
+
+
+def _default(cls: Any, key: str) -> Any:
+    """Return the default of a dotted key; None if it has none."""
+    name, _, below = key.partition(".")
+    if below:
+        return _default(fields_of(cls)[name], below)
+    field = next(each for each in dataclasses.fields(cls) if each.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
 def _variables() -> Iterator[str]:
     yield _VARIABLES
     for about, chosen in _GROUPS.items():
@@ -120,8 +189,11 @@ def _prose(text: str) -> str:
     """Return text in which Markdown sees options as code, and nothing else that it would change."""
     parts = text.split("`")  # every second one is code already
     for place in range(0, len(parts), 2):
-        escaped = re.sub(r"([*<>\[\]_])", r"\\\1", parts[place])
-        parts[place] = re.sub(r"(?<![\w=-])(--?[a-z][\w-]*)", r"`\1`", escaped)
+        parts[place] = re.sub(
+            r"(?<![\w=-])(--?[a-z][\w-]*)|([*<>\[\]_])",
+            lambda found: f"`{found[1]}`" if found[1] else f"\\{found[2]}",
+            parts[place],
+        )
     return "`".join(parts)
 
 

@@ -42,10 +42,15 @@ class Slurm(Frozen):
     """The settings of the `#SBATCH` header and of the srun command."""
 
     partition: NotEmpty[str | None] = None
+    """The partition; None: Slurm's default partition."""
     account: NotEmpty[str | None] = None
+    """The account that is charged; None: the user's default account."""
     qos: NotEmpty[str | None] = None
+    """The quality of service; None: the default of the account."""
     constraint: NotEmpty[str | None] = None
+    """Features that the nodes must have, as sbatch's `--constraint` accepts them."""
     reservation: NotEmpty[str | None] = None
+    """The reservation in which jobs run."""
     time_min: Positive[int | None] = None
     """Time limit in minutes; None: the plan's estimate plus a quarter."""
     max_time_min: Positive[int | None] = None
@@ -56,6 +61,7 @@ class Slurm(Frozen):
     fewest_nodes: Positive[int | None] = None
     """The fewest nodes of a job in the partition; smaller requests are refused, too."""
     max_nodes: Positive[int | None] = None
+    """The most nodes of a job; larger requests are refused before submission."""
     job_cpus: Positive[int | None] = None
     """The most CPUs of a job on all its nodes: the more nodes, the fewer CPUs on each."""
     job_gpus: Positive[int | None] = None
@@ -72,6 +78,7 @@ class Slurm(Frozen):
     gpu_type: NotEmpty[str | None] = None
     """The GPU type, as shown in a node's Gres; None: any."""
     exclusive: bool = True
+    """Request entire nodes, which no other job shares."""
     requeue: bool = True
     """Let Slurm restart the job after a node failure; a training job also requeues itself."""
     expedite: bool = False
@@ -101,7 +108,7 @@ class Slurm(Frozen):
     """Minutes that a training run stays below its full number of nodes before it is requeued, if
     other nodes become free; 0: forever."""
     spares: NotNegative[int] = 0
-    """Extra nodes that wait to take the place of a training node that fails."""
+    """Extra nodes that wait to take the place of a node that fails."""
     srun_wait_s: NotNegative[int] = 60
     """How long srun waits for the other nodes after the first one succeeds."""
     sbatch: tuple[str, ...] = ()
@@ -163,6 +170,7 @@ class Cluster(Frozen):
     """One cluster profile: the facts about a site."""
 
     scheduler: Literal["slurm", "local"] = "slurm"
+    """Where jobs run: slurm, or local, which is this machine without Slurm."""
     instance_type: str = "trn1.32xlarge"
     """A name in the catalog. On the local cluster `auto` detects the type of this machine."""
     device: DeviceOrAuto = "auto"
@@ -262,7 +270,7 @@ class BertShards(Frozen):
 
 
 class LabelledRows(Frozen):
-    """How `data prepare` makes samples from labelled rows, in addition to `seq_len`."""
+    """How `data prepare` makes samples from labeled rows, in addition to `seq_len`."""
 
     text: tuple[str, ...] = ()
     """The text column, or two columns for pairs; empty: the task's, or `text` without a task."""
@@ -281,7 +289,7 @@ class Data(Frozen):
     """The training data, and how `data fetch` and `data prepare` make it."""
 
     format: Literal["tokens", "bert", "labelled"] = "tokens"
-    """Files of token ids, shards of samples for BERT pretraining, or labelled samples."""
+    """Files of token ids, shards of samples for BERT pretraining, or labeled samples."""
     path: str = ""
     """Prepared data or a text file, under the profile's data_root; empty: the job has its own
     data."""
@@ -300,7 +308,7 @@ class Data(Frozen):
     ends; None: unknown."""
     holdout: Share[float | None] = None
     """Fraction of documents held out for evaluation; None: the dataset's own split, or 0.005
-    without one (0.1 for labelled rows)."""
+    without one (0.1 for labeled rows)."""
     bert: BertShards = field(default_factory=BertShards)
     labelled: LabelledRows = field(default_factory=LabelledRows)
     published: str | None = None

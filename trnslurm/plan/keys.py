@@ -1,16 +1,17 @@
-"""Every key of a recipe, with its accepted values, its value, and its help line."""
+"""Every key of a recipe or a profile, with its accepted values, its value, and its help line."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from trnslurm.config.schema import Config, Recipe
 from trnslurm.config.tree import fields_of, lookup
-from trnslurm.declared import WORDS, Field, read_declaration
+from trnslurm.declared import WORDS, Field, Read, read_declaration
 from trnslurm.frozen import Frozen
 from trnslurm.plan.values import SECTIONS, declarations, reader
 
@@ -18,7 +19,7 @@ _SCHEMA = "trnslurm/config/schema.py"
 
 
 class Key(Frozen):
-    """One key of a recipe."""
+    """One key of a recipe or a profile."""
 
     key: str
     type: str
@@ -38,19 +39,22 @@ class Key(Frozen):
 
 def keys_of(config: Config) -> list[Key]:
     """Return a recipe's keys in schema order. The keys of `model` and `train` come from its job."""
-    return [*_of_class(Recipe, "", config), *_of_job(config)]
-
-
-def _of_class(cls: Any, prefix: str, config: Config) -> Iterator[Key]:
     read = reader(config.recipe_name, Path(config.recipe_dir))
+    return [*keys_of_class(Recipe, read, partial(lookup, config.tree)), *_of_job(config)]
+
+
+def keys_of_class(
+    cls: Any, read: Read, value_of: Callable[[str], Any], above: str = ""
+) -> Iterator[Key]:
+    """Yield the keys of a class of the schema, without those of `model` and `train`."""
     declared = read_declaration(read, _SCHEMA, cls.__name__)
     assert declared is not None
     for name, hint in fields_of(cls).items():
-        dotted = f"{prefix}{name}"
+        dotted = f"{above}{name}"
         if dotted in SECTIONS:
             continue
         if is_dataclass(hint):
-            yield from _of_class(hint, f"{dotted}.", config)
+            yield from keys_of_class(hint, read, value_of, f"{dotted}.")
             continue
         words, choices = _accepted(hint)
         yield Key(
@@ -58,7 +62,7 @@ def _of_class(cls: Any, prefix: str, config: Config) -> Iterator[Key]:
             type=words,
             choices=choices,
             rules=declared.fields[name].marks,
-            default=lookup(config.tree, dotted),
+            default=value_of(dotted),
             help=declared.fields[name].help,
         )
 
