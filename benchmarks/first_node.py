@@ -118,7 +118,7 @@ def report_all(place: Rendezvous, begin: Any) -> None:
 
 
 def beats(nodes: int) -> dict[str, float]:
-    """Let all nodes give signs of life for a while; return what hearing them costs."""
+    """Let all nodes send heartbeats for a while; return what receiving them costs."""
     heard = Beats("127.0.0.1")
     os.environ[Variable.BEATS] = heard.place
     hosts = [f"node-{n}" for n in range(nodes)]

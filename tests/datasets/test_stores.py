@@ -148,6 +148,6 @@ def test_https_and_the_other_stores_of_fsspec(tmp_path: Path) -> None:
     found = trnslurm.dataset("memory://corpus", cache=tmp_path / "cache", seq_len=50)
     assert found[3].tolist() == STREAM[150:200]
     with pytest.raises(
-        DataError, match=r"nostore://x/index.json: .*: run pip install 'trnslurm\[stores\]'"
+        DataError, match=r"nostore://x/index.json: .*: run pip install '\.\[stores\]' in a clone"
     ):
         trnslurm.dataset("nostore://x")

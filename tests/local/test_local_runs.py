@@ -237,7 +237,7 @@ def test_lost_when_everything_was_killed_at_once(
     eventually(lambda: not machine.processes())
     status = machine.status()
     assert status["state"] == "LOST"
-    assert "no sign of life since" in str(status["reason"])
+    assert "no heartbeat since" in str(status["reason"])
 
 
 @pytest.mark.first

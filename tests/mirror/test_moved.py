@@ -127,8 +127,8 @@ def test_a_python_without_boto3(site, fake_slurm, cli, tmp_path: Path) -> None:
     toy = ("submit", "toy", "--cluster", "pc", "--nodes", "2", "--time", "60")
     error = cli(*toy, "--set", f"mirror={PLACE}").error
     assert error == (
-        f"mirror is set, but {python} does not have boto3: run pip install 'trnslurm[s3]' "
-        "there, or pass --set mirror=null"
+        f"mirror is set, but {python} does not have boto3: run pip install '.[s3]' in a clone "
+        "of trnslurm there, or pass --set mirror=null"
     )
     for wrong in ("s3:/x", "s3://B/x", "s3://bucket/../x", "s3://bucket/a b", "gs://bucket"):
         assert "it must be s3://BUCKET/PREFIX" in cli(*toy, "--set", f"mirror={wrong}").error

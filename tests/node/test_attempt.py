@@ -369,7 +369,7 @@ def test_what_starts_again_is_ended(script: Script) -> None:
 
 @pytest.fixture
 def ahead(script: Script) -> Script:
-    """A script whose next attempt is started ahead, once it trains, and gives signs of life."""
+    """A script whose next attempt is started ahead, once it trains, and has a heartbeat."""
     started_again(script)
     script.options.append("--standby")
     script.bench.script("code-1", "9")
@@ -390,7 +390,7 @@ def test_a_crash_is_followed_by_what_was_started_ahead(ahead: Script) -> None:
 
 
 def test_a_frozen_node_is_not_used_though_it_was_started_ahead(ahead: Script) -> None:
-    """It gives no sign of life, and would never train."""
+    """It has no heartbeat, and would never train."""
     ahead.bench.script("alive", "0")
     ahead.step(f"if [ -e ended ]; then touch again; exit; fi\n{WAITS}")
     assert ahead.run() == 0, ahead.said

@@ -106,7 +106,7 @@ def test_the_nodes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(Variable.BEATS, raising=False)
     monkeypatch.setenv("SLURM_NODEID", "3")
     monkeypatch.setenv("TRNSLURM_ATTEMPT", "1")
-    assert first.main() == 0  # of a job that keeps no signs of life
+    assert first.main() == 0  # of a job without heartbeats
 
 
 def test_nodes_that_a_job_can_do_without(monkeypatch) -> None:

@@ -330,7 +330,10 @@ def test_without_matplotlib_it_says_what_to_install(interrupted, tmp_path) -> No
         cwd=tmp_path,
     )
     assert done.code == 1
-    assert done.err == "error: reports need matplotlib: run pip install 'trnslurm[report]'\n"
+    assert (
+        done.err
+        == "error: reports need matplotlib: run pip install '.[report]' in a clone of trnslurm\n"
+    )
     assert not (tmp_path / "page.html").exists()
 
 

@@ -93,7 +93,7 @@ def test_dead(make_run, dead: str) -> None:
     )
     word, reason = state("f", 7200, precompile=[DONE], train=[RUNNING])
     assert word == "LOST"
-    assert reason.startswith("no sign of life since 20")
+    assert reason.startswith("no heartbeat since 20")
 
 
 def test_pid_used_again_by_another_process_is_not_ours(make_run, alive: str) -> None:

@@ -217,7 +217,7 @@ CASES = {
     "silent, running": case(
         "RUNNING", "as last seen; ", train=[RUNNING], heartbeat_age_s=5, silent=True),
     "silent, no heartbeat either": case(
-        "LOST", "no sign of life since ", train=[RUNNING], heartbeat_age_s=7200, silent=True),
+        "LOST", "no heartbeat since ", train=[RUNNING], heartbeat_age_s=7200, silent=True),
     "silent, completed": case("COMPLETED", "", train=[DONE], silent=True),
     "silent, requeued": case(
         "REQUEUED", "as last seen; ", train=[{"state": "REQUEUED"}], heartbeat_age_s=5,

@@ -31,7 +31,7 @@ MAX_CRASHES = 3
 SRUN_WAITS_S = 60.0
 """After which srun gives up on a controller that does not answer."""
 _BUFFER = 256
-"""How many signs of life a socket holds (net.core.rmem_max, 212,992 bytes, on most machines)."""
+"""How many heartbeats a socket holds (net.core.rmem_max, 212,992 bytes, on most machines)."""
 
 
 _SIGNALS = (e.Terminated, e.Cue.SAVE_ASKED)
@@ -511,7 +511,7 @@ class World:
             self.after(step.trains_at - self.now, lambda: self.train(step))
 
     def beat(self, step: Step, n: int) -> None:
-        """Every two seconds a node gives a sign of life, as long as its task runs."""
+        """Every two seconds a node sends a heartbeat, as long as its task runs."""
         node = self.nodes[n]
         if step.over and step.attempt not in node.runs:
             return

@@ -160,7 +160,7 @@ def test_refused_while_a_script_that_slurm_forgot_shows_life(graphs, site, fake_
     fake_slurm.queue()
     run.heartbeat_file.touch()
     error = cli("resume", "last").error
-    assert re.search(r"is LOST, but its script gave a sign of life \d+ s ago", error)
+    assert re.search(r"is LOST, but its last heartbeat was \d+ s ago", error)
     then = time.time() - 70
     os.utime(run.heartbeat_file, (then, then))
     assert cli("resume", "last").code == 0

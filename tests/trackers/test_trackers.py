@@ -208,7 +208,8 @@ def test_a_missing_package(run, cli, monkeypatch, to: str) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"trnslurm.trackers.{to}", raising=False)
     assert cli("metrics", "last", "--to", to).error == (
-        f"--to {to} needs a package that is not installed here: run pip install 'trnslurm[{to}]'"
+        f"--to {to} needs a package that is not installed here: run pip install '.[{to}]' in a "
+        "clone of trnslurm"
     )
 
 

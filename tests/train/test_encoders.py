@@ -124,7 +124,11 @@ def test_a_text_that_is_filled_up_is_told_as_it_is(kind):
         ("bert", {}, "has the type roberta, but the recipe's model has bert: choose another"),
         ("roberta", {"layer_norm_eps": 1e-12}, "has layer_norm_eps 1e-05 in config.json, "),
         ("roberta", {"num_attention_heads": 4}, "has num_attention_heads 2 in config.json"),
-        ("roberta", {"hidden_size": 16}, "is of another model: roberta.embeddings.word_embeddi"),
+        (
+            "roberta",
+            {"hidden_size": 16},
+            "does not match the model: roberta.embeddings.word_embeddi",
+        ),
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path, kind, changes, words):

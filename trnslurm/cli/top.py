@@ -48,7 +48,9 @@ def top_command(run: str | None, every: float, everything: bool, workspace: Work
     try:
         from trnslurm.top.app import Top
     except ImportError:
-        raise TrnslurmError("top needs textual: run pip install 'trnslurm[top]'") from None
+        raise TrnslurmError(
+            "top needs textual: run pip install '.[top]' in a clone of trnslurm"
+        ) from None
 
     def listed() -> Sequence[RunStatus]:
         return list_statuses(workspace, RunFilter(everything=everything))[0]

@@ -37,7 +37,7 @@ def pyarrow(module: str = "pyarrow") -> Any:
     except ImportError:
         raise DataError(
             "pyarrow is not installed, but Arrow, Parquet and compressed shards need it: "
-            "run pip install 'trnslurm[data]'"
+            "run pip install '.[data]' in a clone of trnslurm"
         ) from None
 
 

@@ -293,7 +293,8 @@ class ByFsspec:
             found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise DataError(
-                f"{url}: {str(error).splitlines()[0]}: run pip install 'trnslurm[stores]'"
+                f"{url}: {str(error).splitlines()[0]}: run pip install '.[stores]' in a clone of "
+                "trnslurm"
             ) from None
         return found
 

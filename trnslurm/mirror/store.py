@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from trnslurm.contract import files
 
-INSTALL = "pip install 'trnslurm[s3]'"
+INSTALL = "pip install '.[s3]' in a clone of trnslurm"
 PLACE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_!.*'()=-]+)*)/?"
 """A bucket and a prefix of characters that S3 calls safe, plus = for partitions."""
 

@@ -375,7 +375,9 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise TrnslurmError("reports need matplotlib: run pip install 'trnslurm[report]'") from None
+        raise TrnslurmError(
+            "reports need matplotlib: run pip install '.[report]' in a clone of trnslurm"
+        ) from None
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": drawing.name,

@@ -1,4 +1,4 @@
-"""Signs of life of a run whose scheduler has none of its jobs."""
+"""The heartbeat of a run whose scheduler has none of its jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def silent_since(age_s: float | None) -> str:
     if age_s is None:
         return "it ended before its first heartbeat, without recording its state"
     then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age_s))
-    return f"no sign of life since {then}"
+    return f"no heartbeat since {then}"
 
 
 def died(attempt: Attempt) -> str:

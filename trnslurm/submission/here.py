@@ -28,9 +28,9 @@ from trnslurm.submission.job import Job
 
 # Values of train that need a package, and how it is installed.
 _PACKAGES = {
-    ("optimizer", "lamb"): ("timm", "pip install 'trnslurm[lamb]'"),
+    ("optimizer", "lamb"): ("timm", "pip install '.[lamb]' in a clone of trnslurm"),
     ("attention", "flash_attention_2"): ("flash_attn", "pip install flash-attn"),
-    ("strategy", "deepspeed"): ("deepspeed", "pip install deepspeed"),
+    ("strategy", "deepspeed"): ("deepspeed", "pip install '.[deepspeed]' in a clone of trnslurm"),
 }
 _PYTHON_S = 60
 # A worker, and a launcher that may import PyTorch too: twice what the preflight asks for.
@@ -175,8 +175,8 @@ def _check_mirror(job: Job) -> None:
     python = python_of(job)
     if not _has(python, "boto3") and not _imports(python, "boto3"):
         raise SubmitError(
-            f"mirror is set, but {python} does not have boto3: run pip install 'trnslurm[s3]' "
-            "there, or pass --set mirror=null"
+            f"mirror is set, but {python} does not have boto3: run pip install '.[s3]' in "
+            "a clone of trnslurm there, or pass --set mirror=null"
         )
 
 

@@ -249,15 +249,15 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
         raise NotYetError(
             f"{name} is {status.state}{reason}: let it run, or run `trnslurm cancel {name}` first"
         )
-    # Slurm has no record of the job, but its script shows life: its node may be cut off.
+    # Slurm has no record of the job, but its script has a heartbeat: its node may be cut off.
     last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
     age_s = run.heartbeat_age_s()
     lost = status.state is State.LOST and not scheduler.is_here
     running = bool(last) and last[0].state is State.RUNNING
     if lost and running and age_s is not None and age_s < _SILENT_S:
         raise NotYetError(
-            f"{name} is LOST, but its script gave a sign of life {age_s:.0f} s ago: if it stays "
-            f"silent, resume it in {_SILENT_S - age_s:.0f} s"
+            f"{name} is LOST, but its last heartbeat was {age_s:.0f} s ago: if no other follows, "
+            f"resume it in {_SILENT_S - age_s:.0f} s"
         )
     return status
 

@@ -136,7 +136,7 @@ def _door(to: str) -> tuple[Callable[[Subject], Tracker], Errors]:
             raise
         raise TrnslurmError(
             f"--to {to} needs a package that is not installed here: run pip install "
-            f"'trnslurm[{to}]'"
+            f"'.[{to}]' in a clone of trnslurm"
         ) from None
 
     @contextmanager

@@ -143,7 +143,9 @@ def test_what_is_not_pytorchs_or_not_whole_is_refused(tmp_path, monkeypatch):
             load_parameters(nn.Linear(2, 3), "saved")
 
     load_parameters(nn.Linear(2, 3), "saved")
-    with pytest.raises(TrainError, match=r"is of another model: weight has shape \[3, 2\] instead"):
+    with pytest.raises(
+        TrainError, match=r"does not match the model: weight has shape \[3, 2\] instead"
+    ):
         load_parameters(nn.Linear(2, 4), "saved")
     with pytest.raises(TrainError, match="has none of the model's parameters: it has model"):
         load_parameters(nn.Sequential(nn.Linear(2, 3)), "saved")

@@ -147,6 +147,8 @@ def test_what_does_not_suit_the_model_leaves_nothing(export, run_dir, model):
             export("--from", run_dir / "ckpt_3.pt", "--tokenizer", directory)
         assert "\n" not in str(error.value).replace(str(directory), "")
     torch.save({"model": {"more": torch.ones(1)}}, run_dir / "other.pt")
-    with pytest.raises(TrainError, match=r"export: .*other\.pt is of another model: missing: bert"):
+    with pytest.raises(
+        TrainError, match=r"export: .*other\.pt does not match the model: missing: bert"
+    ):
         export("--from", run_dir / "other.pt")
     assert not (run_dir / "exported").exists() or not any((run_dir / "exported").iterdir())

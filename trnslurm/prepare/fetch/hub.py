@@ -173,7 +173,8 @@ def _library(name: str) -> Any:
     except ModuleNotFoundError:
         raise PrepareError(
             f"fetch requires the Python package {name}: run {sys.executable} -m pip install "
-            "'trnslurm[data]' here, or fetch on any machine with a network and copy the result"
+            "'.[data]' in a clone of trnslurm, or fetch on any machine with a network and copy the "
+            "result"
         ) from None
 
 

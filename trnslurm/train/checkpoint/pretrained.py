@@ -61,7 +61,7 @@ def load_parameters(
         found = _exchange_heads(model, found, tuple(own), f"{asked_by}: {source}")
     wrong = mismatches(model, found)
     if wrong:
-        raise TrainError(f"{asked_by}: {source} is of another model: {'; '.join(wrong)}")
+        raise TrainError(f"{asked_by}: {source} does not match the model: {'; '.join(wrong)}")
     with torch.no_grad():
         for name, tensor in {**_persistent(model), **dict(model.named_parameters())}.items():
             tensor.copy_(found.get(name, tensor))

@@ -161,7 +161,7 @@ class Watchdog:
         return max(self._least_s, self._factor * usual_s)
 
     def _exchange(self) -> int:
-        """Publish a sign of life; return how often workers have requested stacks."""
+        """Publish a heartbeat; return how often workers have requested stacks."""
         sign = Sign(
             turn=self._turn,
             step=self._device.timer.step,

@@ -79,7 +79,7 @@ def _import_timm() -> Callable[..., None]:
     except ImportError as error:
         raise TrainError(
             f"train.optimizer: lamb needs the package timm on every node ({error}): "
-            "run pip install 'trnslurm[lamb]'"
+            "run pip install '.[lamb]' in a clone of trnslurm"
         ) from None
     update: Callable[..., None] = lamb
     return update

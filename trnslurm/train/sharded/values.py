@@ -61,7 +61,7 @@ def saved_values(source: str, model: nn.Module) -> Read:
         place, shapes, read = _open_folder(source)
     on_meta = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if wrong := mismatches(model, on_meta):
-        raise TrainError(f"{ASKED_BY}: {place} is of another model: {'; '.join(wrong)}")
+        raise TrainError(f"{ASKED_BY}: {place} does not match the model: {'; '.join(wrong)}")
 
     def read_parameter(name: str, kind: str, rows: range) -> Tensor:
         if kind != "parameter":

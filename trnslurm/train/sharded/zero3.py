@@ -103,8 +103,8 @@ def _open_deepspeed(accelerator: str) -> Any:
         import deepspeed
     except ImportError:
         raise TrainError(
-            "strategy deepspeed: deepspeed is missing: run pip install 'trnslurm[deepspeed]', "
-            "or use the preset fsdp"
+            "strategy deepspeed: deepspeed is missing: run pip install '.[deepspeed]' in a clone "
+            "of trnslurm, or use the preset fsdp"
         ) from None
     # On CPUs DeepSpeed would compile its own collectives, which takes a C++ compiler and a minute.
     # They use shared memory, even between workers that play different nodes.
