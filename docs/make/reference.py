@@ -154,14 +154,14 @@ def _keys_of(cls: Any, kind: str, about: str) -> Iterator[str]:
         sections.setdefault(section if dot else "", []).append(key)
     for section, keys in sections.items():
         yield f"\n### {section} in a {kind}\n" if section else about
-        yield "\n| key | accepts | default | meaning |\n|---|---|---|---|\n"
+        yield "\n| key | meaning | accepts | default |\n|---|---|---|---|\n"
         for key in keys:
             default = yaml.safe_dump(key.default, default_flow_style=True)
             words = default.removesuffix("...\n").strip()
             shown = f"`{words}`" if key.default not in (None, "", (), {}) else ""
             meaning = re.sub(r"\bNone\b", "null", key.help)
             choices = [f"`{choice}`" if choice else "empty" for choice in key.choices]
-            cells = (f"`{key.key}`", ", ".join(choices) or key.accepts, shown, _prose(meaning))
+            cells = (f"`{key.key}`", _prose(meaning), ", ".join(choices) or key.accepts, shown)
             yield f"| {' | '.join(map(_cell, cells))} |\n"
 
 

@@ -31,6 +31,7 @@ _LANGUAGES = ((r"\$ ", "console"), (r">>> ", "pycon"), (r"(trnslurm|make|pip) ",
 # Lines of code as the generator writes them.
 _CODE = re.compile(r'(?<=<div class="highlight"><pre><span></span><code>).*?(?=</code>)', re.DOTALL)
 _LONG = 88
+_OPTION = re.compile(r"<code>(?=--?[\w-]{1,24}</code>)")
 _PICTURES = (".png", ".svg")
 _LEXERS = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
 
@@ -53,7 +54,8 @@ def main(root: Path, output: Path) -> int:
         print(done.stdout.partition("Traceback")[0], file=sys.stderr)
         return 1
     for page in staged.glob("site/*.html"):
-        page.write_text(_CODE.sub(wrapping, page.read_text("utf-8")), "utf-8")
+        text = _CODE.sub(wrapping, page.read_text("utf-8"))
+        page.write_text(_OPTION.sub('<code class="option">', text), "utf-8")
     shutil.rmtree(output, ignore_errors=True)
     shutil.move(staged / "site", output)
     print(f"Wrote {output}/index.html")
