@@ -204,6 +204,7 @@ def test_unknown_recipe_and_cluster(refused) -> None:
     ("arguments", "words"),
     [
         (["submitt"], "unknown command 'submitt' (did you mean \"submit\"?)"),
+        (["sandbox", "up", "mine"], "(mine); a name is an option: --name NAME (trnslurm sandbox"),
         (["frobnicate"], "unknown command 'frobnicate'; see trnslurm --help"),
         (["submit", "x", "--frob"], "--frob"),
         (["submit", "x", "--nodes", "two"], "'two' is not a valid integer"),

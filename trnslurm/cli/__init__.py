@@ -252,6 +252,8 @@ def end_with(command: Callable[[], object]) -> NoReturn:
             where = f"; put options of a custom script after --{where}"
         if isinstance(error, click.NoSuchOption) and error.option_name == "--on":
             where = "; put it before the command: trnslurm --on HOST COMMAND"
+        if "name" in known and error.message.startswith("Got unexpected extra argument"):
+            where = f"; a name is an option: --name NAME{where}"
         _fail(f"{error.format_message().removesuffix('.')}{where}", 2)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)

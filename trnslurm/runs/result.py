@@ -72,7 +72,7 @@ def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
     if recipe != config.recipe_name:  # each recipe may have keys for its own head
         model, now = _shared(model, now), _shared(now, model)
     if wrong := other_sizes(model, now):
-        raise ConfigError(f"{checkpoint.path} is from another model: {wrong[0]}")
+        raise ConfigError(f"{checkpoint.path} does not match the model of the recipe: {wrong[0]}")
 
 
 def no_result(config: Config) -> str | None:
