@@ -1,7 +1,7 @@
 """Measure the diagnosis on failures of strangers: `make triage`, a table by family.
 
-triage_corpus/learn has the cases from which patterns may be made; triage_corpus/fresh
-only measure. README.md there describes a case.
+triage_corpus/learn has the cases from which patterns may be made, and triage_corpus/fresh only
+measures. README.md there describes a case.
 """
 
 from __future__ import annotations
