@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import trnslurm
 from trnslurm.contract.checkpoints import newest_checkpoint, newest_step
 from trnslurm.contract.files import write_json
 from trnslurm.contract.rundir import RunFiles
@@ -175,6 +176,50 @@ def test_a_script_without_a_word_of_ours_continues_from_its_directory(tmp_path: 
     shutil.copytree(tmp_path / "out", tmp_path / "other")
     assert losses(2, 30, "out") == {"20:": whole["20:"], "30:": whole["30:"]}
     assert losses(1, 30, "other")["30:"] == pytest.approx(whole["30:"], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Lightning: srun, num_workers
+@pytest.mark.parametrize("stop", [7, 9])
+def test_lightning_goes_on_with_other_batches_per_step(tmp_path: Path, stop: int) -> None:
+    """As on another number of workers, at the end of an epoch of seven steps and inside one."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from trnslurm.train.lightning import RunCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.seen: list[tuple[int, int, int]] = []
+
+        def training_step(self, batch, index):
+            self.seen.append((loader.step, self.global_step + 1, self.current_epoch))
+            return self.layer(batch[0]).square().mean() * batch[1]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    resume = None
+    for micro, until in ((16, stop), (4, 20)):
+        loader = trnslurm.loader(
+            torch.utils.data.TensorDataset(torch.ones(103, 2)), global_batch=16, micro_batch=micro,
+            scales=True, rank=0, world_size=1,
+        )  # fmt: skip
+        module = Module()
+        lightning.Trainer(
+            accelerator="cpu", devices=1, use_distributed_sampler=False, max_steps=until,
+            max_epochs=-1, accumulate_grad_batches=loader.accumulation, logger=False,
+            callbacks=[RunCallback(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1)],
+            enable_progress_bar=False, enable_model_summary=False,
+        ).fit(module, loader, ckpt_path=resume)  # fmt: skip
+        resume = tmp_path / f"step={until}.ckpt"
+        first = 1 if until == stop else stop + 1
+        assert module.seen == [
+            (step, step, (step - 1) // 7)
+            for step in range(first, until + 1)
+            for _ in range(loader.accumulation)
+        ]
 
 
 def test_lightning_takes_the_number_of_nodes_from_its_variables(monkeypatch) -> None:

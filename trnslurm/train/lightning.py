@@ -20,6 +20,7 @@ from lightning.pytorch import Callback
 import trnslurm
 from trnslurm.contract.halving import rung_end
 from trnslurm.contract.variables import Variable
+from trnslurm.samples.loader import Loader
 
 _REPORT_S = 10.0
 _STOPPED = "stopped-step-"
@@ -43,6 +44,8 @@ class RunCallback(Callback):
         Otherwise the first batch of a step with more than one batch would count as that step.
         """
         self._step = trainer.global_step
+        if isinstance(loader := trainer.train_dataloader, Loader):
+            _align(trainer.fit_loop, loader)
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Report the previous step, which is complete now, with its validation."""
@@ -110,6 +113,22 @@ class RunCallback(Callback):
             if path and whole and step > self._told:
                 self._told = step
                 trnslurm.saved(step, path)
+
+
+def _align(fit_loop: Any, loader: Loader) -> None:
+    """Set Lightning's count of an epoch's batches to where the loader is.
+
+    A checkpoint has the count of its number of workers. On another number, Lightning would step
+    after too few batches, and end the epoch too early or too late.
+    """
+    epoch_loop, epochs = fit_loop.epoch_loop, fit_loop.epoch_progress.current
+    done = loader.state_dict()["step"] % loader.steps_per_epoch * loader.accumulation
+    count = epoch_loop.batch_progress.current
+    count.ready = count.started = count.processed = done
+    # TrainingEpochLoop.reset adds the batch in whose end the checkpoint was saved.
+    count.completed = done - epoch_loop.restarted_on_train_batch_end
+    epoch_loop.batch_progress.is_last_batch = False
+    epochs.processed = loader.epoch
 
 
 def _numbers(trainer: Any) -> dict[str, float]:
