@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trnslurm.contract.checkpoints import checkpoints_in
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, verify
-from trnslurm.train.checkpoint.reading import read_parameters
+from trnslurm.train.checkpoint.reading import Parameters
 
 from ..json_lines import read_lines
 from .conftest import JOB, run_workers, strategy_of, tiny_plan
@@ -113,7 +113,7 @@ class Launches:
         """Give the checkpoints of a training, and the parameters in each, the first one first."""
         paths = reversed(checkpoints_in(self.directory / name / "checkpoints"))
         manifests = [(path, verify(path)) for path in paths]
-        return [(manifest, read_parameters(path, manifest)) for path, manifest in manifests]
+        return [(manifest, dict(Parameters(path, manifest))) for path, manifest in manifests]
 
     def attempts(self, name: str) -> list[list[dict[str, Any]]]:
         """Give every worker's result of each attempt."""

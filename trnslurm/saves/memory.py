@@ -10,7 +10,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +59,43 @@ class Piece(NamedTuple):
         return shape if self.rows is None else [len(self.rows), *shape[1:]]
 
 
+def layout(
+    entries: Mapping[str, tuple[torch.dtype, Sequence[int]]], about: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Return a safetensors file's header, and where each tensor's bytes begin and end after it.
+
+    `entries` has the type and shape of each tensor. `about` has strings for the header.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    # Wide types first, so that each tensor is aligned, and then by name, as the library does.
+    for key in sorted(entries, key=lambda key: (-entries[key][0].itemsize, key)):
+        dtype, shape = entries[key]
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[key] = {
+            "dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]
+        }  # fmt: skip
+        places[key] = start, end
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded, places
+
+
+def write_each(
+    path: Path,
+    entries: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    read: Callable[[str], Tensor],
+    about: Mapping[str, str],
+) -> None:
+    """Write a safetensors file of tensors that are read one at a time."""
+    header, places = layout(entries, about)
+    with path.open("wb") as file:
+        file.write(header)
+        for key in places:
+            file.write(read(key).contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
 class HostCopy:
     """A copy of a worker's part of the state, so that training continues while it is being written.
 
@@ -80,37 +117,24 @@ class HostCopy:
 
         `about` has strings for the file's header.
         """
-        # Wide types first, so that each tensor is aligned.
-        pieces = sorted(pieces, key=lambda piece: -piece.tensor.element_size())
-        header: dict[str, Any] = {}
-        end = 0
-        for piece in pieces:
-            shape = piece.shape
-            start, end = end, end + math.prod(shape) * piece.tensor.element_size()
-            header[piece.key] = {
-                "dtype": DTYPES[piece.tensor.dtype],
-                "shape": shape,
-                "data_offsets": [start, end],
-            }
-        texts = {"__metadata__": dict(about)} if about else {}
-        encoded = json.dumps({**texts, **header}).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        encoded = len(encoded).to_bytes(8, "little") + encoded
-        self._num_bytes = len(encoded) + end
+        pieces = list(pieces)
+        entries = {piece.key: (piece.tensor.dtype, piece.shape) for piece in pieces}
+        encoded, places = layout(entries, about)
+        self._num_bytes = len(encoded) + max((end for _, end in places.values()), default=0)
         size = -(-self._num_bytes // PAGE) * PAGE
         on_cuda = any(piece.tensor.is_cuda for piece in pieces)
         self._reserve(size, pinned=on_cuda)
         self._pages = self._memory.numpy().data[:size]
         self._pages[: len(encoded)] = encoded
         data = self._memory[len(encoded) : self._num_bytes]
-        for piece, entry in zip(pieces, header.values()):
-            start, end = entry["data_offsets"]
+        for piece in pieces:
+            start, end = places[piece.key]
             tensor = piece.tensor
             if piece.rows:
                 # Slice here and not on the device, where slicing would add a graph.
                 tensor = tensor.cpu().reshape(tensor.shape or (1,))
                 tensor = tensor[piece.rows.start : piece.rows.stop]
-            target = data[start:end].view(tensor.dtype).view(entry["shape"])
+            target = data[start:end].view(tensor.dtype).view(piece.shape)
             target.copy_(tensor, non_blocking=on_cuda)
         if on_cuda:
             torch.cuda.synchronize()

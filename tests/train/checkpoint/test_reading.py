@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trnslurm.train.checkpoint.reading import prove, read_parameters
+from trnslurm.train.checkpoint.reading import Parameters, prove
 from trnslurm.train.errors import TrainError
 
 
@@ -13,7 +13,7 @@ def test_parameters_are_whole_whoever_wrote_them(team, workers):
     writers.save(1, 2)
 
     checkpoint = writers.root / "step-00000002"
-    parameters = read_parameters(checkpoint, prove(checkpoint))
+    parameters = Parameters(checkpoint, prove(checkpoint))
     assert set(parameters) == set(writers.names)
     assert parameters["scale"].shape == ()
     for name, tensor in parameters.items():
@@ -39,4 +39,4 @@ def test_files_that_go_while_they_are_read_are_one_line(team):
     writers.file(1).unlink()
 
     with pytest.raises(TrainError, match="step-00000001: cannot be read"):
-        read_parameters(writers.root / "step-00000001", manifest)
+        dict(Parameters(writers.root / "step-00000001", manifest))

@@ -1,12 +1,14 @@
 """What was saved by some workers is loaded by others, or refused."""
 
 import itertools
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from trnslurm.train.checkpoint import reading
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
@@ -193,3 +195,24 @@ def test_an_export_has_what_is_frozen_and_buffers_or_names_what_it_lacks(team, t
         shapes = {each: shape for each, shape in manifest.shapes.items() if each != name}
         with pytest.raises(TrainError, match=f"has no {name}: train.py must pass make_optimizer"):
             load(replace(manifest, shapes=shapes), torch.float32)
+
+
+def test_first_parameters_are_read_once_and_one_at_a_time(team, monkeypatch):
+    writers = team(3)
+    writers.save(2)
+    reader, read = reading.parameter_reader, {}
+
+    def reader_that_tells(*words):
+        read_one = reader(*words)
+
+        def tell(name):
+            assert name not in read and not any(one() is not None for one in read.values())
+            tensor = read_one(name)
+            read[name] = weakref.ref(tensor)
+            return tensor
+
+        return tell
+
+    monkeypatch.setattr(reading, "parameter_reader", reader_that_tells)
+    load_parameters(Model(5), str(writers.root / "step-00000002"))
+    assert read.keys() == set(writers.names)

@@ -41,24 +41,24 @@ def test_the_folder_gives_the_logits_of_the_checkpoint(export, run_dir, capfd):
 def test_a_large_model_is_written_as_save_pretrained_does(
     export, run_dir, tmp_path, monkeypatch, dtype
 ):
-    """Byte for byte, though of its parameters only those of one file are read at a time."""
+    """Byte for byte, though its parameters are read one at a time."""
     read: list[str] = []
     written: list[int] = []
-    reader, save = folder.parameter_reader, folder.save_file
+    reader, write = folder.parameter_reader, folder.write_each
 
     def reader_that_tells(*words):
         one = reader(*words)
         return lambda name: read.append(name) or one(name)
 
-    def save_and_count(tensors, *words, **more):
-        written.append(len(tensors))
+    def write_and_count(path, entries, read_one, about):
         assert len(read) == sum(written), "it has read ahead"
-        save(tensors, *words, **more)
+        written.append(len(entries))
+        write(path, entries, read_one, about)
 
     small = functools.partial(folder.split_torch_state_dict_into_shards, max_shard_size="80KB")
     monkeypatch.setattr(folder, "split_torch_state_dict_into_shards", small)
     monkeypatch.setattr(folder, "parameter_reader", reader_that_tells)
-    monkeypatch.setattr(folder, "save_file", save_and_count)
+    monkeypatch.setattr(folder, "write_each", write_and_count)
     export("--dtype", dtype)
     assert len(written) > 1 and len({*read}) == len(read)
     model = model_of(run_dir, 6).to(getattr(torch, dtype))

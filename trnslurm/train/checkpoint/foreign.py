@@ -12,7 +12,7 @@ import io
 import pickle
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,6 +31,7 @@ from trnslurm.saves.manifest import (
     unsealed,
 )
 from trnslurm.saves.pieces import Files, Part
+from trnslurm.train.checkpoint.reading import OnUse
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.errors import TrainError
 
@@ -70,8 +71,8 @@ _OF_TORCHTITAN = (
 )  # fmt: skip
 
 
-class Foreign(Mapping[str, Tensor]):
-    """A model's parameters in another library's checkpoint, by the model's names; read on use."""
+class Foreign(OnUse):
+    """A model's parameters in another library's checkpoint, by the model's names."""
 
     def __init__(self, tensors: "_Tensors", model: nn.Module, source: Path) -> None:
         self._tensors = tensors
@@ -87,11 +88,7 @@ class Foreign(Mapping[str, Tensor]):
                 f"{source} has none of the model's parameters: it has {', '.join(there[:3])}, …, "
                 f"but the model has {wanted[0]}, …"
             )
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each parameter."""
-        return {name: self._tensors.shapes[saved] for name, saved in self._names.items()}
+        self.shapes = {name: tensors.shapes[saved] for name, saved in self._names.items()}
 
     def read(self, name: str, kind: str, rows: range) -> Tensor:
         """Return some of a parameter's rows. Other kinds are not available."""
@@ -109,14 +106,6 @@ class Foreign(Mapping[str, Tensor]):
         """Return a complete parameter."""
         shape = self._tensors.shapes[self._names[name]]
         return self.read(name, "parameter", range(num_rows(shape))).view(shape)
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """Return the number of parameters."""
-        return len(self._names)
 
 
 def open_foreign(path: Path, model: nn.Module) -> Foreign | None:

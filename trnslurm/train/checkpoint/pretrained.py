@@ -19,7 +19,7 @@ from trnslurm.contract.checkpoints import checkpoint_name
 from trnslurm.contract.rundir import CHECKPOINTS
 from trnslurm.train.checkpoint.foreign import open_foreign
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint, shorten
-from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
+from trnslurm.train.checkpoint.reading import OnUse, Parameters, newest_whole, prove
 from trnslurm.train.devices.device import say
 from trnslurm.train.errors import TrainError
 
@@ -52,7 +52,7 @@ def load_parameters(
     elif checkpoint := find_checkpoint(path, asked_by):
         if checkpoint[0] != path and os.environ.get("RANK", "0") == "0":
             say(f"initial parameters: {checkpoint[0]}")
-        found = read_parameters(*checkpoint)
+        found = Parameters(*checkpoint)
     elif path.suffix == ".pt":
         found = read_state_dict(path)
     else:
@@ -108,12 +108,13 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
     }
     buffers, persistent = dict(model.named_buffers()), _persistent(model)
     known = wanted.keys() | aliases.keys() | buffers.keys()
+    there = found.shapes if isinstance(found, OnUse) else {n: t.shape for n, t in found.items()}
     shapes = [
-        f"{name} has shape {list(found[name].shape)} instead of {list(parameter.shape)}"
+        f"{name} has shape {list(there[name])} instead of {list(parameter.shape)}"
         for name, parameter in (persistent | wanted).items()
-        if name in found and found[name].shape != parameter.shape
+        if name in found and tuple(there[name]) != parameter.shape
     ]
-    others = {name: found[tied] for name, tied in aliases.items() if tied in found}
+    others = {name: found[tied] for name, tied in aliases.items() if {name, tied} <= found.keys()}
     others |= {name: buffer for name, buffer in buffers.items() if name not in persistent}
     values = [
         f"{name} differs from {aliases.get(name, 'the model')}"

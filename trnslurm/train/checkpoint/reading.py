@@ -1,8 +1,9 @@
 """Reads checkpoints: the newest complete one, the best one, or only the parameters."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -13,6 +14,37 @@ from trnslurm.train.checkpoint.manifest import CheckpointManifest, check_sizes, 
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
+
+
+class OnUse(Mapping[str, Tensor]):
+    """Parameters by name, each read when it is used, so that nobody holds all of them."""
+
+    shapes: Mapping[str, Any]
+    """The shape of each parameter."""
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is such a parameter, without reading it."""
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        """Return the number of parameters."""
+        return len(self.shapes)
+
+
+class Parameters(OnUse):
+    """The parameters in a checkpoint, in the type they were saved in."""
+
+    def __init__(self, checkpoint: Path, manifest: CheckpointManifest) -> None:
+        self.shapes = manifest.shapes
+        self._read = parameter_reader(checkpoint, manifest)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a complete parameter."""
+        return self._read(name)
 
 
 def newest_whole(root: Path) -> tuple[CheckpointManifest | None, list[tuple[Path, str]]]:
@@ -38,12 +70,6 @@ def prove(checkpoint: Path) -> CheckpointManifest:
         return verify(checkpoint)
     except DamagedError as error:
         raise TrainError(f"{checkpoint} is damaged ({error}): use another one") from None
-
-
-def read_parameters(checkpoint: Path, manifest: CheckpointManifest) -> dict[str, Tensor]:
-    """Read all parameters into host memory, by name and in the type they were saved in."""
-    read = parameter_reader(checkpoint, manifest)
-    return {name: read(name) for name in manifest.shapes}
 
 
 def parameter_reader(

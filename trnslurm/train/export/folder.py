@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils.logging import disable_progress_bar
@@ -25,6 +24,7 @@ from trnslurm.contract.checkpoints import checkpoint_name, checkpoints_in, expor
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.datasets.place import URL
 from trnslurm.saves import directory
+from trnslurm.saves.memory import write_each
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, shorten
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.reading import find_best, newest_whole, parameter_reader, prove
@@ -215,7 +215,7 @@ def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointM
 def _parameter_files(
     model: Any, checkpoint: Path, manifest: CheckpointManifest, kind: str
 ) -> WriteWeights:
-    """Return a function that writes the parameters file by file, as save_pretrained does.
+    """Return a function that writes files as save_pretrained does, one parameter at a time.
 
     If two parameters are tied, the checkpoint has only one of them, and save_pretrained also writes
     only that one.
@@ -239,8 +239,12 @@ def _parameter_files(
         model.save_pretrained(folder, state_dict={})
         split = split_torch_state_dict_into_shards(wanted)
         for name, names in split.filename_to_tensors.items():
-            tensors = {each: read(each).to(wanted[each].dtype).contiguous() for each in names}
-            save_file(tensors, folder / name, metadata={"format": "pt"})
+            write_each(
+                folder / name,
+                {each: (wanted[each].dtype, wanted[each].shape) for each in names},
+                lambda each: read(each).to(wanted[each].dtype),
+                {"format": "pt"},
+            )
         if split.is_sharded:
             total = {"total_parameters": model.num_parameters(), **split.metadata}
             index = {"metadata": total, "weight_map": split.tensor_to_filename}
