@@ -180,7 +180,9 @@ def test_a_script_without_a_word_of_ours_continues_from_its_directory(tmp_path: 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Lightning: srun, num_workers
 @pytest.mark.parametrize("stop", [7, 9])
-def test_lightning_goes_on_with_other_batches_per_step(tmp_path: Path, stop: int) -> None:
+def test_lightning_goes_on_with_other_batches_per_step(
+    tmp_path: Path, monkeypatch, stop: int
+) -> None:
     """As on another number of workers, at the end of an epoch of seven steps and inside one."""
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -200,6 +202,8 @@ def test_lightning_goes_on_with_other_batches_per_step(tmp_path: Path, stop: int
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
+    told: list[int] = []
+    monkeypatch.setattr(trnslurm, "report", lambda **facts: told.append(facts["step"]))
     resume = None
     for micro, until in ((16, stop), (4, 20)):
         loader = trnslurm.loader(
@@ -220,6 +224,7 @@ def test_lightning_goes_on_with_other_batches_per_step(tmp_path: Path, stop: int
             for step in range(first, until + 1)
             for _ in range(loader.accumulation)
         ]
+        assert told[-1] == until
 
 
 def test_lightning_takes_the_number_of_nodes_from_its_variables(monkeypatch) -> None:

@@ -34,7 +34,7 @@ class RunCallback(Callback):
 
     def __init__(self) -> None:
         self._step, self._numbers = 0, dict[str, float]()
-        self._reported = 0.0
+        self._reported, self._reported_step = 0.0, 0
         self._told = 0
         self._rung_end = rung_end(os.environ.get(Variable.RUN_DIR, ""))
 
@@ -43,7 +43,7 @@ class RunCallback(Callback):
 
         Otherwise the first batch of a step with more than one batch would count as that step.
         """
-        self._step = trainer.global_step
+        self._step = self._reported_step = trainer.global_step
         if isinstance(loader := trainer.train_dataloader, Loader):
             _align(trainer.fit_loop, loader)
 
@@ -75,18 +75,19 @@ class RunCallback(Callback):
             self._numbers |= _numbers(trainer)
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
-        """Report the last step and the last checkpoint."""
+        """Report the last step, even if the module logs nothing, and the last checkpoint."""
         self._numbers = self._numbers or _numbers(trainer)
-        self._report(trainer)
+        self._report(trainer, last=self._step > self._reported_step)
         self._tell_saved(trainer)
 
-    def _report(self, trainer: Any) -> None:
-        if not self._numbers or not self._step:
+    def _report(self, trainer: Any, *, last: bool = False) -> None:
+        if not (self._numbers or last) or not self._step:
             return
         steps = trainer.estimated_stepping_batches  # inf: unknown
         known = int(steps) if 0 < steps < float("inf") else None
         trnslurm.report(step=self._step, steps=known, **self._numbers)
         self._numbers, self._reported = {}, time.monotonic()
+        self._reported_step = self._step
 
     def _stop(self, trainer: Any) -> None:
         directory = Path(os.environ[Variable.CHECKPOINTS])
