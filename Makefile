@@ -78,9 +78,9 @@ test-faults: sandbox .venv/.dev  ## Test every row of the fault matrix; write th
 	$(BIN)/pytest tests/faults -m 'not soak' --durations 0 --durations-min 1
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
-soak: sandbox .venv/.dev  ## Cause 100 random faults in one training; add a row to that table
+soak: sandbox .venv/.dev  ## Cause 100 random faults in one training; add a row to that table; kill scripts at random
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
-	$(BIN)/pytest tests/faults/test_soak.py -m soak --capture no
+	$(BIN)/pytest tests/faults/test_soak.py tests/local/test_killed.py -m soak --capture no
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
 # PART=learn measures the cases that patterns were made from; SHOW=1 prints those that are not right.
