@@ -562,6 +562,14 @@ def test_abort_after_a_lost_peer_is_an_effect(run) -> None:
     assert (found(run).rank, found(run).name) == (1, "signal-segv")
 
 
+def test_a_crash_goes_before_a_plain_exit_at_the_same_time(run) -> None:
+    log(run, 0, report(0, 1))
+    log(run, 1, report(2, -11, said="Signal 11 (SIGSEGV) received by PID 100"))
+    assert (found(run).rank, found(run).name) == (2, "signal-segv")
+    log(run, 1, report(2, -11, second=30, said="Signal 11 (SIGSEGV) received by PID 100"))
+    assert found(run).rank == 0
+
+
 def test_abort_of_its_own_names_its_rank(run) -> None:
     """What torchrun says at the end, and what the peers on its node say, excuses nobody.
 
@@ -645,6 +653,10 @@ def test_an_exception_that_a_handler_printed_goes_after_all_others(run) -> None:
     log(run, 0, f"{printed}loading\n")
     log(run, 1, "node-2:5:5 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found\n")
     assert found(run).name == "nccl-interface"
+    # The program says that it goes on, and ends with a plain exit.
+    log(run, 0, f"{CAUGHT}attention is disabled, using SDPA instead\n{report(1, 1)}")
+    log(run, 1, "")
+    assert (found(run).name, found(run).certain) == ("package-missing", False)
     # The same frames inside another exception's message were not printed by a handler.
     ended = 'Traceback (most recent call last):\n  File "x.py", line 2, in <module>\nValueError: \n'
     log(run, 0, f"{ended}\n-- Process 2 terminated with the following error:\n{printed}")
@@ -1025,11 +1037,15 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
         "abc cannot find or read something that it needs: File data/"
     )
     log(run, 0, "\n".join(lines).format("alpha must be above zero"))
-    assert (found(run).name, found(run).cause) == ("", "abc raised ValueError (io.py, line 5)")
+    assert (found(run).name, found(run).cause) == (
+        "",
+        "unknown: abc raised ValueError (io.py, line 5)",
+    )
     assert found(run).fix.startswith("read the message, and the frames that lead from io.py")
     lines.insert(1, '  File "train.py", line 7')
     log(run, 0, "\n".join(lines).format("alpha is unknown"))
     assert "that lead from train.py, line 7 into abc; " in found(run).fix
+    assert '  File "/x/site-packages/abc/io.py", line 5' in found(run).lines  # raised there
     log(run, 0, "\n".join(lines).format("alpha is 0. Please file an issue on GitHub."))
     assert "issue" not in found(run).fix
     log(run, 0, "\n".join(lines).format("alpha is 0. Please set alpha above 0. Or stop."))

@@ -10,7 +10,7 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.again import python_of
 from trnslurm.node.triage.around import crashed_at, ends_of, general_cause
 from trnslurm.node.triage.case import Case
-from trnslurm.node.triage.causes import Cause
+from trnslurm.node.triage.causes import CRASHES, Cause
 from trnslurm.node.triage.evidence import Suspect
 from trnslurm.node.triage.hub import missing_here
 from trnslurm.node.triage.machine import NO_GPU, Machine
@@ -54,7 +54,6 @@ _FOR_AUTHORS = re.compile(
 _MAX_ADVICE = 160
 _MICRO_BATCH = "batch.micro_batch"
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
-_CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _of_lines(case: Case) -> Advice:
     known, suspect = case.known, case.suspect
     if known:
         cause, fix = known.explain(case.said, **case.owner)
-        if known.name in _CRASHES and (at := crashed_at(case.log)):
+        if known.name in CRASHES and (at := crashed_at(case.log)):
             cause, fix = f"{cause}, at {at}", fix.partition("; ")[2]
         return Advice(cause, fix, known.mend)
     if case.raised:
@@ -112,7 +111,7 @@ def _of_lines(case: Case) -> Advice:
             package = case.owner["package"]
             by, do = "the script raised", "correct it there, and submit again"
             if package:  # the script passed the wrong thing, or the installation is at fault
-                by = f"{package} raised"
+                by = f"unknown: {package} raised"
                 do = f"read the message, and the frames that lead from {at} into {package}"
             return Advice(
                 f"{by} {kind} ({at})",

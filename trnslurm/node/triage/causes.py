@@ -34,6 +34,8 @@ _MOST_FRAMES = 16 << 10
 _AROUND = ("frame", "before", "log")
 _compiled = functools.cache(re.compile)
 CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
+CRASHES = ("signal-abort", "signal-bus", "signal-fpe", "signal-segv")
+"""The ends of a process by its own fault, which say nothing of the reason."""
 NO_DIGITS = str.maketrans("", "", "0123456789")
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from trnslurm.node.triage.again import what_was_raised
-from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
+from trnslurm.node.triage.causes import CAUSE, CRASHES, EFFECT, HARMLESS, Cause
 from trnslurm.node.triage.evidence import Evidence, Hit, Suspect
 
 _OF_TASK = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: ")
@@ -47,6 +47,8 @@ def choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str,
     doubtful = [s for s in first if s.survived]
     doubtful += [s for s in first if s.silent] if doubtful else []
     first = [s for s in first if s not in doubtful] + [*map(_as_suspect, timed)]
+    if all(s.silent for s in first):  # a crash tells more than a plain exit at the same time
+        first += [s for s in suspects if first and s.known and s.known.name in CRASHES]
     if first:
         return _explain(_first_of(first), hits)
     alone = sorted(hits, key=lambda h: (h.cause.rank, not of_machines(h.cause), _order(h)))

@@ -34,7 +34,7 @@ from trnslurm.node.triage.causes import (
     without_harmless,
 )
 from trnslurm.node.triage.choice import choose, lost_node, only_warns
-from trnslurm.node.triage.evidence import OWN_WORD, Evidence, batch_log, clean, gather
+from trnslurm.node.triage.evidence import OWN_WORD, Evidence, Hit, batch_log, clean, gather
 from trnslurm.node.triage.finding import Finding, cut
 from trnslurm.node.triage.flight import WAITING, compare_dumps
 from trnslurm.node.triage.mend import RESUME
@@ -118,7 +118,16 @@ def _tie_to_cause(case: Case) -> None:
         beside = (suspect.telling.strip(), *beside)
     elif known is None or known.kind == EFFECT:
         beside = (*(line.strip() for line in suspect.more[:3]), *beside)
+    says_little = (known is None and case.raised is None) or (known and known.kind == EFFECT)
+    if says_little and (hit := _only_cause(case.evidence)):
+        known, beside = hit.cause, (hit.line, *beside)
     case.known, case.beside = known, beside
+
+
+def _only_cause(evidence: Evidence) -> Hit | None:
+    """Return the first line with a specific cause, if all such lines mean the same cause."""
+    hits = [hit for hit in evidence.hits if hit.cause.rank == 0 and not only_warns(hit)]
+    return hits[0] if len({hit.cause.name for hit in hits}) == 1 else None
 
 
 def _raised_before(case: Case) -> Raised | None:

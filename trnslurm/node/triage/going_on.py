@@ -24,6 +24,12 @@ GOES_ON = re.compile(
 )
 # An error's own text may contain such advice, so these words count only around it.
 _GOES_ON = re.compile(rf"{GOES_ON.pattern}|\b(continu(es|ing)|retry(ing)?)\b|\binstead\W*$")
+_REMARK = re.compile(
+    r"(?i)\b(continu(es|ing)|proceed(s|ing)?|retry(ing)?|recover(ed|ing)|reconnect\w*|fallback"
+    r"|default(s|ing) to|will (use|continue|retry|try|proceed)|not (fatal|critical)|non-fatal"
+    r"|disabl(ed|ing)|anyway|optional|using \S.{0,40} instead|instead)\b"
+)
+_ADVISES = re.compile(r"(?i)\b(please|you|your|must|should|try|set|use|cannot|can.t|error)\b")
 _OF_LAUNCHERS = re.compile(r"launch|elastic|closing signal|wandb|sigkill_handler|srun: ")
 _MOST = 2
 """How many steps other ranks may print after the first rank has died."""
@@ -49,7 +55,8 @@ def last_steps(lines: Sequence[str]) -> int:
 
 def says_it_goes_on(line: str) -> bool:
     """Check whether a line says that the program goes on; a line of progress only counts."""
-    return GOES_ON.search(line) is not None and not _STEP.search(line)
+    said = GOES_ON.search(line) or (_REMARK.search(line) and not _ADVISES.search(line))
+    return bool(said) and not _STEP.search(line)
 
 
 def was_caught(before: str, after: str, *, printed: bool = False) -> bool:

@@ -464,7 +464,7 @@ class _Reader:
 
 
 def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return a traceback's last lines: the job's own frames, without carets."""
+    """Return a traceback's last lines: the job's own frames and the last one, without carets."""
     frames: list[list[str]] = []
     others = []
     for line in (line.rstrip() for line in lines if line.strip() and not CARETS.match(line)):
@@ -478,6 +478,7 @@ def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
     if not frames:
         return tuple(others[-most:])
     own = [frame for frame in frames if not _OF_OTHERS.search(frame[0])] or frames
+    own += frames[-1:] if frames[-1] not in own else []  # the call that raised it
     while len(own) > 1 and sum(map(len, own)) + len(raised) > most:
         own = own[1:]
     return tuple([*(line for frame in own for line in frame[:2]), *raised][-most:])
