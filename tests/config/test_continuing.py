@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.config.continuing import continuing_words, quoted_for_hydra
+from trnslurm.config.continuing import continuing_words, quoted_for_hydra, sources_of
+from trnslurm.config.entry import Entry
 
 HYDRA = "@hydra.main()\ndef main(cfg):\n    "
 PARSER = "p = argparse.ArgumentParser()\n"
@@ -22,6 +23,10 @@ PARSER = "p = argparse.ArgumentParser()\n"
          "--resume_from_checkpoint {resume}"),
         ("def run(\n    lr=1,\n    resume_from=None,\n):\n    ...\nfire.Fire(run)", "",
          "--resume_from {resume}"),
+        (f"{PARSER}a('-r', '--restart', type=str, default=None)", "", "--restart {resume}"),
+        ("LightningCLI(Model)", "fit --config a.yaml", "--ckpt_path {resume}"),
+        ("LightningCLI(Model)", "test --config a.yaml", ""),
+        ("LightningCLI(Model)", "fit --ckpt_path last", ""),
         (f"{HYDRA}f(cfg.get('ckpt_path'))", "", "++ckpt_path={resume}"),
         (f"{HYDRA}f(cfg.train.resume_path)", "", "++train.resume_path={resume}"),
         # several ways, none, one that is no path, or one that the user has chosen
@@ -39,17 +44,36 @@ PARSER = "p = argparse.ArgumentParser()\n"
         (f"{PARSER}a('--resume')", "--init={first:new}", ""),
     ],
 )  # fmt: skip
-def test_the_argument_by_which_a_script_continues(
-    tmp_path: Path, source: str, words: str, added: str
+def test_the_argument_by_which_a_script_continues(source: str, words: str, added: str) -> None:
+    assert " ".join(continuing_words(source.encode(), (), words.split())) == added
+
+
+def test_another_file_of_the_project_reads_the_arguments() -> None:
+    others = [f"{PARSER}p.add_argument('--resume')".encode()]
+    assert continuing_words(b"import options", others, []) == ["--resume", "{resume}"]
+    assert continuing_words(PARSER.encode(), others, []) == []
+    assert continuing_words(b"", others, []) == []
+
+
+@pytest.mark.parametrize("imports", ["from pkg.cli import main", "import pkg.cli as cli"])
+@pytest.mark.parametrize("place", ["env/lib/python3.11/site-packages", "project", "project/src"])
+def test_the_source_of_an_installed_program(
+    tmp_path: Path, monkeypatch, imports: str, place: str
 ) -> None:
-    found = continuing_words(source.encode(), tmp_path, words.split())
-    assert " ".join(found) == added
-
-
-def test_another_file_of_the_project_reads_the_arguments(tmp_path: Path) -> None:
-    (tmp_path / "options.py").write_text(f"{PARSER}p.add_argument('--resume')")
-    assert continuing_words(b"import options", tmp_path, []) == ["--resume", "{resume}"]
-    assert continuing_words(PARSER.encode(), tmp_path, []) == []
+    """An editable install has it in the project."""
+    package, script = tmp_path / place / "pkg", tmp_path / "env/bin/train-it"
+    package.mkdir(parents=True)
+    script.parent.mkdir(parents=True, exist_ok=True)
+    (package / "cli.py").write_text("cli")
+    (package / "train.py").write_text("train")
+    for name in ("train-it", "python"):
+        script.with_name(name).write_text(f"#!/usr/bin/python\n{imports}\n")
+        script.with_name(name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    for entry in (Entry.program("train-it"), Entry.module("pkg.cli")):
+        own, others = sources_of(entry, tmp_path / "project")
+        assert (own, b"train" in {*others}) == (b"cli", True)
+    assert sources_of(Entry.program("other"), tmp_path)[0] == b""
 
 
 def test_a_checkpoint_of_lightning_has_an_equals_sign() -> None:

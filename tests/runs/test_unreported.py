@@ -20,6 +20,7 @@ from trnslurm.runs.unreported import _option_of
         ("-- anomalib", "(anomalib fit --a+b=3)", "--ckpt_path", "--ckpt_path"),
         ("-- some", "(some --config_name toy)", "--ckpt_path", ""),
         ("-- some", "(some --cnn=3)", "--load", "--load"),
+        ("-- some", "# fit for the job\n(some train)", "--ckpt_path", ""),
     ],
 )
 def test_what_starts_no_file_of_the_project(

@@ -1,9 +1,9 @@
-"""How often a console script starts, that is, a package's program such as `litgpt`.
+"""Reads what a console script runs, that is, a package's program such as `litgpt`.
 
-The package's files on this machine decide. A program that starts its workers itself starts once per
-node. A program whose workers find each other by RANK and WORLD_SIZE starts once per worker. The
-program's own module is checked first, because other modules in the package may start workers for
-another program.
+The package's files on this machine show how often it starts. A program that starts its workers
+itself starts once per node. A program whose workers find each other by RANK and WORLD_SIZE starts
+once per worker. The program's own module is checked first, because other modules in the package may
+start workers for another program.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from trnslurm.config.entry import Entry
 from trnslurm.contract.files import read_file
 
 # https://packaging.python.org/en/latest/specifications/entry-points/#use-for-scripts: pip
-# writes a few lines that import one function.
-_SCRIPT = re.compile(r"\A#!.*python.*\n(?s:.*?)^\s*from +([\w.]+) +import +\w+", re.MULTILINE)
+# writes a few lines that import one function. A package's own script may import its module instead.
+_SCRIPT = re.compile(
+    r"\A#!.*python.*\n(?s:.*?)^\s*(?:from +([\w.]+) +import +\w+|import +(\w+(?:\.\w+)+))",
+    re.MULTILINE,
+)
 _STARTS = re.compile(
     rb"torch\.distributed\.(?:run|launch)\b|\belastic_launch\b|\bmp\.spawn\b|\bnotebook_launcher\b"
     rb"|multiprocessing\.spawn\b|[\"']torchrun\b|[\"']accelerate(?: |[\"'], *[\"'])launch\b"
@@ -41,16 +45,50 @@ class Starts(NamedTuple):
     why: str
 
 
-def starts_of(name: str) -> Starts | None:
-    """Return how often a console script starts, or None if none is installed by that name."""
+class Module(NamedTuple):
+    """A module outside the project's files, or a package in them, and where to look for it."""
+
+    name: str
+    roots: tuple[Path, ...]
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield the module's source files. Those of a package include all files below it."""
+        places = [root.joinpath(*self.name.split(".")) for root in self.roots]
+        here = next((place for place in places if place.is_dir()), None)
+        files = [place.with_name(f"{place.name}.py") for place in places]
+        for file in islice(sorted(here.rglob("*.py")), _MOST_SOURCES) if here else files:
+            with suppress(OSError):
+                yield read_file(file, _LONGEST_SOURCE)
+
+    @property
+    def package(self) -> Module:
+        """The package that contains it."""
+        return self._replace(name=self.name.partition(".")[0])
+
+
+def module_of(entry: Entry, project: Path) -> Module | None:
+    """Return the module that a console script or `-m` runs, if this machine has its package.
+
+    It is looked for in the environment of the script, or of the python on PATH, and in the project.
+    """
     import shutil  # slow, and most commands start no script
 
-    found = shutil.which(name)
-    if found is None or (module := _module_of(Path(found))) is None:
+    found = shutil.which(entry.name if entry.is_program else "python")
+    if found is None or entry.is_file:
         return None
-    package = module.partition(".")[0]
+    name = _imported_by(Path(found)) if entry.is_program else entry.name
+    installed = Path(found).parent.parent.glob("lib/python3*/site-packages")
+    return Module(name, (*installed, project, project / "src")) if name else None
+
+
+def starts_of(name: str) -> Starts | None:
+    """Return how often a console script starts, or None if none is installed by that name."""
+    module = module_of(Entry.program(name), Path())
+    if module is None:
+        return None
+    package = module.package.name
     other = f"--per {{}} starts {name} once per {{}}"
-    for texts in ([*_texts_of(module, Path(found))], [*_texts_of(package, Path(found))]):
+    for texts in ([*module.texts()], [*module.package.texts()]):
         if any(map(_STARTS.search, texts)):
             why = f"{package} starts workers itself; {other.format('worker', 'worker')}"
             return Starts("node", f"Starting {name} once per node: {why}")
@@ -60,22 +98,11 @@ def starts_of(name: str) -> Starts | None:
     return Starts("node", f"Starting {name} once per node; {other.format('worker', 'worker')}")
 
 
-def _module_of(file: Path) -> str | None:
+def _imported_by(file: Path) -> str | None:
     """Return the module that a console script imports its function from."""
     try:
         text = read_file(file, _LONGEST_SCRIPT).decode(errors="replace")
     except OSError:  # or the file is too large, as a compiled program is
         return None
     found = _SCRIPT.match(text)
-    return found[1] if found else None
-
-
-def _texts_of(name: str, script: Path) -> Iterator[bytes]:
-    """Yield the source files of a package or module in the script's environment or here."""
-    roots = [*script.parent.parent.glob("lib/python3*/site-packages"), Path(), Path("src")]
-    places = [root.joinpath(*name.split(".")) for root in roots]
-    here = next((place for place in places if place.is_dir()), None)
-    files = [place.with_name(f"{place.name}.py") for place in places]
-    for file in islice(sorted(here.rglob("*.py")), _MOST_SOURCES) if here else files:
-        with suppress(OSError):
-            yield read_file(file, _LONGEST_SOURCE)
+    return found[1] or found[2] if found else None

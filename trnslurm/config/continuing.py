@@ -1,4 +1,4 @@
-"""Finds the argument with which a Python script loads a checkpoint to continue from."""
+"""Finds the argument with which a Python program loads a checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from trnslurm.config.console import module_of
+from trnslurm.config.entry import Entry
+from trnslurm.config.script import source_of
 from trnslurm.contract.files import read_file
 
 # What reads a script's arguments: if its own file has none of it, another file of the project may.
@@ -14,11 +17,13 @@ PARSES = re.compile(rb"\b(\w*ArgumentParser|TrlParser|LightningCLI|click|typer|f
 # What adds all options of the Trainer's arguments; trainer.train() without the word begins anew.
 OF_ANY = re.compile(rb"\b(HfArgumentParser|TrlParser)\b")
 PASSES = re.compile(rb"\bresume_from_checkpoint\b")
+# Lightning's command line takes all options of the Trainer with `fit` before them.
+OF_FIT = re.compile(rb"\bLightningCLI\b")
 OF_HYDRA = re.compile(rb"@hydra\.main\b")
 _FOR_HYDRA = re.compile(r"-c[np]|--config-(?:name|path|dir)(?:=.*)?|\+{1,2}[\w.]+=.*")
 _OF_A_PLACE = r"(?:[_-](?:from|path|file|dir|ckpt|checkpoint|model|state|training))*"
 _OPTION = re.compile(
-    rb"""["'](--resume%b)["']([^()]*(?:\([^()]*\)[^()]*)*)""" % _OF_A_PLACE.encode()
+    rb"""["'](--(?:resume%b|restart))["']([^()]*(?:\([^()]*\)[^()]*)*)""" % _OF_A_PLACE.encode()
 )
 # A switch, or the number of an epoch: no path.
 _NO_PATH = re.compile(
@@ -51,17 +56,33 @@ def text_of(file: Path) -> bytes:
         return b""
 
 
-def continuing_words(source: bytes, project: Path, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with which a script continues from {resume}, or none if unsure.
+def sources_of(entry: Entry, project: Path) -> tuple[bytes, Iterator[bytes]]:
+    """Return a Python program's own source, and the files of its project or installed package.
 
-    It is sure if the script has exactly one such option, and the arguments do not have one yet.
+    Both are empty if this machine does not have them.
     """
-    if any(map(_CHOSEN.search, arguments)):
+    own = source_of(entry, project).encode()
+    if not own and (module := module_of(entry, project)):
+        return b"\n".join(module.texts()), module.package.texts()
+    return own, python_files(project) if own or entry.is_file else iter(())
+
+
+def parsing(own: bytes, others: Iterable[bytes]) -> list[bytes]:
+    """Return the files that may parse the arguments: the program's own, or if it does not, all."""
+    return [own] if PARSES.search(own) else [own, *others]
+
+
+def continuing_words(own: bytes, others: Iterable[bytes], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with which a program continues from {resume}, or none if unsure.
+
+    It is sure if the program has exactly one such option, and the arguments do not have one yet.
+    """
+    if not own or any(map(_CHOSEN.search, arguments)):
         return []
-    if is_of_hydra(source, arguments):
-        keys = _all(_KEY, [source, *python_files(project)])
+    if is_of_hydra(own, arguments):
+        keys = _all(_KEY, [own, *others])
         return [f"++{keys.pop()}={{resume}}"] if len(keys) == 1 else []
-    texts = [source] if PARSES.search(source) else [source, *python_files(project)]
+    texts = parsing(own, others)
     options = {
         name.decode()
         for text in texts
@@ -72,6 +93,8 @@ def continuing_words(source: bytes, project: Path, arguments: Sequence[str]) -> 
         options = {f"--{name}" for name in _all(_PARAMETER, texts)}
     if not options and any(map(OF_ANY.search, texts)) and any(map(PASSES.search, texts)):
         options = {"--resume_from_checkpoint"}
+    if not options and "fit" in arguments and any(map(OF_FIT.search, texts)):
+        options = {"--ckpt_path"}
     return [options.pop(), "{resume}"] if len(options) == 1 else []
 
 

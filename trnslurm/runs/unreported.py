@@ -16,10 +16,12 @@ from pathlib import Path
 
 from trnslurm.config.continuing import (
     OF_ANY,
+    OF_FIT,
     OF_HYDRA,
-    PARSES,
     PASSES,
+    parsing,
     python_files,
+    sources_of,
     text_of,
 )
 from trnslurm.config.entry import Entry
@@ -50,16 +52,17 @@ _OPTIONS = {
     "Trainer": "--resume_from_checkpoint", "accelerate": "--resume_from_checkpoint",
     "Lightning": "--ckpt_path", "DeepSpeed": "--load_dir", "Megatron": "--load",
 }  # fmt: skip
-_OPTION = re.compile(rb"""["'](--(?:[\w-]*resume[\w-]*|ckpt[_-]path|load[_-]dir|load))["']""")
+_OPTION = re.compile(
+    rb"""["'](--(?:[\w-]*resume[\w-]*|restart|ckpt[_-]path|load[_-]dir|load))["']"""
+)
 _FLAG = re.compile(rb"""["'](--[\w-]*resume[\w-]*)["'][^()]*\baction=["']store_true["']""")
 # By these a script may also begin with other weights: they count if it has none of those.
 _LOADS = re.compile(
     rb"""["'](--(?:load|restore)(?:[_-](?:from|path|model|checkpoint|ckpt))+)["']"""
 )
-# Lightning's command line takes all options of the Trainer with `fit` before them.
-_OF_FIT, _FIT = re.compile(rb"\bLightningCLI\b"), re.compile(rb"\.py fit( |$)", re.MULTILINE)
+_FIT = re.compile(rb"^[^#\n]* fit(?: |$)", re.MULTILINE)
 _KEY_OF_HYDRA = re.compile(
-    rb"\b(?:cfg|config|conf)\.((?:\w+\.)*resume_(?:from|path|ckpt|checkpoint)\w*)\b"
+    rb"\b(?:cfg|config|conf)\.((?:\w+\.)*(?:resume_(?:from|path|ckpt|checkpoint)\w*|ckpt_path))\b"
 )
 _FOR_HYDRA = re.compile(rb"(?<=[ '])(?:(?:-c[np]|--config-(?:name|path|dir))[ =]|\+{1,2}[\w.]+=)")
 
@@ -134,17 +137,15 @@ def _flags_of(texts: list[bytes]) -> list[str]:
 def _sources(run: RunDir) -> list[bytes]:
     """Return the source files that may parse the arguments of a run's script."""
     entry, project = Entry(str(read_json(run.project_file).get("entry", ""))), run.code / "project"
-    if not entry.is_file:
-        return []
-    texts = [text_of(project / entry.name)]
-    return texts if PARSES.search(texts[0]) else [*texts, *python_files(run.code / "project")]
+    own, others = sources_of(entry, project)
+    return parsing(own, others) if own or entry.is_file else []
 
 
 def _option_of(run: RunDir, usual: str) -> str:
     """Return the option with which a run's script loads a checkpoint, or empty if there is none.
 
-    An entry point outside the project, such as a module, has its library's usual option. Lightning
-    has one only for its own command line.
+    A program that this machine does not have has its library's usual option. Lightning has one only
+    for its own command line.
     """
     texts, command = _sources(run), text_of(run.path / NODE_SCRIPT)
     if any(map(OF_HYDRA.search, texts)) or (not texts and _FOR_HYDRA.search(command)):
@@ -152,7 +153,7 @@ def _option_of(run: RunDir, usual: str) -> str:
             return f"++{keys.most_common(1)[0][0]}="
         return f"++{usual.lstrip('-')}=" if usual == _OPTIONS["Lightning"] else ""
     if not texts:
-        return usual if b" fit " in command or usual != _OPTIONS["Lightning"] else ""
+        return usual if _FIT.search(command) or usual != _OPTIONS["Lightning"] else ""
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
     options = [name for name in options if name not in _flags_of(texts)]
     options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
@@ -160,7 +161,7 @@ def _option_of(run: RunDir, usual: str) -> str:
         # The parser knows the option of any Trainer, and trainer.train() without it begins anew.
         passes = any(map(PASSES.search, (*texts, *python_files(run.code / "project"))))
         return _OPTIONS["Trainer"] if passes else ""
-    if not options and any(map(_OF_FIT.search, texts)):
+    if not options and any(map(OF_FIT.search, texts)):
         return _OPTIONS["Lightning"] if _FIT.search(command) else ""
     return usual if usual in options else next(iter(options), "")
 

@@ -15,12 +15,13 @@ from trnslurm.config.continuing import (
     continuing_words,
     is_of_hydra,
     quoted_for_hydra,
+    sources_of,
 )
 from trnslurm.config.entry import Entry
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
 from trnslurm.config.schema import Cluster, Config
-from trnslurm.config.script import batch_script, source_of
+from trnslurm.config.script import batch_script
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.sweep import Point
 from trnslurm.config.times import parse_size, parse_time
@@ -181,10 +182,10 @@ def _arguments_of(options: JobOptions, console: Console) -> tuple[Sequence[str],
     for value, path in changed.items():
         console.say(f"Using {path} for {value}, which is above the project")
     entry = Entry(str(base.tree["entry"]))
-    source = source_of(entry, project).encode()
-    if added := continuing_words(source, project, arguments) if source else []:
+    own, others = sources_of(entry, project)
+    if added := continuing_words(own, others, arguments):
         console.say(f"Added {' '.join(added)}, with which the script continues after a crash")
-    if is_of_hydra(source, [*arguments, *added]):
+    if is_of_hydra(own, [*arguments, *added]):
         arguments, added = quoted_for_hydra(arguments), quoted_for_hydra(added)
     return arguments, added
 
