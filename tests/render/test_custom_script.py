@@ -578,6 +578,7 @@ def test_ignored_files_are_named_before_hidden_ones(site, fake_slurm, cli, proje
         ("from lightning import Trainer\n# num_nodes=1\nTrainer(num_nodes=a.nodes)\n", (), ""),
         ("from lightning import Trainer\nTrainer(num_nodes=1)\n", ("--num-nodes=2",), ""),
         ("from transformers import Trainer\nTrainer(num_nodes=1)\n", (), ""),
+        ("from lightning import Fabric\nFabric(num_nodes=1)\n", (), ""),
     ],
 )
 def test_a_lightning_trainer_that_is_told_of_one_node(

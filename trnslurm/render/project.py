@@ -39,7 +39,12 @@ _OF_A_JOB = re.compile(
 )
 _MPI = re.compile(rb"^\s*(?:from|import) +mpi4py\b", re.MULTILINE)
 _STOPS = re.compile(rb"\b(?:should_stop|RunCallback)\b")
-_LIGHTNING = re.compile(rb"^(?:from|import) +(?:pytorch_)?lightning\b", re.MULTILINE)
+# Fabric follows the variables that trnslurm sets, whatever its num_nodes is.
+_LIGHTNING = re.compile(
+    rb"^(?:from|import) +(?:pytorch_)?lightning\b"
+    rb"(?!\.fabric\b|(?:\.pytorch)?\.(?:utilities|loggers)\b| +import +Fabric\b)",
+    re.MULTILINE,
+)
 _ONE_NODE = re.compile(rb"""^[^#\n]*\bnum_nodes["']?\s*[:=]\s*1\b""", re.MULTILINE)
 # add_argument("--num_nodes", type=int, default=1), cfg.get("num_nodes", 1)
 _ONE_BY_DEFAULT = re.compile(rb"""["']((?:--)?num[_-]nodes)["']\s*,[^)\n]*\b1\b\s*\)""")
