@@ -1303,3 +1303,11 @@ def test_a_checkpoint_that_is_followed_as_a_hugging_face_folder(
         "{checkpoint}, which is a Hugging Face folder if the script saves one"
     )
     assert not (run.follow / "other").exists()
+
+
+def test_a_batch_script_without_a_time_limit(site, fake_slurm, cli, project) -> None:
+    """It has the partition's, as by sbatch, which is not 0 node-hours."""
+    Path("job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")
+    done = cli("submit", "job.sbatch", *CPU, "--dry-run")
+    assert done.code == 0, done.err
+    assert re.search("^job on 2 x .*: its time limit is the partition's$", done.err + done.out, re.M)

@@ -95,8 +95,14 @@ def _size_line(need: Need) -> str:
         about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}"
         about += without_price(need.job.roles) if e.cost is not None else ""
         about += " (a guess; `plan` explains it); " if e.guess else "; "
-    most = f"at most {hours(need.limit_node_hours)} node-hours within its time limits"
-    return f"{line}: {about}{most}{_cap(need.job)}"
+    return f"{line}: {about}{_at_most(need.limit_node_hours, 'its')}{_cap(need.job)}"
+
+
+def _at_most(limit: float, whose: str) -> str:
+    """Return the node-hours that time limits allow, in words. A batch script may set no limit."""
+    if not limit:
+        return f"{whose} time limit is the partition's"
+    return f"at most {hours(limit)} node-hours within {whose} time limits"
 
 
 def _cap(job: Job) -> str:
@@ -289,7 +295,7 @@ def in_all(submission: Submission) -> str:
     for rung in submission.halving.rungs[1:] if submission.halving else ():
         limit += rung.runs * submission.job.limit_node_hours("train")
     cap = _cap(submission.runs[0].job)
-    return f"In all: {about}at most {hours(limit)} node-hours within the time limits{cap}"
+    return f"In all: {about}{_at_most(limit, 'the')}{cap}"
 
 
 def _graphs_line(need: Need, cache: CompileCache) -> str:
