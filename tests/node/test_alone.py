@@ -198,3 +198,17 @@ def test_a_worker_tells_while_it_works(run: RunFiles, tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=environ, cwd=run.path, timeout=60, check=False
     )
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize("error", ["", "import no_such_module"])
+def test_a_worker_tells_at_its_end_unless_it_failed(run: RunFiles, error: str) -> None:
+    """Its run is still RUNNING then, and the error may have come before it could join."""
+    program = (
+        "import sys, types\n"
+        "group = types.SimpleNamespace(_backend=None, _default_pg_init_method=None)\n"
+        f"sys.modules['{C10D}'] = group\n{error}\n"
+    )
+    environ = os.environ | {"PYTHONPATH": f"{STARTUP}:{Path(trnslurm.__file__).parents[1]}"}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, env=environ, cwd=run.path, timeout=60, check=False)
+    assert bool(alone.so_far(run, 2)) == (not error)

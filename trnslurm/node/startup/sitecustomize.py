@@ -60,6 +60,8 @@ def _is_first_of_several() -> bool:
 
 
 def _tell_if_alone() -> None:
+    if hasattr(sys, "last_value"):  # an exception has ended the worker, maybe before it joined
+        return
     with contextlib.suppress(Exception):  # the worker has finished its work
         from trnslurm.node.alone import tell
 
