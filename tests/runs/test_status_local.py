@@ -225,7 +225,7 @@ def test_a_script_that_ends_before_its_steps_can_be_resumed(make_run, cli) -> No
     assert "\nstep 90/100, loss 2.5000 (read from its log)\n" in shown
     for losses, told in (
         ('"eval_loss": 3, "gen/total_loss": 1.5, "disc_loss": 2', ", gen/total_loss 1.5000"),
-        ('"eval_loss": 3', ""),
+        ('"eval_loss": 3', ", eval_loss 3.0000"),
     ):
         run.metrics_file.write_text(f'{{"attempt": 1, "step": 90, "steps": 100, {losses}}}\n')
         assert f"\nstep 90/100{told}\n" in cli("status", run.name).out

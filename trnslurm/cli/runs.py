@@ -283,9 +283,9 @@ def _say_lacking_nodes(run: RunDir, status: RunStatus) -> None:
 
 
 def _some_loss(status: RunStatus) -> str:
-    """Return one of a run's training losses, such as a GAN's, or nothing if there is none."""
-    names = (n for n in status.metrics if "loss" in n.lower() and not n.startswith("eval"))
-    name = next(names, "")
+    """Return one of a run's training losses, such as a GAN's, or else a held-out one, if any."""
+    names = (name for name in status.metrics if "loss" in name.lower())
+    name = min(names, key=lambda name: name.startswith("eval"), default="")
     return f", {printable(name)} {figure(status.metrics[name], '.4f')}" if name else ""
 
 
