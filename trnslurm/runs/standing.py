@@ -88,8 +88,8 @@ def standing_of(
         for run, status in zip(runs, statuses, strict=True)
     ]
     found = [latest_values(run.steps()) for run in runs]
-    rungs, records = Rungs(), [run.record() for run in runs]
-    halving = rungs.halving(sweep_of(runs[0], records[0])) if records[0].group else None
+    rungs, first = Rungs(), runs[0].record()
+    halving = rungs.halving(sweep_of(runs[0], first)) if first.group else None
     if halving and halving.metric and not (lowest or highest):
         lowest, highest = halving.metric, halving.metric if halving.highest else None
     chosen = highest or lowest
@@ -100,7 +100,7 @@ def standing_of(
         raise RunError(f"none of the runs report {metric}, only {known}")
     scores = [s.get(metric) for s in found]
     sign = -1 if highest else 1
-    at = [rungs.rung_of(run, record) for run, record in zip(runs, records, strict=True)]
+    at = [rungs.rung_of(run, run.record()) if halving else None for run in runs]
     # A run without a rung was resumed to its last step.
     far = [rung.rung if rung else len(halving.rungs) if halving else 0 for rung in at]
     scored = [(-far[n], sign * score, n) for n, score in enumerate(scores) if score is not None]
