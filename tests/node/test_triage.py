@@ -25,7 +25,7 @@ from trnslurm.node.triage.causes import (
 )
 from trnslurm.node.triage.diagnosis import diagnose, nothing_found
 from trnslurm.node.triage.finding import Finding
-from trnslurm.node.triage.mend import SUBMIT, short
+from trnslurm.node.triage.mend import SUBMIT, rest_of, short
 from trnslurm.node.triage.patterns import without_atomic
 from trnslurm.node.triage.words import time_in
 from trnslurm.records.run import RunDir
@@ -1255,3 +1255,10 @@ def test_data_beside_the_project_are_not_in_the_copy(run, path: str, beside: boo
     path = path.format(run=run.path)
     record(run, 0, 1.0, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
     assert found(run).cause.startswith(f"{path} is next to the project, but the run has") == beside
+
+
+def test_the_rest_of_a_long_fix_is_told_as_another_way() -> None:
+    long = "pass weights_only=False to torch.load for a file that you trust, and for no other file"
+    assert rest_of(f"{long}; or update the library") == "update the library"
+    assert rest_of(f"{long}; update the library") == "update the library"
+    assert rest_of("update the library") == ""

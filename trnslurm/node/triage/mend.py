@@ -71,7 +71,8 @@ def in_words(fix: str, command: str) -> str:
 def rest_of(fix: str) -> str:
     """Return the parts of a fix that its short form omits."""
     whole, first = _COMMAND.sub("", fix), short(fix)
-    return whole[len(first) :].lstrip("; ") if whole.startswith(first) else whole
+    rest = whole[len(first) :].lstrip("; ") if whole.startswith(first) else whole
+    return rest[3:] if rest.startswith("or ") else rest
 
 
 def short(fix: str) -> str:
