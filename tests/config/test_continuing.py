@@ -29,6 +29,9 @@ PARSER = "p = argparse.ArgumentParser()\n"
         ("LightningCLI(Model)", "fit --ckpt_path last", ""),
         (f"{HYDRA}f(cfg.get('ckpt_path'))", "", "++ckpt_path={resume}"),
         (f"{HYDRA}f(cfg.train.resume_path)", "", "++train.resume_path={resume}"),
+        (f"{HYDRA}t.fit(f(m), ckpt_path=cfg.run.ckpt_path)\nt.test(ckpt_path=cfg.ckpt_path)", "",
+         "++run.ckpt_path={resume}"),
+        (f"{HYDRA}t.fit(m, ckpt_path=cfg.get('ckpt_path'))", "", "++ckpt_path={resume}"),
         # several ways, none, one that is no path, or one that the user has chosen
         (f"{PARSER}a('--resume')\na('--resume-from')", "", ""),
         (f"{PARSER}a('--resume_epoch')", "", ""),

@@ -37,6 +37,10 @@ _KEY = re.compile(
     rb"""\b(?:cfg|config|conf)\.(?:get\(["'])?((?:\w+\.)*(?:resume%b|ckpt_path))\b"""
     % _OF_A_PLACE.encode()
 )
+# A file may also evaluate or predict with the weights of another key.
+_FIT_KEY = re.compile(
+    rb"\.fit\([^()]*(?:\([^()]*\)[^()]*)*\bckpt_path=(?:cfg|config|conf)\.((?:\w+\.)*\w+)\b(?![.(])"
+)
 _CHOSEN = re.compile(r"(?i)resume|restart|ckpt[_-]path|(?<![a-z])load(?!er)|\{(?:first|later):")
 _OVERRIDE = re.compile(r"^(\+{0,2}[A-Za-z_][\w./@]*=)\{resume\}$")
 _MOST_SOURCES, _LONGEST_SOURCE = 500, 1 << 20
@@ -80,7 +84,8 @@ def continuing_words(own: bytes, others: Iterable[bytes], arguments: Sequence[st
     if not own or any(map(_CHOSEN.search, arguments)):
         return []
     if is_of_hydra(own, arguments):
-        keys = _all(_KEY, [own, *others])
+        texts = [own, *others]
+        keys = _all(_FIT_KEY, texts) or _all(_KEY, texts)
         return [f"++{keys.pop()}={{resume}}"] if len(keys) == 1 else []
     texts = parsing(own, others)
     options = {
