@@ -1310,4 +1310,6 @@ def test_a_batch_script_without_a_time_limit(site, fake_slurm, cli, project) -> 
     Path("job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")
     done = cli("submit", "job.sbatch", *CPU, "--dry-run")
     assert done.code == 0, done.err
-    assert re.search("^job on 2 x .*: its time limit is the partition's$", done.err + done.out, re.M)
+    assert re.search(
+        "^job on 2 x .*: its time limit is the partition's$", done.err + done.out, re.M
+    )
