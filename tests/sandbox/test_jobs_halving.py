@@ -30,6 +30,7 @@ def test_the_best_of_four_trains_as_if_it_were_alone(user: User) -> None:
     sweep = ("--sweep", "train.lr=1e-4,3e-4,1e-3,1e-2", "--halving", "2")
     said = json.loads(user.trnslurm("submit", "gpt2_zero1", *options, *TINY, *sweep, "--json"))
     runs = [Run(user, Path(run["directory"]), run["jobs"]) for run in said]
+    assert [*said[0]["rungs"]] == ["2", "3"]
     best, group = runs[3], runs[0].path.name.removesuffix("-1")
     alone = user.submit(*ON_CPU, "train.lr=1e-2", recipe="gpt2_zero1", more=TINY)
     # A task that Slurm starts again takes the run that it had.

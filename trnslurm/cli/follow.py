@@ -12,10 +12,12 @@ from trnslurm.cli.output import echo_json, say
 from trnslurm.cli.runs import echo_pipeline, echo_sweep, say_end
 from trnslurm.console import Console
 from trnslurm.contract.files import load_json
+from trnslurm.contract.halving import read_halving
 from trnslurm.contract.rundir import PREPARE
 from trnslurm.contract.states import State
 from trnslurm.records.run import Record, RunDir
 from trnslurm.runs.explain import explained
+from trnslurm.runs.halving import sweep_of
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.pipeline import pipeline_of
 from trnslurm.runs.standing import standing_of
@@ -38,6 +40,9 @@ def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[Ru
     if console.as_json:
         facts = [_facts(run) for run in runs]
         facts[0] |= {"elastic": [_facts(run) for run in extras]} if extras else {}
+        if record.group and (halving := read_halving(sweep_of(runs[0], record))):
+            later = enumerate(halving.rungs[1:], 2)
+            facts[0]["rungs"] = {str(number): rung.job for number, rung in later}
         echo_json(facts if len(facts) > 1 or record.group else facts[0])
     else:
         lines = []
