@@ -27,7 +27,7 @@ _GOES_ON = re.compile(rf"{GOES_ON.pattern}|\b(continu(es|ing)|retry(ing)?)\b|\bi
 _REMARK = re.compile(
     r"(?i)\b(continu(es|ing)|proceed(s|ing)?|retry(ing)?|recover(ed|ing)|reconnect\w*|fallback"
     r"|default(s|ing) to|will (use|continue|retry|try|proceed)|not (fatal|critical)|non-fatal"
-    r"|disabl(ed|ing)|anyway|optional|using \S.{0,40} instead|instead)\b"
+    r"|disabl(ed|ing)|anyway|using \S.{0,40} instead)\b"
 )
 _ADVISES = re.compile(r"(?i)\b(please|you|your|must|should|try|set|use|cannot|can.t|error)\b")
 _OF_LAUNCHERS = re.compile(r"launch|elastic|closing signal|wandb|sigkill_handler|srun: ")
