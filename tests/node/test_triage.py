@@ -663,6 +663,48 @@ def test_an_exception_that_a_handler_printed_goes_after_all_others(run) -> None:
     assert found(run).name == "package-missing"
 
 
+STEPS = "".join(f"step {n} loss {9 / n:.3f}\n" for n in (1, 2, 3, 4))
+DIED = (
+    "trnslurm: 2026-12-01T11:43:49.718Z rank 1 (local rank {}, node-{}) failed: exit code 7 of "
+    "PID 9\n"
+)
+
+
+@pytest.mark.parametrize("said", ["No module named 'flash_attn'\n", CAUGHT])
+def test_an_error_after_which_other_ranks_made_steps_did_not_end_one(run, said: str) -> None:
+    log(run, 1, f"{said}loading\n{DIED.format(0, 2)}")
+    assert found(run).name == "package-missing"
+    log(run, 0, f"{said}{STEPS}{PEER_GONE.format(0)}")
+    finding = found(run)
+    assert (finding.rank, finding.name, finding.others) == (1, "", ())
+    assert finding.brief.endswith("exit code 7, without a traceback; the last line of the log: "
+                                  "loading")  # fmt: skip
+
+
+def test_an_error_before_all_ranks_were_connected_ended_none(run) -> None:
+    (run.path / "plan.json").write_text('{"workers_per_node": 1}')
+    connected = "[Gloo] Rank 1 is connected to {} peer ranks. Expected number of connected peer "
+    said = f"No module named 'flash_attn'\n{connected}\n{DIED.format(0, 2)}"
+    log(run, 1, said.format(0))  # a group of its own
+    assert found(run).name == "package-missing"
+    log(run, 1, said.format(1))
+    assert found(run).name == ""
+
+
+def test_an_error_that_a_rank_survived_is_no_other_cause(run) -> None:
+    own = PEER_GONE.format(1).rsplit("[rank1]", 1)[0] + "[rank1]: ValueError: label 17\n"
+    log(run, 1, f"{CAUGHT}loading\n{own}")
+    assert (found(run).lines[-1], found(run).others) == ("ValueError: label 17", ())
+
+
+def test_the_last_words_of_a_rank_are_not_those_of_another(run) -> None:
+    lost = PEER_GONE.format(0) * 40  # longer than the end of a log that is read
+    log(run, 0, f"{STEPS}shard 3 has the wrong checksum\n{lost}{DIED.format(1, 1)}")
+    finding = found(run)
+    assert finding.rank == 1
+    assert finding.brief.endswith("the last line of the log: shard 3 has the wrong checksum")
+
+
 def test_ended_by_term_is_never_first(run) -> None:
     log(run, 0, report(0, -15, second=0, said="Signal 15 (SIGTERM) received by PID 1"))
     assert found(run).kind == "effect"

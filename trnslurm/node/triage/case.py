@@ -69,11 +69,19 @@ class Case:
     @cached_property
     def earlier(self) -> tuple[str, ...]:
         """Error-like lines that precede a silent end."""
-        shown = (*self.suspect.lines, *self.beside)
+        shown = (*self.suspect.lines, *self.beside, *self._survived)
         lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
         return without_harmless(line for line in lines if line not in shown)
 
     @property
     def last(self) -> tuple[str, ...]:
         """The log's last words, if nothing else says why a worker ended."""
-        return () if self.known or self.earlier or not self.silent else said_last(self.log)
+        if self.known or self.earlier or not self.silent:
+            return ()
+        said = said_last(self.log, self.suspect.rank)
+        return tuple(line for line in said if line not in self._survived)
+
+    @property
+    def _survived(self) -> set[str]:
+        """The lines of errors after which the program went on."""
+        return {hit.line for hit in self.evidence.hits if hit.survived}

@@ -70,6 +70,7 @@ _OF_WORKERS = re.compile(
     r"torch[./]distributed|\[rank\d+\]|NCCL (INFO|WARN)|^Traceback \(most recent"
 )
 _OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
+_CONNECTED = re.compile(r"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\b")
 _GOES_ON_AFTER = re.compile(r"\W*Trying (to|again)\b")
 # Complete sequences first, so that no part of a color or window title is left over.
 _ESCAPES = re.compile(
@@ -242,6 +243,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
             spoken.add(suspect.rank)
     logs = files.node_logs(phase, attempt)
     starts_tasks = _ONCE in _script_of(files)
+    before_steps: set[str] = set()  # the lines of the first log with steps
     for read, (node, file) in enumerate(logs.items()):
         # No log, and no part of the work on it, uses up the time of later ones.
         parts = len(logs) - read + 1
@@ -253,10 +255,19 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         lines = text.split("\n")
         if end := last_steps(lines):  # training continued after the earlier lines
             found.went_on = True
+            before_steps = before_steps or {_shape(line) for line in lines[:end]}
             text = "\n".join(lines[end:])
         found.lengths[place] = len(lines) - end
         first_rank = node * per_node if isinstance(per_node, int) else None
         words = read_words(text, first_rank)
+        # In a log without steps of its own, the same error is one that all ranks survived.
+        survived = set() if end else before_steps
+        met = _met(lines[end:], found.ranks)
+        got_to = max([met, *(t.at for t in words.of_ranks() if not _is_effect(t))])
+        for traceback in words.tracebacks:
+            if traceback.rank is None:
+                passed_by = traceback.at < got_to or _shape(traceback.lines[-1]) in survived
+                traceback.survived = traceback.survived or passed_by
         share(2 * parts)
         hits = list(_hits(text, place, node, words.first_at(text) - _LINES_NEAR))
         hits = [
@@ -269,7 +280,15 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
             )
         ]
         passed = [t.at_lines for t in words.tracebacks if t.survived and len(t.lines) > 1]
-        hits = [replace(h, survived=any(h.at in lines for lines in passed)) for h in hits]
+        hits = [
+            replace(
+                h,
+                survived=h.at < met
+                or _shape(h.line) in survived
+                or any(h.at in lines for lines in passed),
+            )
+            for h in hits
+        ]
         found.hits += hits
         share(parts)
         host = hosts[node] if node < len(hosts) else ""
@@ -295,6 +314,18 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
                 found.suspects.append(_suspect_of(said, place))
     share(1)
     return found
+
+
+def _shape(line: str) -> str:
+    return line.strip().translate(NO_DIGITS)
+
+
+def _met(lines: list[str], ranks: int) -> int:
+    """Return the last line by which all ranks were connected, or 0. Errors before it ended none."""
+    for at in range(len(lines) - 1, -1, -1):
+        if (peers := _CONNECTED.match(lines[at])) and int(peers[1]) == ranks - 1:
+            return at
+    return 0
 
 
 def _killed_program(files: RunFiles, about: Attempt, hosts: list[str]) -> Suspect:

@@ -63,12 +63,11 @@ _MAX_LINES = 400  # in one traceback, including chained and interrupted ones
 _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
-_OWN_LINE = re.compile(
+_OF_START = re.compile(
     r"preflight: |\S+Z \w+: node \d+ of |no progress: |trnslurm: the launcher got signal"
+    r"|\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:"
 )
-"""Matches lines that trnslurm's programs write."""
-_OF_PYTORCH = re.compile(r"\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:")
-"""Matches lines that PyTorch's libraries print at every start."""
+"""Matches lines that trnslurm's programs and PyTorch's libraries print in every run."""
 _NEAR = 300  # lines between the first failure of a node and the last
 _SOON_S = 60.0
 _BESIDE = 100  # lines before an exception that may tell its time
@@ -324,11 +323,18 @@ def last_lines(text: str) -> tuple[str, ...]:
     return tuple(lines[-_LAST:])
 
 
-def said_last(text: str) -> tuple[str, ...]:
-    """Return the last two lines of a log before a launcher's report."""
-    lines = last_lines(_before_report(text))
-    said = [x for x in lines if not (_OWN_LINE.match(x) or _OF_PYTORCH.match(x))]
-    return tuple(said[-2:])
+def said_last(text: str, rank: int | None = None) -> tuple[str, ...]:
+    """Return the last two lines of a log before a launcher's report, without other ranks' lines."""
+    said: list[str] = []
+    for line in reversed(_before_report(text).split("\n")):
+        own = _RANK.match(line)
+        others = own is not None and rank is not None and int(own[1] or own[2]) != rank
+        line = line.strip()
+        if not others and re.search(r"\w", line) and not _OF_START.match(line):
+            said.append(line)
+        if len(said) == 2:
+            break
+    return tuple(said[::-1])
 
 
 def _before_report(text: str) -> str:
