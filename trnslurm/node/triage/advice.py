@@ -115,7 +115,7 @@ def _of_lines(case: Case) -> Advice:
                 do = f"read the message, and the frames that lead from {at} into {package}"
             return Advice(
                 f"{by} {kind} ({at})",
-                f'the message says: "{told}"' if told else f"{do}; {suspect.place} has all",
+                f'the message says: "{told}"' if told else do,
                 SUBMIT if kind in _OF_SCRIPT and not package else "",
             )
         cause = f"unknown: {case.raised.kind} ended the worker"
@@ -123,7 +123,7 @@ def _of_lines(case: Case) -> Advice:
     if case.last:
         return Advice(
             "unknown: the worker ended without a traceback; the last lines of its log are above",
-            f"find where the script prints that or exits (sys.exit); {suspect.place} has more",
+            "find where the script exits after that (sys.exit, os._exit)",
             EITHER,
         )
     if suspect.silent:
@@ -142,7 +142,7 @@ def _of_lines(case: Case) -> Advice:
         )
     return Advice(
         f"{suspect.lines[-1].split(':')[0].strip()} is not a known cause",
-        f"read the error; {suspect.place} has more",
+        f"read the error in {suspect.place}",
         EITHER,
     )
 

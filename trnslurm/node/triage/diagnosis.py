@@ -26,6 +26,7 @@ from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.case import Case
 from trnslurm.node.triage.causes import (
     CAUSE,
+    CRASHES,
     EFFECT,
     Cause,
     cause_of,
@@ -205,7 +206,8 @@ def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
 def _brief(case: Case, cause: str, host: str) -> str:
     """Return the cause in one line: what died, of which exception or known cause, and where."""
     known, suspect, raised = case.known, case.suspect, case.raised
-    if known and known.kind == EFFECT:
+    of_itself = known is not None and known.name in CRASHES and suspect.rank is not None
+    if known and known.kind == EFFECT and not of_itself:
         return ""
     more = suspect.more[0].strip() if suspect.more and suspect.lines[-1].endswith(":") else ""
     lines = [line for line in suspect.lines if raised and line.startswith(raised.kind)]

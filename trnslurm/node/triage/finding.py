@@ -73,6 +73,7 @@ class Finding(Frozen):
         lines = [x for x in self.lines if x.strip().removeprefix(_WATCHDOG) not in told]
         lines = [x for x in lines if not (_KILLED.match(x) and self.name in _SAID)]
         # `told` says who failed, with the cause or with all lines.
+        known = known or (self.kind == EFFECT and self._consequences() in told)
         header = [] if told and (known or not lines or not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
         word = "cause" if self.certain else "seen" if self.kind == EFFECT else "likely"
@@ -97,7 +98,7 @@ class Finding(Frozen):
     def _header(self) -> str:
         time_text = time.strftime("%F %T", time.localtime(self.when)) if self.when else ""
         at = f" at {time_text}" if time_text else ""
-        if self.kind == EFFECT:
+        if self.kind == EFFECT and not self.brief:
             what = f"{self._consequences()}{at}"
         elif self.held_up:
             ranks = ", ".join(map(str, self.held_up[:_MOST_RANKS]))
