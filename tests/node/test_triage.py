@@ -691,6 +691,14 @@ def test_an_error_before_all_ranks_were_connected_ended_none(run) -> None:
     assert found(run).name == "package-missing"
     log(run, 1, said.format(1))
     assert found(run).name == ""
+    # Python exits with 1 after an exception, so @record would show nothing.
+    assert found(run).fix == "find where the program exits with 7 (sys.exit, os._exit)"
+
+
+def test_advice_does_not_name_a_version_of_the_users_script(run) -> None:
+    error = "[rank0]: RuntimeError: cannot call numpy() on it. Use detach().numpy() instead.\n"
+    log(run, 0, PEER_GONE.format(0).rsplit("[rank0]", 1)[0] + error)
+    assert found(run).fix == "do as the line says at train.py, line 7"
 
 
 def test_an_error_that_a_rank_survived_is_no_other_cause(run) -> None:

@@ -53,6 +53,7 @@ _FOR_AUTHORS = re.compile(
 """Matches advice for those who write the package, not for those who use it."""
 _MAX_ADVICE = 160
 _MICRO_BATCH = "batch.micro_batch"
+_EXIT_CODE = re.compile(r"\bexit code (\d+)")
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
 
 
@@ -133,6 +134,12 @@ def _of_lines(case: Case) -> Advice:
             return Advice(
                 "unknown: the worker ended without a traceback; the lines above look like errors",
                 f"read the lines around them in {suspect.place}",
+                EITHER,
+            )
+        if (code := _EXIT_CODE.search(suspect.lines[-1])) and code[1] != "1":
+            return Advice(
+                f"unknown: the worker exited with code {code[1]}; an exception would exit with 1",
+                f"find where the program exits with {code[1]} (sys.exit, os._exit)",
                 EITHER,
             )
         return Advice(

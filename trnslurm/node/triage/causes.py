@@ -27,7 +27,7 @@ from trnslurm.node.triage.patterns import readable
 
 _PLACE = re.compile(r"\{(what|package|owner|newer|file|own|code)\}")
 # Advice that only fits packages, because a user's script is not installed.
-_OF_PACKAGE = re.compile(r"(,? or|;) update \{owner\}")
+_OF_PACKAGE = re.compile(r"(,? or|;) update \{owner\}|[,;] or install the version of \{owner\} .*$")
 _SHORTEST = 3
 _MOST_FRAMES = 16 << 10
 """How many characters at a traceback's end are compared: enough for 100 frames."""
