@@ -252,7 +252,10 @@ def end_with(command: Callable[[], object]) -> NoReturn:
             where = f"; put options of a custom script after --{where}"
         if isinstance(error, click.NoSuchOption) and error.option_name == "--on":
             where = "; put it before the command: trnslurm --on HOST COMMAND"
-        if "name" in known and error.message.startswith("Got unexpected extra argument"):
+        named = (
+            any("--name" in each.opts for each in error.ctx.command.params) if error.ctx else False
+        )
+        if named and error.message.startswith("Got unexpected extra argument"):
             where = f"; a name is an option: --name NAME{where}"
         _fail(f"{error.format_message().removesuffix('.')}{where}", 2)
     except click.ClickException as error:

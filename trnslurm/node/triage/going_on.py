@@ -54,7 +54,10 @@ def last_steps(lines: Sequence[str]) -> int:
 
 
 def says_it_goes_on(line: str) -> bool:
-    """Check whether a line says that the program goes on; a line of progress only counts."""
+    """Check whether a line says that the program goes on.
+
+    A line of progress does not: it may count skipped steps.
+    """
     said = GOES_ON.search(line) or (_REMARK.search(line) and not _ADVISES.search(line))
     return bool(said) and not _STEP.search(line)
 

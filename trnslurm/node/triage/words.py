@@ -284,7 +284,7 @@ def _went_on(traceback: Traceback, lines: list[str], last_at: int, last: float) 
     remarks += [previous] if previous.endswith(":") else []
     if _IN_THREAD.match(previous) or any(map(says_it_goes_on, remarks)):
         return True
-    before = (time_in(line) for line in lines[traceback.at : max(0, traceback.at - _BESIDE) : -1])
+    before = map(time_in, reversed(lines[max(0, traceback.at - _BESIDE) : traceback.at + 1]))
     begun = next(filter(None, before), None) if last_at >= after else None
     return begun is not None and last > begun + _SOON_S
 
