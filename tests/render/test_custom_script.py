@@ -1139,6 +1139,13 @@ def test_words_of_a_resume_take_the_place_of_those_before(site, fake_slurm, cli,
     assert resumed("--", "--right") == "--a --right"
     assert resumed() == "--a --right"
     assert resumed("--", "") == "--a"
+    resumed("--set", "env.MY_FLAG=a b", "--set", "slurm.account=other", "--set", "slurm.time_min=7")
+    job = (run.path / "train.sbatch").read_text()
+    assert "#SBATCH --account=other " in job and "#SBATCH --time=00:07:00 " in job
+    assert "export MY_FLAG='a b'\n" in job
+    fake_slurm.queue(f"{run.record().jobs['train']}|FAILED|NonZeroExitCode|x|node-1")
+    refused = cli("resume", run.name, "--force", "--set", "seed=5").error
+    assert "--set seed=5: only slurm.max_node_hours" in refused and "env.NAME can change" in refused
 
 
 def test_resume_says_where_a_script_may_continue(site, fake_slurm, cli, project) -> None:

@@ -178,10 +178,10 @@ class Run:
     ) -> Run:
         """Resume the run from its newest checkpoint, optionally on other nodes; return at once.
 
-        `nodes` is a number or a range such as "2-4". `settings` raise the caps
-        slurm.max_node_hours, slurm.max_cost or slurm.max_attempts. `force` starts a custom script
-        again even if it may overwrite its unreported checkpoints. `arguments` are added to the
-        script's own from then on.
+        `nodes` is a number or a range such as "2-4". `settings` change what --set of
+        `trnslurm resume` changes: caps, variables, and how Slurm queues the job. `force` starts a
+        custom script again even if it may overwrite its unreported checkpoints. `arguments` are
+        added to the script's own from then on.
         """
         how = _continuation(
             nodes, stop_at, settings, notify, self._path, force=force, arguments=arguments
@@ -356,10 +356,10 @@ def resume(
 ) -> Run:
     """Resume a run from its newest checkpoint, optionally on other nodes; return at once.
 
-    `nodes` is a number or a range such as "2-4". `settings` raise the caps slurm.max_node_hours,
-    slurm.max_cost or slurm.max_attempts. `force` starts a custom script again even if it may
-    overwrite checkpoints that it has not reported. `arguments` are added to the script's own from
-    then on.
+    `nodes` is a number or a range such as "2-4". `settings` change what --set of `trnslurm resume`
+    changes: caps, variables, and how Slurm queues the job. `force` starts a custom script again
+    even if it may overwrite checkpoints that it has not reported. `arguments` are added to the
+    script's own from then on.
     "s3://BUCKET/PREFIX/RUN" starts a new run on a `cluster`, with any settings.
     """
     if isinstance(run, str) and run.startswith("s3://"):

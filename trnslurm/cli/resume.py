@@ -54,7 +54,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     multiple=True,
     metavar="KEY=VALUE",
     help=(
-        "Raise slurm.max_node_hours, max_cost or max_attempts. When resuming from S3, set any key."
+        "Change a cap, a variable (env.NAME), or slurm.account, qos, reservation or time_min. When "
+        "resuming from S3, set any key."
     ),
 )
 @click.option(
@@ -87,7 +88,8 @@ def resume_command(
     A run that ended at train.stop_at continues to its last step, or to the step of --stop-at.
 
     If a run has used up slurm.max_node_hours, slurm.max_cost or slurm.max_attempts, raise the limit
-    with --set.
+    with --set. --set also changes an environment variable (env.NAME) and how Slurm queues the job:
+    slurm.account, slurm.qos, slurm.reservation and slurm.time_min.
 
     If a custom script has written checkpoints without reporting them, it may start at step 0 and
     overwrite them. Pass --force if the script finds them itself. Words after -- are added to the
@@ -109,6 +111,7 @@ def resume_command(
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
       trnslurm resume last --set slurm.max_cost=500
+      trnslurm resume last --set env.NCCL_DEBUG=INFO
       trnslurm resume last -- --resume_from_checkpoint {resume}
       trnslurm resume s3://bucket/runs/20261127-025400-gpt2_zero1 --cluster p4d
     """

@@ -38,6 +38,8 @@ from trnslurm.submission.job import Job, make_job
 _READER = "trnslurm/node/caps.py"
 _SENDER = "trnslurm/node/notify.py"
 CAP_KEYS = ("slurm.max_node_hours", "slurm.max_cost", "slurm.max_attempts")
+_QUEUE_KEYS = ("slurm.account", "slurm.qos", "slurm.reservation", "slurm.time_min")
+_VARIABLES = "env."
 _SEARCHED_NODES = 64  # counts to try, if the requested count does not fit
 
 
@@ -134,22 +136,36 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
     return replace(job, bundle=Bundle(files={**job.bundle.files, **changed}))
 
 
-def set_caps(run: RunDir, job: Job, words: Sequence[str]) -> Job:
-    """Return a run's job with other caps on what it may use."""
+def set_keys(run: RunDir, job: Job, words: Sequence[str], template_dirs: Sequence[Path]) -> Job:
+    """Return a run's job with the values of --set: caps, variables, and how Slurm queues it.
+
+    Caps are in a file of their own, so runs from other versions of trnslurm can change them too.
+    """
     option = f"{run.name} cannot continue with --set"
-    if f"code/{_READER}" not in sources(job.bundle.files):
+    for word in words:
+        key = word.partition("=")[0]
+        if key not in (*CAP_KEYS, *_QUEUE_KEYS) and not key.startswith(_VARIABLES):
+            raise RunError(
+                f"{option} {word}: only {', '.join((*CAP_KEYS, *_QUEUE_KEYS))} and "
+                f"{_VARIABLES}NAME can change. For other keys, run trnslurm submit {job.recipe} "
+                f"--from {run.name} --set {word}"
+            )
+    rendered = [word for word in words if word.partition("=")[0] not in CAP_KEYS]
+    if not rendered and f"code/{_READER}" not in sources(job.bundle.files):
         raise RunError(f"{option}: the run was submitted with a version of trnslurm without caps")
+    if rendered and (other := _differs(run, job, template_dirs)):
+        raise RunError(
+            f"{other}: {rendered[0]} would change more than that. Run trnslurm submit "
+            f"{job.recipe} --from {run.name} --set {rendered[0]}"
+        )
     head = parse_yaml(job.bundle.files[CONFIG])
     for word in words:
-        if word.partition("=")[0] not in CAP_KEYS:
-            raise RunError(
-                f"{option} {word}: only {', '.join(CAP_KEYS)} can change. For other keys, run "
-                f"trnslurm submit {job.recipe} --from {run.name} --set {word}"
-            )
         head["config"] = merge(head["config"], set_layer(word, head["config"]).tree)
-    recipe_dir = str(run.code / "jobs" / job.recipe)
-    profile = read_config(head, recipe_dir=recipe_dir, where=f"{run.name}: --set").cluster
+    config = read_config(head, recipe_dir=_source(run, job), where=f"{run.name}: --set")
     refuse_locked(head["config"], f"{run.name}: --set")
+    if rendered:
+        return make_job(_spec(config, job, job.nodes), template_dirs, code=_code(job))
+    profile = config.cluster
     instance = find(catalog(profile.instance_types), profile.instance_type)
     files = {n: data for n, data in job.bundle.files.items() if n != CAPS}
     files |= caps_file(caps_of(profile, instance, job.roles)) | {CONFIG: to_config_yaml(head)}

@@ -38,7 +38,7 @@ from trnslurm.submission.resize import (
     add_arguments,
     adopt_files,
     resize,
-    set_caps,
+    set_keys,
     set_notify,
     set_stop_at,
 )
@@ -60,7 +60,7 @@ class Continuation(Frozen):
     None keeps the current step, unless the run has reached it.
     """
     settings: Sequence[str] = ()
-    """The values of --set, which change caps."""
+    """The values of --set: caps, variables, and how Slurm queues the job."""
     notify: Sequence[str] = ()
     """The values of --notify, also for the runs that wait for this run."""
     arguments: Sequence[str] = ()
@@ -146,7 +146,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
         run.enough_file.unlink(missing_ok=True)
         leave_rungs(run, record, own_step=how.stop_at is not None)
         if how.settings:
-            jobs[0] = set_caps(run, jobs[0], how.settings)
+            jobs[0] = set_keys(run, jobs[0], how.settings, how.template_dirs)
         _refuse_capped(run, jobs[0])
         if how.notify:
             jobs = [set_notify(r, job, how.notify) for r, job in zip(chain, jobs, strict=True)]
