@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trnslurm.node.numbers.log import LogReader
+from trnslurm.node.numbers.log import Earlier, LogReader
 from trnslurm.node.numbers.sighting import Steps
 
 Seen = dict[int, dict[str, float]]
@@ -195,3 +195,64 @@ def test_bars_that_say_nothing_sure() -> None:
     assert read(bars("Epoch {epoch}", [(5, 1, 1.0), (5, 2, 2.0)]))[0] == {}  # it resumed
     steps = f"Steps: {BAR} 12/500 [00:24<3:55:01,  1.83it/s, {{'loss': 2.25}}]"
     assert read(steps)[0] == {12: {"loss": 2.25}}
+
+
+def epochs(text: str) -> tuple[dict[int, float], list[int | None]]:
+    """The loss of each step that is an epoch, and the totals; nothing if the log names steps."""
+    reader = LogReader()
+    for line in text.split("\n"):
+        assert not [*reader.feed(line)]
+    found = reader.epochs.take(end=True)
+    return {seen.step: seen.numbers["loss"] for seen in found}, [seen.steps for seen in found]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Epoch {0}/3: train loss: {1}, val loss: 9.5",
+        "epoch: {0}, lr: 1.00e+00 - train loss: {1} - valid loss: 9.5, valid error: 0.5",
+        "Epoch: 00{0}, Loss: {1}, Val: 0.5, Test: 0.5",
+        "====> Epoch: {0} Average loss: {1}",
+        "Epoch {0}/3\n 9/9 [====] - 5s 3ms/step - loss: {1} - acc: 0.5 - val_loss: 9.5",
+        "Train Epoch: {0} [0/60000 (0%)]\tLoss: 9.5\n"
+        "Train Epoch: {0} [640/60000 (1%)]\tLoss: {1}\nTest set: Average loss: 9.5",
+        "Epoch {0}\n-----\ntrain Loss: {1} Acc: 0.5\nval Loss: 9.5 Acc: 0.5\nBest val loss: 9.5",
+        "loss: 9.5\nEpoch {0} started\nbatch loss 9.5\ntraining loss = {1}",
+    ],
+)
+def test_a_loss_per_epoch(form: str) -> None:
+    text = "\n".join(form.format(epoch, f"{epoch}.25") for epoch in (1, 2, 3))
+    assert epochs(text)[0] == {1: 1.25, 2: 2.25, 3: 3.25}
+    # Counted from 0, an epoch is the next step.
+    text = "\n".join(form.format(epoch, f"{epoch}.25") for epoch in (0, 1, 2))
+    assert epochs(text)[0] == {1: 0.25, 2: 1.25, 3: 2.25}
+
+
+def test_an_epoch_counts_when_its_loss_is_certain() -> None:
+    line = "Epoch {}/9, loss: {}.5"
+    assert epochs(line.format(1, 1))[0] == {}
+    assert epochs("\n".join(line.format(n, n) for n in (1, 2)))[1] == [9, 9]
+    # The last epoch was cut off.
+    assert epochs("\n".join(line.format(n, m) for n, m in ((1, 1), (1, 2), (2, 3))))[0] == {1: 2.5}
+    # Another worker is behind.
+    assert epochs("\n".join(line.format(n, n) for n in (1, 2, 1, 3)))[0] == {1: 1.5, 2: 2.5}
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["Epoch [{0}/3], Step [{1}/600], Loss: {2}", "Epoch: [{0}][ {1}/600]\tTime 1.5\tLoss {2} (9.5)",
+     "Epoch {0} | batch {1}/600 | loss {2}"],
+)  # fmt: skip
+def test_places_in_epochs_become_steps_of_the_run(form: str) -> None:
+    told = [form.format(epoch, at, f"{at}.5") for epoch in (1, 2) for at in (100, 400)]
+    found = {100: 100.5, 400: 400.5, 700: 100.5, 1000: 400.5}
+    steps = read("\n".join(told))[0]
+    assert {step: numbers["loss"] for step, numbers in steps.items()} == found
+    assert [numbers["epoch"] for numbers in steps.values()] == [1, 1, 2, 2]
+    # A later attempt goes on if its predecessor has read where the first epoch was.
+    reader = LogReader(Earlier(1, restarts=True))
+    assert [seen.step for line in told[2:] for seen in reader.feed(line)] == [700, 1000]
+    assert not [seen for line in told[2:] for seen in LogReader(Earlier()).feed(line)]
+    # Steps that do not restart count the whole run.
+    told = [form.format(epoch, at, 1.5) for epoch, at in ((0, 100), (0, 200), (1, 300), (2, 400))]
+    assert [*read("\n".join(told))[0]] == [100, 200, 300, 400]

@@ -9,8 +9,10 @@ READ = "read"
 """The source from which trnslurm.node.numbers read a line's numbers. A script's own lines lack
 it."""
 LOG, TENSORBOARD, CSV, TRAINER, WANDB = "log", "tensorboard", "csv", "trainer", "wandb"
+EPOCHS = "epochs"
 _PLACES = {
     LOG: "its log",
+    EPOCHS: "its log, one step per epoch",
     TENSORBOARD: "its files for TensorBoard",
     CSV: "its metrics.csv",
     TRAINER: "Trainer's checkpoints",

@@ -16,16 +16,18 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from trnslurm.contract.files import open_file
-from trnslurm.contract.metrics import is_reported
+from trnslurm.contract.metrics import EPOCHS, LOG, READ, is_reported
 from trnslurm.contract.variables import Variable
 from trnslurm.node.guard import Watched
 from trnslurm.node.numbers.choice import Choice
 from trnslurm.node.numbers.files import found_in
+from trnslurm.node.numbers.log import Earlier
 from trnslurm.node.numbers.outside import Outside
 from trnslurm.node.numbers.sighting import line_of
-from trnslurm.node.numbers.sources import Log, Source, Table, Tensorboard, Trainer, Wandb
+from trnslurm.node.numbers.sources import Epochs, Log, Source, Table, Tensorboard, Trainer, Wandb
 from trnslurm.node.state import RUN
 
 LEAST_S, MOST_S = 3.0, 20.0
@@ -71,12 +73,15 @@ class Numbers:
         self._outside = Outside(time.time(), self._places)
         old = [*found_in(self._places)]
         self._written = Written(RUN.metrics_file, attempt)
+        log = Log(RUN.node_log("train", attempt, 0), earlier(RUN.metrics_file))
+        self._epochs = Epochs(log)
         self._sources: list[Source] = [
             Tensorboard(old),
             Trainer(old),
             Table(old),
             Wandb(old),
-            Log(RUN.node_log("train", attempt, 0)),
+            log,
+            self._epochs,
         ]
         self._choice = Choice(self._sources)
         self._find_at = 0.0
@@ -93,6 +98,8 @@ class Numbers:
         for source in self._sources:
             for _ in range(_LAST_LOOKS if end else 1):
                 source.look()
+        if end:
+            self._epochs.end()
         if self._written.by_others():
             return False
         due = self._choice.due(now, end=end)
@@ -112,6 +119,32 @@ class Numbers:
         for source in self._sources:
             source.offer(found)
         self._find_at = now + max(_FILES_S, (time.monotonic() - start) / _SHARE)
+
+
+def earlier(file: Path) -> Earlier | None:
+    """Return what the lines of earlier attempts say about epochs, or None if there are none."""
+    try:
+        with open_file(file) as stream:
+            lines = stream.read(_OWN_BYTES).splitlines()
+    except OSError:
+        return None
+    told = [line for line in map(_object, lines) if isinstance(line.get("epoch"), float)]
+    places = [line for line in told if line.get(READ) == LOG]
+    epochs = [line for line in told if line.get(READ) == EPOCHS]
+    if places:
+        restarts = not any("steps" in line for line in places)
+        return Earlier(int(places[0]["epoch"]), restarts)
+    if epochs and isinstance(step := epochs[0].get("step"), int):
+        return Earlier(int(epochs[0]["epoch"]) - step + 1)
+    return Earlier() if lines else None
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 class Written:
@@ -142,12 +175,8 @@ class Written:
             stream.write(data)
 
     def _is_of_script(self, line: bytes) -> bool:
-        try:
-            told = json.loads(line)
-        except (ValueError, RecursionError):
-            return False
-        ours = isinstance(told, dict) and told.get("attempt") == self._attempt
-        return ours and is_reported(told)
+        told = _object(line)
+        return told.get("attempt") == self._attempt and is_reported(told)
 
     def _size(self) -> int:
         try:

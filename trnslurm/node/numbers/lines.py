@@ -11,25 +11,31 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _MOST_CHARACTERS = 4000
-_NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
+NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d|[.,-]\d)"
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # [rank3]: PyTorch; [default3]: torchrun --tee; 3: srun --label; [Rank 3] many scripts.
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]:|\[rank:? ?(\d+)\]|\A\s*(\d+): ", re.IGNORECASE)
-_OTHER = re.compile(
-    # held-out data
-    r"(?<![a-z])(?:val|valid|validat\w*|eval\w*|test\w*|dev|infer\w*|predict\w*|held.?out|"
+HELD_OUT_WORDS = re.compile(
+    r"(?<![a-z])(?:val|valid|validat\w*|eval\w*|test\w*|dev|infer\w*|predict\w*|held.?out)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+ASIDE = re.compile(
     # a time that is not the step's, or a mean over many steps
+    r"(?<![a-z])(?:"
     r"best|lowest|previous|resum\w*|restor\w*|load(?:ed|ing)|early.?stop\w*|patience|improv\w*|"
     r"final|finally|overall|target|expected|sav(?:ed|ing)|train_runtime|finished in|class|"
     # settings
     r"config\w*|args|arguments|h?param\w*|settings|options|namespace)(?![a-z])",
     re.IGNORECASE,
 )
-_EPOCH = re.compile(
-    r"(?<![a-z])epoch\b[\"']?[\s:=#\[(]{0,4}(?P<number>\d+)(?!\d|\.\d)", re.IGNORECASE
+EPOCH = re.compile(
+    r"(?:(?<![a-z])epoch(?:\(train\))?(?![a-z])[\"']?[\s:=#\[(]{0,4}|\btrain: (?=\d+ \[))"
+    r"(?P<number>\d+)(?!\d|\.\d)",
+    re.IGNORECASE,
 )
-# What may stand before a name: "mlm loss" is no loss, and "per step" no step.
+# What may stand before a name.
 _FREE = re.compile(
     r"(?:\A|[^\w\s]|\s\s|\t|(?<![a-z_])\d[\d.e+-]*(?: ?[a-z%]{1,4}(?:/[a-z]+)?)?"
     r"|\b(?:info|debug|at|completed|current|finished))\s?\Z",
@@ -41,6 +47,12 @@ _STEP = re.compile(
     rf"(?![\w%])(?!\s*(?:ms|s|sec\w*)\b)(?:\s*(?:/|of)\s*(?P<of>{_WHOLE})(?!\w))?",
     re.IGNORECASE,
 )
+# A place in an epoch: `batch 100/600`, or `[ 10/391]` right after the epoch's number in brackets.
+_PLACE = re.compile(
+    rf"(?:(?<![\w./@-])batch(?:es)?\b\s*[:=#]?\s*[\[(]?\s*|(?<=\d\])\s*\[\s*)"
+    rf"(?P<at>{_WHOLE})\s*(?:/|of)\s*(?P<of>{_WHOLE})(?!\w)",
+    re.IGNORECASE,
+)
 _BAR = re.compile(
     r"\A(?P<what>[^|]*?)\d+%\|[^|]*\|\s*(?P<at>\d+)/(?P<of>\d+) "
     r"\[(?:\d+:)?\d+:\d+<(?:(?:\d+ days?, )?(?:\d+:)?\d+:\d+|\?)"
@@ -48,7 +60,7 @@ _BAR = re.compile(
 # `Epoch 3`, `Epoch [3/10]`, `loss: 2.31`: a bar of an epoch's batches, or of one loop over all.
 _BATCHES_BAR = re.compile(
     rf"\s*(?:train(?:ing)?\s*)?(?:epoch[\s:=#\[(]*\d+(?:\s*/\s*\d+)?[\])]?)?[\s:,|-]*"
-    rf"(?:(?:train(?:ing)?[ _/])?loss\s*[:=]?\s*(?:{_NUMBER})[\s:,|-]*)?",
+    rf"(?:(?:train(?:ing)?[ _/])?loss\s*[:=]?\s*(?:{NUMBER})[\s:,|-]*)?",
     re.IGNORECASE,
 )
 _STEPS_BAR = re.compile(r"\s*(?:(?:global|train(?:ing)?) )?steps?:\s*", re.IGNORECASE)
@@ -61,14 +73,14 @@ _NAMES = {
 }
 _NAME = re.compile(
     r"(?<![\w./@-])(?:" + "|".join(f"(?P<{n}>{form})" for n, form in _NAMES.items()) + r")"
-    rf"(?P<by>\s*[:=]\s*|\s+)(?:tensor\()?(?P<number>{_NUMBER})(?![\w/]|\.\w|[:-]\d)",
+    rf"(?P<by>\s*[:=]\s*|\s+)(?:tensor\()?(?P<number>{NUMBER})(?![\w/]|\.\w|[:-]\d)",
     re.IGNORECASE,
 )
 # A record ends its line. Trainer's is a dict, others are JSON.
 _RECORD = re.compile(r"(?P<before>[^{]*)(?P<record>\{\s*[\"'][^{}]*\})\s*\Z")
 _IN_RECORD = re.compile(
     r"[\"'](?P<name>[^\"'\\]{1,60})[\"']\s*:\s*"
-    rf"[\"']?(?P<number>{_NUMBER})(?:/(?P<of>\d+))?[\"']?\s*(?=[,}}])",
+    rf"[\"']?(?P<number>{NUMBER})(?:/(?P<of>\d+))?[\"']?\s*(?=[,}}])",
     re.IGNORECASE,
 )
 _OF_ALL = ("global_step", "global_steps", "global_step/max_steps", "num_updates", "current_steps")
@@ -79,8 +91,6 @@ _TOTALS = ("total_steps", "max_steps")
 class Line(NamedTuple):
     """What a line says."""
 
-    rank: int | None = None
-    """The worker that the line names."""
     step: int | None = None
     steps: int | None = None
     numbers: dict[str, float] = {}  # noqa: RUF012 (never changed)
@@ -107,38 +117,45 @@ def pieces(text: str) -> Iterator[str]:
 
 def parse(text: str) -> Line | None:
     """Return what a piece of a line says, or None if it says nothing about a training step."""
-    counts = _EPOCH.search(text)
+    counts = EPOCH.search(text)
     epoch = int(counts["number"]) if counts else None
     body = _RANK.sub(" ", text, count=1)
-    if not _OTHER.search(body):
+    if not (HELD_OUT_WORDS.search(body) or ASIDE.search(body)):
         if record := _RECORD.match(body):
             found = _of_record(record["record"])
         elif bar := _BAR.match(body):
             found = _of_bar(body, bar)
         else:
-            found = _of_words(body)
+            found = _of_words(body, in_epoch=counts is not None)
         if found:
-            return found._replace(rank=_rank_of(text), epoch=epoch)
+            return found._replace(epoch=epoch)
     return Line(epoch=epoch) if counts else None
 
 
-def _rank_of(text: str) -> int | None:
+def free_at(before: str) -> bool:
+    """Check whether a name may begin after this text: "mlm loss" is no loss, "per step" no step."""
+    return bool(_FREE.search(before))
+
+
+def rank_of(text: str) -> int | None:
+    """Return the worker that a piece of a line names, or None."""
     found = _RANK.search(text)
     return int(next(group for group in found.groups() if group)) if found else None
 
 
-def _of_words(body: str) -> Line | None:
+def _of_words(body: str, *, in_epoch: bool) -> Line | None:
     """Return what a line of text says: one step and one loss."""
     numbers = _numbers(body)
-    steps = [s for s in _STEP.finditer(body) if _FREE.search(body[: s.start()])]
+    steps = [s for s in _STEP.finditer(body) if free_at(body[: s.start()])]
     steps = [s for s in steps if s["of"] or not s["many"] or s["all"]]
-    steps = [s for s in steps if s["all"]] or steps
+    sure = [s for s in steps if s["all"]]
+    steps = sure or steps or ([*_PLACE.finditer(body)] if in_epoch else [])
     if not numbers or len({s["at"] for s in steps}) != 1:
         return None
     at, of = _whole(steps[0]["at"]), _whole(steps[0]["of"] or "0")
     if of and at > of:
         return None
-    return Line(step=at, steps=of or None, numbers=numbers, sure=bool(steps[0]["all"]))
+    return Line(step=at, steps=of or None, numbers=numbers, sure=bool(sure))
 
 
 def _of_bar(body: str, bar: re.Match[str]) -> Line | None:
@@ -161,7 +178,7 @@ def _numbers(body: str) -> dict[str, float]:
     losses: dict[str, set[str]] = {}
     for each in _NAME.finditer(body):
         sure = each["by"].strip() or "." in each["number"] or each["number"].isalpha()
-        if not sure or not _FREE.search(body[: each.start()]):
+        if not sure or not free_at(body[: each.start()]):
             continue
         name = next(n for n in _NAMES if each[n])
         found.setdefault(name, each["number"])

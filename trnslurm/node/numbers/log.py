@@ -1,24 +1,35 @@
 """Reads steps from the lines of a worker's log, one line at a time.
 
 If lines contradict each other, no further line counts: a step that goes back belongs to an epoch or
-to another worker.
+to another worker. A log without any step may still have a loss per epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from trnslurm.node.numbers.lines import Line, parse, pieces
+from trnslurm.node.numbers.epochs import EpochReader
+from trnslurm.node.numbers.lines import Line, parse, pieces, rank_of
 from trnslurm.node.numbers.sighting import Sighting
 
 _MOST_STEP = 1 << 53
 _SURE_CHANGES = 2
 
 
+class Earlier(NamedTuple):
+    """What lines of earlier attempts say about a log that counts epochs."""
+
+    first_epoch: int | None = None
+    restarts: bool | None = None
+    """Whether the step restarts at each epoch, if known."""
+
+
 class LogReader:
     """What the previous lines say about how to read the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Earlier | None = None) -> None:
+        """Start with what an earlier attempt's lines say, or None for the first attempt."""
         self._leader: int | None = None
         """The first worker that names itself in a line with metrics."""
         self._epochs = False
@@ -26,26 +37,33 @@ class LogReader:
         self._last = -1
         self._records = Records()
         self._batches = Batches()
-        self._epoch_steps = EpochSteps()
+        self._epoch_steps = EpochSteps(earlier)
+        self.epochs = EpochReader(earlier.first_epoch if earlier else None)
+        """The loss of each epoch. It counts if the log names no step."""
         self.contradicts = False
+
+    @property
+    def names_steps(self) -> bool:
+        """Check whether the log has steps, or lines that may turn out to be steps."""
+        return self._last >= 0 or self._epoch_steps.undecided
 
     def feed(self, line: str) -> Iterator[Sighting]:
         """Yield what a complete line says about steps."""
         for piece in pieces(line):
-            for seen in self._piece(piece):
-                self.contradicts = self.contradicts or seen.step < self._last
-                if self.contradicts or seen.step > _MOST_STEP:
+            seen, rank = parse(piece), rank_of(piece)
+            if rank is not None and seen and (seen.numbers or seen.epoch is not None):
+                self._leader = rank if self._leader is None else self._leader
+            if rank is not None and self._leader not in (None, rank):
+                continue
+            self.epochs.feed(piece)
+            for each in self._piece(seen):
+                self.contradicts = self.contradicts or each.step < self._last
+                if self.contradicts or each.step > _MOST_STEP:
                     return
-                self._last = seen.step
-                yield seen
+                self._last = each.step
+                yield each
 
-    def _piece(self, piece: str) -> Iterator[Sighting]:
-        seen = parse(piece)
-        if seen and seen.numbers and seen.rank is not None:
-            if self._leader is None:
-                self._leader = seen.rank
-            if seen.rank != self._leader:
-                return
+    def _piece(self, seen: Line | None) -> Iterator[Sighting]:
         yield from self._records.next(seen)
         if seen is None:
             return
@@ -69,13 +87,16 @@ class LogReader:
 
 
 class EpochSteps:
-    """Detects whether steps in lines with an epoch count the whole training run.
+    """Counts the steps in lines with an epoch over the whole training run.
 
-    They do if they keep growing across two changes of the epoch. A step within an epoch would
-    restart.
+    If a line states the number of steps in the epoch, its step is a place in the epoch when the
+    step restarts at the next epoch. In the first epoch, a place is the step of the run. Without
+    that number, steps count the whole run if they keep growing across two changes of the epoch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Earlier | None) -> None:
+        self._fresh = earlier is None
+        self._first, self._restarts = earlier or Earlier()
         self._held: list[Line] = []
         self._changes = 0
         self._last = (-1, -1)
@@ -83,6 +104,11 @@ class EpochSteps:
 
     def next(self, seen: Line) -> Iterator[Sighting]:
         """Process a line with an epoch, a step and metrics. Yield what is now certain."""
+        if self._first is None and self._fresh and seen.epoch in (0, 1):
+            self._first = seen.epoch
+        if seen.steps and self._first is not None:
+            yield from self._in_epoch(seen, seen.epoch or 0, seen.step or 0, seen.steps)
+            return
         epoch, step = self._last
         self._last = (seen.epoch or 0, seen.step or 0)
         if self._contradicts or self._last[0] < epoch or self._last[1] <= step:
@@ -93,6 +119,24 @@ class EpochSteps:
         if self._changes >= _SURE_CHANGES:
             held, self._held = self._held, []
             yield from (Sighting(line.step or 0, line.numbers, None) for line in held)
+
+    @property
+    def undecided(self) -> bool:
+        """Check whether lines wait until it is known what their steps count."""
+        return bool(self._held)
+
+    def _in_epoch(self, seen: Line, epoch: int, step: int, of: int) -> Iterator[Sighting]:
+        before, last = self._last
+        self._last = (epoch, step)
+        if before not in (-1, epoch) and self._restarts is None:
+            self._restarts = step <= last
+        goes_back = epoch < before or (step < last and (epoch == before or not self._restarts))
+        self._contradicts = self._contradicts or goes_back
+        if self._contradicts:
+            return
+        done = of * (epoch - (self._first or 0)) if self._restarts else 0
+        numbers = {**seen.numbers, "epoch": float(epoch)}
+        yield Sighting(done + step, numbers, of if self._restarts is False else None)
 
 
 class Batches:

@@ -12,7 +12,7 @@ from trnslurm.contract import metrics
 from trnslurm.contract.files import load_json, read_file
 from trnslurm.node.numbers import table, tensorboard, trainer, wandb
 from trnslurm.node.numbers.files import Tail
-from trnslurm.node.numbers.log import LogReader
+from trnslurm.node.numbers.log import Earlier, LogReader
 from trnslurm.node.numbers.names import HELD_OUT, canonical, with_loss
 from trnslurm.node.numbers.sighting import Sighting, Steps
 
@@ -48,10 +48,10 @@ class Log(Source):
 
     read = metrics.LOG
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, earlier: Earlier | None = None) -> None:
         super().__init__()
         self._tail = Tail(path)
-        self.reader = LogReader()
+        self.reader = LogReader(earlier)
         self._part = b""
 
     def look(self) -> None:
@@ -70,6 +70,28 @@ class Log(Source):
                     self.steps.add(seen)
         if self.reader.contradicts:
             self.steps.clear()
+
+
+class Epochs(Source):
+    """The losses of epochs in the first node's log, which count if the log names no step."""
+
+    read = metrics.EPOCHS
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def look(self) -> None:
+        """Take what the log's reader has found."""
+        if not self._log.reader.names_steps:
+            for seen in self._log.reader.epochs.take():
+                self.steps.add(seen)
+
+    def end(self) -> None:
+        """Take the loss of the last epoch, too."""
+        if not self._log.reader.names_steps:
+            for seen in self._log.reader.epochs.take(end=True):
+                self.steps.add(seen)
 
 
 class _Grown(Source):
