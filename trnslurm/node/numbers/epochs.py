@@ -16,7 +16,7 @@ _MEAN = r"(?:(?:avg|average|averaged|mean|epoch|running|total)[ _.-]*)"
 _TRAIN_LOSS = rf"(?:train(?:ing)?[ _/.-]*{_MEAN}?loss|loss[ _/]train(?:ing)?)"
 _LOSS = re.compile(
     rf"(?<![\w./@-])(?:(?P<train>{_MEAN}?{_TRAIN_LOSS})|(?P<plain>{_MEAN}*loss|lm_loss))[\"']?"
-    rf"(?:\s*(?:\([\w ]+\)\s*)?[:=]\s*|\s+(?=\S*[.n]))(?:tensor\()?(?P<number>{NUMBER})"
+    rf"(?:\s*(?:\([\w ]+\)\s*)?(?:[:=]|\bis\b)\s*|\s+(?=\S*[.n]))(?:tensor\()?(?P<number>{NUMBER})"
     r"(?![\w/]|\.\w|[:-]\d)",
     re.IGNORECASE,
 )

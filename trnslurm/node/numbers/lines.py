@@ -14,8 +14,12 @@ _MOST_CHARACTERS = 4000
 NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d|[.,-]\d)"
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# [rank3]: PyTorch; [default3]: torchrun --tee; 3: srun --label; [Rank 3] many scripts.
-_RANK = re.compile(r"\[(?:rank|default)(\d+)\]:|\[rank:? ?(\d+)\]|\A\s*(\d+): ", re.IGNORECASE)
+# [rank3]: PyTorch; [default3]: torchrun --tee; 3: srun --label; [1,3]<stdout>: mpirun
+# --tag-output; [Rank 3] many scripts.
+_RANK = re.compile(
+    r"\[(?:rank|default)(\d+)\]:|\[rank:? ?(\d+)\]|\A\s*(\d+): |\A\[1,(\d+)\]<std(?:out|err)>:",
+    re.IGNORECASE,
+)
 HELD_OUT_WORDS = re.compile(
     r"(?<![a-z])(?:val|valid|validat\w*|eval\w*|test\w*|dev|infer\w*|predict\w*|held.?out)"
     r"(?![a-z])",
@@ -31,7 +35,8 @@ ASIDE = re.compile(
     re.IGNORECASE,
 )
 EPOCH = re.compile(
-    r"(?:(?<![a-z])epoch(?:\(train\))?(?![a-z])[\"']?[\s:=#\[(]{0,4}|\btrain: (?=\d+ \[))"
+    r"(?:(?<![a-z])epoch(?:\(train\))?(?![a-z])[\"']?[\s:=#\[(]{0,4}"
+    r"|\btrain: \[?(?=\d+(?: |/\d+\])\[))"
     r"(?P<number>\d+)(?!\d|\.\d)",
     re.IGNORECASE,
 )
@@ -59,7 +64,7 @@ _BAR = re.compile(
 )
 # `Epoch 3`, `Epoch [3/10]`, `loss: 2.31`: a bar of an epoch's batches, or of one loop over all.
 _BATCHES_BAR = re.compile(
-    rf"\s*(?:train(?:ing)?\s*)?(?:epoch[\s:=#\[(]*\d+(?:\s*/\s*\d+)?[\])]?)?[\s:,|-]*"
+    rf"\s*(?:train(?:ing)?(?: progress)?\s*)?(?:epoch[\s:=#\[(]*\d+(?:\s*/\s*\d+)?[\])]?)?[\s:,|-]*"
     rf"(?:(?:train(?:ing)?[ _/])?loss\s*[:=]?\s*(?:{NUMBER})[\s:,|-]*)?",
     re.IGNORECASE,
 )
