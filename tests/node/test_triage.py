@@ -412,7 +412,7 @@ def test_a_traceback_that_python_ignored_is_no_failure(run) -> None:
     log(run, 0, f"Exception ignored in: <function f>\n{ignored}" + report(0, 3))
     assert found(run).lines[-1] == "it ended with exit code 3, without a traceback"
     assert found(run).lines[0] == "TypeError: at exit"  # an error-like line, shown but not named
-    assert found(run).report()[-3].startswith("cause: unknown")
+    assert found(run).report()[-3].startswith("unknown: ")
 
 
 @pytest.mark.parametrize(
@@ -1087,9 +1087,7 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
              "    raise ValueError(path)", "ValueError: {}"]  # fmt: skip
     log(run, 0, "\n".join(lines).format("File data/train_a.json not found."))
     assert (found(run).name, found(run).certain) == ("general-missing", False)
-    assert found(run).cause.startswith(
-        "abc cannot find or read something that it needs: File data/"
-    )
+    assert found(run).cause.startswith("abc could not find or read something: File data/")
     log(run, 0, "\n".join(lines).format("alpha must be above zero"))
     assert (found(run).name, found(run).cause) == (
         "",

@@ -10,8 +10,9 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.again import python_of
 from trnslurm.node.triage.around import crashed_at, ends_of, general_cause
 from trnslurm.node.triage.case import Case
-from trnslurm.node.triage.causes import CRASHES, Cause
+from trnslurm.node.triage.causes import CRASHES, EFFECT, Cause
 from trnslurm.node.triage.evidence import Suspect
+from trnslurm.node.triage.finding import UNKNOWN
 from trnslurm.node.triage.hub import missing_here
 from trnslurm.node.triage.machine import NO_GPU, Machine
 from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
@@ -23,6 +24,7 @@ from trnslurm.node.triage.project import (
 )
 from trnslurm.node.triage.script import batch_size, told_by_script
 from trnslurm.node.triage.versions import Versions
+from trnslurm.node.triage.words import packages_in, raised_from
 
 _NO_FILES = (
     *("data-empty", "download-unreachable"),
@@ -46,12 +48,18 @@ _ADVICE = re.compile(
     r".{10,}?)(?:[.!?](?= |$)|$)"
 )
 """Matches a sentence that begins with what to do."""
+_REQUIRED = re.compile(
+    r"\b(?:requires?|required|needs?|must|have)(?: users| you)? to (?P<advice>(?:upgrade|update"
+    r"|downgrade|install|set|use|pass|rename|remove|enable|disable)\b.{10,}?)(?:[.!?](?= |$)|$)"
+)
+"""Matches what a message says is required."""
 _FOR_AUTHORS = re.compile(
     r"(?i)\b(report|file an?|open an?|raise an?|issue|bug|github|developers?|maintainers?|subclass"
     r"|override|implement|inherit)\b"
 )
 """Matches advice for those who write the package, not for those who use it."""
 _MAX_ADVICE = 160
+_LAST_ERROR = "Last error:"
 _MICRO_BATCH = "batch.micro_batch"
 _EXIT_CODE = re.compile(r"\bexit code (\d+)")
 _TORCHRUN = re.compile(r"torch[./]distributed[./](run|launch|elastic)\b")
@@ -102,6 +110,9 @@ def _of_lines(case: Case) -> Advice:
         cause, fix = known.explain(case.said, **case.owner)
         if known.name in CRASHES and (at := crashed_at(case.log)):
             cause, fix = f"{cause}, at {at}", fix.partition("; ")[2]
+        last = _last_of_nccl(suspect) if known.kind == EFFECT else ""
+        if last and not known.matches(last):
+            cause = f"{cause} (NCCL: {last})"
         return Advice(cause, fix, known.mend)
     if case.raised:
         if general := general_cause(suspect):
@@ -112,8 +123,11 @@ def _of_lines(case: Case) -> Advice:
             package = case.owner["package"]
             by, do = "the script raised", "correct it there, and submit again"
             if package:  # the script passed the wrong thing, or the installation is at fault
-                by = f"unknown: {package} raised"
+                by = f"{UNKNOWN}{package} raised"
                 do = f"read the message, and the frames that lead from {at} into {package}"
+                do += _of_versions(suspect, package)
+            origin = raised_from(suspect.lines)[0].rpartition(".")[2]
+            kind += f" from {origin}" if origin else ""
             return Advice(
                 f"{by} {kind} ({at})",
                 f'the message says: "{told}"' if told else do,
@@ -154,10 +168,25 @@ def _of_lines(case: Case) -> Advice:
     )
 
 
+def _last_of_nccl(suspect: Suspect) -> str:
+    """Return what NCCL calls its last error, in the message of PyTorch's exception."""
+    said = [line.strip() for line in suspect.more]
+    at = said.index(_LAST_ERROR) + 1 if _LAST_ERROR in said else len(said)
+    return textwrap.shorten("".join(said[at : at + 1]), _MAX_ADVICE, placeholder="…")
+
+
+def _of_versions(suspect: Suspect, package: str) -> str:
+    """Return what to check if the script's own call is right: whether the packages fit."""
+    called = packages_in(suspect.lines)
+    others = [name for name in called if name not in (package, "torch")][:1] or called[:1]
+    names = " and ".join(dict.fromkeys((*others, package)))
+    return f"; if that is right, try another version of {names}"
+
+
 def _told_by_message(suspect: Suspect) -> str:
     """Return the sentence in an exception's message that says what to do, or ""."""
     said = " ".join((suspect.lines[-1], *(line.strip() for line in suspect.more)))
-    found = _ADVICE.search(said)
+    found = _ADVICE.search(said) or _REQUIRED.search(said)
     if found and _FOR_AUTHORS.search(found["advice"]):
         return ""
     return textwrap.shorten(found["advice"], _MAX_ADVICE, placeholder="…") if found else ""

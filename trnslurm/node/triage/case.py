@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.again import Raised, what_was_raised
 from trnslurm.node.triage.around import ends_of, owner_of
 from trnslurm.node.triage.causes import EFFECT, Cause, without_harmless
 from trnslurm.node.triage.evidence import Evidence, Suspect, read_log
-from trnslurm.node.triage.words import said_last
+from trnslurm.node.triage.words import raised_from, said_before, said_last
 
 
 @dataclass
@@ -72,6 +73,18 @@ class Case:
         shown = (*self.suspect.lines, *self.beside, *self._survived)
         lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
         return without_harmless(line for line in lines if line not in shown)
+
+    @cached_property
+    def inner(self) -> tuple[str, ...]:
+        """What an unknown exception was raised from, and what was printed just before it."""
+        if self.known or not self.raised:
+            return ()
+        suspect, log = self.suspect, self.log
+        if not suspect.place.endswith(".log"):  # its own record of the exception
+            files = RunFiles(self.run).node_logs(self.phase, self.attempt)
+            log = read_log(files[suspect.node]) if suspect.node in files else ""
+        said = without_harmless(said_before(log, suspect.lines))
+        return tuple(filter(None, (*said, raised_from(suspect.lines)[1])))
 
     @property
     def last(self) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def _raised_before(case: Case) -> Raised | None:
 def _weigh(case: Case, advice: Advice, *, again: bool) -> Finding:
     """Return the finding, how certain it is, and what else may be the cause."""
     known, suspect, general = case.known, case.suspect, advice.general
-    earlier = case.earlier or case.last
+    earlier = case.earlier or case.last or case.inner
     others = () if known and known.strong else _others(case.evidence, known)
     warned = read_json(RunFiles(case.run).record_file).get("warned")
     said_before = "; ".join(map(str, warned)) if isinstance(warned, list) else ""

@@ -529,7 +529,7 @@ def _is_effect(traceback: Traceback) -> bool:
 def _follows(line: str) -> bool:
     """Check whether a line is a consequence of another process's failure, or harmless."""
     known = cause_of([line])
-    return known is not None and (known.kind != CAUSE or known.name == "loader-worker")
+    return known is not None and known.kind != CAUSE
 
 
 def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:

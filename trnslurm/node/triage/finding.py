@@ -13,7 +13,8 @@ from trnslurm.node.triage.mend import rest_of, short
 _MAX_COLUMNS = 200
 _MAX_LAST = 400
 _MOST_RANKS = 16
-_NO_MORE = ("unknown: ", "the script raised ")
+UNKNOWN = "unknown: "
+_NO_MORE = (UNKNOWN, "the script raised ")
 """How a cause starts that says no more than the exception."""
 _WATCHDOG = "watchdog: "
 _SAID = ("kernel-killed", "killed-by-hand")
@@ -77,7 +78,8 @@ class Finding(Frozen):
         header = [] if told and (known or not lines or not self._who()) else [self._header()]
         said = self.cause in told or (known and self.cause.startswith(_NO_MORE))
         word = "cause" if self.certain else "seen" if self.kind == EFFECT else "likely"
-        cause = [] if said else [cut(f"{word}: {self.cause}")]
+        unknown = self.cause.startswith(UNKNOWN)
+        cause = [] if said else [cut(self.cause if unknown else f"{word}: {self.cause}")]
         fix, others = [cut(f"fix: {self.fix}")], self.others
         if to_do and short(self.fix) in to_do:
             fix, others = [], (rest_of(self.fix), *others)
@@ -85,7 +87,7 @@ class Finding(Frozen):
         return [
             *map(cut, header),
             *(cut(f"  {line}") for line in lines[:-1]),
-            *(cut(f"  {line}", _MAX_LAST) for line in lines[-1:]),  # may end with what to do
+            *(_without_middle(f"  {line}") for line in lines[-1:]),  # may end with what to do
             *cause,
             *fix,
             *(cut(f"or: {other}") for other in others if other),
@@ -127,6 +129,13 @@ class Finding(Frozen):
         rank = "" if self.rank is None else f"rank {self.rank}"
         place = f"{node} ({self.host})" if node and self.host else node or self.host
         return f"{rank} on {place}" if rank and place else rank or place
+
+
+def _without_middle(line: str) -> str:
+    """Return a long message without its middle, because its end may say why."""
+    if len(line) <= _MAX_LAST:
+        return line
+    return f"{line[: _MAX_LAST // 2]} … {line[3 - _MAX_LAST // 2 :]}"
 
 
 def cut(line: str, most: int = _MAX_COLUMNS) -> str:

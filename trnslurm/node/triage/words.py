@@ -34,6 +34,7 @@ _CHAINED = (
     "The above exception was the direct cause",
     "Original Traceback (most recent call last)",
 )
+_DIRECT = "The above exception was the direct cause"
 _OF_SPAWNED = "-- Process "  # torch/multiprocessing/spawn.py
 _RAISED = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z](?=\w*[a-z])\w+)(?:: .*|(?<=Error):|(?<=Exception):)?$"
@@ -55,6 +56,7 @@ _BOX_FRAME = re.compile(r"│ +(?P<path>\S*?):(?P<line>\d+) in (?P<name>\S.*?) *
 _BOX_PATH, _BOX_CODE = re.compile(r"│ (/\S+) +│"), re.compile(r"│ ❱ *\d+ │ ?(.*?) *│")
 CARETS = re.compile(r"\s*[\^~]+\s*$")
 _OF_OTHERS = re.compile(r"[/\\](site|dist)-packages[/\\]|<frozen |/lib/python3\.\d+/")
+_IN_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([A-Za-z]\w*)[/\\]")
 _OF_TORCHRUN = "torch.distributed.elastic.multiprocessing"
 _OF_LAUNCHERS = re.compile(
     r"accelerate[/\\]commands[/\\]|deepspeed[/\\]launcher[/\\]|distributed[/\\]launch\.py"
@@ -63,6 +65,7 @@ _MAX_LINES = 400  # in one traceback, including chained and interrupted ones
 _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
+_JUST_BEFORE = 6
 _OF_START = re.compile(
     r"preflight: |\S+Z \w+: node \d+ of |no progress: |trnslurm: the launcher got signal"
     r"|\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:"
@@ -495,9 +498,34 @@ def frames_in(lines: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(frame[1], frame[2]) for line in lines if (frame := _FRAME.match(line))]
 
 
+def raised_from(lines: tuple[str, ...]) -> tuple[str, str]:
+    """Return the type and the line of the exception that a script raised another one from.
+
+    Both are "" without one. A wrapper's own message often says only that something failed.
+    """
+    at = next((n for n, line in enumerate(lines) if line.startswith(_DIRECT)), 0)
+    raised = [(found[1], line) for line in lines[:at] if (found := _RAISED.match(line))]
+    return raised[-1] if raised else ("", "")
+
+
+def said_before(log: str, lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the error-like lines just before a traceback: native code and tools print there."""
+    begin = log.rfind(_BEGINS, 0, max(log.find(lines[-1]), 0)) if lines else -1
+    before = log[max(0, begin - _END) : max(begin, 0)].split("\n")[:-1]
+    near = [line.strip() for line in before[-_JUST_BEFORE:] if not line.startswith("  ")]
+    said = [x for x in near if complains(x) and not (_RAISED.match(x) or _RANK.match(x))]
+    return tuple(dict.fromkeys(said))[-2:]
+
+
 def kinds_in(lines: tuple[str, ...]) -> list[str]:
     """Return the exception types in a traceback, chained ones first."""
     return [raised[1] for line in lines if (raised := _RAISED.match(line))]
+
+
+def packages_in(lines: tuple[str, ...]) -> list[str]:
+    """Return the installed packages whose code a traceback went through, in order."""
+    found = (_IN_PACKAGE.search(file) for file, _ in frames_in(lines))
+    return list(dict.fromkeys(match[1] for match in found if match))
 
 
 def of_others(file: str) -> bool:
