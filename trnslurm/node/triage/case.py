@@ -11,7 +11,9 @@ from trnslurm.node.triage.again import Raised, what_was_raised
 from trnslurm.node.triage.around import ends_of, owner_of
 from trnslurm.node.triage.causes import EFFECT, Cause, without_harmless
 from trnslurm.node.triage.evidence import Evidence, Suspect, read_log
-from trnslurm.node.triage.words import raised_from, said_before, said_last
+from trnslurm.node.triage.words import raised_from, said_before, said_last, warnings_of_nccl
+
+_MOST_EARLIER = 4
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Case:
         """Error-like lines that precede a silent end."""
         shown = (*self.suspect.lines, *self.beside, *self._survived)
         lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
+        warned = warnings_of_nccl(self.log) if self.silent and self.known else ()
+        lines = tuple(dict.fromkeys((*warned, *lines)))[:_MOST_EARLIER]
         return without_harmless(line for line in lines if line not in shown)
 
     @cached_property

@@ -39,8 +39,11 @@ _CHUNK_BYTES = 8 << 20
 _ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ")
 _BEFORE, _AFTER = 8 << 10, 56 << 10
 _MAX_FOUND = 32
-# Timeouts by the kind of the collective, which NCCL prints before it aborts.
-_BY_KIND = ("gather-timeout", "scalar-timeout", "sum-timeout", "broadcast-timeout")
+# Timeouts, which NCCL prints before it aborts.
+_WAITS = (
+    *("barrier-timeout", "broadcast-timeout", "collective-timeout", "first-collective"),
+    *("gather-timeout", "scalar-timeout", "sum-timeout", "watchdog-stuck"),
+)
 _LINES_BEFORE = 40
 _ENDS_A_JOB = ("time-limit", "oom-kill", "cancelled-for-memory", "node-failed", "preempted")
 """Slurm's messages when it ends a job."""
@@ -537,7 +540,7 @@ def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
 
     NCCL and Gloo abort when a peer is gone, and print that with their own rank or without a rank.
     """
-    aborts = ("peer-gone", "collective-timeout", "barrier-timeout", "collective-aborted", *_BY_KIND)
+    aborts = ("peer-gone", "collective-aborted", *_WAITS)
     own = [
         hit
         for hit in hits
@@ -547,7 +550,11 @@ def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
         and (hit.cause.rank <= 1 or (aborted and hit.cause.name in aborts))
     ]
     # A line without a rank may be from another worker, or from an exception that was caught.
-    return min(own, key=lambda hit: (hit.rank is None, hit.cause.rank), default=None)
+    return min(
+        own,
+        key=lambda hit: (hit.rank is None, hit.cause.rank, hit.cause.name == "barrier-timeout"),
+        default=None,
+    )
 
 
 def _exit_words(code: int, said: str) -> tuple[str, ...]:

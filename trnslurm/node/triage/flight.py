@@ -16,7 +16,8 @@ from trnslurm.node.triage.mend import SUBMIT
 
 WAITING = (
     *("barrier-timeout", "broadcast-timeout", "collective-aborted", "collective-timeout"),
-    *("gather-timeout", "gloo-timeout", "ranks-diverged", "scalar-timeout", "stuck", "sum-timeout"),
+    *("first-collective", "gather-timeout", "gloo-timeout", "ranks-diverged", "scalar-timeout"),
+    *("stuck", "sum-timeout", "watchdog-stuck"),
 )
 """Known causes that only say that a rank waited for others, or that no rank continued."""
 

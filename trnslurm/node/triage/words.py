@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.causes import words_of
+from trnslurm.node.triage.causes import NO_DIGITS, words_of
 from trnslurm.node.triage.going_on import says_it_goes_on, was_caught
 
 # torch's prefix, or mpirun's: [job,rank]<stderr>:
@@ -66,6 +66,8 @@ _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
 _LAST, _END = 6, 8 << 10
 _JUST_BEFORE = 6
+_WARNED = re.compile(r"^.* NCCL WARN (?P<said>.+)$", re.MULTILINE)
+_MOST_WARNINGS = 2
 _OF_START = re.compile(
     r"preflight: |\S+Z \w+: node \d+ of |no progress: |trnslurm: the launcher got signal"
     r"|\[Gloo\] Rank \d+ is connected to |\[?[IW]\d{4} \d\d:\d\d:"
@@ -100,7 +102,8 @@ _MAYBE_ERROR = re.compile(
 _NO_NEWS = re.compile(
     r"torch[./]distributed[./](elastic(?!.*SignalException)|run|launch)|={8}|-{8}|closing signal"
     r"|^trnslurm: (\S+Z )?(rank \d+|the launcher) |\.py FAILED$|Root Cause \(first observed"
-    r"|HYDRA_FULL_ERROR="
+    r"|HYDRA_FULL_ERROR=|^frame #\d+: |terminate called .* 'c10::|^Exception raised from \w+ at /"
+    r"|Some NCCL operations have failed or timed out|To avoid data inconsistency, we are taking"
     r"|CUDA_LAUNCH_BLOCKING=|TORCH_USE_CUDA_DSA|CUDA kernel errors might be"
     r"|^\s*(raise|return|assert|except|if|elif|with|for|def|class|import|from|try:|File) ?\b"
     r"[^:]*[\w(]"
@@ -515,6 +518,16 @@ def said_before(log: str, lines: tuple[str, ...]) -> tuple[str, ...]:
     near = [line.strip() for line in before[-_JUST_BEFORE:] if not line.startswith("  ")]
     said = [x for x in near if complains(x) and not (_RAISED.match(x) or _RANK.match(x))]
     return tuple(dict.fromkeys(said))[-2:]
+
+
+def warnings_of_nccl(log: str) -> tuple[str, ...]:
+    """Return NCCL's first warnings: each of the others may follow from the one before."""
+    found: dict[str, str] = {}
+    for match in _WARNED.finditer(log):
+        found.setdefault(match["said"].translate(NO_DIGITS), match[0].strip())
+        if len(found) == _MOST_WARNINGS:
+            break
+    return tuple(found.values())
 
 
 def kinds_in(lines: tuple[str, ...]) -> list[str]:
