@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trnslurm.contract.files import write_json
 from trnslurm.records.run import RunDir
 from trnslurm.trackers import send as trackers
 
@@ -136,6 +137,36 @@ def test_followed_until_it_ends(run, store, fake_slurm, cli, monkeypatch) -> Non
     assert [metric.step for metric in history] == [*range(1, 404)]
 
 
+def evaluated(run: RunDir, step: int, **numbers: float) -> None:
+    """Write what a job that follows the run reports for a checkpoint."""
+    job = RunDir(run.path.with_name(f"{run.name}.eval-{step}"))
+    write_json(run.mark_file("eval", step), {"run": job.name})
+    job.path.mkdir(exist_ok=True)
+    line = {"attempt": 1, "step": step, "steps": None, **numbers}
+    job.metrics_file.write_text(json.dumps(line) + "\n")
+
+
+def test_late_metrics_in_mlflow(run, store, fake_slurm, cli) -> None:
+    """A checkpoint's metrics are sent at its step, and again if its job reports others."""
+    (run.follow / "eval").mkdir(parents=True)
+    tell(run, 1, 1, 2, 3, 4)
+    evaluated(run, 2, score=0.5)
+    send = ("metrics", "last", "--to", "mlflow")
+    assert cli(*send).code == 0
+    evaluated(run, 1, score=0.25)
+    evaluated(run, 2, score=0.75)
+    tell(run, 1, 5)
+    assert cli(*send).code == 0
+    evaluated(run, 5, score=1.0)
+    end(run, fake_slurm, 1)
+    assert ": steps 5 to 5, with late metrics of 1 checkpoint, sent to" in cli(*send).out
+    assert ": no new steps sent to" in cli(*send).out
+    assert [(step, score) for step, score, _ in losses(store, "eval/score")] == [
+        (2, 0.5), (1, 0.25), (5, 1.0), (2, 0.75),
+    ]  # fmt: skip
+    assert [step for step, *_ in losses(store)] == [1, 2, 3, 4, 5]
+
+
 # -- Weights & Biases
 
 
@@ -197,6 +228,35 @@ def test_wandb(run, fake_slurm, run_cli) -> None:
         assert config["batch.global_batch"] == "64" and "notify.command" not in config
         assert not about.git.remote_url
         assert {f.name for f in (directory / "files").iterdir()} <= {"config.yaml"}
+
+
+def test_late_metrics_in_wandb(run, fake_slurm, run_cli) -> None:
+    """They go with later steps, as W&B accepts no earlier ones, and have a step of their own."""
+    (run.follow / "eval").mkdir(parents=True)
+
+    def send() -> list[dict[str, Any]]:
+        known = {*run.path.glob("wandb/offline-run-*")}
+        done = run_cli("metrics", "last", "--to", "wandb", environ={"WANDB_MODE": "offline"})
+        assert done.code == 0, done
+        new = {*run.path.glob("wandb/offline-run-*")} - known
+        return [row for each in new for row in history_of(each)]
+
+    tell(run, 1, 1, 2, 3)
+    evaluated(run, 2, score=0.5)
+    assert send() == [
+        {"attempt": 1, "loss": 1.1},
+        {"attempt": 1, "loss": 2.1, "eval/score": 0.5, "eval/step": 2},
+    ]
+    evaluated(run, 1, score=0.25)
+    assert not send()  # they wait for the next step
+    tell(run, 1, 4)
+    assert send() == [{"attempt": 1, "loss": 3.1, "eval/score": 0.25, "eval/step": 1}]
+    end(run, fake_slurm, 1)
+    assert send() == [{"attempt": 1, "loss": 4.1}]
+    evaluated(run, 3, score=0.75)
+    evaluated(run, 4, score=1.0)
+    rows = [{"eval/score": 0.75, "eval/step": 3}, {"eval/score": 1.0, "eval/step": 4}]
+    assert send() == rows and not send()
 
 
 # -- refused

@@ -164,6 +164,12 @@ class RunFiles(Frozen, kw_only=False):
         """The bundles that run for each checkpoint, one directory each."""
         return self.path / "follow"
 
+    @property
+    def followers(self) -> list[str]:
+        """The names of these bundles, without one that is being written."""
+        places = sorted(self.follow.iterdir()) if self.follow.is_dir() else []
+        return [place.name for place in places if not place.name.startswith(".")]
+
     def rule_file(self, follower: str) -> Path:
         """Which checkpoints get a run, and how many of their jobs can run at the same time."""
         return self.follow / follower / "rule.json"
@@ -447,6 +453,11 @@ class RunFiles(Frozen, kw_only=False):
     def sent_file(self) -> Path:
         """The last step of each project that was written for Weights & Biases offline."""
         return self.state / "sent-wandb.json"
+
+    @property
+    def sent_late_file(self) -> Path:
+        """The metrics of the jobs for this run's checkpoints that each tracker has got."""
+        return self.state / "sent-late.json"
 
     @property
     def order_file(self) -> Path:

@@ -288,8 +288,7 @@ class RunDir(RunFiles, kw_only=False):
     def of_followers(self) -> dict[int, dict[str, float]]:
         """Return the metrics reported by the jobs for the run's checkpoints, keyed by step."""
         found: dict[int, dict[str, float]] = {}
-        places = sorted(self.follow.iterdir()) if self.follow.is_dir() else []
-        for name in (place.name for place in places if not place.name.startswith(".")):
+        for name in self.followers:
             for step, file in self.mark_files(name).items():
                 run = self.sibling(str(read_json(file).get("run") or "none"))
                 numbers = latest_values([run.last_metrics()]) if run.metrics_file.is_file() else {}

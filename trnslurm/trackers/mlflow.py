@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from trnslurm.contract.states import State
 from trnslurm.errors import TrnslurmError
-from trnslurm.trackers.send import Subject, numbers_of, remote_name
+from trnslurm.trackers.send import LATE, Subject, numbers_of, remote_name
 
 REFUSALS = (MlflowException, OSError)
 _MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500  # in one call, which every server accepts
@@ -27,6 +28,8 @@ _STATUS = {State.COMPLETED: "FINISHED", State.CANCELLED: "KILLED"}
 
 class Run:
     """An MLflow run: the existing one with this run's name, or a new one."""
+
+    takes_late = True
 
     def __init__(self, subject: Subject) -> None:
         name = subject.name
@@ -66,19 +69,24 @@ class Run:
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Log these steps. Each call also records the last step, for a later send."""
         metrics: list[Metric] = []
+        last = self.last
         for step in steps:
-            moment = round(1000 * float(step.get("time") or 0.0))
-            mine = [Metric(k, float(v), moment, step["step"]) for k, v in numbers_of(step).items()]
+            moment = round(1000 * float(step.get("time") or time.time()))
+            mine = [
+                Metric(name, float(value), moment, each["step"])
+                for each in (step, step.get(LATE) or {})
+                for name, value in numbers_of(each).items()
+            ]
             if len(metrics) + len(mine) > _MOST_METRICS:
-                self._write(metrics)
+                self._write(metrics, last)
                 metrics = []
             metrics += mine
-        self._write(metrics)
+            last = step["step"]
+        self._write(metrics, last)
 
-    def _write(self, metrics: Sequence[Metric]) -> None:
+    def _write(self, metrics: Sequence[Metric], last: int) -> None:
         if metrics:
-            tags = [RunTag(_STEP, str(metrics[-1].step))]
-            self._client.log_batch(self._id, metrics=metrics, tags=tags)
+            self._client.log_batch(self._id, metrics=metrics, tags=[RunTag(_STEP, str(last))])
 
     def close(self, state: State) -> str:
         """Record the state of the run, and return where its steps can be seen."""

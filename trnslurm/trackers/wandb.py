@@ -12,14 +12,21 @@ import wandb.errors
 from trnslurm.contract.files import read_json, write_json
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
-from trnslurm.trackers.send import Subject, numbers_of, remote_name
+from trnslurm.trackers.send import LATE, Subject, numbers_of, remote_name
 
 REFUSALS = (wandb.errors.Error, OSError)
+_LAST = "trnslurm_step"
 _OFFLINE = ("offline", "dryrun")
 
 
 class Run:
-    """A Weights & Biases run: the existing one with this run's name, or a new one."""
+    """A Weights & Biases run: the existing one with this run's name, or a new one.
+
+    It accepts steps only in ascending order. So the metrics of a checkpoint, NAME/METRIC, also get
+    a NAME/step, over which Weights & Biases plots them.
+    """
+
+    takes_late = True
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -27,12 +34,17 @@ class Run:
         self._project = subject.project or os.environ.get("WANDB_PROJECT") or subject.recipe
         self._offline = wandb.setup().settings.mode in _OFFLINE
         self._open: Any = None  # its config is not annotated
+        self._followers = {*RunFiles(subject.directory).followers}
+        self._defined: set[str] = set()
         # The server knows what it has. Offline there is no server, so a file records what was sent.
         self._sent = read_json(self._sent_file) if self._offline else {}
         known = self._sent.get(self._project)
         self.last = known if isinstance(known, int) else 0
         if not self._offline:
-            self.last = max(0, self._run.starting_step - 1)
+            # Lines of late metrics have steps of their own after the last one.
+            sent = self._run.summary.get(_LAST)
+            begun = self._run.starting_step - 1
+            self.last = max(0, min(begun, sent) if isinstance(sent, int) else begun)
 
     @property
     def _run(self) -> Any:
@@ -73,13 +85,28 @@ class Run:
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Log these steps."""
         for step in steps:
-            self._run.log(numbers_of(step), step=step["step"])
+            numbers, late = numbers_of(step), step.get(LATE)
+            at = step["step"] if numbers else self._run.step + 1
+            self._run.log(
+                self._with_own_step(numbers, step["step"])
+                | (self._with_own_step(numbers_of(late), late["step"]) if late else {}),
+                step=at,
+            )
+            self.last = step["step"]
+
+    def _with_own_step(self, numbers: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return metrics, with the checkpoint's step for those of the jobs that follow the run."""
+        own = {name.partition("/")[0] for name in numbers} & self._followers
+        for follower in own - self._defined:
+            self._run.define_metric(f"{follower}/*", step_metric=f"{follower}/step")
+        self._defined |= own
+        return {**numbers, **{f"{follower}/step": step for follower in own}}
 
     def close(self, state: State) -> str:
         """Record the state of the run, and return where its steps can be seen."""
         if self._offline and self._open is None:
             return f"project {self._project}"
-        self._run.summary["state"] = state
+        self._run.summary.update({"state": state, _LAST: self.last})
         where: str = self._run.settings.sync_dir if self._offline else self._run.url
         self._run.finish(exit_code=0 if state in (State.COMPLETED, State.RUNNING) else 1)
         if self._offline:
