@@ -2,11 +2,13 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from trnslurm.contract.attempt import Attempt, read_attempt
+from trnslurm.contract.files import write_json
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import State
 from trnslurm.node import left_out, state
@@ -20,6 +22,7 @@ from trnslurm.node.ending import (
     reason_to_give_up,
     step_repeated,
     steps_of,
+    unready_server,
     who_ended,
 )
 from trnslurm.node.state import RUN
@@ -545,6 +548,24 @@ def test_a_job_that_dies_without_a_word_again_and_again(run):
         "given up after 2 crashes in a row without a new checkpoint: "
         "it ended without recording its state"
     )
+
+
+@pytest.mark.parametrize(
+    ("stand", "starts", "ago_s", "why", "named"),
+    [
+        ("pausing", 1, 1.0, "Killed", True),
+        ("ready", 2, 5.0, "URLError: <urlopen error [Errno 111] Connection refused>", True),
+        ("ready", 2, 5.0, "Killed", False),
+        ("ready", 2, 500.0, "requests.exceptions.ConnectionError: refused", False),
+        ("ready", 1, 5.0, "requests.exceptions.ConnectionError: refused", False),
+    ],
+)
+def test_a_server_is_named_if_a_worker_may_have_missed_it(
+    run, stand, starts, ago_s, why, named
+) -> None:
+    server = {"stand": stand, "starts": starts, "since": time.time() - ago_s, "host": "c"}
+    write_json(RUN.servers_file, {"reward": [server]})
+    assert unready_server(why) == ("reward 0 on c had ended or did not respond" if named else "")
 
 
 def test_damaged_files_are_no_files(run, tmp_path):

@@ -317,3 +317,13 @@ def test_nobody_is_blamed_for_ending_when_told_to(run, state) -> None:
     assert diagnose(run.path, "train", 2) is None
     said = f"triage: train attempt 2: {state['state']} {state['reason']}: nothing failed"
     assert nothing_found(run.path, "train", 2) == [said]
+
+
+def test_a_script_that_repeats_requests_to_a_server_is_not_blamed_for_them(run) -> None:
+    """Servers of roles restart alone; a reason names the one that is down."""
+    server = {"address": "10.0.0.3:2000", "host": "c"}
+    write_json(run.servers_file, {"reward": [server]})
+    asks = "asks http://10.0.0.3:2000 again: <urlopen error [Errno 111] Connection refused>\n" * 3
+    log(run, 0, asks + traceback("RuntimeError: Connection closed by peer [10.0.0.2]:37589"))
+    log(run, 1, asks + 'node.sh: line 58:   182 Killed    "${TRNSLURM_COMMAND[@]}"\n')
+    assert "killed (SIGKILL)" in found(run).cause and "internet" not in found(run).line

@@ -32,6 +32,7 @@ from trnslurm.node.triage.finding import Finding
 _LOG_BYTES = 64 << 10
 _SAME_LOSS = 0.9
 _MISSED_S = 60.0
+_OF_REQUEST = re.compile(r"(?i)\burl|https?\b|refused|disconnected|timed out|reset by peer")
 _NO_WAY_BACK = (
     "not restarted, as it would start at step 0: it reported no checkpoint, and its arguments have "
     "no {resume}"
@@ -362,7 +363,7 @@ def read_facts(
         requeue=requeue,
         trouble=trouble,
         why=found.line if found else "",
-        unready="" if state.server else unready_server(),
+        unready="" if state.server else unready_server(found.line if found else ""),
         again=bool(found and found.again),
         resumes=knows_resuming() or step > 0 or bool(unfit(state.attempt) or lost),
         lost=lost,
@@ -380,11 +381,15 @@ def read_facts(
     )
 
 
-def unready_server() -> str:
-    """Return which role server is down or was down a moment ago: workers may have missed it."""
+def unready_server(why: str) -> str:
+    """Return which role server is down, or was down a moment ago and may have been missed.
+
+    `why` is the line that says why a worker failed.
+    """
+    missed = _OF_REQUEST.search(why) is not None
     for role, servers in read_json(RUN.servers_file).items():
         for number, server in enumerate(servers):
-            recent = server["starts"] > 1 and time.time() - server["since"] < _MISSED_S
+            recent = missed and server["starts"] > 1 and time.time() - server["since"] < _MISSED_S
             if server["stand"] != Stand.READY or recent:
                 return f"{role} {number} on {server['host']} had ended or did not respond"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -208,6 +208,38 @@ class Evidence:
         )
 
 
+_OF_SRUN = re.compile(r"srun: error: ([\w.-]+): task")
+
+
+class _Servers(NamedTuple):
+    """The servers of a run's roles. What the logs say about them is no cause of a worker's end.
+
+    The reason of the attempt names a server that is down.
+    """
+
+    addresses: tuple[str, ...]
+    workers: tuple[str, ...]
+    """The hosts that have none, but workers."""
+
+    @classmethod
+    def of(cls, files: RunFiles, workers: Sequence[str]) -> _Servers:
+        told = read_json(files.servers_file).values()
+        servers = [each for role in told if isinstance(role, list) for each in role]
+        known = (each.get("address") for each in servers if isinstance(each, dict))
+        return cls(tuple(each for each in known if isinstance(each, str) and each), tuple(workers))
+
+    def are_in(self, line: str) -> bool:
+        """Check whether a line is about one of them."""
+        if not self.addresses:
+            return False
+        if any(address in line for address in self.addresses):
+            return True
+        told = _OF_SRUN.match(line)
+        if told and told[1] not in self.workers:
+            return True
+        return "refused" in line and "://" not in line
+
+
 def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Evidence:
     """Read the records and all logs of an attempt; `over` means that its job has ended."""
     files = RunFiles(run)
@@ -247,6 +279,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
     logs = files.node_logs(phase, attempt)
     starts_tasks = _ONCE in _script_of(files)
     before_steps: set[str] = set()  # the lines of the first log with steps
+    servers = _Servers.of(files, hosts)
     for read, (node, file) in enumerate(logs.items()):
         # No log, and no part of the work on it, uses up the time of later ones.
         parts = len(logs) - read + 1
@@ -280,6 +313,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
                 _did_start(hit, lines[end:])
                 or (_went_on(hit, lines[end:]) and _workers_spoke(lines[end + hit.at :]))
                 or any(hit.at in c for c in words.caught)
+                or servers.are_in(hit.line)
             )
         ]
         passed = [t.at_lines for t in words.tracebacks if t.survived and len(t.lines) > 1]
@@ -297,7 +331,7 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
         host = hosts[node] if node < len(hosts) else ""
         where = Where(node, host, _own_tasks(text) if starts_tasks else None, hosts)
         found.tracebacks += [tuple(traceback.lines) for traceback in words.tracebacks]
-        found.error_like[place] = error_like(text)
+        found.error_like[place] = tuple(x for x in error_like(text) if not servers.are_in(x))
         for suspect in _workers(words, place, where, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
@@ -309,7 +343,11 @@ def gather(run: Path, phase: str, attempt: int, *, over: bool = False) -> Eviden
             part = before
             found.suspects.append(_killed_program(files, about, hosts))
         lines = part.split("\n")
-        found.hits += [hit for hit in _hits(part, place, None) if not _went_on(hit, lines)]
+        found.hits += [
+            hit
+            for hit in _hits(part, place, None)
+            if not (_went_on(hit, lines) or servers.are_in(hit.line))
+        ]
         if not found.suspects:  # it failed before any node wrote a log
             words = read_words(part)
             found.error_like[place] = error_like(part)
