@@ -15,7 +15,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.contract.rundir import INGREDIENTS
 from trnslurm.node.hosts import brief
 from trnslurm.plan.spec import JobSpec, precompile_min
-from trnslurm.runs.roles import without_price
+from trnslurm.runs.roles import nodes_told, without_price
 from trnslurm.runs.tables import count, dollars, ends_of, hours, text_table
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ def name_and_place(job: Job) -> str:
     slurm, spares = job.profile.slurm, job.spare_nodes
     least = f"{slurm.min_nodes}-" if slurm.min_nodes else ""
     more = f" and {count(spares, 'spare')}" if spares else ""
-    for role in job.roles:
-        more += f", {count(role.nodes, 'node')} of {role.name}"
-        more += f" in partition {role.partition}" if role.partition else ""
-        more += f" and {count(role.spares, 'spare')}" if role.spares else ""
+    more += nodes_told(job.roles)
     return f"{name} on {least}{job.nodes} x {job.instance_type}{more}{workers}"
 
 

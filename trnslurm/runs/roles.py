@@ -35,7 +35,10 @@ class Server(Frozen):
     def __str__(self) -> str:
         ago = f"{max(0.0, time.time() - self.since):.0f} s"
         why = f": {self.why}" if self.why else ""
-        return f"{self.number} on {self.host} {self.stand} for {ago}{why}"
+        if self.stand == Stand.PAUSING:
+            return f"{self.number} on {self.host} ended {ago} ago and will restart{why}"
+        stand = "not responding" if self.stand == Stand.UNWELL else self.stand
+        return f"{self.number} on {self.host} {stand} for {ago}{why}"
 
 
 def servers_of(run: RunDir) -> list[Server]:
@@ -65,6 +68,16 @@ def roles_told(run: RunDir, attempts: Sequence[Attempt]) -> dict[str, str]:
     for server in servers_of(run):
         roles.setdefault(server.role, []).append(server)
     return {role: _words(servers) for role, servers in roles.items()}
+
+
+def nodes_told(roles: Sequence[Role]) -> str:
+    """Return, in words, the nodes that a job has for its roles."""
+    told = ""
+    for role in roles:
+        told += f", {count(role.nodes, 'node')} of {role.name}"
+        told += f" in partition {role.partition}" if role.partition else ""
+        told += f" and {count(role.spares, 'spare')}" if role.spares else ""
+    return told
 
 
 def without_price(roles: Sequence[Role]) -> str:

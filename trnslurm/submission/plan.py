@@ -27,7 +27,7 @@ from trnslurm.plan.spec import (
     make_spec,
     why_no_hours,
 )
-from trnslurm.runs.roles import without_price
+from trnslurm.runs.roles import nodes_told, without_price
 from trnslurm.runs.tables import cells_of, count, dollars, escaped, hours, html_table, text_table
 from trnslurm.submission.choice import choose, config_of, what_submit_would_use
 from trnslurm.submission.options import JobOptions
@@ -118,7 +118,7 @@ class Plan(Frozen):
         first = self.specs[0]
         recipe, most = first.config.recipe, max(spec.steps for spec in self.specs)
         preset = f" ({self.preset or 'no preset'})" if self.preset or not recipe.project else ""
-        title = f"{self.recipe}{preset} on {first.instance.name}"
+        title = f"{self.recipe}{preset} on {first.instance.name}{nodes_told(first.roles)}"
         if not _starts_its_own(first):
             title += f", {count(first.batch.workers_per_node, 'worker')} per node"
         if (size := first.batch.workers // first.batch.groups) > 1:

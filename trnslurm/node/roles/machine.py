@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -28,6 +29,13 @@ _LOST_S = 10.0
 _MOST_PORTS = 50
 _RUNNING = (Stand.STARTING, Stand.READY, Stand.UNWELL, Stand.ENDING)
 _ANEW = "it restarts together with training"
+
+
+def _exit_words(code: int) -> str:
+    """Return how a server ended, from a shell's exit code."""
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(code - 128).name}"
+    return f"exit code {code}"
 
 
 @dataclass
@@ -301,7 +309,7 @@ class Machine:
             server.ports += 1
             self._start(server)
             return
-        server.why = asked or why or f"exit code {code}"
+        server.why = asked or why or _exit_words(code)
         if lost:
             self._lost(server)
         elif asked == _ANEW:
