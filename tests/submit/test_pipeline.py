@@ -212,9 +212,11 @@ def test_a_refused_stage_leaves_nothing(site, project, fake_slurm, cli) -> None:
     ("stage", "words"),
     [
         ("./train.py --after 4711", "stages.b: --after cannot be set in a stage"),
-        ("./train.py --cluster pc", "stages.b: --cluster cannot be set in a stage: pass --cluster"),
+        ("./train.py --cluster pc", "stages.b: --cluster cannot be set in a stage: pass it"),
         ("./train.py --nodes two", "stages.b: Invalid value for '-n' / '--nodes'"),
-        ("./train.py --name x", "stages.b: --name cannot be set in a stage"),
+        ("./train.py --sweep seed=1,2", "--sweep cannot be set in a stage: submit the sweep on"),
+        ("./train.py --each-checkpoint-of last", "in a stage: submit the pipeline, then this"),
+        ("./train.py --in 4711", "--in cannot be set in a stage: submit this command on its own"),
         ("./train.py --time 5 -- {lr}", "stages.b: argument '{lr}': unknown placeholder {lr}"),
         ("./train.py --time 5 -- {a.checkpoints}", "stages.b: unknown placeholder {a.checkpoints}"),
         ("./train.py --set seed={a.step}", "stages.b: --set seed={a.step}: {a.step} is known only"),
@@ -230,9 +232,11 @@ def test_what_a_stage_cannot_have(site, project, fake_slurm, cli, stage, words) 
 
 
 def test_options_of_one_job_are_not_for_a_pipeline(site, project, fake_slurm, cli) -> None:
-    for words in (("--nodes", "2"), ("--set", "seed=1"), ("--in", "4711")):
+    for words in (("--nodes", "2"), ("--set", "seed=1")):
         done = cli(*SUBMIT, *words)
         assert done.code == 2 and f"{words[0]} applies to one job" in done.err
+    done = cli(*SUBMIT, "--in", "4711")
+    assert done.code == 2 and "--in does not work with a pipeline" in done.err
     assert cli(*SUBMIT, "--again", "trian").err.startswith(
         'error: --again trian: there is no stage with that name (did you mean "train"?)'
     )

@@ -23,6 +23,15 @@ from trnslurm.submission.submission import Submission
 _OF_ALL = {"cluster", "path", "name"}
 _OF_SUBMIT = {"recipe", "again", "dry_run", "yes", "follow", "detach", "as_json", *_OF_ALL}
 _OF_A_STAGE = {field.name for field in fields(JobOptions)} - {"cluster", "name", "after"}
+_OF_A_SWEEP = ("sweep", "sweep_file", "at_most", "halving")
+_INSTEAD = {
+    **dict.fromkeys(_OF_ALL, "pass it to submit"),
+    **dict.fromkeys(_OF_A_SWEEP, "submit the sweep on its own, and pass the path of its best run"),
+    "each_checkpoint_of": "submit the pipeline, then this command for the run of a stage",
+    "chain": "submit the chain on its own, or make a stage of each preset",
+    "after": "name stages in the key after",
+}
+"""What to do instead of setting an option in a stage."""
 
 
 def pipeline_request(
@@ -113,10 +122,8 @@ def _options_of(where: str, stage: StageText, command: click.Command, **more: An
         ]
         for option, name in given:
             if name not in _OF_A_STAGE | {"module", "per"}:
-                all_of_them = f": pass {option.opts[-1]} to submit" if name in _OF_ALL else ""
-                raise ConfigError(
-                    f"{where}: {option.opts[-1]} cannot be set in a stage{all_of_them}"
-                )
+                instead = _INSTEAD.get(name, "submit this command on its own")
+                raise ConfigError(f"{where}: {option.opts[-1]} cannot be set in a stage: {instead}")
         values = {n: value for n, value in context.params.items() if n in _OF_A_STAGE}
         if context.params.get("sweep"):  # a batch script that is an array
             raise ConfigError(
@@ -128,11 +135,10 @@ def _options_of(where: str, stage: StageText, command: click.Command, **more: An
 
 
 def _refuse_options(context: click.Context, file: Path) -> None:
-    given = [
-        option.opts[-1]
-        for option in context.command.params
-        if context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
-        if option.name not in _OF_SUBMIT
-    ]
-    if given:
-        raise click.UsageError(f"{given[0]} applies to one job: put it in a stage of {file}")
+    for option in context.command.params:
+        name, words = str(option.name), option.opts[-1]
+        given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if given and name not in _OF_SUBMIT:
+            if name in _OF_A_STAGE:
+                raise click.UsageError(f"{words} applies to one job: put it in a stage of {file}")
+            raise click.UsageError(f"{words} does not work with a pipeline such as {file}")
