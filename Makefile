@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 all: help
 .PHONY: all help demo docs pictures setup test test-all test-loaded lock test-faults triage test-newest test-installs test-ray test-matrix test-slurm test-gpu bench-gpu soak fuzz simulate check durations format goldens bench bench-training \
-  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-restart bench-scale wheel pyz release releases clean
+  bench-all bench-launcher bench-checkpoint bench-mirror bench-data bench-loader bench-restart bench-scale wheel pyz release releases clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -78,9 +78,9 @@ test-faults: sandbox .venv/.dev  ## Test every row of the fault matrix; write th
 	$(BIN)/pytest tests/faults -m 'not soak' --durations 0 --durations-min 1
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
-soak: sandbox .venv/.dev  ## Cause 100 random faults in one training; add a row to that table; kill scripts at random
+soak: sandbox .venv/.dev .venv-libraries/.made  ## Cause 100 random faults in one training; add a row to that table; kill scripts at random
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
-	$(BIN)/pytest tests/faults/test_soak.py tests/local/test_killed.py -m soak --capture no
+	$(BIN)/pytest tests/faults tests/local/test_killed.py -m soak --capture no
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
 # PART=learn measures the cases that patterns were made from; SHOW=1 prints those that are not right.
@@ -201,6 +201,9 @@ bench-restart: sandbox .venv/.dev .venv-resiliency/.made  ## Measure the time fr
 	$(BIN)/python benchmarks/restart.py
 	$(BIN)/python benchmarks/restart_peer.py --peer .venv-resiliency/bin/ft_launcher
 
+bench-loader: .venv/.dev .venv-libraries/.made  ## Measure trnslurm.loader and mix, also of torchdata and mosaicml-streaming
+	$(BIN)/python benchmarks/loader.py --peer .venv-libraries/bin/python
+
 bench-scale: sandbox .venv/.dev  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/first_node.py
@@ -269,6 +272,15 @@ lock: | uv  ## Write .ci/locks: the newest packages that pyproject.toml allows
 	@echo "Installing nvidia-resiliency-ext into .venv-resiliency"
 	$(call venv_on_train,.venv-resiliency)
 	.venv-resiliency/bin/pip install --quiet --disable-pip-version-check nvidia-resiliency-ext==0.4.1
+	touch $@
+
+# The peers of `make bench-loader`; torchtitan 0.2.0 is the last version for our PyTorch. The rest of
+# mosaicml-streaming's dependencies are the clients of seven object stores.
+.venv-libraries/.made: .venv/.dev
+	@echo "Installing torchtitan and mosaicml-streaming into .venv-libraries"
+	$(call venv_on_train,.venv-libraries)
+	.venv-libraries/bin/pip install --quiet --disable-pip-version-check torchtitan==0.2.0 torchdata==0.11.0 "datasets<4.5"
+	.venv-libraries/bin/pip install --quiet --disable-pip-version-check --no-deps mosaicml-streaming==0.13.0 zstd python-snappy cramjam Brotli catalogue
 	touch $@
 
 .PHONY: python-venv uv sandbox programs newer-slurm

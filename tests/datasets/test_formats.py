@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import trnslurm
@@ -72,6 +75,38 @@ TOKENS = {
     "parquet": ("Parquet, 1,052 tokens", STREAM),
     "jsonl": ("JSON lines, 1,052 tokens", STREAM),
 }
+
+
+def write_gzip(file: Path, data: bytes) -> None:
+    """In two members, as `cat a.gz b.gz` or bgzip write it."""
+    file.write_bytes(gzip.compress(data[:700]) + gzip.compress(data[700:]))
+
+
+def write_zstd(file: Path, data: bytes) -> None:
+    with pa.CompressedOutputStream(str(file), "zstd") as stream:
+        stream.write(data)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write"), [(".jsonl.gz", write_gzip), (".json.zst", write_zstd)]
+)
+def test_compressed_json_lines_are_the_same_rows(
+    suffix: str, write: Callable[[Path, bytes], None], tmp_path: Path, cache: Path
+) -> None:
+    (top := tmp_path / "lines").mkdir()
+    for file in (WRITTEN / "jsonl").glob("*.jsonl"):
+        write(top / f"train-{file.stem}{suffix}", file.read_bytes())
+    found = trnslurm.dataset(top, cache=cache, split="train")
+    assert [plain(found[number]) for number in range(len(found))] == EXPECTED["rows"]
+    again = pickle.loads(pickle.dumps(found))
+    blocks = trnslurm.dataset(top, cache=cache, split="train", seq_len=50)
+    assert plain(again[5]) == EXPECTED["rows"][5] and blocks[3].tolist() == STREAM[150:200]
+    file = sorted(top.iterdir())[0]
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError, match=rf"{file}: damaged, or larger than the cache: "):
+        trnslurm.dataset(top, cache=cache, split="train")
+    with pytest.raises(DataError, match=r"larger than the cache: is larger than 1,000 bytes"):
+        trnslurm.dataset(sorted(top.iterdir())[1], cache=tmp_path / "small", cache_gb=1e-6)
 
 
 @pytest.mark.parametrize("name", TOKENS)

@@ -26,6 +26,7 @@ _MAGIC = b"ARROW1\x00\x00"
 _SCHEMA, _BATCH = 1, 3
 _MOST_HEAD = 64 << 20
 _AT_ONCE = 8192
+_PIECE = 16 << 20
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
@@ -315,7 +316,7 @@ def _field(head: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def decompressed(data: bytes, codec: str, size: int) -> bytes:
+def decompressed(data: bytes, codec: str, size: int) -> bytes | bytearray:
     """Return the decompressed data; raise a ValueError if it is longer than `size` bytes."""
     arrow = pyarrow()
     try:
@@ -323,8 +324,10 @@ def decompressed(data: bytes, codec: str, size: int) -> bytes:
             codec == "snappy"
         ):  # the data starts with its size, and pyarrow reads only the raw format
             return bytes(arrow.Codec(codec).decompress(data, decompressed_size=size))
+        found = bytearray()
         with arrow.CompressedInputStream(arrow.BufferReader(data), codec) as stream:
-            found = bytes(stream.read(size + 1))
+            while len(found) <= size and (some := stream.read(min(size + 1, _PIECE))):
+                found += some
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"cannot be decompressed ({str(error).splitlines()[0]})") from None
     if len(found) > size:

@@ -11,6 +11,7 @@ import io
 import json
 import re
 import tarfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,12 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.datasets.arrow import Stream
+from trnslurm.datasets.arrow import Stream, decompressed
 from trnslurm.datasets.place import Place
 from trnslurm.datasets.rows import Rows, Shards
 
 SHARDS = "shardlist"
 """The key that only an index of tars has."""
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+"""A `.json` that is not compressed is often one list. A compressed one never is, by convention."""
+_CODECS = {"gz": "gzip", "zst": "zstd"}
+_OPEN = 32
 _MOST_SAMPLE = 1 << 30
 _MEMBER = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)")
 
@@ -69,13 +74,26 @@ class _Spans(Rows):
         start, end = spans[inside].tolist()
         if end - start > _MOST_SAMPLE:
             raise self.place.error(name, f"one sample is {end - start:,} bytes, which is too large")
-        return name, bytes(self.place.read(name, start, end - start))
+        return name, bytes(self._read(name, start, end - start))
+
+    def _read(self, name: str, start: int, length: int) -> Any:
+        return self.place.read(name, start, length)
 
 
 class Lines(_Spans):
-    """Files with one JSON object per line."""
+    """Files with one JSON object per line, plain or compressed.
+
+    A compressed file is decompressed once per node, into the cache.
+    """
 
     kind = "JSON lines"
+
+    def __init__(self, place: Place, names: list[str]) -> None:
+        self._plain: OrderedDict[str, Any] = OrderedDict()
+        super().__init__(place, names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_plain": OrderedDict()}
 
     def row(self, number: int) -> dict[str, Any]:
         name, line = self._span(number)
@@ -88,14 +106,40 @@ class Lines(_Spans):
         return found
 
     def _scan(self, name: str) -> NDArray[np.int64]:
-        size, ends, done = self.place.file(name).size, [], 0
-        for chunk in self.place.chunks(name):
+        ends, done = [], 0
+        for chunk in [self._whole(name)] if _codec(name) else self.place.chunks(name):
             ends.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + done)
             done += len(chunk)
-        stops = np.concatenate([*ends, [size]])
+        stops = np.concatenate([*ends, [done]])
         starts = np.concatenate([[0], stops[:-1] + 1])
         filled = stops - starts > 1  # an empty line, even with a Windows line end, is not a sample
         return np.stack([starts[filled], stops[filled]], axis=1)
+
+    def _read(self, name: str, start: int, length: int) -> Any:
+        if _codec(name):
+            return self._whole(name)[start : start + length]
+        return super()._read(name, start, length)
+
+    def _whole(self, name: str) -> Any:
+        """Return a decompressed file."""
+        if name not in self._plain:
+            place = self.place
+
+            def make() -> bytes:
+                data = b"".join(place.chunks(name))
+                try:
+                    return decompressed(data, _codec(name), place.cache.limit)
+                except ValueError as error:
+                    raise place.error(name, f"damaged, or larger than the cache: {error}") from None
+
+            self._plain[name] = place.cache.map(place.key(name, "plain"), make)
+            if len(self._plain) > _OPEN:
+                self._plain.popitem(last=False)
+        return self._plain[name]
+
+
+def _codec(name: str) -> str:
+    return _CODECS.get(name.rpartition(".")[2], "")
 
 
 class Tars(_Spans):

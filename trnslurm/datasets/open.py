@@ -11,7 +11,7 @@ from typing import Any
 from trnslurm.datasets.arrow import Arrow, Parquet
 from trnslurm.datasets.cache import Cache
 from trnslurm.datasets.errors import DataError, NoDataError
-from trnslurm.datasets.files import SHARDS, Lines, Tars, read_shard_list
+from trnslurm.datasets.files import LINES, SHARDS, Lines, Tars, read_shard_list
 from trnslurm.datasets.mds import INDEX, Mds
 from trnslurm.datasets.place import Here, Place, open_place, split_path
 from trnslurm.datasets.rows import Rows
@@ -30,7 +30,7 @@ _SPLITS = (*TRAIN, *EVAL, "test")
 OTHERS = ("shards", SHARDS)
 """The keys that the index of MDS or of tars has, and no other index.json."""
 _STATE, _DICT = "state.json", "dataset_dict.json"
-_KINDS = (".idx", ".ds", ".parquet", ".arrow", ".tar", ".jsonl")
+_KINDS = (".idx", ".ds", ".parquet", ".arrow", ".tar", *LINES)
 _OF_SPLIT = re.compile(rf"(?:.*/)?({'|'.join(_SPLITS)})[-_.][^/]*")
 CACHE_GB = 64.0
 

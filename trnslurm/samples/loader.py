@@ -76,7 +76,8 @@ class Loader(DataLoader[Any]):
             self.generator.manual_seed(derive_seed(self.batches.seed, order.done))
         for batch in super().__iter__():
             order.taken += 1
-            self.batches.position = order.done  # prefetched batches do not count
+            if not order.taken % order.accumulation:  # prefetched batches do not count
+                self.batches.position = order.done
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
@@ -101,17 +102,19 @@ class _Order:
         self.pass_steps = pass_steps
         self.base, self.taken = batches.start, 0
         """Steps completed at the last start, and micro-batches consumed since."""
+        self.accumulation = 1
+        """Micro-batches in a step on this number of workers."""
         self._batches, self._scales = batches, scales
 
     @property
     def done(self) -> int:
         """The number of steps whose micro-batches were all consumed."""
-        return self.base + self.taken // self._batches.accumulation
+        return self.base + self.taken // self.accumulation
 
     @property
     def step(self) -> int:
         """The step of the latest micro-batch."""
-        return self.base + -(-self.taken // self._batches.accumulation)
+        return self.base + -(-self.taken // self.accumulation)
 
     @property
     def epoch(self) -> int:
@@ -121,16 +124,17 @@ class _Order:
     def settle(self) -> None:
         """Start again with the step whose micro-batches were only partly consumed."""
         self.base, self.taken = self.done, 0
+        self.accumulation = self._batches.accumulation
 
     def __len__(self) -> int:
         return self.pass_steps * self._batches.accumulation
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[Any]:
         first = self.done
         last = first - first % self.pass_steps + self.pass_steps
         for indices, scale in self._batches.rows(first, last):
             # The scale is passed to the process that reads the samples.
-            yield [*indices, scale] if self._scales else indices
+            yield (indices, scale) if self._scales else indices
 
 
 class _Scaled(Dataset[Any]):
@@ -138,6 +142,7 @@ class _Scaled(Dataset[Any]):
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self._at_once = hasattr(dataset, "__getitems__")
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -145,11 +150,11 @@ class _Scaled(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[index]
 
-    def __getitems__(self, indices_and_scale: list[Any]) -> tuple[float, Any]:
-        *indices, scale = indices_and_scale
-        if hasattr(self._dataset, "__getitems__"):
-            return scale, self._dataset.__getitems__(indices)
-        return scale, [self._dataset[index] for index in indices]
+    def __getitems__(self, indices_and_scale: tuple[list[Any], float]) -> tuple[float, Any]:
+        (indices, scale), dataset = indices_and_scale, self._dataset
+        if self._at_once:
+            return scale, dataset.__getitems__(indices)
+        return scale, [dataset[index] for index in indices]
 
 
 class _Collate:
@@ -161,7 +166,7 @@ class _Collate:
     def __call__(self, scaled: tuple[float, Any]) -> Any:
         # A number, because a tensor from another process costs as much as a small batch.
         scale, batch = scaled[0], self._collate(scaled[1])
-        if isinstance(batch, Mapping):
+        if type(batch) is dict or isinstance(batch, Mapping):
             batch[SCALE] = scale  # type: ignore[index]
             return batch
         if type(batch) in (list, tuple):
@@ -204,8 +209,9 @@ def loader(
     and an iteration has `steps_per_epoch` steps.
     """
     if isinstance(dataset, IterableDataset):
-        raise ValueError("trnslurm.loader: an IterableDataset cannot be read in a given order: "
-                         "pass a dataset with __len__ and __getitem__")  # fmt: skip
+        raise ValueError("trnslurm.loader: an IterableDataset decides its order itself: pass a "
+                         "dataset with __len__ and __getitem__, such as trnslurm.dataset(path) for "
+                         "WebDataset, MDS, Parquet or JSON lines")  # fmt: skip
     for name in (*_DECIDED, *(["in_order"] if not options.get("in_order", True) else [])):
         if name in options:
             raise ValueError(f"trnslurm.loader: omit {name}: global_batch, micro_batch and shuffle "

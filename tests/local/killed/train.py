@@ -1,4 +1,4 @@
-"""One training on four libraries, as docs/loader.md says; it writes down what it computes.
+"""One training on five libraries, as docs/loader.md says; it writes down what it computes.
 
     train.py LIBRARY --records DIRECTORY --out DIRECTORY [--resume CHECKPOINT] [--until STEP]
 
@@ -18,7 +18,8 @@ from pathlib import Path
 from zlib import crc32
 
 parser = argparse.ArgumentParser()
-parser.add_argument("library", choices=["torch", "mix", "accelerate", "lightning", "trainer"])
+LIBRARIES = ["torch", "mix", "accelerate", "lightning", "trainer", "torchtitan"]
+parser.add_argument("library", choices=LIBRARIES)
 parser.add_argument("--records", type=Path, required=True)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--resume")
@@ -62,6 +63,17 @@ class Samples(torch.utils.data.Dataset):
         }  # fmt: skip
 
 
+class Texts(Samples):
+    """Random tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(SAMPLES)
+        self.tokens = torch.randint(64, (SAMPLES, 16), generator=torch.Generator().manual_seed(2))
+
+    def __getitem__(self, index: int) -> dict:
+        return {"id": index, "tokens": self.tokens[index]}
+
+
 class Model(nn.Module):
     """It takes what models of transformers take."""
 
@@ -82,8 +94,12 @@ def sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
 
 
+def local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
 def record(step: int, ids: torch.Tensor, scale: float, loss: torch.Tensor) -> None:
-    weights = torch.cat([each.detach().flatten() for each in MODEL.parameters()])
+    weights = torch.cat([local(each.detach()).flatten() for each in MODEL.parameters()])
     line = {
         "step": step, "ids": ids.tolist(), "scale": scale, "loss": loss.item(),
         "weights": crc32(weights.numpy().tobytes()),
@@ -247,6 +263,94 @@ def on_trainer() -> None:
     )
     trainer.model_accepts_loss_kwargs = False
     trainer.train(resume_from_checkpoint=options.resume)
+
+
+def on_torchtitan() -> None:
+    """Its own Trainer, Llama, FSDP2 and checkpoints, which need a few changes to run on CPUs."""
+    global MODEL
+    from types import SimpleNamespace
+
+    from torch.distributed.tensor import distribute_tensor
+
+    torch._utils._get_available_device_type = lambda: "cpu"
+    from torchtitan.components import loss, metrics
+    from torchtitan.components.dataloader import BaseDataLoader
+    from torchtitan.components.lr_scheduler import build_lr_schedulers
+    from torchtitan.components.optimizer import OptimizersContainer
+    from torchtitan.config import ConfigManager
+    from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
+    from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
+    from torchtitan.train import Trainer
+
+    memory = dict.fromkeys(metrics.DeviceMemStats._fields, 0)
+    metrics.build_device_memory_monitor = lambda: SimpleNamespace(
+        device_name="A100", get_peak_stats=lambda: metrics.DeviceMemStats(**memory),
+        reset_peak_stats=lambda: None,
+    )  # fmt: skip
+    barrier = dist.barrier
+    dist.barrier = lambda *args, device_ids=None, **options: barrier(*args, **options)
+
+    class Data(BaseDataLoader):
+        def __init__(self, dp_rank, dp_world_size, job_config, **others) -> None:
+            self.loader = trnslurm.loader(
+                Texts(), **BATCH, scales=True, rank=dp_rank, world_size=dp_world_size
+            )
+            workers_batch = job_config.training.local_batch_size * dp_world_size
+            job_config.training.global_batch_size = self.loader.accumulation * workers_batch
+
+        def __iter__(self):
+            while True:
+                for batch in self.loader:
+                    self.batch, tokens = batch, batch["tokens"]
+                    yield {"input": tokens}, tokens.roll(-1, 1)
+
+        def state_dict(self):
+            return self.loader.state_dict()
+
+        def load_state_dict(self, state):
+            self.loader.load_state_dict(state)
+
+    def scaled(predicted, labels):
+        data = trainer.dataloader
+        value = loss.cross_entropy_loss(predicted, labels)
+        record(data.loader.step, data.batch["id"], data.batch["scale"], value)
+        return value * data.batch["scale"]
+
+    class MyTrainer(Trainer):
+        def train_step(self, batches):
+            super().train_step(batches)
+            trnslurm.report(step=self.step, steps=STEPS)
+
+        def should_continue_training(self):
+            return self.step < UNTIL
+
+    small = TransformerModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=64, multiple_of=32)
+    register_train_spec("small", TrainSpec(
+        model_cls=Transformer, model_args={"small": small}, parallelize_fn=parallelize_llama,
+        pipelining_fn=None, build_lr_schedulers_fn=build_lr_schedulers, build_tokenizer_fn=None,
+        build_optimizers_fn=lambda models, *rest: OptimizersContainer(
+            models, torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}),
+        build_dataloader_fn=Data, build_loss_fn=lambda *args, **others: scaled,
+    ))  # fmt: skip
+    trainer = MyTrainer(ConfigManager().parse_args([
+        "--model.name=small", "--model.flavor=small", f"--job.dump_folder={options.out}",
+        f"--training.steps={STEPS}", "--training.seq_len=16", "--training.max_norm=1e9",
+        "--training.local_batch_size=4", "--training.mixed_precision_param=float32",
+        "--training.seed=1", "--checkpoint.enable", f"--checkpoint.interval={SAVE_EVERY}",
+        "--checkpoint.folder=.", "--checkpoint.keep_latest_k=2",
+        "--checkpoint.no-last-save-model-only", "--lr_scheduler.warmup_steps=2",
+        "--activation_checkpoint.mode=none", "--comm.trace_buf_size=0",
+    ]))  # fmt: skip
+    MODEL = trainer.model_parts[0]
+    draw = torch.Generator().manual_seed(1)  # its own depend on the number of workers
+    for weight in MODEL.parameters():
+        whole = torch.randn(weight.shape, generator=draw) / 8
+        if hasattr(weight, "to_local"):
+            whole = distribute_tensor(whole, weight.device_mesh, weight.placements)
+        weight.data.copy_(whole)
+    trainer.train()
+    trainer.close()
+    dist.destroy_process_group()
 
 
 getattr(sys.modules[__name__], f"on_{options.library}")()
