@@ -24,6 +24,8 @@ PARSER = "p = argparse.ArgumentParser()\n"
         ("def run(\n    lr=1,\n    resume_from=None,\n):\n    ...\nfire.Fire(run)", "",
          "--resume_from {resume}"),
         (f"{PARSER}a('-r', '--restart', type=str, default=None)", "", "--restart {resume}"),
+        (f"{PARSER}a('--load-model', help='Restart training using a checkpoint')\na('--load-old')",
+         "", "--load-model {resume}"),
         ("LightningCLI(Model)", "fit --config a.yaml", "--ckpt_path {resume}"),
         ("LightningCLI(Model)", "test --config a.yaml", ""),
         ("LightningCLI(Model)", "fit --ckpt_path last", ""),

@@ -32,3 +32,13 @@ def test_what_starts_no_file_of_the_project(
     run.project_file.write_text(json.dumps({"entry": entry}))
     (tmp_path / "node.sh").write_text(f"TRNSLURM_COMMAND={command}\n")
     assert _option_of(run, usual) == option
+
+
+def test_an_option_of_a_tracker_takes_no_checkpoint(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    (run.code / "project").mkdir(parents=True)
+    run.project_file.write_text(json.dumps({"entry": "train.py"}))
+    (tmp_path / "node.sh").write_text("")
+    source = "p = ArgumentParser()\np.add_argument('--wandb-resume-from-id')\n"
+    (run.code / "project/train.py").write_text(f"{source}p.add_argument('--load-model')\n")
+    assert _option_of(run, "--resume") == "--load-model"

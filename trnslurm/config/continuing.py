@@ -25,6 +25,11 @@ _OF_A_PLACE = r"(?:[_-](?:from|path|file|dir|ckpt|checkpoint|model|state|trainin
 _OPTION = re.compile(
     rb"""["'](--(?:resume%b|restart))["']([^()]*(?:\([^()]*\)[^()]*)*)""" % _OF_A_PLACE.encode()
 )
+# An option with another name, such as --load-model, whose help says that it continues training.
+_BY_ITS_HELP = re.compile(
+    rb"""["'](--(?:load|checkpoint|ckpt|model|weights|init)[\w-]*)["']([^()]*\bhelp=["'][^"']*"""
+    rb"""\b(?:[Rr]estart|[Rr]esum|[Cc]ontinu)(?:e|es|ing)? (?:the )?training\b)"""
+)
 # A switch, or the number of an epoch: no path.
 _NO_PATH = re.compile(
     rb"store_true|store_false|is_flag|Boolean|\btype=(?:int|float|bool|\w*bool)\b"
@@ -88,12 +93,7 @@ def continuing_words(own: bytes, others: Iterable[bytes], arguments: Sequence[st
         keys = _all(_FIT_KEY, texts) or _all(_KEY, texts)
         return [f"++{keys.pop()}={{resume}}"] if len(keys) == 1 else []
     texts = parsing(own, others)
-    options = {
-        name.decode()
-        for text in texts
-        for name, rest in _OPTION.findall(text)
-        if not _NO_PATH.search(rest)
-    }
+    options = _options(_OPTION, texts) or _options(_BY_ITS_HELP, texts)
     if not options and any(map(_OF_FIRE.search, texts)):
         options = {f"--{name}" for name in _all(_PARAMETER, texts)}
     if not options and any(map(OF_ANY.search, texts)) and any(map(PASSES.search, texts)):
@@ -111,6 +111,11 @@ def is_of_hydra(source: bytes, arguments: Iterable[str]) -> bool:
 def quoted_for_hydra(arguments: Iterable[str]) -> list[str]:
     """Return the arguments with {resume} in quotes, because names like epoch=1.ckpt contain `=`."""
     return [_OVERRIDE.sub(r"\1'{resume}'", word) for word in arguments]
+
+
+def _options(pattern: re.Pattern[bytes], texts: Iterable[bytes]) -> set[str]:
+    found = (each for text in texts for each in pattern.findall(text))
+    return {name.decode() for name, rest in found if not _NO_PATH.search(rest)}
 
 
 def _all(pattern: re.Pattern[bytes], texts: Iterable[bytes]) -> set[str]:

@@ -55,6 +55,8 @@ _OPTIONS = {
 _OPTION = re.compile(
     rb"""["'](--(?:[\w-]*resume[\w-]*|restart|ckpt[_-]path|load[_-]dir|load))["']"""
 )
+# --wandb-resume-from-id continues the tracker's run.
+_OF_A_TRACKER = re.compile(r"wandb|mlflow|[-_]id\b")
 _FLAG = re.compile(rb"""["'](--[\w-]*resume[\w-]*)["'][^()]*\baction=["']store_true["']""")
 # By these a script may also begin with other weights: they count if it has none of those.
 _LOADS = re.compile(
@@ -155,7 +157,8 @@ def _option_of(run: RunDir, usual: str) -> str:
     if not texts:
         return usual if _FIT.search(command) or usual != _OPTIONS["Lightning"] else ""
     options = [name.decode() for text in texts for name in _OPTION.findall(text)]
-    options = [name for name in options if name not in _flags_of(texts)]
+    flags = _flags_of(texts)
+    options = [name for name in options if name not in flags and not _OF_A_TRACKER.search(name)]
     options = options or [name.decode() for text in texts for name in _LOADS.findall(text)]
     if not options and any(map(OF_ANY.search, texts)):
         # The parser knows the option of any Trainer, and trainer.train() without it begins anew.
