@@ -399,3 +399,7 @@ def test_the_program_ends_with_its_task(run: RunFiles, log) -> None:
 def test_the_loss_of_a_batch_is_the_loss() -> None:
     numbers = {canonical(name): 1.0 for name in ("training/batch loss", "lr/group_0")}
     assert with_loss(numbers) == {"loss": 1.0, "lr_group_0": 1.0}
+    # One sum of losses is the loss. Of two, neither is.
+    sums = {"train_total_mse_loss": 2.0, "train_y_mse_loss": 1.0}
+    assert with_loss(sums) == {"loss": 2.0, "train_y_mse_loss": 1.0}
+    assert "loss" not in with_loss(sums | {"train_total_l1_loss": 1.0})

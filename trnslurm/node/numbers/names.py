@@ -21,6 +21,9 @@ _LOSS = (
     *("batch_loss", "train_batch_loss", "training_batch_loss"),
 )
 """Names for a step's loss if no value is named loss. The first one that is present counts."""
+_TOTAL = re.compile(r"(?:train(?:ing)?_)?total_\w+_loss")
+"""The name of a sum of losses, such as torchmd-net's train_total_mse_loss. It counts if no other
+name is like it."""
 _SAME = {"learning_rate": "lr", "train_learning_rate": "lr", "train_lr": "lr"}
 _SAME |= {"gnorm": "grad_norm", "gradient_norm": "grad_norm", "train_grad_norm": "grad_norm"}
 
@@ -38,5 +41,7 @@ def canonical(name: str) -> str:
 def with_loss(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics with one of them named loss, if one is the training loss."""
     found = {name: value for name, value in numbers.items() if name}
-    name = next((n for n in ("loss", *_LOSS) if n in found), None)
+    totals = [n for n in found if _TOTAL.fullmatch(n)]
+    names = ("loss", *_LOSS, *(totals if len(totals) == 1 else ()))
+    name = next((n for n in names if n in found), None)
     return {"loss": found.pop(name)} | found if name else found
