@@ -138,7 +138,10 @@ open(f"{sys.argv[0]}-{os.environ['LOCAL_RANK']}", "w").write(text)
         assert [argv, theirs, python] == [["train.py"], ["theirs.py"], same_python]
         assert found.pop("TORCHELASTIC_ERROR_FILE").endswith(f"/{local_rank}.json")
         expected.pop("TORCHELASTIC_ERROR_FILE")
-        changes = {"TORCHELASTIC_USE_AGENT_STORE": ("False", "True")}
+        changes = {
+            "TORCHELASTIC_USE_AGENT_STORE": ("False", "True"),
+            "PYTHONFAULTHANDLER": ("1", None),  # a crash shows its stack
+        }
         for environ in (found, expected):
             environ.pop("PYTHONPATH")
         assert found.pop("TRNSLURM_OTHERS", None) is None, "it is for worker 0 alone"
@@ -286,3 +289,31 @@ def test_only_a_worker_that_ends_well_waits_for_the_others(
 
 def children(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@pytest.mark.parametrize(
+    ("second", "cause"),
+    [
+        ("time.sleep(600)", "rank 1 was at train.py:11 (<module>), while others waited for it"),
+        ("wait(11)", "ranks wait in different collectives: rank 0 at train.py:9, rank 1 at train"),
+    ],
+)
+def test_who_did_not_wait_when_another_timed_out(job, second: str, cause: str) -> None:
+    job = job(1, 2)
+    script = f"""
+import os, sys, time
+rank = os.environ["RANK"]
+def wait(line):
+    said = ["Traceback (most recent call last):", f'  File "train.py", line {{line}}, in <module>',
+            "RuntimeError: [gloo/buffer.cc:7] Timed out waiting 5ms for recv operation"]
+    sys.exit("\\n".join(f"[rank{{rank}}]: {{words}}" for words in said))
+while rank == "0" and not os.path.exists("there"): time.sleep(0.05)
+if rank == "0": wait(9)
+open("there", "w").close()
+{second}
+"""
+    startup = str(ROOT / "trnslurm/node/startup")
+    job.bench.environ["PYTHONPATH"] = f"{startup}:{job.bench.environ.get('PYTHONPATH', ROOT)}"
+    assert ended(job.node(0, script)) == 1
+    found = diagnose(job.bench.directory, "train", 1)
+    assert found is not None and found.brief.startswith(cause), job.said(0)

@@ -18,7 +18,6 @@ recipes earlier.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
@@ -30,6 +29,7 @@ from trnslurm.contract.files import last_lines, read_json, write_json, write_jso
 from trnslurm.contract.times import changed_at, now_there
 from trnslurm.contract.variables import Variable
 from trnslurm.node.processes import say
+from trnslurm.node.stacks import place_of, waits_in
 from trnslurm.node.state import RUN
 
 _BUSY_FACTOR = 4.0
@@ -38,10 +38,6 @@ _OUTPUTS_TO_KNOW = 10
 # How long the nodes have to write stacks and to kill their processes.
 _STACKS_S = 90.0
 _KILL_S = 60.0
-_WAITS = re.compile(
-    r"/(torch/(distributed|cuda|autograd|nn/parallel)|torch_xla|deepspeed/comm|mpi4py)/"
-)
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[.\d]*/|^<")
 
 
 class Worker(NamedTuple):
@@ -68,20 +64,12 @@ class Worker(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether it waits for the others: its main thread is in a collectives library."""
-        return bool(self.frames and _WAITS.search(self.frames[0][0]))
+        return waits_in(self.frames)
 
     @property
     def place(self) -> str:
         """The innermost line of the script's own code, and the function that it called."""
-        if not self.frames:
-            return "an unknown place"
-        own = next((f for f in self.frames if not _LIBRARY.search(f[0])), self.frames[0])
-        file, line, function = own
-        called = self.frames[0][2]
-        text = f"{Path(file).name}:{line} ({function})"
-        if any(f[0].endswith("torch/utils/data/dataloader.py") for f in self.frames):
-            return f"{text}, waiting for the data loader"
-        return text if own is self.frames[0] else f"{text}, in {called}"
+        return place_of(self.frames) if self.frames else "an unknown place"
 
 
 class HangWatch:

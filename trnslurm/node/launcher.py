@@ -43,12 +43,16 @@ from trnslurm.node.meeting import (
     join,
     read_rendezvous,
 )
+from trnslurm.node.stacks import main_frames, place_of, stacks_of, waits_in
 
 MEET_S = 600.0
 """How long the nodes wait for each other, as with torchrun (static_tcp_rendezvous.py)."""
 _STARTUP = str(Path(__file__).with_name("startup"))
 _FAILED = 1
 _LOOK_S = 1.0
+_WHERE_S = 2.0
+_OF_TIMEOUTS = (1, -signal.SIGABRT)
+"""The exit codes of an exception and of NCCL's abort, with which a wait for others may end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -272,7 +276,7 @@ class Launcher:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCHELASTIC_ERROR_FILE": str(self._error_file(local_rank)),
         }  # fmt: skip
-        defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONFAULTHANDLER": "1"}
         if workers > 1:
             defaults["OMP_NUM_THREADS"] = "1"
         return found | {k: v for k, v in defaults.items() if k not in os.environ}
@@ -287,6 +291,8 @@ class Launcher:
         failed = [failure for failure in self._reap() if failure.code and not self._failed]
         if failed:
             processes.say("\n".join(map(self._told, failed)))
+            if any(failure.code in _OF_TIMEOUTS for failure in failed):
+                self._tell_where()
             self._end(signal.SIGTERM)
         elif (ending := arrived & processes.END_SIGNALS) and not self._failed:
             number = signal.Signals(min(ending))
@@ -317,6 +323,16 @@ class Launcher:
         for local_rank, when in sorted(self._done.items()):
             who = self._name(local_rank, when)
             processes.say(f"trnslurm: {who} ended with exit code 0 while others ran")
+
+    def _tell_where(self) -> None:
+        """Report where the other workers are, for which the one that failed may have waited."""
+        until = time.monotonic() + _WHERE_S
+        for pid, local_rank in self._running.items():
+            text = stacks_of(pid, until=0) if time.monotonic() < until else ""
+            if frames := main_frames(text):
+                who = self._name(local_rank, time.time())
+                does = "waits" if waits_in(frames) else "is"
+                processes.say(f"trnslurm: {who} {does} at {place_of(frames)}")
 
     def _end(self, signum: signal.Signals) -> None:
         self._tell_of_done()

@@ -35,6 +35,10 @@ _MOST_FRAMES = 40
 _PARTS, _PART = "part-of-stacks", 800
 _THREAD = re.compile(r"^(Current thread|Thread) 0x\w+.*\(most recent call first\):$", re.M)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+_WAITS = re.compile(
+    r"/(torch/(distributed|cuda|autograd|nn/parallel)|torch_xla|deepspeed/comm|mpi4py)/"
+)
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[.\d]*/|^<")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -229,6 +233,21 @@ def main_frames(text: str) -> list[tuple[str, int, str]]:
     end = next((h.start() for h in heads if h.start() > head.start()), len(text))
     frames = _FRAME.findall(text, head.end(), end)
     return [(file, int(line), name) for file, line, name in frames[:_MOST_FRAMES]]
+
+
+def waits_in(frames: Sequence[tuple[str, int, str]]) -> bool:
+    """Check whether a main thread waits for others: it is in a collectives library."""
+    return bool(frames and _WAITS.search(frames[0][0]))
+
+
+def place_of(frames: Sequence[tuple[str, int, str]]) -> str:
+    """Return the innermost line of the script's own code, and the function that it called."""
+    own = next((f for f in frames if not _LIBRARY.search(f[0])), frames[0])
+    file, line, function = own
+    text = f"{Path(file).name}:{line} ({function})"
+    if any(f[0].endswith("torch/utils/data/dataloader.py") for f in frames):
+        return f"{text}, waiting for the data loader"
+    return text if own is frames[0] else f"{text}, in {frames[0][2]}"
 
 
 if __name__ == "__main__":

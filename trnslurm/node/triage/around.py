@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from trnslurm.contract.rundir import RunFiles
 from trnslurm.node.triage.causes import (
@@ -22,6 +23,10 @@ from trnslurm.node.triage.causes import (
 from trnslurm.node.triage.evidence import Evidence, Suspect, context_of, read_log
 from trnslurm.node.triage.words import CARETS, frames_in, last_lines, said_last
 
+_AT = re.compile(
+    r"^trnslurm: \S+Z rank (?P<rank>\d+) \(.*?\) (?P<does>is|waits) at (?P<place>.+)$", re.MULTILINE
+)
+"""Matches the launcher's line about a worker that still ran when another failed."""
 _WAIT = re.compile(
     r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<op>\w+)(?:, (?P<size>NumelIn=\d+))?"
 )
@@ -176,6 +181,24 @@ def still_ran(run: Path, phase: str, attempt: int, evidence: Evidence) -> Iterat
         said = said_last(read_log(logs[running[0]]))
         if said and not cause_of(said[-1:]):
             yield f"node {running[0]} was still running; its log ends with: {said[-1]}"
+
+
+class Places(NamedTuple):
+    """Where workers were when another one failed, as launchers report: file:line (function)."""
+
+    elsewhere: dict[int, str]
+    """The ranks that did not wait in a collective."""
+    waits: dict[int, str]
+
+
+def places_of(run: Path, phase: str, attempt: int) -> Places:
+    """Return where the other workers were when the first one failed."""
+    found = Places({}, {})
+    for log in RunFiles(run).node_logs(phase, attempt).values():
+        for match in _AT.finditer(read_log(log)):
+            at = found.waits if match["does"] == "waits" else found.elsewhere
+            at[int(match["rank"])] = match["place"]
+    return found
 
 
 def _sizes_differ(works: Iterable[str]) -> bool:

@@ -21,7 +21,7 @@ from trnslurm.contract.rundir import RunFiles
 from trnslurm.contract.states import EndCause, State
 from trnslurm.node.triage.advice import Advice, advise
 from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
-from trnslurm.node.triage.around import compared, last_words, refined, still_ran
+from trnslurm.node.triage.around import compared, last_words, places_of, refined, still_ran
 from trnslurm.node.triage.budget import budget
 from trnslurm.node.triage.case import Case
 from trnslurm.node.triage.causes import (
@@ -32,13 +32,14 @@ from trnslurm.node.triage.causes import (
     cause_of,
     causes_of,
     matching,
+    named,
     without_harmless,
 )
 from trnslurm.node.triage.choice import choose, lost_node, only_warns
 from trnslurm.node.triage.evidence import OWN_WORD, Evidence, Hit, batch_log, clean, gather
 from trnslurm.node.triage.finding import Finding, cut
 from trnslurm.node.triage.flight import WAITING, compare_dumps
-from trnslurm.node.triage.mend import RESUME
+from trnslurm.node.triage.mend import EITHER, RESUME
 from trnslurm.node.triage.words import useful_end
 
 _MAX_LINES = 7
@@ -47,6 +48,11 @@ _MAX_SAID = 100
 _LAST_S = 60.0
 """How long before an end from outside failures count as its consequences."""
 _MOST_OTHERS = 2
+_MOST_NAMED = 4
+_OF_LATE = (
+    "see why it is there: slow work on one rank (saving, loading, evaluation: do it on all ranks, "
+    "or raise the timeout), a branch that others do not take, or a hang"
+)
 _MOST_LAST = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = (State.CANCELLED, State.PREEMPTED, State.STOPPED, State.TIMEOUT)
@@ -100,7 +106,10 @@ def _diagnose(run: Path, phase: str, attempt: int, *, over: bool) -> Finding | N
     again = comes_again(run, phase, attempt, evidence, case.suspect, lambda: _raised_before(case))
     found = _weigh(case, advise(case, again=again), again=again)
     waited = case.known is not None and case.known.name in WAITING
-    return _by_dumps(case, found) if waited else found
+    if not waited:
+        return found
+    by_dumps = _by_dumps(case, found)
+    return _by_places(case, found) if by_dumps is found else by_dumps
 
 
 def _tie_to_cause(case: Case) -> None:
@@ -256,6 +265,39 @@ def _by_dumps(case: Case, found: Finding) -> Finding:
         others=(),
         held_up=seen.ranks,
     )
+
+
+def _by_places(case: Case, found: Finding) -> Finding:
+    """Return a finding with the ranks that did not wait like the others, if launchers saw any."""
+    seen = places_of(case.run, case.phase, case.attempt)
+    failed = {suspect.rank for suspect in case.evidence.suspects}  # perhaps on their way out
+    late = sorted(seen.elsewhere.keys() - failed)
+    if late and len(late) <= min(len(seen.waits) + len(failed), _MOST_NAMED):
+        there = "; ".join(f"rank {rank} was at {seen.elsewhere[rank]}" for rank in late)
+        cause = f"{there}, while others waited for it in a collective"
+        fix = _OF_LATE
+    else:
+        waits = {rank: place.partition(" ")[0] for rank, place in seen.waits.items()}
+        waits |= _timed_out_at(case)
+        by_place = {place: rank for rank, place in sorted(waits.items(), reverse=True)}
+        if len(by_place) < 2:
+            return found
+        diverged, first = named("ranks-diverged"), sorted(by_place.items(), key=lambda x: x[1])
+        where = ", ".join(f"rank {rank} at {place}" for place, rank in first[:_MOST_NAMED])
+        cause, fix = f"{diverged.cause.partition(':')[0]}: {where}", diverged.fix
+    mend = found.mend or EITHER
+    return replace(found, cause=cause, brief=cause, fix=fix, kind=CAUSE, certain=False, mend=mend)
+
+
+def _timed_out_at(case: Case) -> dict[int, str]:
+    """Return the lines of the script at which ranks waited until their timeout."""
+    found = {}
+    for suspect in case.evidence.suspects:
+        timed_out = suspect.known and suspect.known.name in WAITING and suspect.rank is not None
+        raised = what_was_raised(suspect) if timed_out else None
+        if raised and raised.place and suspect.known.name != "collective-aborted":
+            found[suspect.rank] = raised.place.replace(", line ", ":")
+    return found
 
 
 def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> Finding | None:
