@@ -72,7 +72,9 @@ class Case:
     @cached_property
     def earlier(self) -> tuple[str, ...]:
         """Error-like lines that precede a silent end."""
-        shown = (*self.suspect.lines, *self.beside, *self._survived)
+        shown = {*self.suspect.lines, *self.beside}
+        if not (self.known and self.known.kind == EFFECT):  # another process may have said why
+            shown |= self._survived
         lines = self.evidence.error_like.get(self.suspect.place, ()) if self.silent else ()
         warned = warnings_of_nccl(self.log) if self.silent and self.known else ()
         lines = tuple(dict.fromkeys((*warned, *lines)))[:_MOST_EARLIER]
