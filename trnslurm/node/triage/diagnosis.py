@@ -49,6 +49,8 @@ _LAST_S = 60.0
 """How long before an end from outside failures count as its consequences."""
 _MOST_OTHERS = 2
 _MOST_NAMED = 4
+_ON_CPU = ("collective-timeout", "gloo-timeout")
+"""Timeouts of waits that a worker's stack shows."""
 _OF_LATE = (
     "see why it is there: slow work on one rank (saving, loading, evaluation: do it on all ranks, "
     "or raise the timeout), a branch that others do not take, or a hang"
@@ -272,7 +274,10 @@ def _by_places(case: Case, found: Finding) -> Finding:
     seen = places_of(case.run, case.phase, case.attempt)
     failed = {suspect.rank for suspect in case.evidence.suspects}  # perhaps on their way out
     late = sorted(seen.elsewhere.keys() - failed)
-    if late and len(late) <= min(len(seen.waits) + len(failed), _MOST_NAMED):
+    # A worker that waits for its GPU seems to be at a line of the script.
+    on_cpu = case.known is not None and case.known.name in _ON_CPU
+    waited = len(seen.waits) + (len(failed) if on_cpu else 0)
+    if late and len(late) <= min(waited, _MOST_NAMED):
         there = "; ".join(f"rank {rank} was at {seen.elsewhere[rank]}" for rank in late)
         cause = f"{there}, while others waited for it in a collective"
         fix = _OF_LATE
@@ -291,11 +296,12 @@ def _by_places(case: Case, found: Finding) -> Finding:
 
 def _timed_out_at(case: Case) -> dict[int, str]:
     """Return the lines of the script at which ranks waited until their timeout."""
-    found = {}
+    found: dict[int, str] = {}
     for suspect in case.evidence.suspects:
-        timed_out = suspect.known and suspect.known.name in WAITING and suspect.rank is not None
-        raised = what_was_raised(suspect) if timed_out else None
-        if raised and raised.place and suspect.known.name != "collective-aborted":
+        name = suspect.known.name if suspect.known else ""
+        raised = what_was_raised(suspect)
+        timed_out = name in WAITING and name != "collective-aborted" and raised and raised.place
+        if timed_out and raised and suspect.rank is not None:
             found[suspect.rank] = raised.place.replace(", line ", ":")
     return found
 
