@@ -973,6 +973,11 @@ def test_a_crash_whose_stack_is_there_is_placed(run) -> None:
     log(run, 0, CRASH)
     assert found(run).cause.endswith(", at train.py, line 6")
     assert "PYTHONFAULTHANDLER" not in found(run).fix
+    other = (
+        '\n\nThread 0x00007f8f2b7fe641 (most recent call first):\n  File "/x.py", line 1 in f\n\n'
+    )
+    log(run, 0, CRASH.replace("\n\n", other, 1))
+    assert found(run).cause.endswith(", at train.py, line 6")
     log(run, 0, CRASH.splitlines()[-1])
     assert found(run).fix.startswith("--set env.PYTHONFAULTHANDLER=1 shows where; ")
 

@@ -35,8 +35,12 @@ _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker|pin memory|replica)")
 _INNER = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 _MOST_MISSING = 8
 _OF_PYTHON = re.compile(r"<frozen |/lib/python3\.\d+/(?!(site|dist)-packages)")
-# https://docs.python.org/3/library/faulthandler.html
-_CRASH = re.compile(r"Fatal Python error: .*\n\n?(?:Current t|T)hread .*\n((?:  File .*\n)+)")
+# https://docs.python.org/3/library/faulthandler.html: the thread that crashed is the current one,
+# and other threads may come before it.
+_CRASH = re.compile(
+    r"Fatal Python error: .*\n\n?(?:Thread .*\n(?:  .*\n)+\n)*"
+    r"(?:Current t|T)hread .*\n((?:  File .*\n)+)"
+)
 _CRASH_FRAME = re.compile(r'  File "(.*)", line (\d+) in ')
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
 

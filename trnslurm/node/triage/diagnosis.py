@@ -290,8 +290,8 @@ def _by_places(case: Case, found: Finding) -> Finding:
         diverged, first = named("ranks-diverged"), sorted(by_place.items(), key=lambda x: x[1])
         where = ", ".join(f"rank {rank} at {place}" for place, rank in first[:_MOST_NAMED])
         cause, fix = f"{diverged.cause.partition(':')[0]}: {where}", diverged.fix
-    mend = found.mend or EITHER
-    return replace(found, cause=cause, brief=cause, fix=fix, kind=CAUSE, certain=False, mend=mend)
+    found = replace(found, kind=CAUSE, certain=False, mend=EITHER)
+    return replace(found, cause=cause, brief=cause, fix=fix)
 
 
 def _timed_out_at(case: Case) -> dict[int, str]:
