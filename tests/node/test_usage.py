@@ -270,6 +270,18 @@ def test_the_program_notes_until_its_task_ends(tmp_path: Path) -> None:
     assert not Path(f"/proc/{tool[0]}").exists()
 
 
+def test_the_node_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"PHASE": "judge", "ATTEMPT": "3", "SERVER": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"TRNSLURM_{name}", value)
+    monkeypatch.setattr(program, "RUN", RunFiles(tmp_path))
+    notes = program.NodeNotes(1, Devices([]))
+    assert notes.begun()
+    notes.look(0.0)
+    notes.write(60.0)
+    assert json.loads((tmp_path / "usage/judge-1.jsonl").read_text())["attempt"] == 3
+
+
 def test_a_long_file_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_MOST_BYTES", 1000)
     file = tmp_path / "usage/node0.jsonl"

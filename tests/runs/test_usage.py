@@ -82,6 +82,23 @@ def test_usage_of_every_node(run: RunDir, cli, stable) -> None:
     assert facts["nodes"][1]["devices"] == 0.5 and facts["notices"][0] == said[3]
 
 
+def test_usage_of_the_nodes_of_servers(run: RunDir, cli) -> None:
+    server = {"address": "", "stand": "ready", "since": 0, "starts": 1, "log": 3, "why": ""}
+    write_json(run.servers_file, {"judge": [server | {"host": "c-3"}, server | {"host": "c-4"}]})
+    note(run, 0)
+    for number in (0, 1):
+        file, line = run.usage_file(number, "judge"), {**LINE, "phase": "judge", "host": "c-4"}
+        file.write_text(json.dumps(line | {"time": time.time(), "cpu": 0.9}) + "\n")
+    facts = {"host": "c-4", "notices": [{"text": "hot", "since": 5.0, "until": None}]}
+    write_json(run.notices_file("judge", 3, 1), facts)
+    said = cli("usage", "last").out
+    assert [line.split()[:3] for line in said.splitlines()[1:3]] == [
+        ["0", "c-1", "70.1"], ["judge", "1", "c-4"]
+    ]  # fmt: skip
+    assert "c-4: hot" in said and "90%" in said
+    assert "use: processors 12%, " in cli("status", "last").out
+
+
 def test_the_keys_of_status_and_metrics(run: RunDir, fake_slurm, cli, stable) -> None:
     note(run, 0, device_use=[0.96, 0.94])
     with run.script("train").open("a") as script:

@@ -392,9 +392,9 @@ class RunFiles(Frozen, kw_only=False):
     def stacks_files(self, phase: str, attempt: int) -> dict[int, Path]:
         return _by_node(self.state.glob(self.stacks_file(phase, attempt, "*").name))
 
-    def usage_file(self, node: int | str) -> Path:
-        """What a node used, one line per minute."""
-        return self.path / "usage" / f"node{node}.jsonl"
+    def usage_file(self, node: int | str, role: str = "") -> Path:
+        """What a node, or the node of a role's server, used: one line per minute."""
+        return self.path / "usage" / f"{f'{role}-' if role else 'node'}{node}.jsonl"
 
     def usage_files(self) -> dict[int, Path]:
         """Return the nodes' usage files by rank."""

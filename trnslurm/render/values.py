@@ -342,10 +342,7 @@ def _node(spec: JobSpec, place: str) -> NodePart:
         num_devices=spec.instance.neuron_devices(spec.device),
         num_efa=spec.instance.efa_for(spec.device, spec.nodes),
         data=data_path(spec.config),
-        # Only training nodes write usage files.
-        usage_seconds=f"{cluster.usage_seconds:g}"
-        if cluster.usage_seconds and not spec.role
-        else "",
+        usage_seconds=f"{cluster.usage_seconds:g}" if cluster.usage_seconds else "",
         hang_minutes=f"{recipe.hang_minutes:g}" if recipe.hang_minutes else "",
         profile=recipe.profile,
         no_kill=not spec.role and (spec.no_kill or bool(place)),

@@ -29,6 +29,8 @@ class Server(Frozen):
     """When its current state began, in seconds since the epoch."""
     starts: int
     """The number of times it was started in this job."""
+    log: int
+    """The number of its newest log, which counts the starts of its role."""
     why: str
     """Why it last ended, or why it does not answer."""
 
@@ -52,6 +54,7 @@ def servers_of(run: RunDir) -> list[Server]:
                     number=number,
                     since=float(each["since"]),
                     starts=int(each["starts"]),
+                    log=int(each["log"]),
                     **{name: str(each[name]) for name in ("host", "address", "stand", "why")},
                 )
             except (LookupError, TypeError, ValueError):

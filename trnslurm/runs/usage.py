@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from trnslurm.contract.files import last_line
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.node.usage.read import Notice, newest_lines, notices
 from trnslurm.records.foreign import cleaned, printable
 from trnslurm.records.run import RunDir, is_number
+from trnslurm.runs.roles import servers_of
 from trnslurm.runs.status import RunStatus
 
 # A node whose devices compute this much less than the others' has them wait.
@@ -44,13 +46,26 @@ class NodeUsage(Frozen):
     net_out_mb_s: float | None
     fabric_in_mb_s: float | None
     fabric_out_mb_s: float | None
+    role: str = ""
+    """The role of its server, whose number is `node`; empty for a training node."""
+
+    @property
+    def name(self) -> str:
+        """Its number, preceded by the role of its server."""
+        return f"{self.role} {self.node}".strip()
 
 
 class Usage(Frozen):
     """The use of the nodes of a run's newest attempt, and the problems that they report."""
 
     nodes: tuple[NodeUsage, ...]
+    """The training nodes, and then those of servers."""
     notices: tuple[Notice, ...]
+
+    @property
+    def training(self) -> list[NodeUsage]:
+        """The training nodes."""
+        return [node for node in self.nodes if not node.role]
 
     @property
     def now(self) -> bool:
@@ -72,7 +87,7 @@ class Usage(Frozen):
         A GPU that waits for others in an NCCL collective counts as computing. A GPU that waits for
         its own host or its data does not.
         """
-        known = [(n, n.devices) for n in self.nodes if n.kind == "GPU" and n.devices is not None]
+        known = [(n, n.devices) for n in self.training if n.kind == "GPU" and n.devices is not None]
         if len(known) < _LEAST_NODES or not self.now:
             return []
         usual = statistics.median_high([share for _, share in known])
@@ -85,20 +100,20 @@ class Usage(Frozen):
         ]
 
     def brief(self) -> str:
-        """Return the values of all nodes in one line, or an empty string if there are none."""
+        """Return the values of the training nodes in one line, or an empty string if there are none."""
         parts = []
         for name, values in (
-            (f"{self.nodes[0].kind}s" if self.nodes else "", [n.devices for n in self.nodes]),
-            ("processors", [n.cpu for n in self.nodes]),
+            (f"{self.training[0].kind}s" if self.training else "", [n.devices for n in self.training]),
+            ("processors", [n.cpu for n in self.training]),
         ):
             if known := [value for value in values if value is not None]:
                 low, high = min(known), max(known)
                 span = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
                 parts.append(f"{name} {span}")
-        left = [n.memory_left_gib for n in self.nodes if n.memory_left_gib is not None]
+        left = [n.memory_left_gib for n in self.training if n.memory_left_gib is not None]
         if left:
             parts.append(f"memory left {min(left):.0f} GiB")
-        moved = [n.fabric_in_mb_s if n.fabric_in_mb_s else n.net_in_mb_s for n in self.nodes]
+        moved = [n.fabric_in_mb_s if n.fabric_in_mb_s else n.net_in_mb_s for n in self.training]
         if sent := [value for value in moved if value is not None]:
             parts.append(f"network {_rate(statistics.fmean(sent))} per node")
         return ", ".join(parts)
@@ -115,13 +130,16 @@ def usage_of(run: RunDir, status: RunStatus) -> Usage:
         return Usage(nodes=(), notices=())
     which = phase.phase, phase.attempt
     lines = {node: cleaned(line) for node, line in newest_lines(run, *which).items()}
-    return Usage(
-        nodes=tuple(_node(number, line) for number, line in lines.items()),
-        notices=() if status.final else tuple(notices(run, *which)),
-    )
+    nodes, told = [_node(number, line) for number, line in lines.items()], [*notices(run, *which)]
+    for server in servers_of(run):
+        line = cleaned(last_line(run.usage_file(server.number, server.role)))
+        if line.get("host") == server.host:
+            nodes.append(_node(server.number, line, server.role))
+            told += notices(run, server.role, server.log)
+    return Usage(nodes=tuple(nodes), notices=() if status.final else tuple(told))
 
 
-def _node(number: int, line: dict[str, Any]) -> NodeUsage:
+def _node(number: int, line: dict[str, Any], role: str = "") -> NodeUsage:
     def figure(name: str) -> float | None:
         value: Any = line.get(name)
         return float(value) if is_number(value) else None
@@ -133,6 +151,7 @@ def _node(number: int, line: dict[str, Any]) -> NodeUsage:
     shares, watts = listed("device_use"), listed("device_power_w")
     return NodeUsage(
         node=number,
+        role=role,
         host=printable(str(line.get("host", "?"))),
         at=min(max(0.0, figure("time") or 0.0), _LATEST),
         kind=printable(str(line.get("kind", ""))),
@@ -161,7 +180,7 @@ def share(value: float | None) -> str:
 def rows_of(nodes: Sequence[NodeUsage]) -> tuple[list[str], list[list[str]]]:
     """Return the header and rows of a table of nodes, without columns empty for all nodes."""
     columns: dict[str, Callable[[NodeUsage], str]] = {
-        "node": lambda n: str(n.node),
+        "node": lambda n: n.name,
         "host": lambda n: n.host,
         "devices": lambda n: share(n.devices),
         "device GiB": lambda n: _plain(n.device_memory_gib, ".1f"),

@@ -101,7 +101,7 @@ def exposition(statuses: Sequence[RunStatus]) -> str:
         lines += _lines(
             gauge,
             (
-                (_of_run(status) | {"node": str(node.node), "host": node.host}, node)
+                (_of_run(status) | {"node": node.name, "host": node.host}, node)
                 for status, usage in active
                 for node in usage.nodes
                 if usage.now

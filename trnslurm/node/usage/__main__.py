@@ -40,7 +40,7 @@ def main() -> int:
     """Look until the task ends."""
     parser = argparse.ArgumentParser(prog="usage", allow_abbrev=False)
     parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
-    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--node", type=int, required=True, help="or the number of a role's server")
     parser.add_argument("--seconds", type=float, required=True, help="seconds between two looks")
     options = parser.parse_args()
     with suppress(OSError):
@@ -72,6 +72,7 @@ class NodeNotes:
             os.environ[Variable.PHASE],
             int(os.environ[Variable.ATTEMPT]),
         )
+        self._role = self._phase if Variable.SERVER in os.environ else ""
         self._notices = Notices(devices=self._phase == "train")
         self._figures: list[Figures] = []
         self._reports: list[DeviceReport] = []
@@ -80,7 +81,7 @@ class NodeNotes:
         self._write_ms = 0.0
 
     def begun(self) -> bool:
-        return RUN.state_file(self._phase, self._attempt).exists()
+        return bool(self._role) or RUN.state_file(self._phase, self._attempt).exists()
 
     def note_machine(self) -> None:
         """Write which hardware and limits this node has, for the diagnosis of a failure."""
@@ -120,7 +121,7 @@ class NodeNotes:
             line["errors"] = wrong
         start = time.monotonic()
         with suppress(OSError):
-            append(RUN.usage_file(self._node), json.dumps(line, separators=(",", ":")))
+            append(RUN.usage_file(self._node, self._role), json.dumps(line, separators=(",", ":")))
         self._write_ms = 1000 * (time.monotonic() - start)
         self._figures, self._reports, self._written = [], [], now
 
