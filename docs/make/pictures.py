@@ -178,15 +178,7 @@ def status(machine: Machine) -> None:
     """Record what status says of a run whose worker was killed."""
     machine.run("trnslurm submit gpt2_zero1 --nodes 2 --set steps=2000 --set device=cpu --detach")
     machine.until_step(20)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            argv = (process / "cmdline").read_bytes().split(b"\0")
-            inside = (process / "cwd").readlink() == machine.newest()
-        except OSError:
-            continue
-        if inside and argv[2].endswith(b"train.py"):  # a worker: python -u train.py
-            os.kill(int(process.name), signal.SIGKILL)
-            break
+    kill(machine.newest(), b"train.py")
     machine.run("trnslurm watch last || true")
     terminal = Terminal(machine, 120, 40)
     terminal.enter("trnslurm status last")
@@ -220,9 +212,90 @@ def sweep(machine: Machine) -> None:
     top(machine, "top-80x24.svg", 80, 24)
 
 
+def roles(machine: Machine) -> None:
+    """Record the timeline of a run with servers of which one was killed."""
+    machine.run("trnslurm new grpo --example grpo")
+    machine.run(
+        "cd grpo && trnslurm submit ./train.py --nodes 2 --name grpo --detach "
+        "--set 'roles.rollout.command=[python, serve.py, \"{port}\", sample]' "
+        "--set roles.rollout.nodes=2 "
+        "--set 'roles.reward.command=[python, serve.py, \"{port}\", reward]' -- "
+        "--rollout {rollout.urls} --reward {reward.url} --out {checkpoints} --resume {resume} "
+        "--steps 400"
+    )
+    machine.until_step(150)
+    kill(machine.newest() / "work", b"sample")
+    machine.run("trnslurm watch last")
+    figures(machine, "last", "roles", "timeline")
+
+
+def on_slurm(machine: Machine) -> None:
+    """Record the jobs that evaluate each checkpoint of a run, and a pipeline that has changed."""
+    machine.run("trnslurm sandbox up -q")
+    local, machine.environ["TRNSLURM_CLUSTER"] = machine.environ["TRNSLURM_CLUSTER"], "sandbox"
+    machine.run("trnslurm new line --example pipeline; cd line; mkdir ~/data; "
+                "python prepare.py ~/data")  # fmt: skip
+    followers(machine, "--time 10 --set devices=[cpu] --set workers_per_node=1")
+    pipeline(machine, "--set devices=[cpu] --set workers_per_node=1")
+    machine.run("trnslurm sandbox down")
+    machine.environ["TRNSLURM_CLUSTER"] = local
+
+
+def followers(machine: Machine, options: str) -> None:
+    """Record what status says of the jobs for each checkpoint."""
+    machine.run(f"cd line && trnslurm submit ./train.py {options} --name line -- "
+                "~/data {checkpoints} --resume {resume}")  # fmt: skip
+    run = machine.newest()
+    machine.run(f"cd line && trnslurm submit ./evaluate.py {options} --name eval --at-most 2 "
+                "--each-checkpoint-of last --highest accuracy -- ~/data {checkpoint}")  # fmt: skip
+    until(lambda: len(completed(run.parent, f"{run.name}.eval-*")) == 3)
+    terminal = Terminal(machine, 120, 40)
+    terminal.enter("trnslurm status last")
+    terminal.enter(f"trnslurm status {run.name}.eval")
+    terminal.picture("follow.svg", "status")
+    terminal.close()
+
+
+def pipeline(machine: Machine, options: str) -> None:
+    """Record what a pipeline does again after a change."""
+    machine.run(f"sed -i 's|: \\./[a-z.]*|& {options}|' line/pipeline.yaml")
+    machine.run("cd line && trnslurm submit pipeline.yaml --name nightly")
+    runs = machine.home / "trnslurm-runs"
+    until(lambda: len(completed(runs, "*-nightly-*")) == 5)
+    machine.run("cd line && echo '# changed' >> evaluate.py")
+    terminal = Terminal(machine, 120, 40)
+    terminal.enter("cd line; clear")
+    terminal.enter("trnslurm plan pipeline.yaml --name nightly")
+    machine.run("cd line && trnslurm submit pipeline.yaml --name nightly")
+    until(lambda: len(completed(runs, "*-nightly-*")) == 7)
+    terminal.enter(f"trnslurm status {machine.newest().name.rpartition('-')[0]}")
+    terminal.picture("pipelines.svg", "a pipeline")
+    terminal.close()
+
+
+def completed(runs: Path, names: str) -> list[Path]:
+    """Return the states of those runs that have completed."""
+    found = runs.glob(f"{names}/state/train-*.json")
+    return [file for file in found if '"COMPLETED"' in file.read_text()]
+
+
 def drawings(_machine: Machine) -> None:
     """Draw the diagrams, which show no program."""
     diagrams.main()
+
+
+def kill(directory: Path, word: bytes) -> None:
+    """Kill a process that runs in a directory and has an argument that ends with a word."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (process / "cmdline").read_bytes().strip(b"\0").split(b"\0")
+            inside = (process / "cwd").readlink() == directory
+        except OSError:
+            continue
+        if inside and b"python" in argv[0] and any(each.endswith(word) for each in argv[1:4]):
+            os.kill(int(process.name), signal.SIGKILL)
+            return
+    raise SystemExit(f"no process {word!r} in {directory}")
 
 
 def top(machine: Machine, name: str, columns: int, rows: int, *, open_first: bool = False) -> None:
@@ -267,6 +340,8 @@ MADE = {
     faults: ("top-200x50.svg", "killed-loss.png", "killed-timeline.png",
              "report.png"),
     sweep: ("sweep-loss.png", "top-80x24.svg"),
+    roles: ("roles-timeline.png",),
+    on_slurm: ("follow.svg", "pipelines.svg"),
     drawings: ("submit-path.svg", "parts-of-a-run.svg", "states.svg"),
 }  # fmt: skip
 
