@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from trnslurm.contract.files import read_json
 from trnslurm.contract.halving import COMPARED_BY, Halving
 from trnslurm.contract.states import State
 from trnslurm.errors import RunError
@@ -74,7 +76,8 @@ def standing_of(
 ) -> Standing:
     """Compare runs by the latest value of a metric. The best run has the lowest or highest value.
 
-    The default metric is the held-out loss, or the training loss if nothing is held out.
+    The default metric is that of a sweep's --halving, or of the rule of jobs for each checkpoint.
+    Otherwise it is the held-out loss, or the training loss if nothing is held out.
     """
     if lowest and highest:
         raise RunError(
@@ -92,6 +95,9 @@ def standing_of(
     halving = rungs.halving(sweep_of(runs[0], first)) if first.group else None
     if halving and halving.metric and not (lowest or highest):
         lowest, highest = halving.metric, halving.metric if halving.highest else None
+    rule = _rule_of(runs[0], first.group or "")
+    if any(rule.get("metric") in s for s in found) and not (lowest or highest):
+        lowest, highest = rule["metric"], rule["metric"] if rule.get("highest") else None
     chosen = highest or lowest
     names = [chosen] if chosen else COMPARED_BY
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
@@ -112,3 +118,12 @@ def standing_of(
         halving=halving,
         rungs=at,
     )
+
+
+def _rule_of(run: RunDir, group: str) -> Mapping[str, Any]:
+    """Return the rule of the jobs for a run's checkpoints if this run is one of them."""
+    of = run.followed / "of"
+    if not of.exists():
+        return {}
+    followed = RunDir(of.resolve())
+    return read_json(followed.rule_file(group.removeprefix(f"{followed.name}.")))

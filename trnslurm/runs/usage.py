@@ -100,20 +100,23 @@ class Usage(Frozen):
         ]
 
     def brief(self) -> str:
-        """Return the values of the training nodes in one line, or an empty string if there are none."""
-        parts = []
+        """Return the values of the training nodes in one line; empty if there are none."""
+        nodes, parts = self.training, []
         for name, values in (
-            (f"{self.training[0].kind}s" if self.training else "", [n.devices for n in self.training]),
-            ("processors", [n.cpu for n in self.training]),
+            (
+                f"{nodes[0].kind}s" if nodes else "",
+                [n.devices for n in nodes],
+            ),
+            ("processors", [n.cpu for n in nodes]),
         ):
             if known := [value for value in values if value is not None]:
                 low, high = min(known), max(known)
                 span = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
                 parts.append(f"{name} {span}")
-        left = [n.memory_left_gib for n in self.training if n.memory_left_gib is not None]
+        left = [n.memory_left_gib for n in nodes if n.memory_left_gib is not None]
         if left:
             parts.append(f"memory left {min(left):.0f} GiB")
-        moved = [n.fabric_in_mb_s if n.fabric_in_mb_s else n.net_in_mb_s for n in self.training]
+        moved = [n.fabric_in_mb_s if n.fabric_in_mb_s else n.net_in_mb_s for n in nodes]
         if sent := [value for value in moved if value is not None]:
             parts.append(f"network {_rate(statistics.fmean(sent))} per node")
         return ", ".join(parts)
