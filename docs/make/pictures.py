@@ -262,9 +262,10 @@ def pipeline(machine: Machine, options: str) -> None:
     machine.run("cd line && trnslurm submit pipeline.yaml --name nightly")
     runs = machine.home / "trnslurm-runs"
     until(lambda: len(completed(runs, "*-nightly-*")) == 5)
-    machine.run("cd line && echo '# changed' >> evaluate.py")
     terminal = Terminal(machine, 120, 40)
-    terminal.enter("cd line; clear")
+    terminal.type("cd line && clear")
+    terminal.wait(lambda shown: shown.rstrip() == _PROMPT.rstrip())
+    terminal.enter("echo '# changed' >> evaluate.py")
     terminal.enter("trnslurm plan pipeline.yaml --name nightly")
     machine.run("cd line && trnslurm submit pipeline.yaml --name nightly")
     until(lambda: len(completed(runs, "*-nightly-*")) == 7)

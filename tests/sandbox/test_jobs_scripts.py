@@ -239,6 +239,8 @@ def test_a_job_follows_each_checkpoint(user: User, project: Path) -> None:
     assert facts["numbers"] == {"accuracy": last / 100}
     assert (facts["best"]["step"], facts["best"]["score"]) == (20, 0.2)
     assert Path(facts["best"]["checkpoint"]).exists()
+    best = f"best: {run.path.name}.eval-20, accuracy 0.2000 with step=20"
+    assert best in user.trnslurm("status", f"{run.path.name}.eval")
     found = {line["step"]: line["eval/accuracy"] for line in RunDir(run.path).steps()
              if "eval/accuracy" in line}  # fmt: skip
     assert found == {step: step / 100 for step in map(int, ends) if step != 40}

@@ -47,7 +47,7 @@ class NodeUsage(Frozen):
     fabric_in_mb_s: float | None
     fabric_out_mb_s: float | None
     role: str = ""
-    """The role of its server, whose number is `node`; empty for a training node."""
+    """The role of its server, whose number is `node`; empty for a node that trains."""
 
     @property
     def name(self) -> str:
