@@ -161,6 +161,8 @@ class World:
         self.told_to_stop: set[int] = set()
         """The attempts whose workers were asked to save and to end, or are about to be."""
         self.unready = 0
+        self.served: object = None
+        """The machine whose servers are ready."""
         """How often servers fail before they are ready."""
         hears = bool(plan.spares or plan.fewest or plan.standby or plan.roles)
         self.rules = Rules(
@@ -291,7 +293,10 @@ class World:
                 failed = e.ServerFailed("a server ended 5 times", "rollout-1")
                 fails = self.unready >= 0
                 # Servers load models; those that run already are ready at once.
-                self.answer(self.between(0.0, 60.0), lambda: failed if fails else e.Served())
+                load_s = self.between(0.0, 60.0)
+                ready = self.served is self.machine and not fails
+                self.served = None if fails else self.machine
+                self.answer(0.0 if ready else load_s, lambda: failed if fails else e.Served())
             case e.Act.COMMIT:
                 self.try_("verifying", lambda: e.Cue.COMMITTED)
             case e.Act.BEGIN:
