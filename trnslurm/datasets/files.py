@@ -125,7 +125,7 @@ class Lines(_Spans):
         if name not in self._plain:
             place = self.place
 
-            def make() -> bytes:
+            def make() -> Any:
                 data = b"".join(place.chunks(name))
                 try:
                     return decompressed(data, _codec(name), place.cache.limit)

@@ -192,7 +192,7 @@ class Mds(Rows):
             )
         if place.file(told.file).size > 2 * told.bytes + (1 << 20):
             raise self._damaged(shard, "is larger than its decompressed size")
-        data = b"".join(place.chunks(told.file))
+        data: Any = b"".join(place.chunks(told.file))
         wrong = differs(iter([data]), told.hashes)
         if told.codec and not wrong:
             try:
