@@ -3,12 +3,15 @@
     .venv/bin/python benchmarks/loader.py --peer .venv-libraries/bin/python
 
 All read the same 8,000 blocks of 1,024 tokens from the local disk, once, in a shuffled order, as
-batches of eight. The first batch does not count: before it, worker processes start.
+batches of eight. The first batch does not count for samples/s: before it, worker processes start.
+The processor time is that of all processes, and depends less on other load.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -48,36 +51,50 @@ def main() -> None:
     reporting.require("torch", "torchdata", "streaming")
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # streaming's
     readers = make_readers(Path(options.measure))
-    rates: dict[tuple[str, str, int], list[float]] = {}
+    measured: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
     for _ in range(options.rounds):
         for processes in PROCESSES:
             for (part, name), read in readers.items():
-                rate = measure(read, processes)
-                rates.setdefault((part, name, processes), []).append(rate)
+                found = measure(read, processes)
+                measured.setdefault((part, name, processes), []).append(found)
     rows = []
-    for (part, name, processes), found in rates.items():
-        peer = rates[part, PARTS[part], processes]
+    for (part, name, processes), rounds in measured.items():
+        pairs = [*zip(rounds, measured[part, PARTS[part], processes], strict=True)]
         rows.append({
-            "name": name, "part": part, "processes": processes, "rate": median(found),
-            "ratio": median(a / b for a, b in zip(found, peer, strict=True)),
+            "name": name, "part": part, "processes": processes,
+            "rate": median(rate for rate, _ in rounds),
+            "ratio": median(ours[0] / peer[0] for ours, peer in pairs),
+            "cpu": median(cpu for _, cpu in rounds) * 1e6,
+            "cpu_ratio": median(peer[1] / ours[1] for ours, peer in pairs),
         })  # fmt: skip
     rows.sort(key=lambda row: (list(PARTS).index(row["part"]), row["processes"]))
     columns = {
         "part": ("", ""), "name": ("", ""), "processes": ("processes", "d"),
         "rate": ("samples/s", ",.0f"), "ratio": ("ratio", ".2f"),
+        "cpu": ("CPU µs/sample", ",.0f"), "cpu_ratio": ("ratio", ".2f"),
     }  # fmt: skip
     title = f"One epoch of {SAMPLES:,} samples, medians of {options.rounds} rounds"
     reporting.report(title, rows, columns, options.json)
 
 
-def measure(read: Callable[[int], Any], processes: int) -> float:
-    """Return how many samples per second come after the first batch."""
+def measure(read: Callable[[int], Any], processes: int) -> tuple[float, float]:
+    """Return the samples per second after the first batch, and the processor seconds per sample."""
+    before = processor_s()
     batches: Iterator[Any] = iter(read(processes))
     next(batches)
     begin, count = time.perf_counter(), 0
     for batch in batches:
         count += len(batch["input_ids"])
-    return count / (time.perf_counter() - begin)
+    rate = count / (time.perf_counter() - begin)
+    del batches, batch  # the worker processes end here
+    gc.collect()
+    return rate, (processor_s() - before) / SAMPLES
+
+
+def processor_s() -> float:
+    """Return the processor time of this process and of those that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in both)
 
 
 def make_readers(directory: Path) -> dict[tuple[str, str], Callable[[int], Any]]:
